@@ -1,0 +1,59 @@
+"""The base of all spec models and the bounded scalar types they share.
+
+Every string, list and map has a bound: the API server estimates the cost of CEL rules from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class SpecModel(BaseModel):
+    """A frozen section of the spec: camelCase outside, snake_case inside, unknown keys are errors.
+
+    The docstring below each field is its documentation. :mod:`rljob_api.docstrings` reads it when a schema or a
+    reference is written; pydantic's own reading of them would cost a fifth of the start-up time of every command.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        allow_inf_nan=False,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_by_alias=True,
+        validate_by_name=False,
+    )
+
+
+Label = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""A name that becomes part of Kubernetes names and Ray labels."""
+ComponentName = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([_a-z0-9-]*[a-z0-9])?$")]
+"""A component's name: underscores are allowed because ROLL and RLinf use them."""
+ShortText = Annotated[str, Field(max_length=256)]
+Text = Annotated[str, Field(max_length=4096)]
+PathText = Annotated[str, Field(min_length=1, max_length=1024)]
+Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$")]
+"""A Kubernetes quantity written as a string, for example "64" or "512Gi"."""
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
+"""A duration in whole seconds, at most a year."""
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
+Positive = Annotated[float, Field(gt=0.0, le=1e9)]
+FreeForm = Annotated[dict[str, Any], Field(max_length=64)]
+"""Settings that are passed on without being understood here."""
+LabelKey = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+"""Key of a Kubernetes label, with an optional prefix such as "example.com/"."""
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+"""Value of a Kubernetes label; may be empty."""

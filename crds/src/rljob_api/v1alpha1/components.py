@@ -1,0 +1,116 @@
+"""Components: who runs where. The placement spec."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.v1alpha1.base import ComponentName, Count, Fraction, FreeForm, Label, SpecModel
+from rljob_api.v1alpha1.nodes import EnvVar
+
+
+class Role(StrEnum):
+    """What a component does."""
+
+    TRAINER = "Trainer"
+    """Holds the trained policy and its optimizer."""
+    ROLLOUT = "Rollout"
+    """Generates responses with an inference engine."""
+    REFERENCE = "Reference"
+    """Holds the frozen policy that the KL term compares with."""
+    CRITIC = "Critic"
+    """Estimates values for GAE."""
+    REWARD = "Reward"
+    """Judges responses in CPU processes."""
+    ENVIRONMENT = "Environment"
+    """Runs the environments of agentic jobs."""
+
+
+class EngineType(StrEnum):
+    """Inference engines."""
+
+    VLLM = "VLLM"
+    SGLANG = "SGLang"
+
+
+class OffloadPolicy(StrEnum):
+    """When a kind of state leaves the device while its component is idle."""
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class Placement(SpecModel):
+    """Where a component's processes run: give ranks, or deviceMapping, or workers.
+
+    ranks is RLinf's grammar, deviceMapping ROLL's; both are compiled by the same planner.
+    """
+
+    node_groups: tuple[Label, ...] = Field(default=(), max_length=16)
+    """Groups to place on; ranks then count through these groups in this order. Empty means all groups."""
+    ranks: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Device ranks such as "0-3" or "all", one process per device unless process ranks follow a colon."""
+    device_mapping: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Device ranks as an expression such as "list(range(0,4))" or "[0, 2]"; parsed, never evaluated."""
+    devices_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """With deviceMapping: consecutive devices of one process. A Trainer always has one, a Rollout its engine's size."""
+    workers: Count | None = None
+    """Number of CPU-only processes, spread round-robin over the nodes."""
+
+
+class Engine(SpecModel):
+    """The inference engine of a Rollout component."""
+
+    type: EngineType = EngineType.VLLM
+    """Which engine."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices that share each layer."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices that share the stack of layers."""
+    max_running_requests: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Sequences one engine decodes at the same time."""
+    kv_cache_bytes: Annotated[int, Field(ge=1_048_576)] | None = None
+    """Bytes of KV cache; when not set, 128 MiB on CPU devices and memoryFraction on accelerators."""
+    memory_fraction: Fraction = 0.8
+    """Share of an accelerator's memory the engine may take."""
+    prefix_caching: bool = True
+    """Reuse the KV cache of equal prompt prefixes."""
+    enforce_eager: bool = False
+    """Switch CUDA graphs and compilation off."""
+    extra_args: FreeForm = {}
+    """Further arguments of the engine, by its own names."""
+
+
+class ComponentOffload(SpecModel):
+    """What leaves the device while this component is idle (time-division)."""
+
+    optimizer: OffloadPolicy = OffloadPolicy.AUTO
+    """Optimizer states."""
+    weight: OffloadPolicy = OffloadPolicy.AUTO
+    """Parameters."""
+    grad: OffloadPolicy = OffloadPolicy.AUTO
+    """Gradients."""
+    kv_cache: OffloadPolicy = OffloadPolicy.AUTO
+    """The engine's KV cache."""
+
+
+class Component(SpecModel):
+    """A group of equal worker processes with one role."""
+
+    name: ComponentName
+    """Unique name; workers are called <name>-<rank> and log under that name."""
+    role: Role
+    """What it does."""
+    placement: Placement
+    """Where it runs."""
+    engine: Engine | None = None
+    """Engine of a Rollout component; a Rollout without it gets vLLM with defaults."""
+    threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU threads of one worker for numerics; when not set, the node's cores divided by its devices."""
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
+    """Environment of this component's workers."""
+    offload: ComponentOffload = ComponentOffload()
+    """Time-division of this component."""

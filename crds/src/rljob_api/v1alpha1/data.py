@@ -1,0 +1,172 @@
+"""Model, data, rewards and environments: what is learned from what."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.v1alpha1.base import FreeForm, Label, PathText, Positive, ShortText, SpecModel, Text
+
+
+class DType(StrEnum):
+    """Floating-point type of weights and computation."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Lora(SpecModel):
+    """Low-rank adapters: train these instead of the full weights."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Rank of the update matrices."""
+    alpha: Positive = 32.0
+    """Scale: updates are multiplied by alpha / rank."""
+    target_modules: tuple[ShortText, ...] = Field(default=(), max_length=64)
+    """Module names that get an adapter; empty means all linear layers."""
+
+
+class Model(SpecModel):
+    """The policy to train."""
+
+    path: PathText
+    """A local Hugging Face folder (relative paths start at the working directory) or a Hub id."""
+    tokenizer_path: PathText | None = None
+    """Tokenizer folder or Hub id when it is not the model's."""
+    dtype: DType = DType.BFLOAT16
+    """Type of the computation and of the engine's weights; the trainer keeps float32 master weights."""
+    trust_remote_code: bool = False
+    """Run Python code shipped inside the checkpoint."""
+    attention: ShortText = "sdpa"
+    """Attention implementation of the trainer, by its Transformers name."""
+    lora: Lora | None = None
+    """Train adapters instead of all weights."""
+
+
+class DataSourceType(StrEnum):
+    """Where prompts come from."""
+
+    REASONING_GYM = "ReasoningGym"
+    """Procedural, verified tasks of the reasoning-gym package."""
+    JSONL = "JSONL"
+    """A file with one JSON object a line."""
+
+
+class ReasoningGym(SpecModel):
+    """A reasoning-gym task."""
+
+    task: ShortText
+    """Name of the task, for example basic_arithmetic."""
+    size: Annotated[int, Field(ge=1, le=100_000_000)] = 10_000
+    """How many entries to draw before an epoch ends."""
+    parameters: FreeForm = {}
+    """Parameters of the task."""
+
+
+class Jsonl(SpecModel):
+    """A JSON-lines file."""
+
+    path: PathText
+    """The file; relative paths start at the working directory."""
+    prompt_field: ShortText = "question"
+    """Field with the question."""
+    answer_field: ShortText = "answer"
+    """Field with the reference answer."""
+
+
+class DataSource(SpecModel):
+    """One source of prompts; the member named like the type holds its settings."""
+
+    name: Label
+    """Unique name, shown with the prompts' rewards."""
+    type: DataSourceType
+    """Where the prompts come from."""
+    weight: Positive = 1.0
+    """Share of the prompts relative to the other sources."""
+    reasoning_gym: ReasoningGym | None = None
+    """Settings of a ReasoningGym source."""
+    jsonl: Jsonl | None = None
+    """Settings of a JSONL source."""
+
+
+class PromptFormat(SpecModel):
+    """How a question becomes the text the model sees."""
+
+    chat_template: bool = False
+    """Use the tokenizer's chat template instead of the plain template."""
+    system: Text = ""
+    """System message for the chat template."""
+    template: Text = "{question}"
+    """Plain text around {question}."""
+
+
+class Data(SpecModel):
+    """What the policy is asked."""
+
+    train: tuple[DataSource, ...] = Field(min_length=1, max_length=64)
+    """Sources of training prompts."""
+    validation: tuple[DataSource, ...] = Field(default=(), max_length=64)
+    """Sources of validation prompts."""
+    prompt: PromptFormat = PromptFormat()
+    """Format of all prompts."""
+
+
+class RewardType(StrEnum):
+    """How a response is judged."""
+
+    TASK = "Task"
+    """The reasoning-gym task's own verifier."""
+    EXACT_MATCH = "ExactMatch"
+    """1 when the extracted answer equals the reference answer."""
+    MATH_VERIFY = "MathVerify"
+    """1 when math-verify finds the extracted answer mathematically equal."""
+    FUNCTION = "Function"
+    """A Python function of the user."""
+
+
+class Extraction(StrEnum):
+    """Which part of a response is the answer."""
+
+    WHOLE = "Whole"
+    LAST_LINE = "LastLine"
+    BOXED = "Boxed"
+    TAG = "Tag"
+    """The text between <answer> and </answer>."""
+    LAST_NUMBER = "LastNumber"
+
+
+class Reward(SpecModel):
+    """One reward; a sample's score is the weighted sum of all."""
+
+    name: Label
+    """Unique name, shown in metrics."""
+    type: RewardType
+    """How it judges."""
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """Factor in the sum."""
+    extraction: Extraction = Extraction.WHOLE
+    """Part of the response that is judged; a Function always gets the whole response."""
+    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    """module:function of a Function reward, importable from the job file's folder or the environment."""
+    timeout_seconds: Positive = 5.0
+    """Limit for one sample; running past it costs the sample, not the job."""
+    pass_threshold: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """The first reward's score from which on a response counts as solved."""
+
+
+class Environment(SpecModel):
+    """An environment of an agentic job."""
+
+    name: Label
+    """Unique name."""
+    type: ShortText
+    """Kind of environment, for example FrozenLake."""
+    workers: Annotated[int, Field(ge=1, le=65536)] = 1
+    """How many run at the same time."""
+    max_turns: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """Turns after which an episode is cut."""
+    parameters: FreeForm = {}
+    """Parameters of the environment."""

@@ -1,0 +1,85 @@
+"""Node groups: which machines a job asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.v1alpha1.base import FreeForm, Label, LabelKey, LabelValue, PathText, Quantity, ShortText, SpecModel, Text
+
+Devices = Annotated[int, Field(ge=0, le=1024)]
+
+
+class NodeResources(SpecModel):
+    """What one node gives to the job besides its devices."""
+
+    cpu: Quantity | None = None
+    """CPU cores of one node; a local run uses the cores of this machine when it is not set."""
+    memory: Quantity | None = None
+    """Memory of one node."""
+    shared_memory: Quantity | None = None
+    """Size of /dev/shm."""
+
+
+class EnvVar(SpecModel):
+    """An environment variable with a literal value."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Name of the variable."""
+    value: Text
+    """Its value."""
+
+
+class HardwareConfig(SpecModel):
+    """One piece of hardware that is not an accelerator, for example one robot."""
+
+    node_rank: Annotated[int, Field(ge=0, le=65535)]
+    """Rank of the node, within the group, that it is attached to."""
+    parameters: FreeForm = {}
+    """What the component's code needs to reach it; passed through untouched."""
+
+
+class Hardware(SpecModel):
+    """Hardware other than accelerators that a node group offers to placements."""
+
+    type: Annotated[str, Field(min_length=1, max_length=64)]
+    """Kind of hardware, for example Franka."""
+    configs: tuple[HardwareConfig, ...] = Field(default=(), max_length=1024)
+    """One entry per piece."""
+
+
+class NodeGroup(SpecModel):
+    """A set of equal nodes. Becomes one KubeRay worker group whose Ray nodes carry ray.io/node-group=<name>.
+
+    Node ranks count through the groups in the order they are written: rank = nodes of earlier groups + index.
+    """
+
+    name: Label
+    """Unique name; also the value of the ray.io/node-group label."""
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
+    """How many nodes (pods) the group has."""
+    devices_per_node: Devices = 0
+    """Devices of one node; 0 makes a CPU-only group."""
+    device_resource: ShortText = "nvidia.com/gpu"
+    """Kubernetes resource that counts devices, or "cpu": virtual devices that share the node's cores."""
+    resources: NodeResources = NodeResources()
+    """CPU, memory and shared memory of one node."""
+    labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
+    """Labels for the Ray node and the pod."""
+    node_selector: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
+    """Kubernetes node labels the pods need."""
+    tolerations: tuple[FreeForm, ...] = Field(default=(), max_length=32)
+    """Kubernetes tolerations of the pods."""
+    affinity: FreeForm | None = None
+    """Kubernetes affinity of the pods."""
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
+    """Environment of every worker on these nodes."""
+    image: PathText | None = None
+    """Container image of this group; the job's image when not set."""
+    pod_template: FreeForm | None = None
+    """Partial pod template, merged last over the generated one."""
+    hardware: Hardware | None = None
+    """Robots and other hardware; placements of this group then count its pieces instead of devices."""
+    ignore_hardware: bool = False
+    """Count nodes although the group has devices or hardware."""

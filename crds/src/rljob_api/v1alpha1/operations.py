@@ -1,0 +1,149 @@
+"""Overlap, offload, weight sync, checkpoints, failures, reports: how the job runs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.v1alpha1.base import Label, NonNegative, PathText, Positive, Seconds, ShortText, SpecModel
+
+
+class UpdateMode(StrEnum):
+    """What happens to running generations when new weights arrive."""
+
+    DRAIN = "Drain"
+    """Wait for them."""
+    INTERRUPT = "Interrupt"
+    """Keep their tokens, recompute their KV cache under the new weights."""
+    IN_FLIGHT = "InFlight"
+    """Go on with the old KV cache."""
+
+
+class Overlap(SpecModel):
+    """How far generation may run ahead of training."""
+
+    async_generation_ratio: Annotated[float, Field(ge=0.0, le=64.0)] = 0.0
+    """Batches generated ahead; 0 trains synchronously: no trained token is older than the current weights."""
+    update_mode: UpdateMode = UpdateMode.DRAIN
+    """What happens to running generations when new weights arrive."""
+
+
+class Residency(StrEnum):
+    """Whether components that share devices stay in device memory."""
+
+    RESIDENT = "Resident"
+    """All stay; their sum must fit."""
+    SWITCHING = "Switching"
+    """One at a time."""
+
+
+class Offload(SpecModel):
+    """Time-division of shared devices."""
+
+    residency: Residency = Residency.RESIDENT
+    """Stay or switch."""
+    host_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Budget of pinned host memory per node."""
+
+
+class SyncBackend(StrEnum):
+    """How weights travel from trainer to engines."""
+
+    OBJECT_STORE = "ObjectStore"
+    """Packed buckets through Ray's object store: shared memory on one host, the network between hosts."""
+    NCCL = "NCCL"
+    IPC = "IPC"
+    SPARSE_DELTA = "SparseDelta"
+
+
+class Probe(SpecModel):
+    """The check that trainer and engines compute the same log-probs after a sync."""
+
+    every_syncs: Annotated[int, Field(ge=0, le=1_000_000)] = 1
+    """Check every n-th sync; 0 switches it off."""
+    sequences: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Sequences compared."""
+    max_difference: Positive | None = None
+    """Largest allowed difference of a token's log-prob; when not set 1e-4 for float32 and 0.15 for 16-bit types."""
+
+
+class WeightSync(SpecModel):
+    """How engines get new weights."""
+
+    backend: SyncBackend = SyncBackend.OBJECT_STORE
+    """Which transport."""
+    bucket_bytes: Annotated[int, Field(ge=1024, le=17_179_869_184)] = 268_435_456
+    """Size up to which tensors are packed together."""
+    timeout_seconds: Seconds = 300
+    """Deadline of one sync; a sync that misses it fails the run, it never hangs."""
+    probe: Probe = Probe()
+    """The check after a sync."""
+
+
+class Checkpoint(SpecModel):
+    """What is kept to go on after an interruption."""
+
+    path: PathText | None = None
+    """Folder for checkpoints; the run folder's checkpoints/ when not set."""
+    every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    """Save every n steps; 0 saves only at the end and on an interruption."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Complete checkpoints to keep; older ones are removed."""
+
+
+class FailureAction(StrEnum):
+    """What a failure rule does."""
+
+    RESTART = "Restart"
+    FAIL = "Fail"
+
+
+class FailureRule(SpecModel):
+    """A reason and what to do about it."""
+
+    reason: ShortText
+    """Failure reason as shown in conditions."""
+    action: FailureAction
+    """What to do."""
+
+
+class FailurePolicy(SpecModel):
+    """When a failed attempt is followed by another."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=98)] = 0
+    """Further attempts after the first; attempt numbers have at most two digits because they end derived names."""
+    restart_backoff_seconds: Seconds = 10
+    """Wait before the first restart; doubles with each further one, up to ten minutes."""
+    rules: tuple[FailureRule, ...] = Field(default=(), max_length=32)
+    """First match wins; without one, failures of the machine restart and failures of the spec do not."""
+
+
+class Queue(SpecModel):
+    """Kueue queue of the job."""
+
+    name: Label
+    """LocalQueue to wait in."""
+    priority_class: Label | None = None
+    """WorkloadPriorityClass."""
+
+
+class Report(SpecModel):
+    """What the run writes down for people."""
+
+    trajectories_every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    """Write sampled responses every n steps; 0 switches it off."""
+    trajectories_per_step: Annotated[int, Field(ge=1, le=1024)] = 4
+    """How many."""
+
+
+class Validation(SpecModel):
+    """When validation prompts are answered."""
+
+    every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Validate every n steps; 0 switches it off."""
+    pause_generation: bool = False
+    """Stop training rollouts meanwhile."""
+    temperature: NonNegative = 0.0
+    """Sampling temperature of validation; 0 is greedy."""

@@ -1,0 +1,119 @@
+"""The resource itself: metadata, spec, status."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from rljob_api.v1alpha1.base import PathText, Seconds, ShortText, SpecModel
+from rljob_api.v1alpha1.components import Component
+from rljob_api.v1alpha1.data import Data, Environment, Model, Reward
+from rljob_api.v1alpha1.learning import Algorithm, Rollout, Training
+from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.v1alpha1.operations import (
+    Checkpoint,
+    FailurePolicy,
+    Offload,
+    Overlap,
+    Queue,
+    Report,
+    Validation,
+    WeightSync,
+)
+
+API_VERSION = "rljob.dev/v1alpha1"
+KIND = "RLJob"
+
+
+class Pipeline(StrEnum):
+    """The shape of the loop."""
+
+    RLVR = "RLVR"
+    """One prompt, one response, a verifiable reward."""
+    AGENTIC = "Agentic"
+    """Several turns with an environment."""
+
+
+class ObjectMeta(SpecModel):
+    """The part of Kubernetes' metadata that RLJob reads; the rest is Kubernetes' own and passes untouched."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(min_length=1, max_length=43, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+    """Name of the job. At most 43 characters, because children are called <name>-a<attempt> and KubeRay allows 47."""
+    namespace: ShortText | None = None
+    """Namespace of the job."""
+
+
+class RLJobSpec(SpecModel):
+    """What to train, on what, how."""
+
+    suspend: bool = False
+    """Stop the job and give its devices back; false starts or resumes it."""
+    managed_by: ShortText | None = None
+    """Controller that handles this job; RLJob's own when not set."""
+    queue: Queue | None = None
+    """Kueue queue."""
+    image: PathText | None = None
+    """Container image of head and workers."""
+    ray_version: ShortText | None = None
+    """Ray version inside the image; a local run checks it against the installed one."""
+    node_groups: tuple[NodeGroup, ...] = Field(min_length=1, max_length=16)
+    """Machines, in rank order."""
+    components: tuple[Component, ...] = Field(min_length=1, max_length=64)
+    """Who runs where."""
+    pipeline: Pipeline = Pipeline.RLVR
+    """Shape of the loop."""
+    model: Model
+    """The policy to train."""
+    data: Data
+    """What the policy is asked."""
+    rewards: tuple[Reward, ...] = Field(default=(), max_length=32)
+    """How responses are judged; the first one decides whether a response counts as solved."""
+    environments: tuple[Environment, ...] = Field(default=(), max_length=32)
+    """Environments of an agentic job."""
+    algorithm: Algorithm = Algorithm()
+    """The learning rule."""
+    rollout: Rollout = Rollout()
+    """How responses are drawn."""
+    training: Training = Training()
+    """How the policy is updated."""
+    validation: Validation = Validation()
+    """When validation prompts are answered."""
+    overlap: Overlap = Overlap()
+    """How far generation may run ahead of training."""
+    offload: Offload = Offload()
+    """Time-division of shared devices."""
+    weight_sync: WeightSync = WeightSync()
+    """How engines get new weights."""
+    checkpoint: Checkpoint = Checkpoint()
+    """What is kept to go on after an interruption."""
+    failure_policy: FailurePolicy = FailurePolicy()
+    """When a failed attempt is followed by another."""
+    report: Report = Report()
+    """What the run writes down for people."""
+    seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = 0
+    """Seed of data order, sampling and initial states."""
+    startup_deadline_seconds: Seconds = 1800
+    """Limit from start until all workers are ready."""
+    active_deadline_seconds: Seconds | None = None
+    """Limit of the whole run."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    """Delete the job this long after its end; not set keeps it."""
+
+
+class RLJob(SpecModel):
+    """Reinforcement-learning post-training of a language model, as one resource."""
+
+    api_version: Literal["rljob.dev/v1alpha1"]
+    """Always rljob.dev/v1alpha1."""
+    kind: Literal["RLJob"]
+    """Always RLJob."""
+    metadata: ObjectMeta
+    """Name and namespace."""
+    spec: RLJobSpec
+    """What to train, on what, how."""
+    status: dict[str, Any] | None = None
+    """Written by the operator; accepted here so that `kubectl get -o yaml` output can be read back."""

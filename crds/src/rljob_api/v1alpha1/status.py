@@ -1,0 +1,84 @@
+"""Status of an RLJob. Written by the operator, progress by the job itself; never a source of truth.
+
+No floats: numbers for people are text, so that writing them twice gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.v1alpha1.base import Label, ShortText, SpecModel, Text
+from rljob_api.v1alpha1.conditions import Condition
+
+NumberText = Annotated[str, Field(max_length=32, pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
+"""A decimal number as text."""
+Time = Annotated[str, Field(max_length=40)]
+"""RFC 3339 in UTC."""
+
+
+class NodeGroupStatus(SpecModel):
+    """Nodes of one group."""
+
+    name: Label
+    """Name of the node group."""
+    desired: Annotated[int, Field(ge=0)]
+    """Nodes it should have."""
+    ready: Annotated[int, Field(ge=0)]
+    """Nodes that are ready."""
+    rank_range: Annotated[str, Field(max_length=32)]
+    """Ranks of its nodes, for example 0-3."""
+
+
+class Progress(SpecModel):
+    """How far training is; written by the job itself, best effort."""
+
+    step: Annotated[int, Field(ge=0)] = 0
+    """Training steps that are done."""
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Training steps in all."""
+    weight_version: Annotated[int, Field(ge=0)] = 0
+    """Version of the weights that the engines hold."""
+    reward: NumberText | None = None
+    """Mean reward of the last step."""
+    pass_rate: NumberText | None = None
+    """Share of solved responses of the last step."""
+    tokens_per_second: NumberText | None = None
+    """Response tokens per second of the last step."""
+    last_update_time: Time | None = None
+    """When this was written."""
+
+
+class LastFailure(SpecModel):
+    """Why the last attempt ended."""
+
+    reason: ShortText
+    """One word, see the reasons of conditions."""
+    message: Text = ""
+    """The error itself, shortened."""
+    pod_name: ShortText | None = None
+    """Pod that failed."""
+    exit_code: int | None = None
+    """Exit code of its container."""
+
+
+class RLJobStatus(SpecModel):
+    """What is known about the job."""
+
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """metadata.generation that the status was computed from."""
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=16)
+    """What is true of the job, one entry per type."""
+    attempt: Annotated[int, Field(ge=0)] | None = None
+    """Number of the current or last attempt, counted from 1."""
+    ray_job_name: ShortText | None = None
+    """RayJob of that attempt."""
+    nodes: Annotated[str, Field(max_length=32)] | None = None
+    """Ready and desired nodes over all groups, for example 3/4; for people."""
+    node_groups: tuple[NodeGroupStatus, ...] = Field(default=(), max_length=16)
+    """Nodes by group."""
+    progress: Progress | None = None
+    """How far training is."""
+    last_failure: LastFailure | None = None
+    """Why the last attempt ended, while that matters."""
