@@ -1,0 +1,76 @@
+"""A Ray cluster on this machine with one Ray node per declared node, labelled like the real one.
+
+The head has no devices and no rank, as on Kubernetes. Nodes are started with Ray's own multi-node helper; SIGINT is blocked
+in them by Ray, so Ctrl-C reaches the driver alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from ray.cluster_utils import Cluster as RayProcesses
+
+from rljob_api.plan import Plan, PlannedNode
+from rljob_runtime.cluster.ray_cluster import GROUP_LABEL, RANK_LABEL, RayCluster, ray_resource
+from rljob_runtime.errors import ClusterError
+
+HEAD_STORE_BYTES = 100 * 2**20
+NODE_STORE_SHARE = 0.3
+"""Share of the free shared memory that all nodes' object stores may map; only touched pages count."""
+MIN_STORE_BYTES = 100 * 2**20
+
+
+class EmbeddedCluster(RayCluster):
+    """Starts the nodes of the plan, then is a :class:`RayCluster` on them; :meth:`stop` ends them all."""
+
+    def __init__(self, log_dir: Path, node_cpus: dict[str, int], node_labels: dict[str, dict[str, str]]) -> None:
+        """``node_cpus`` and ``node_labels`` are by node group."""
+        super().__init__("", log_dir)
+        self._node_cpus = node_cpus
+        self._node_labels = node_labels
+        self._processes: RayProcesses | None = None
+
+    async def start(self, plan: Plan, timeout_s: float) -> None:
+        """See the protocol."""
+        os.environ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            os.environ["RLJOB_POD_VISIBLE_DEVICES"] = visible
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._start_processes, plan), timeout_s)
+        except TimeoutError as error:
+            raise ClusterError(f"the embedded Ray cluster did not start within {timeout_s:.0f} s (spec.startupDeadlineSeconds)") from error
+        await super().start(plan, timeout_s)
+
+    async def stop(self) -> None:
+        """See the protocol."""
+        await super().stop()
+        if self._processes is not None:
+            processes, self._processes = self._processes, None
+            await asyncio.to_thread(processes.shutdown)
+
+    def _start_processes(self, plan: Plan) -> None:
+        store_bytes = max(int(shutil.disk_usage("/dev/shm").free * NODE_STORE_SHARE) // len(plan.nodes), MIN_STORE_BYTES)
+        self._processes = RayProcesses(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "object_store_memory": HEAD_STORE_BYTES},
+        )
+        self._address = self._processes.address
+        for node in plan.nodes:
+            self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node))
+
+    def _node_arguments(self, node: PlannedNode) -> dict[str, object]:
+        resource = ray_resource(node.device_resource)
+        arguments: dict[str, object] = {
+            "num_cpus": self._node_cpus[node.group],
+            "num_gpus": node.num_devices if resource == "GPU" else 0,
+            "labels": {**self._node_labels[node.group], GROUP_LABEL: node.group, RANK_LABEL: str(node.rank)},
+        }
+        if resource != "GPU" and node.num_devices:
+            arguments["resources"] = {resource: node.num_devices}
+        return arguments

@@ -1,0 +1,107 @@
+"""What the driver needs of a cluster: start named workers on planned nodes, call them, stop them.
+
+Workers are plain classes (engines, trainer ranks, reward pools); a cluster hosts each in a process of its own.
+``Worker.start`` returns at once with a :class:`Pending`; passing a Pending as an argument of another worker's call hands
+the value over without a way through the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rljob_api.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker process to start."""
+
+    name: str
+    """Unique, ``<component>-<rank>``; also the name of its log file."""
+    factory: str
+    """``module:Class``, imported and called inside the worker's process."""
+    kwargs: Mapping[str, Any]
+    node_rank: int
+    local_devices: tuple[int, ...] = ()
+    """Device indexes on the node, as planned."""
+    device_resource: str = "cpu"
+    """Kubernetes name of the devices; ``cpu`` means virtual devices."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Set before anything heavy is imported."""
+    concurrency: int = 1
+    """Calls that may run at the same time, each in its own thread."""
+
+
+class Pending(Protocol):
+    """A call under way."""
+
+    async def result(self, timeout_s: float) -> Any:
+        """Wait for the value.
+
+        Raises:
+            DeadlineError: after ``timeout_s``.
+            WorkerLostError: when the worker's process is gone.
+            WorkerFailedError: when the call raised something foreign; errors of the runtime's own tree come as they are.
+        """
+
+
+class Worker(Protocol):
+    """A running worker."""
+
+    @property
+    def name(self) -> str:
+        """Its unique name."""
+
+    @property
+    def log_file(self) -> str:
+        """Path of its log on its own node."""
+
+    def start(self, method: str, *args: Any) -> Pending:
+        """Begin a call; arguments that are Pending are replaced by their values."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """``start`` and ``result`` in one."""
+
+    async def address(self, timeout_s: float) -> tuple[str, int]:
+        """The worker's network address and a free port there."""
+
+    async def watch(self) -> None:
+        """Wait for as long as the worker lives.
+
+        Raises:
+            WorkerLostError: at its end.
+        """
+
+
+class Cluster(Protocol):
+    """Nodes that match a plan."""
+
+    async def start(self, plan: Plan, timeout_s: float) -> None:
+        """Connect, wait until every planned node is there, reserve its devices.
+
+        Raises:
+            ClusterError: what is missing, by node, group and device count.
+        """
+
+    async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
+        """Start all workers, in parallel; returns them in the order of ``specs`` once each has been constructed."""
+
+    async def stop(self) -> None:
+        """End all workers and whatever :meth:`start` brought up; never what it only connected to. Safe to call twice."""
+
+
+async def gather_all(pendings: Sequence[Pending], timeout_s: float) -> list[Any]:
+    """Values of all calls in order; the first failure is raised at once and the others are left to end on their own.
+
+    When one rank of a collective dies the others hang in it until their own time-out: the first failure is the cause.
+    """
+    tasks = [asyncio.ensure_future(p.result(timeout_s)) for p in pendings]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise

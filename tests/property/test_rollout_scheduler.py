@@ -1,0 +1,77 @@
+"""ONCE and BOUND on the real scheduler, gate and buffer, for any order in which engines finish requests."""
+
+import asyncio
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_runtime.overlap.buffer import Group
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
+from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.records import RewardRequest, Sampling
+from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
+
+CONFIG = RolloutConfig(samples_per_prompt=3, sampling=Sampling(max_tokens=4), seed=5, stall_timeout_s=60.0)
+
+
+async def train(scheduler: RolloutScheduler, engines: list[ScriptedEngine], batch: int, steps: int, lag: int) -> list[list[Group]]:
+    """The trainer's side of the loop, without a trainer."""
+    running = asyncio.ensure_future(scheduler.run())
+    await asyncio.sleep(0)
+    scheduler.open()
+    taken = []
+    for step in range(steps):
+        groups = await scheduler.buffer.take(batch, min_version=step - lag, timeout_s=20.0, what=f"batch of step {step + 1}")
+        taken.append(groups)
+        scheduler.trained(groups)
+        for engine in engines:
+            engine.version = step + 1
+        scheduler.advance(step + 1)
+    running.cancel()
+    return taken
+
+
+def make(engines: list[ScriptedEngine], judge: ScriptedJudge, batch: int, steps: int, lag: int) -> tuple[RolloutScheduler, CountingPrompts]:
+    prompts = CountingPrompts()
+    gate = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=batch * steps)
+    scheduler = RolloutScheduler(prompts=prompts, decode=no_texts, engines=engines, judge=judge.judge, gate=gate, config=CONFIG)
+    return scheduler, prompts
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), batch=st.integers(1, 5), steps=st.integers(1, 6), lag=st.integers(0, 3), engines=st.integers(1, 3))
+def test_every_prompt_is_trained_once_and_never_too_stale(seed: int, batch: int, steps: int, lag: int, engines: int) -> None:
+    workers = [ScriptedEngine(f"engine-{i}", seed + i) for i in range(engines)]
+    scheduler, prompts = make(workers, ScriptedJudge(), batch, steps, lag)
+    taken = asyncio.run(train(scheduler, workers, batch, steps, lag))
+    trained = Counter(g.trajectories[0].prompt.index for groups in taken for g in groups)
+    assert set(trained.values()) == {1}
+    dropped = scheduler.take_counters().groups_dropped
+    assert len(trained) == batch * steps
+    assert prompts.handed_out == len(trained) + dropped
+    assert lag > 0 or dropped == 0
+    for step, groups in enumerate(taken):
+        for group in groups:
+            assert 0 <= step - group.oldest_version <= lag
+            assert len(group.trajectories) == CONFIG.samples_per_prompt
+    assert scheduler.untrained_prompts() == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), batch=st.integers(1, 4), steps=st.integers(1, 5), bad=st.sets(st.integers(0, 12), max_size=5))
+def test_groups_whose_rewards_fail_are_replaced_and_counted(seed: int, batch: int, steps: int, bad: set[int]) -> None:
+    def failing(request: RewardRequest) -> bool:
+        return request.prompt.index in bad and not request.sample_id.endswith("/0")
+
+    workers = [ScriptedEngine(seed=seed)]
+    scheduler, prompts = make(workers, ScriptedJudge(failing), batch, steps, 0)
+    taken = asyncio.run(train(scheduler, workers, batch, steps, 0))
+    trained = Counter(g.trajectories[0].prompt.index for groups in taken for g in groups)
+    dropped = {i for i in bad if i < prompts.handed_out}
+    assert set(trained.values()) == {1}
+    assert len(trained) == batch * steps
+    assert set(trained) == set(range(prompts.handed_out)) - dropped
+    counters = scheduler.take_counters()
+    assert counters.groups_dropped == len(dropped)
+    assert counters.reward_errors == counters.reward_timeouts == 2 * len(dropped)

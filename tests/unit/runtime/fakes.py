@@ -1,0 +1,90 @@
+"""Workers without threads or processes: every call is answered at once, in an order the test chooses."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.records import GenerationRequest, Prompt, RewardRequest, RewardResult
+from tests.unit.runtime.builders import make_completion, make_prompt
+
+
+class Answered:
+    """A Pending whose value is known."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    async def result(self, timeout_s: float) -> Any:
+        await asyncio.sleep(0)
+        return self._make()
+
+
+class ScriptedEngine:
+    """Finishes queued requests in a seeded random order, a few at a time; records what it was asked."""
+
+    log_file = "engine.log"
+
+    def __init__(self, name: str = "engine-0", seed: int = 0, tokens_of: Callable[[GenerationRequest], tuple[int, ...]] | None = None) -> None:
+        self.name = name
+        self.version = 0
+        self.seen: list[GenerationRequest] = []
+        self.dead = False
+        self.stalled = False
+        self._queue: list[tuple[GenerationRequest, int]] = []
+        self._random = random.Random(seed)
+        self._tokens_of = tokens_of or (lambda request: (7, 8))
+
+    def start(self, method: str, *args: Any) -> Answered:
+        return Answered(lambda: getattr(self, method)(*args))
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return await self.start(method, *args).result(timeout_s)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        self.seen += requests
+        self._queue += [(r, self.version) for r in requests]
+
+    def collect(self, max_wait_s: float) -> list[Any]:
+        if self.dead:
+            raise WorkerLostError(self.name, "signal 9", self.log_file)
+        if self.stalled:
+            return []
+        count = self._random.randint(1, 5)
+        taken = [self._queue.pop(self._random.randrange(len(self._queue))) for _ in range(min(count, len(self._queue)))]
+        return [make_completion(r.request_id, self._tokens_of(r), version) for r, version in taken]
+
+
+class CountingPrompts:
+    """Prompts 0, 1, 2, ..."""
+
+    def __init__(self) -> None:
+        self.handed_out = 0
+
+    def next(self, count: int) -> list[Prompt]:
+        first, self.handed_out = self.handed_out, self.handed_out + count
+        return [make_prompt(i) for i in range(first, first + count)]
+
+
+class ScriptedJudge:
+    """Scores every sample; samples whose id is in ``failing`` get an error instead."""
+
+    def __init__(self, failing: Callable[[RewardRequest], bool] = lambda request: False) -> None:
+        self.failing = failing
+        self.calls = 0
+
+    async def judge(self, requests: list[RewardRequest]) -> list[RewardResult]:
+        self.calls += 1
+        await asyncio.sleep(0)
+        return [
+            RewardResult(sample_id=r.sample_id, score=None, error="reward task: ran past its time limit of 1 s")
+            if self.failing(r)
+            else RewardResult(sample_id=r.sample_id, score=float(i % 2), parts={"task": float(i % 2)}, passed=bool(i % 2))
+            for i, r in enumerate(requests)
+        ]
+
+
+def no_texts(responses: list[tuple[int, ...]]) -> list[str]:
+    """A decoder."""
+    return ["x" * len(r) for r in responses]

@@ -1,0 +1,95 @@
+"""What the scheduler does when things go wrong, and what a resumed one asks first."""
+
+import asyncio
+
+import pytest
+
+from rljob_runtime.errors import DeadlineError, WorkerLostError
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, sample_seed
+from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.records import Sampling
+from tests.unit.runtime.builders import make_prompt
+from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
+
+
+def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0, pending: int = 0) -> RolloutScheduler:
+    return RolloutScheduler(
+        prompts=CountingPrompts(),
+        decode=no_texts,
+        engines=engines,
+        judge=ScriptedJudge().judge,
+        gate=StalenessGate(groups_per_step=2, max_lag=0, total_groups=8),
+        config=RolloutConfig(samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, stall_timeout_s=stall_timeout_s),
+        pending_prompts=[make_prompt(100 + i) for i in range(pending)],
+    )
+
+
+async def started(scheduler: RolloutScheduler) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(scheduler.run())
+    await asyncio.sleep(0)
+    scheduler.open()
+    return task
+
+
+def test_a_dead_engine_ends_the_wait_for_a_batch() -> None:
+    async def body() -> None:
+        engine = ScriptedEngine("actor_infer-0")
+        engine.dead = True
+        scheduler = scheduler_of([engine])
+        running = await started(scheduler)
+        with pytest.raises(WorkerLostError, match=r"actor_infer-0 is gone \(signal 9\)"):
+            await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch of step 1")
+        with pytest.raises(WorkerLostError):
+            await running
+
+    asyncio.run(body())
+
+
+def test_an_engine_that_finishes_nothing_is_named_after_the_stall_timeout() -> None:
+    async def body() -> None:
+        engine = ScriptedEngine("actor_infer-0")
+        engine.stalled = True
+        running = await started(scheduler_of([engine], stall_timeout_s=0.01))
+        with pytest.raises(DeadlineError, match=r"no response of actor_infer-0 finished .* while 4 were running"):
+            await asyncio.wait_for(running, 10.0)
+
+    asyncio.run(body())
+
+
+def test_requests_spread_evenly_over_engines() -> None:
+    async def body() -> None:
+        engines = [ScriptedEngine(f"e{i}", i) for i in range(4)]
+        scheduler = scheduler_of(engines)
+        running = await started(scheduler)
+        await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch")
+        running.cancel()
+        assert [len(e.seen) for e in engines] == [1, 1, 1, 1]
+
+    asyncio.run(body())
+
+
+def test_prompts_pending_in_a_checkpoint_come_first() -> None:
+    async def body() -> None:
+        scheduler = scheduler_of([ScriptedEngine()], pending=1)
+        running = await started(scheduler)
+        groups = await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch")
+        running.cancel()
+        assert [g.trajectories[0].prompt.index for g in groups] == [100, 0]
+
+    asyncio.run(body())
+
+
+def test_a_batch_that_never_comes_is_named() -> None:
+    async def body() -> None:
+        scheduler = scheduler_of([ScriptedEngine()])
+        with pytest.raises(DeadlineError, match="only 0 of 2 groups were ready within 0 s: batch of step 1"):
+            await scheduler.buffer.take(2, min_version=0, timeout_s=0.01, what="batch of step 1")
+
+    asyncio.run(body())
+
+
+def test_seeds_differ_by_job_prompt_and_sample_and_stay_the_same() -> None:
+    seeds = {sample_seed(job, prompt, sample) for job in range(3) for prompt in range(20) for sample in range(8)}
+    assert len(seeds) == 3 * 20 * 8
+    assert sample_seed(1, 2, 3) == sample_seed(1, 2, 3)
+    assert all(0 <= s < 2**63 for s in seeds)
