@@ -1,0 +1,59 @@
+# Everything a user or CI runs. Each target sets the machine up first; that costs nothing once it is done.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv/bin
+
+# The stamp's name is a hash of everything set-up depends on, the place included: editable installs hold absolute paths.
+SETUP_INPUTS := pyproject.toml crds/pyproject.toml operator/pyproject.toml runtime/pyproject.toml $(wildcard constraints/*.txt) tools/setup.py
+STAMP := .venv/.rljob-setup-$(shell { cat $(SETUP_INPUTS); echo "$(CURDIR)"; } | sha256sum | cut -c1-16)
+
+# Without bytecode caches vLLM imports three times slower; a foreign PYTHONPATH would shadow the packages of this tree.
+unexport PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONPATH PYTHONHOME
+export PATH := $(CURDIR)/$(VENV):$(PATH)
+export DO_NOT_TRACK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help setup run test test-slow check bench generate clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything in it (first time: 2 minutes to many, 3.6 GB to download, 7.5 GB on disk)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "make: no python3.11 found; install it (Debian 12: apt-get install python3 python3-venv)" >&2; exit 1; }
+	@$(PYTHON) tools/setup.py --stamp $@
+
+models/tiny/config.json: | $(STAMP)
+	rljob model tiny --out models/tiny
+
+run: $(STAMP) models/tiny/config.json ## Quickstart: a whole GRPO run on this machine's CPU
+	rljob run examples/quickstart.yaml --overwrite
+
+test: $(STAMP) ## Unit, property, layout and integration tests
+	pytest -m "not slow" --durations=10 --durations-min=1 $(ARGS)
+
+test-slow: $(STAMP) ## The slow tests
+	pytest -m slow -v -o timeout=600 --durations=10 --durations-min=1 $(ARGS)
+
+check: $(STAMP) ## Lint, format, types, import contracts, layout gates, generated files
+	@tools/check
+
+bench: $(STAMP) ## Ratios against peers and limits, written to bench/results/
+	python -m bench $(ARGS)
+
+generate: $(STAMP) ## Write the CRD, its helm copy and the field reference from rljob_api
+	python -m rljob_api generate --out .
+
+clean: ## Remove caches, builds and the quickstart's output
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist runs
+	find crds operator runtime tests tools bench e2e -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Also remove .venv and the made models
+	rm -rf .venv models

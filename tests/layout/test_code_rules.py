@@ -1,0 +1,73 @@
+"""Rules about code that hold whatever a noqa comment says: nothing is evaluated, no exception disappears, library code does not print."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.layout.tree import ROOT, member_files, python_files
+
+BROAD = {"Exception", "BaseException"}
+# The only modules whose output is the interface.
+MAY_PRINT = {"cli", "__main__", "driver"}
+
+
+def names_of(handler: ast.ExceptHandler) -> set[str]:
+    """The class names a handler catches; empty for a bare ``except:``."""
+    if handler.type is None:
+        return set()
+    nodes = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in nodes}
+
+
+def does_nothing(body: list[ast.stmt]) -> bool:
+    return all(isinstance(s, ast.Pass | ast.Continue) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in body)
+
+
+def offences(source: str) -> Iterator[tuple[int, str]]:
+    """Line and sentence for each ``eval``/``exec`` call and each broad handler that drops what it caught."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+            yield node.lineno, f"calls {node.func.id}"
+        if isinstance(node, ast.ExceptHandler):
+            caught = names_of(node)
+            if not caught:
+                yield node.lineno, "bare except"
+            elif caught & BROAD and does_nothing(node.body):
+                yield node.lineno, "swallows every exception"
+
+
+def prints(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield node.lineno, "prints"
+
+
+def located(path: Path, found: Iterator[tuple[int, str]]) -> list[str]:
+    return [f"{path.relative_to(ROOT)}:{line}: {what}" for line, what in found]
+
+
+def test_nothing_is_evaluated_and_no_exception_disappears() -> None:
+    assert [hit for path in python_files() for hit in located(path, offences(path.read_text()))] == []
+
+
+def test_library_code_does_not_print() -> None:
+    library = [path for path in member_files() if not MAY_PRINT & {path.stem, path.parent.name}]
+    assert [hit for path in library for hit in located(path, prints(path.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("eval('1')", ["calls eval"]),
+        ("try:\n    f()\nexcept Exception:\n    pass", ["swallows every exception"]),
+        ("try:\n    f()\nexcept (ValueError, Exception):\n    'why'", ["swallows every exception"]),
+        ("try:\n    f()\nexcept:\n    g()", ["bare except"]),
+        ("try:\n    f()\nexcept KeyError:\n    pass", []),
+        ("try:\n    f()\nexcept Exception as e:\n    g(e)", []),
+        ("model.eval()", []),
+    ],
+)
+def test_the_gate_sees_what_it_should(source: str, expected: list[str]) -> None:
+    assert [what for _, what in offences(source)] == expected

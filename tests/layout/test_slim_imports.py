@@ -1,0 +1,89 @@
+"""What must stay light: the command line starts without tensors, the API and the operator install without Ray or torch."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.layout.tree import ROOT
+
+HEAVY = ("ray", "torch", "transformers", "vllm")
+
+RUN_COMMAND = """
+import sys
+from rljob_runtime.cli import main
+sys.argv = ["rljob", *sys.argv[1:]]
+try:
+    code = main()
+except SystemExit as stop:
+    code = stop.code
+print("exit", code or 0)
+print("heavy", *sorted({name.partition(".")[0] for name in sys.modules} & set(%r)))
+"""
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+count = 0
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+        count += 1
+print("imported", count, package.__file__)
+print("heavy", *sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:])))
+"""
+
+
+def run(command: list[str | Path], *, cwd: Path = ROOT, timeout_s: float = 50) -> str:
+    """The command's stdout; a failure shows the command and everything it printed."""
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["validate", "examples/quickstart.yaml"]], ids=["help", "validate"])
+def test_command_line_starts_without_tensors(arguments: list[str]) -> None:
+    lines = run([sys.executable, "-c", RUN_COMMAND % (HEAVY,), *arguments]).splitlines()
+    assert lines[-2:] == ["exit 0", "heavy"]
+
+
+def find_uv() -> str:
+    beside = Path(sys.executable).parent / "uv"
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    assert uv, "uv is missing; make setup installs it into .venv"
+    return uv
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of rljob-api and rljob-operator, built as a release would build them."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for member in ("crds", "operator"):
+        run([find_uv(), "build", "--quiet", "--wheel", "--out-dir", folder, ROOT / member], timeout_s=300)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("package", "distributions", "forbidden"),
+    [
+        ("rljob_api", ["rljob_api"], ["kopf", "kubernetes", "numpy", *HEAVY]),
+        ("rljob_operator", ["rljob_api", "rljob_operator"], ["numpy", *HEAVY]),
+    ],
+    ids=["api", "operator"],
+)
+def test_slim_install(package: str, distributions: list[str], forbidden: list[str], wheels: Path, tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    files = [next(wheels.glob(f"{name}-*.whl")) for name in distributions]
+    run([find_uv(), "venv", "--quiet", "--python", sys.executable, tmp_path / "venv"], timeout_s=120)
+    options = ["--quiet", "--python", python, "-c", ROOT / "constraints" / "dev.txt"]
+    run([find_uv(), "pip", "install", *options, *files], cwd=tmp_path, timeout_s=300)
+    installed = {path.name for path in (tmp_path / "venv").glob("lib/*/site-packages/*") if path.is_dir()}
+    assert installed.isdisjoint(forbidden), "a dependency pulls in what this distribution must do without"
+    imported, heavy = run([python, "-I", "-c", IMPORT_ALL, package, *forbidden], cwd=tmp_path).splitlines()
+    assert str(tmp_path) in imported, "imported from the workspace instead of the wheel"
+    assert heavy == "heavy"
