@@ -1,0 +1,152 @@
+"""The registry of metric names: the one place that says which metrics exist, in which unit, and what they mean.
+
+A metric that is not here cannot be written (``MetricsWriter`` raises), so that the reference page rendered by
+``markdown_table`` is always the whole truth. A name is ``group/name``; a name that ends in ``/*`` is a family whose last
+segment is chosen by the spec (a reward's name, a data source's name).
+
+Units: ``s`` seconds, ``bytes``, ``tokens``, ``1`` plain numbers, ``fraction`` 0 to 1, ``nats`` natural-log units.
+Reading ``markdown_table()`` is reading this file; nothing else in the runtime spells units.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+PHASES: tuple[str, ...] = ("generate", "reward", "train", "sync", "checkpoint")
+"""Phases of a step in display order; each has a metric ``time/<phase>_s``."""
+
+DRIVER_LANE = "driver"
+"""Timeline lane of the start-up and closing phases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInfo:
+    """What a reader needs to know about one metric."""
+
+    name: str
+    """``group/name``, or ``group/name/*`` for a family."""
+    unit: str
+    meaning: str
+    """One sentence without a full stop."""
+
+
+class UnknownMetricError(ValueError):
+    """Raised when code writes a metric that the registry does not list; a defect of the runtime, not of a spec."""
+
+
+_TABLE: tuple[tuple[str, str, str], ...] = (
+    ("reward/mean", "1", "mean score of the step's trajectories; failed rewards are left out"),
+    ("reward/std", "1", "standard deviation of the scores over the step's trajectories"),
+    ("reward/min", "1", "lowest score of the step"),
+    ("reward/max", "1", "highest score of the step"),
+    ("reward/pass_rate", "fraction", "share of trajectories that reached the pass threshold"),
+    ("reward/group_std_mean", "1", "mean over prompts of the score's standard deviation within the group"),
+    ("reward/uniform_groups_fraction", "fraction", "share of groups whose scores are all equal, so that they teach nothing"),
+    ("reward/errors", "1", "trajectories whose reward raised"),
+    ("reward/timeouts", "1", "trajectories whose reward ran past its time limit"),
+    ("reward/part/*", "1", "mean unweighted score of the reward function of that name"),
+    ("reward/source/*", "1", "mean score of the prompts of the data source of that name"),
+    ("response/mean_tokens", "tokens", "mean response length, end-of-sequence token included"),
+    ("response/min_tokens", "tokens", "shortest response"),
+    ("response/max_tokens", "tokens", "longest response"),
+    ("response/truncated_fraction", "fraction", "share of responses cut at the token limit"),
+    ("prompt/mean_tokens", "tokens", "mean prompt length"),
+    ("rollout/tokens", "tokens", "response tokens of the trajectories trained in the step"),
+    ("rollout/sequences", "1", "trajectories trained in the step"),
+    ("rollout/tokens_per_s", "tokens/s", "response tokens of the step divided by the step's wall time"),
+    ("rollout/groups_accepted", "1", "prompt groups accepted for the step"),
+    ("rollout/groups_dropped", "1", "prompt groups thrown away in the step, for any cause"),
+    ("rollout/logprob_mean", "nats", "mean behaviour log-probability of the response tokens"),
+    ("staleness/mean", "versions", "mean over trained tokens of trainer version minus the version that drew them"),
+    ("staleness/max", "versions", "largest such difference; never above the declared bound"),
+    ("sync/version", "1", "weight version that all engines confirmed after the step"),
+    ("sync/bytes", "bytes", "bytes of weights sent to the engines, summed over engines"),
+    ("sync/probe_max_abs_diff", "nats", "largest difference of a probe's log-probs, trainer against engine, after the sync"),
+    ("time/step_s", "s", "wall time of the step, from the end of the step before"),
+    ("time/generate_s", "s", "time during which the step waited for engines to generate"),
+    ("time/reward_s", "s", "time during which the step waited for rewards"),
+    ("time/train_s", "s", "time of forward, backward and optimizer update"),
+    ("time/forward_backward_s", "s", "part of time/train_s: forward and backward passes of rank 0"),
+    ("time/optimizer_s", "s", "part of time/train_s: gradient norm and optimizer of rank 0"),
+    ("time/sync_s", "s", "time of publishing weights to the engines; the probe runs beside the next generation"),
+    ("time/checkpoint_s", "s", "time of writing a checkpoint; 0 in most steps"),
+    ("train/policy_loss", "1", "policy loss, without the KL and entropy terms"),
+    ("train/kl_loss", "1", "KL-to-reference term before its coefficient"),
+    ("train/total_loss", "1", "the loss that was differentiated"),
+    ("train/grad_norm", "1", "global gradient norm before clipping"),
+    ("train/learning_rate", "1", "learning rate of the update"),
+    ("train/entropy_from_behaviour", "nats", "entropy estimate per response token: minus the mean behaviour log-probability"),
+    ("train/micro_batches", "1", "forward and backward passes of rank 0 in the step"),
+    ("train/ratio_mean", "1", "mean probability ratio, policy to behaviour"),
+    ("train/ratio_max", "1", "largest probability ratio"),
+    ("train/ratio_min", "1", "smallest probability ratio"),
+    ("train/clip_fraction", "fraction", "share of response tokens whose ratio the objective clipped"),
+    ("train/tokens", "tokens", "prompt and response tokens that went through the trainer"),
+    ("mismatch/kl_k1", "nats", "mean of log(behaviour) - log(trainer) over response tokens, the k1 estimator"),
+    ("mismatch/kl_k3", "nats", "mean of r - 1 - log r with r = trainer/behaviour, the non-negative k3 estimator"),
+    ("mismatch/max_abs_logprob_diff", "nats", "largest difference of a token's log-prob, trainer against engine"),
+    ("mismatch/effective_sample_size", "fraction", "effective sample size of the importance weights divided by their number"),
+)
+
+METRICS: Mapping[str, MetricInfo] = MappingProxyType({n: MetricInfo(name=n, unit=u, meaning=m) for n, u, m in _TABLE})
+"""Every metric by name, in reference order."""
+
+GROUP_TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "reward": "Rewards",
+        "response": "Responses",
+        "prompt": "Prompts",
+        "rollout": "Rollout",
+        "staleness": "Staleness",
+        "sync": "Weight sync",
+        "time": "Time",
+        "train": "Training",
+        "mismatch": "Trainer against engine",
+    }
+)
+"""Heading of each group on the reference page."""
+
+
+def describe(name: str) -> MetricInfo:
+    """Return the entry of a metric, or of the family it belongs to.
+
+    Raises:
+        UnknownMetricError: the name is not registered; the message proposes the nearest names.
+    """
+    info = METRICS.get(name)
+    if info is not None and not name.endswith("/*"):
+        return info
+    match name.split("/", 2):
+        case [group, family, last] if last and last != "*":  # the last part may hold slashes of its own
+            info = METRICS.get(f"{group}/{family}/*")
+            if info is not None:
+                return info
+    near = difflib.get_close_matches(name, METRICS, n=2, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UnknownMetricError(f"metric {name!r} is not registered{hint} Register it in report/names.py with unit and meaning")
+
+
+def require_registered(names: Iterable[str]) -> None:
+    """Check every name once.
+
+    Raises:
+        UnknownMetricError: for the first name that is not registered.
+    """
+    for name in names:
+        describe(name)
+
+
+def markdown_table() -> str:
+    """Render the registry as markdown, one section a group; the body of ``docs/reference/metrics.md``."""
+    lines: list[str] = []
+    for group, title in GROUP_TITLES.items():
+        lines += [f"## {title}", "", "| metric | unit | meaning |", "|---|---|---|"]
+        for info in METRICS.values():
+            if info.name.partition("/")[0] == group:
+                name = info.name.replace("/*", "/<name>")
+                lines.append(f"| `{name}` | {info.unit} | {info.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
