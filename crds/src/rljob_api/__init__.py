@@ -1,9 +1,14 @@
-"""The RLJob API: types, planner, validation, conditions, naming and schema. Depends on pydantic and YAML only.
+"""The RLJob API: types, checks, planner, conditions, names and schema. Depends on pydantic and YAML only.
 
-Flow of a manifest through this package::
+Flow of a manifest through this package, all of it behind :func:`rljob_api.validation.check`::
 
-    YAML text -> manifest.load_manifests (syntax, traps) -> v1alpha1.RLJob (types, all problems at once)
-              -> validation.validate (cross-field rules, fields without effect) -> planner.plan -> Plan
+    YAML text -> yamltext.load (syntax, traps) -> manifest.read (which document) -> manifest.to_job (types, unknown keys)
+              -> validation (rules between fields) + supported (fields without effect yet) + planner.plan -> CheckedJob(job, plan)
 
-Operator, CLI, local run and the driver inside the pods all call :func:`rljob_api.planner.plan` on the same spec.
+Every problem is a :class:`rljob_api.errors.FieldError`; they travel together in one
+:class:`~rljob_api.errors.SpecInvalidError`. Operator, CLI, local run and the driver inside the pods all call
+:func:`rljob_api.planner.plan` on the same spec.
+
+``python -m rljob_api generate`` writes the CRD and ``docs/reference`` from the models (:mod:`rljob_api.schema`,
+:mod:`rljob_api.reference`).
 """

@@ -29,14 +29,34 @@ class SpecModel(BaseModel):
     )
 
 
-Label = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+COMPONENT_NAME_PATTERN = r"^[a-z]([_a-z0-9-]*[a-z0-9])?$"
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
+LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+PATTERN_WORDS = {
+    LABEL_PATTERN: "lower-case letters, digits and inner dashes",
+    JOB_NAME_PATTERN: "lower-case letters, digits and inner dashes, starting with a letter",
+    COMPONENT_NAME_PATTERN: "lower-case letters, digits, inner dashes and underscores, starting with a letter",
+    QUANTITY_PATTERN: 'a Kubernetes quantity such as "64" or "512Gi"',
+    LABEL_KEY_PATTERN: 'a Kubernetes label key such as "team" or "example.com/team"',
+    LABEL_VALUE_PATTERN: "at most 63 letters, digits, and inner dashes, underscores and dots",
+    ENV_NAME_PATTERN: "letters, digits and underscores, not starting with a digit",
+    FUNCTION_PATTERN: "module:function, for example my_rewards:brevity",
+}
+"""What a value that fails a pattern should look like, in words."""
+
+Label = Annotated[str, Field(min_length=1, max_length=40, pattern=LABEL_PATTERN)]
 """A name that becomes part of Kubernetes names and Ray labels."""
-ComponentName = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([_a-z0-9-]*[a-z0-9])?$")]
+ComponentName = Annotated[str, Field(min_length=1, max_length=40, pattern=COMPONENT_NAME_PATTERN)]
 """A component's name: underscores are allowed because ROLL and RLinf use them."""
 ShortText = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=4096)]
 PathText = Annotated[str, Field(min_length=1, max_length=1024)]
-Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$")]
+Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY_PATTERN)]
 """A Kubernetes quantity written as a string, for example "64" or "512Gi"."""
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
@@ -46,14 +66,7 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 Positive = Annotated[float, Field(gt=0.0, le=1e9)]
 FreeForm = Annotated[dict[str, Any], Field(max_length=64)]
 """Settings that are passed on without being understood here."""
-LabelKey = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=317,
-        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-    ),
-]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]
 """Key of a Kubernetes label, with an optional prefix such as "example.com/"."""
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE_PATTERN)]
 """Value of a Kubernetes label; may be empty."""

@@ -32,15 +32,20 @@ class EngineType(StrEnum):
     """Inference engines."""
 
     VLLM = "VLLM"
+    """vLLM."""
     SGLANG = "SGLang"
+    """SGLang."""
 
 
 class OffloadPolicy(StrEnum):
     """When a kind of state leaves the device while its component is idle."""
 
     AUTO = "Auto"
+    """When another component needs the room."""
     ALWAYS = "Always"
+    """Whenever the component is idle."""
     NEVER = "Never"
+    """It stays."""
 
 
 class Placement(SpecModel):
@@ -80,7 +85,7 @@ class Engine(SpecModel):
     """Reuse the KV cache of equal prompt prefixes."""
     enforce_eager: bool = False
     """Switch CUDA graphs and compilation off."""
-    extra_args: FreeForm = {}
+    extra_args: FreeForm = Field(default={})
     """Further arguments of the engine, by its own names."""
 
 

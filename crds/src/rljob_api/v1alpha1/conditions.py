@@ -35,8 +35,11 @@ class ConditionStatus(StrEnum):
     """Whether a condition holds."""
 
     TRUE = "True"
+    """It holds."""
     FALSE = "False"
+    """It does not hold."""
     UNKNOWN = "Unknown"
+    """Not known yet."""
 
 
 class Reason(StrEnum):

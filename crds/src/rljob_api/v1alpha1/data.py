@@ -7,15 +7,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import FreeForm, Label, PathText, Positive, ShortText, SpecModel, Text
+from rljob_api.v1alpha1.base import FUNCTION_PATTERN, FreeForm, Label, PathText, Positive, ShortText, SpecModel, Text
 
 
 class DType(StrEnum):
     """Floating-point type of weights and computation."""
 
     FLOAT32 = "float32"
+    """Exact; what CPU devices should use."""
     BFLOAT16 = "bfloat16"
+    """Half the memory, the range of float32."""
     FLOAT16 = "float16"
+    """Half the memory, for accelerators without bfloat16."""
 
 
 class Lora(SpecModel):
@@ -62,7 +65,7 @@ class ReasoningGym(SpecModel):
     """Name of the task, for example basic_arithmetic."""
     size: Annotated[int, Field(ge=1, le=100_000_000)] = 10_000
     """How many entries to draw before an epoch ends."""
-    parameters: FreeForm = {}
+    parameters: FreeForm = Field(default={})
     """Parameters of the task."""
 
 
@@ -131,11 +134,15 @@ class Extraction(StrEnum):
     """Which part of a response is the answer."""
 
     WHOLE = "Whole"
+    """All of it."""
     LAST_LINE = "LastLine"
+    """The last line with text."""
     BOXED = "Boxed"
+    """Inside the last \\boxed{}."""
     TAG = "Tag"
     """The text between <answer> and </answer>."""
     LAST_NUMBER = "LastNumber"
+    """The last number."""
 
 
 class Reward(SpecModel):
@@ -149,7 +156,7 @@ class Reward(SpecModel):
     """Factor in the sum."""
     extraction: Extraction = Extraction.WHOLE
     """Part of the response that is judged; a Function always gets the whole response."""
-    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    function: Annotated[str, Field(max_length=256, pattern=FUNCTION_PATTERN)] | None = None
     """module:function of a Function reward, importable from the job file's folder or the environment."""
     timeout_seconds: Positive = 5.0
     """Limit for one sample; running past it costs the sample, not the job."""
@@ -168,5 +175,5 @@ class Environment(SpecModel):
     """How many run at the same time."""
     max_turns: Annotated[int, Field(ge=1, le=10_000)] = 20
     """Turns after which an episode is cut."""
-    parameters: FreeForm = {}
+    parameters: FreeForm = Field(default={})
     """Parameters of the environment."""

@@ -18,10 +18,15 @@ class AdvantageEstimator(StrEnum):
     RLOO = "RLOO"
     """Reward minus the mean of the others of its group."""
     GAE = "GAE"
+    """Generalized advantage estimation with a critic."""
     REINFORCE = "Reinforce"
+    """The discounted return itself."""
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
+    """The return, normalized over the whole batch."""
     GIGPO = "GiGPO"
+    """GRPO over episodes plus groups of steps that start from the same state."""
     STEP_REINFORCE = "StepReinforce"
+    """The return from each step of an episode on."""
 
 
 class PolicyLossVariant(StrEnum):
@@ -30,11 +35,17 @@ class PolicyLossVariant(StrEnum):
     PPO = "PPO"
     """Clipped ratio of the new to the behaviour policy."""
     VANILLA = "Vanilla"
+    """Log-prob times advantage, without a ratio."""
     TIS = "TIS"
+    """Log-prob weighted by the truncated ratio."""
     TOPR = "TOPR"
+    """Good responses unweighted, bad ones by the truncated ratio."""
     CISPO = "CISPO"
+    """Log-prob weighted by the clipped ratio, which carries no gradient."""
     KIMI15 = "Kimi15"
+    """Squared-error form with a penalty towards the behaviour policy."""
     GSPO = "GSPO"
+    """Clipped ratio of whole sequences."""
 
 
 class Aggregation(StrEnum):
@@ -52,8 +63,11 @@ class KLEstimator(StrEnum):
     """Estimator of KL(policy || reference) on drawn tokens (Schulman, "Approximating KL divergence")."""
 
     K1 = "K1"
+    """Log ratio: unbiased, high variance."""
     K2 = "K2"
+    """Half the squared log ratio: biased, low variance."""
     K3 = "K3"
+    """Ratio minus 1 minus log ratio: unbiased, low variance."""
 
 
 class Advantage(SpecModel):
@@ -131,6 +145,7 @@ class Schedule(StrEnum):
     """Learning rate over the steps, after the warm-up."""
 
     CONSTANT = "Constant"
+    """Stays at the peak."""
     LINEAR = "Linear"
     """Falls to 0 at the last step."""
     COSINE = "Cosine"

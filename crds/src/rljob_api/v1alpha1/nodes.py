@@ -6,7 +6,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import FreeForm, Label, LabelKey, LabelValue, PathText, Quantity, ShortText, SpecModel, Text
+from rljob_api.v1alpha1.base import (
+    ENV_NAME_PATTERN,
+    FreeForm,
+    Label,
+    LabelKey,
+    LabelValue,
+    PathText,
+    Quantity,
+    ShortText,
+    SpecModel,
+    Text,
+)
 
 Devices = Annotated[int, Field(ge=0, le=1024)]
 
@@ -25,7 +36,7 @@ class NodeResources(SpecModel):
 class EnvVar(SpecModel):
     """An environment variable with a literal value."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME_PATTERN)]
     """Name of the variable."""
     value: Text
     """Its value."""
@@ -36,7 +47,7 @@ class HardwareConfig(SpecModel):
 
     node_rank: Annotated[int, Field(ge=0, le=65535)]
     """Rank of the node, within the group, that it is attached to."""
-    parameters: FreeForm = {}
+    parameters: FreeForm = Field(default={})
     """What the component's code needs to reach it; passed through untouched."""
 
 

@@ -54,8 +54,11 @@ class SyncBackend(StrEnum):
     OBJECT_STORE = "ObjectStore"
     """Packed buckets through Ray's object store: shared memory on one host, the network between hosts."""
     NCCL = "NCCL"
+    """Broadcast between accelerators."""
     IPC = "IPC"
+    """Shared accelerator memory on one host."""
     SPARSE_DELTA = "SparseDelta"
+    """Only what changed."""
 
 
 class Probe(SpecModel):
@@ -97,7 +100,9 @@ class FailureAction(StrEnum):
     """What a failure rule does."""
 
     RESTART = "Restart"
+    """Start another attempt while some are left."""
     FAIL = "Fail"
+    """End the job."""
 
 
 class FailureRule(SpecModel):

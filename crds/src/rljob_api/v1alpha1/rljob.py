@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from rljob_api.v1alpha1.base import PathText, Seconds, ShortText, SpecModel
+from rljob_api.v1alpha1.base import JOB_NAME_PATTERN, PathText, Seconds, ShortText, SpecModel
 from rljob_api.v1alpha1.components import Component
 from rljob_api.v1alpha1.data import Data, Environment, Model, Reward
 from rljob_api.v1alpha1.learning import Algorithm, Rollout, Training
@@ -41,8 +41,8 @@ class ObjectMeta(SpecModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Annotated[str, Field(min_length=1, max_length=43, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
-    """Name of the job. At most 43 characters, because children are called <name>-a<attempt> and KubeRay allows 47."""
+    name: Annotated[str, Field(min_length=1, max_length=43, pattern=JOB_NAME_PATTERN)]
+    """Name of the job. At most 43 characters: children are called <name>-a<attempt>, and KubeRay allows 47."""
     namespace: ShortText | None = None
     """Namespace of the job."""
 

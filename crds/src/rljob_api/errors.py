@@ -1,0 +1,88 @@
+"""Everything this package raises on purpose, one picklable tree.
+
+::
+
+    ApiError                      (Exception)
+    ├── SpecInvalidError          (ValueError)   the manifest is wrong; carries every problem found -> exit 2
+    ├── PlacementTextError        (ValueError)   a ranks or deviceMapping text does not parse; becomes a FieldError
+    └── SchemaError               (TypeError)    a model cannot be written as a structural schema: a mistake in this package
+
+None of them goes away by trying again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_SHOWN_VALUE = 80
+"""Characters of an offending value that a message repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldError:
+    """One problem of a manifest: where, what is there, why it is wrong, what to do."""
+
+    path: str
+    """Path with the manifest's own keys, for example ``spec.components[1].placement.ranks``; empty for the whole text."""
+    value: str | None = None
+    """The offending value as short JSON (see :func:`show`); None when there is none, for example for a missing field."""
+    problem: str
+    """What is wrong, with both values where two disagree."""
+    remedy: str
+    """What to write instead."""
+    line: int | None = None
+    """Line in the manifest, counted from 1; None when it did not come from text."""
+
+    def __str__(self) -> str:
+        """``path: value: problem; remedy`` without the parts that are absent."""
+        head = ": ".join(part for part in (self.path, self.value) if part)
+        return f"{head}: {self.problem}; {self.remedy}" if head else f"{self.problem}; {self.remedy}"
+
+
+def show(value: object) -> str:
+    """A value as one line of JSON, cut to :data:`MAX_SHOWN_VALUE` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN_VALUE else f"{text[: MAX_SHOWN_VALUE - 3]}..."
+
+
+class ApiError(Exception):
+    """Raised when anything in this package is wrong: the root, for callers that treat all its errors alike."""
+
+
+class SpecInvalidError(ApiError, ValueError):
+    """Raised when a manifest is wrong; caught by the CLI (exit 2), the driver and the operator (condition Accepted=False)."""
+
+    def __init__(self, errors: Iterable[FieldError]) -> None:
+        """Keep all problems, in the order they should be read; at least one.
+
+        Raises:
+            ValueError: ``errors`` is empty.
+        """
+        self.errors = tuple(errors)
+        if not self.errors:
+            raise ValueError("SpecInvalidError needs at least one FieldError")
+        super().__init__(self.errors)
+
+    def __str__(self) -> str:
+        """One line per problem."""
+        return "\n".join(str(error) for error in self.errors)
+
+
+class PlacementTextError(ApiError, ValueError):
+    """Raised when a ranks or deviceMapping text is wrong; caught by the planner, which adds path and value."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        """Keep the two halves of the message apart."""
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        """``problem; remedy``."""
+        return f"{self.problem}; {self.remedy}"
+
+
+class SchemaError(ApiError, TypeError):
+    """Raised when a model uses something a structural schema cannot say, or leaves a list, map or text unbounded."""

@@ -1,0 +1,287 @@
+"""Manifest to typed model: picks the document, checks types, explains every problem in the manifest's own words.
+
+Called by :func:`rljob_api.validation.check`. Knows where unknown keys belong and which key was meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import paths, yamltext
+from rljob_api.errors import FieldError, SpecInvalidError, show
+from rljob_api.v1alpha1.base import PATTERN_WORDS
+from rljob_api.v1alpha1.rljob import KIND, RLJob
+
+UNKNOWN_FIELD = "is not a known field"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One manifest as plain data."""
+
+    data: dict[str, object]
+    lines: Mapping[paths.Parts, int] = field(default_factory=dict)
+    """Line of every value, when it came from text."""
+    errors: tuple[FieldError, ...] = ()
+    """Problems of the text that leave something to go on with."""
+
+
+def read(text: str, *, name: str | None = None) -> Document:
+    """Pick the RLJob out of a YAML or JSON text; documents of other kinds are passed over.
+
+    Args:
+        text: one or more YAML documents.
+        name: ``metadata.name`` of the job to take; needed when there are several.
+
+    Raises:
+        SpecInvalidError: not YAML, no job, several jobs, or none of that name.
+    """
+    documents = yamltext.load(text)
+    jobs = [document for document in documents if isinstance(document.data, dict) and document.data.get("kind") == KIND]
+    names = [_name(job.data) for job in jobs]
+    if name is not None:
+        chosen = [job for job in jobs if _name(job.data) == name]
+        if len(chosen) != 1:
+            found = (
+                f"holds {len(chosen)} RLJobs called {name}"
+                if chosen
+                else f"holds no RLJob called {name}, only {', '.join(names) or 'none'}"
+            )
+            raise _about_the_text(found, "give the name of one of them")
+        return _document(chosen[0])
+    if len(jobs) > 1:
+        raise _about_the_text(f"holds {len(jobs)} RLJobs: {', '.join(names)}", "choose one with --name, or put each in its own file")
+    if jobs:
+        return _document(jobs[0])
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        raise _about_the_text(
+            "is empty" if not documents else "holds no RLJob", "start it with apiVersion: rljob.dev/v1alpha1 and kind: RLJob"
+        )
+    return _document(documents[0])
+
+
+def select_text(text: str, name: str) -> str:
+    """The one job of that name as JSON text, for callers that take a single job.
+
+    Raises:
+        SpecInvalidError: as :func:`read`, and for values that YAML reads otherwise than they seem.
+    """
+    document = read(text, name=name)
+    if document.errors:
+        raise SpecInvalidError(arrange(document, document.errors))
+    return json.dumps(document.data)
+
+
+def to_job(document: Document) -> RLJob:
+    """The typed job.
+
+    Raises:
+        SpecInvalidError: with every unknown key, missing field, wrong type and value out of bounds, and the text's problems.
+    """
+    errors = list(document.errors)
+    job = None
+    try:
+        job = RLJob.model_validate_json(json.dumps(document.data))
+    except ValidationError as failure:
+        known = {error.path for error in errors}
+        found = (_translate(item) for item in failure.errors(include_url=False, include_context=True) if not _is_echo(item))
+        # What the text itself misled about would only be explained twice; that a key is unknown is news.
+        errors += [error for error in found if error.path not in known or error.problem == UNKNOWN_FIELD]
+    if errors or job is None:
+        raise SpecInvalidError(arrange(document, errors))
+    return job
+
+
+def arrange(document: Document, errors: Iterable[FieldError]) -> list[FieldError]:
+    """Errors in the order of the manifest, without repetition, with the line of their path or of what is around it."""
+    unique = dict.fromkeys(errors)
+    ordered = sorted(unique, key=lambda error: paths.position(document.data, error.path))
+    return [error if error.line is not None else dataclasses.replace(error, line=_line(document, error.path)) for error in ordered]
+
+
+def _line(document: Document, path: str) -> int | None:
+    parts = paths.split(path)
+    while parts and parts not in document.lines:
+        parts = parts[:-1]
+    return document.lines.get(parts)
+
+
+def _document(source: yamltext.YamlDocument) -> Document:
+    assert isinstance(source.data, dict)
+    return Document(data=source.data, lines=source.lines, errors=tuple(source.errors))
+
+
+def _name(data: object) -> str:
+    metadata = data.get("metadata") if isinstance(data, dict) else None
+    return str(metadata.get("name")) if isinstance(metadata, dict) else "(no name)"
+
+
+def _about_the_text(problem: str, remedy: str) -> SpecInvalidError:
+    return SpecInvalidError([FieldError(path="", problem=f"the manifest {problem}", remedy=remedy)])
+
+
+Words = tuple[str, str]
+"""Problem and remedy."""
+
+
+def _is_echo(item: Any) -> bool:
+    """Whether pydantic calls a list too short only because it did not count entries with problems of their own."""
+    return bool(item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"])
+
+
+def _translate(item: Any) -> FieldError:
+    """One pydantic error in the words of the manifest."""
+    kind, context = item["type"], item.get("ctx", {})
+    parts: paths.Parts = tuple(item["loc"])
+    if parts and parts[-1] == "[key]":
+        parts = parts[:-1]
+        remedy = f"use {PATTERN_WORDS.get(context.get('pattern', ''), 'a shorter key')}"
+        return FieldError(path=paths.join(parts), problem="is not a valid key", remedy=remedy)
+    path = paths.join(parts)
+    if kind == "missing":
+        return FieldError(path=path, problem="is missing", remedy=_missing_remedy(parts))
+    if kind == "extra_forbidden":
+        return _unknown_key(parts)
+    problem, remedy = _WORDS.get(kind, _other)(context, item)
+    return FieldError(path=path, value=show(item["input"]), problem=problem, remedy=remedy)
+
+
+def _missing_remedy(parts: paths.Parts) -> str:
+    from rljob_api import reference  # only on errors: the index costs a tenth of a second
+
+    known = reference.index().get(reference.pattern(parts))
+    return f"add it: {known.description}" if known else "add it"
+
+
+def _unknown_key(parts: paths.Parts) -> FieldError:
+    """Name the key that was meant: one with a similar name here, or the same name in another section."""
+    from rljob_api import reference  # only on errors: the index costs a tenth of a second
+
+    key = str(parts[-1])
+    siblings = reference.children(reference.pattern(parts[:-1]))
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
+    folded = {sibling.replace("_", "").lower(): sibling for sibling in siblings}
+    meant = folded.get(key.replace("_", "").replace("-", "").lower()) or (near[0] if near else None)
+    if meant is not None:
+        remedy = f"did you mean {meant}?"
+    else:
+        elsewhere = [path for path in reference.index() if path.split(".")[-1].removesuffix("[]") == key]
+        if elsewhere:
+            remedy = f"it belongs at {' or '.join(elsewhere[:3])}"
+        else:
+            remedy = f"known fields here are {', '.join(siblings)}" if siblings else "remove it"
+    return FieldError(path=paths.join(parts), problem=UNKNOWN_FIELD, remedy=remedy)
+
+
+def _text_expected(context: Mapping[str, object], item: Any) -> Words:
+    value = item["input"]
+    if value is None:
+        return "is empty, text is expected", "write a value or remove the line"
+    return f"is {_kind(value)}, text is expected", "write it in quotes" if isinstance(value, (int, float)) else "write text"
+
+
+def _whole_number_expected(context: Mapping[str, object], item: Any) -> Words:
+    return f"is {_kind(item['input'])}, a whole number is expected", _without_quotes(item["input"], "write a number such as 8")
+
+
+def _number_expected(context: Mapping[str, object], item: Any) -> Words:
+    return f"is {_kind(item['input'])}, a number is expected", _without_quotes(item["input"], "write a number such as 0.5")
+
+
+def _without_quotes(value: object, otherwise: str) -> str:
+    is_number = isinstance(value, str) and value.replace(".", "", 1).isascii() and value.replace(".", "", 1).isdigit()
+    return "write it without quotes" if is_number else otherwise
+
+
+def _bool_expected(context: Mapping[str, object], item: Any) -> Words:
+    return f"is {_kind(item['input'])}, true or false is expected", "write true or false without quotes"
+
+
+def _list_expected(context: Mapping[str, object], item: Any) -> Words:
+    return f"is {_kind(item['input'])}, a list is expected", "start every entry with a dash, or write [a, b]"
+
+
+def _map_expected(context: Mapping[str, object], item: Any) -> Words:
+    return f"is {_kind(item['input'])}, a section with keys is expected", "indent its keys below it"
+
+
+def _choice(context: Mapping[str, object], item: Any) -> Words:
+    allowed = str(context["expected"]).replace("'", "")
+    choices = allowed.replace(" or ", ", ").split(", ")
+    value = str(item["input"])
+    folded = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(value.lower(), folded, n=1, cutoff=0.6)
+    remedy = f"did you mean {folded[near[0]]}?" if near else "write one of them"
+    return (f"must be {allowed}" if len(choices) == 1 else f"is not one of {', '.join(choices)}"), (
+        f"write {allowed}" if len(choices) == 1 else remedy
+    )
+
+
+def _pattern(context: Mapping[str, object], item: Any) -> Words:
+    pattern = str(context["pattern"])
+    if pattern in PATTERN_WORDS:
+        return "is not written as it must be", f"use {PATTERN_WORDS[pattern]}"
+    return f"does not match the pattern {pattern}", "use only the characters the pattern allows"
+
+
+def _length(word: str, limit: str, unit: str) -> Callable[[Mapping[str, object], Any], Words]:
+    def words(context: Mapping[str, object], item: Any) -> Words:
+        bound = context[limit]
+        return f"has {len(item['input'])} {unit}, {word} {bound} {'is' if bound == 1 else 'are'} allowed", f"use {word} {bound}"
+
+    return words
+
+
+def _bound(sign: str, limit: str) -> Callable[[Mapping[str, object], Any], Words]:
+    def words(context: Mapping[str, object], item: Any) -> Words:
+        return f"must be {sign} {context[limit]}", f"use a number {sign} {context[limit]}"
+
+    return words
+
+
+def _other(context: Mapping[str, object], item: Any) -> Words:
+    return str(item["msg"]), "see `rljob explain` for the field"
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds: dict[type, str] = {int: "a whole number", float: "a decimal number", str: "text", list: "a list", dict: "a section"}
+    return kinds.get(type(value), type(value).__name__)
+
+
+_WORDS: dict[str, Callable[[Mapping[str, object], Any], Words]] = {
+    "string_type": _text_expected,
+    "int_type": _whole_number_expected,
+    "int_from_float": _whole_number_expected,
+    "int_parsing": _whole_number_expected,
+    "float_type": _number_expected,
+    "float_parsing": _number_expected,
+    "bool_type": _bool_expected,
+    "bool_parsing": _bool_expected,
+    "list_type": _list_expected,
+    "tuple_type": _list_expected,
+    "dict_type": _map_expected,
+    "model_type": _map_expected,
+    "model_attributes_type": _map_expected,
+    "enum": _choice,
+    "literal_error": _choice,
+    "string_pattern_mismatch": _pattern,
+    "string_too_long": _length("at most", "max_length", "characters"),
+    "string_too_short": _length("at least", "min_length", "characters"),
+    "too_long": _length("at most", "max_length", "entries"),
+    "too_short": _length("at least", "min_length", "entries"),
+    "greater_than_equal": _bound(">=", "ge"),
+    "greater_than": _bound(">", "gt"),
+    "less_than_equal": _bound("<=", "le"),
+    "less_than": _bound("<", "lt"),
+}

@@ -1,0 +1,194 @@
+"""Fields of the schema that have no effect yet, and what they wait for.
+
+The API is written for the whole product; a run refuses what it would otherwise ignore. When a capability arrives, its
+rows are deleted here and nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api import paths
+from rljob_api.errors import FieldError, show
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1.components import ComponentOffload, Role
+from rljob_api.v1alpha1.operations import FailurePolicy, Offload, Overlap, Validation
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+Condition = Callable[[Any], bool]
+"""Whether a JSON value asks for something that is not there yet."""
+
+
+def is_set(value: object) -> bool:
+    """Anything but null, false and an empty text, list or map."""
+    return value not in (None, False, "", [], {})
+
+
+def above(limit: float) -> Condition:
+    """Numbers above a limit."""
+    return lambda value: value is not None and value > limit
+
+
+def other_than(*allowed: object) -> Condition:
+    """Anything but these values."""
+    return lambda value: value not in allowed
+
+
+def one_of(*values: object) -> Condition:
+    """One of these values."""
+    return lambda value: value in values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """A field, when it asks for too much, and what to do instead."""
+
+    path: str
+    """Below spec; ``[]`` stands for every entry of a list."""
+    when: Condition
+    waits_for: str
+    """The capability that will give it an effect."""
+    remedy: str = "remove it"
+
+
+_KUBERNETES = "running on Kubernetes"
+_OFFLOAD = "time-division of shared devices"
+_OVERLAP = "rollout-train overlap"
+_VALIDATION = "validation during training"
+_AGENTIC = "agentic jobs"
+
+
+def _defaults(path: str, model: type[Any], waits_for: str) -> tuple[Unsupported, ...]:
+    """One row per field of a section that must keep its default."""
+    values = model().model_dump(mode="json", by_alias=True)
+    return tuple(
+        Unsupported(path=f"{path}.{key}", when=other_than(value), waits_for=waits_for, remedy=_back_to(value))
+        for key, value in values.items()
+    )
+
+
+def _back_to(default: object) -> str:
+    return "remove it" if default in (None, [], {}) else f"remove it or write {show(default)}"
+
+
+UNSUPPORTED: tuple[Unsupported, ...] = (
+    Unsupported(path="suspend", when=is_set, waits_for=_KUBERNETES, remedy="remove it or write false"),
+    Unsupported(path="managedBy", when=is_set, waits_for=_KUBERNETES),
+    Unsupported(path="queue", when=is_set, waits_for=_KUBERNETES),
+    Unsupported(path="image", when=is_set, waits_for=_KUBERNETES),
+    Unsupported(path="ttlSecondsAfterFinished", when=lambda value: value is not None, waits_for=_KUBERNETES),
+    *_defaults("failurePolicy", FailurePolicy, "restarts"),
+    *(
+        Unsupported(path=f"nodeGroups[].{field}", when=is_set, waits_for=_KUBERNETES)
+        for field in ("resources.memory", "resources.sharedMemory", "nodeSelector", "tolerations", "affinity", "image", "podTemplate")
+    ),
+    Unsupported(path="nodeGroups[].hardware", when=is_set, waits_for="placement on hardware other than accelerators"),
+    Unsupported(path="nodeGroups[].ignoreHardware", when=is_set, waits_for="placement on hardware other than accelerators"),
+    Unsupported(
+        path="nodeGroups[].deviceResource",
+        when=other_than("cpu", "nvidia.com/gpu"),
+        waits_for="other accelerators",
+        remedy="write cpu or nvidia.com/gpu",
+    ),
+    Unsupported(path="components[].role", when=one_of("Critic"), waits_for="GAE", remedy="remove the component"),
+    Unsupported(path="components[].role", when=one_of("Environment"), waits_for=_AGENTIC, remedy="remove the component"),
+    Unsupported(path="components[].engine.type", when=one_of("SGLang"), waits_for="the SGLang engine", remedy="write VLLM"),
+    Unsupported(
+        path="components[].engine.pipelineParallelSize",
+        when=above(1),
+        waits_for="pipeline parallel engines",
+        remedy="use tensorParallelSize",
+    ),
+    Unsupported(path="components[].engine.extraArgs", when=is_set, waits_for="passing engine arguments through"),
+    *_defaults("components[].offload", ComponentOffload, _OFFLOAD),
+    *_defaults("offload", Offload, _OFFLOAD),
+    *_defaults("overlap", Overlap, _OVERLAP),
+    *_defaults("validation", Validation, _VALIDATION),
+    Unsupported(path="data.validation", when=is_set, waits_for=_VALIDATION),
+    Unsupported(path="environments", when=is_set, waits_for=_AGENTIC),
+    Unsupported(path="pipeline", when=one_of("Agentic"), waits_for=_AGENTIC, remedy="write RLVR"),
+    Unsupported(path="model.lora", when=is_set, waits_for="adapters"),
+    Unsupported(
+        path="model.dtype", when=one_of("float16"), waits_for="loss scaling for float16", remedy="write bfloat16, or float32 on CPU devices"
+    ),
+    Unsupported(
+        path="algorithm.advantage.estimator",
+        when=other_than("GRPO", "RLOO"),
+        waits_for="further advantage estimators",
+        remedy="write GRPO or RLOO",
+    ),
+    Unsupported(path="algorithm.policyLoss.variant", when=other_than("PPO"), waits_for="off-policy losses", remedy="write PPO"),
+    Unsupported(path="algorithm.entropyCoefficient", when=above(0), waits_for="the entropy bonus", remedy="remove it or write 0"),
+    Unsupported(path="training.tensorParallelSize", when=above(1), waits_for="tensor parallel training", remedy="write 1"),
+    Unsupported(
+        path="weightSync.backend", when=other_than("ObjectStore"), waits_for="further weight transports", remedy="write ObjectStore"
+    ),
+)
+"""Every field without effect. Order does not matter: problems are sorted by their place in the manifest."""
+
+
+def unsupported(spec: RLJobSpec) -> list[FieldError]:
+    """Problems of all fields of ``spec`` that would have no effect."""
+    document = spec.model_dump(mode="json", by_alias=True)
+    errors = [
+        _error(path, value, row.waits_for, row.remedy)
+        for row in UNSUPPORTED
+        for path, value in _matches(document, row.path.split("."), ("spec",))
+        if row.when(value)
+    ]
+    return [*errors, *_surplus_components(spec)]
+
+
+def unsupported_sharing(plan: Plan) -> list[FieldError]:
+    """Problems of components that share devices: each would need the other to step aside."""
+    errors: list[FieldError] = []
+    for index, component in enumerate(plan.components):
+        earlier = {other.name for other in plan.components[:index]}
+        for name in component.shares_devices_with:
+            if name in earlier:
+                common = sorted(set(component.devices) & set(plan.component(name).devices))
+                problem = f"shares device {common[0]}" + (f" and {len(common) - 1} more" if len(common) > 1 else "")
+                errors.append(
+                    FieldError(
+                        path=f"spec.components[{index}].placement",
+                        problem=f"{component.name} {problem} with {name}, which is not supported yet: it waits for {_OFFLOAD}",
+                        remedy="give every component its own devices",
+                    )
+                )
+    return errors
+
+
+def _error(path: str, value: object, waits_for: str, remedy: str) -> FieldError:
+    return FieldError(path=path, value=show(value), problem=f"is not supported yet, it waits for {waits_for}", remedy=remedy)
+
+
+def _matches(value: object, keys: list[str], parts: paths.Parts) -> Iterator[tuple[str, object]]:
+    """Concrete paths and values of a pattern; sections that are not set match nothing."""
+    if not keys:
+        yield paths.join(parts), value
+        return
+    key, is_list = keys[0].removesuffix("[]"), keys[0].endswith("[]")
+    if not isinstance(value, Mapping):
+        return
+    child = value[key]
+    if not is_list:
+        yield from _matches(child, keys[1:], (*parts, key))
+        return
+    for index, entry in enumerate(child):
+        yield from _matches(entry, keys[1:], (*parts, key, index))
+
+
+def _surplus_components(spec: RLJobSpec) -> Iterable[FieldError]:
+    """Roles that a run uses only one component of."""
+    seen: set[Role] = set()
+    for index, component in enumerate(spec.components):
+        if component.role in seen and component.role in (Role.ROLLOUT, Role.REFERENCE, Role.REWARD):
+            yield FieldError(
+                path=f"spec.components[{index}].role",
+                value=show(component.role.value),
+                problem=f"a second {component.role.value} component is not supported yet, it waits for several components of one role",
+                remedy="remove it and give the first one more devices or workers",
+            )
+        seen.add(component.role)

@@ -1,0 +1,246 @@
+"""The ``rljob`` command: check, plan, explain and run jobs.
+
+Starts fast: every command imports what it needs when it is called; nothing here imports torch, vLLM or Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rljob_api.errors import SpecInvalidError
+    from rljob_api.validation import CheckedJob
+
+EXIT_INVALID = 2
+EXIT_FAILED = 3
+EXIT_INTERRUPTED = 130
+
+_EXIT_CODES = "Exit codes: 0 done, 2 the job or the arguments are invalid, 3 the run failed, 130 interrupted."
+
+app = typer.Typer(
+    name="rljob",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help=f"""Reinforcement-learning post-training of language models, described by one file.
+
+    \b
+    Start here:
+      rljob model tiny --out models/tiny      make a small model to play with
+      rljob validate examples/quickstart.yaml is the job correct?
+      rljob plan examples/quickstart.yaml     which process runs where?
+      rljob run examples/quickstart.yaml      train
+      rljob explain spec.rollout              what do the fields mean?
+
+    {_EXIT_CODES}""",
+)
+model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make models to play with.")
+app.add_typer(model_app, name="model")
+
+JobFile = Annotated[str, typer.Argument(metavar="FILE", help="The job as YAML or JSON; - reads standard input.")]
+JobName = Annotated[str | None, typer.Option("--name", help="Which RLJob to take when the file holds several.")]
+
+
+class PlanFormat(StrEnum):
+    """How ``rljob plan`` writes."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class ModelSize(StrEnum):
+    """Sizes of ``rljob model tiny``."""
+
+    SMALL = "small"
+    TEN_MILLION = "10m"
+
+
+@app.command()
+def validate(file: JobFile, name: JobName = None) -> None:
+    """Check a job and show every problem at once.
+
+    Types, unknown fields, rules between fields, placement. Nothing is started and no device is needed.
+
+    Exit codes: 0 valid, 2 invalid.
+    """
+    checked = _checked(file, name)
+    from rljob_runtime.cli_plan import summary
+
+    typer.echo(f"OK {checked.job.metadata.name}: {summary(checked)}")
+
+
+@app.command()
+def plan(
+    file: JobFile,
+    name: JobName = None,
+    output: Annotated[PlanFormat, typer.Option("--output", "-o", help="A table for people, json or yaml for tools.")] = PlanFormat.TABLE,
+) -> None:
+    """Show which process runs on which node with which devices, and who shares devices.
+
+    The same planner places the workers of the real run, here and on Kubernetes.
+
+    Exit codes: 0 done, 2 invalid job.
+    """
+    checked = _checked(file, name)
+    from rljob_runtime import cli_plan
+
+    if output is PlanFormat.TABLE:
+        from rich.console import Console
+
+        cli_plan.print_tables(checked, Console())
+    else:
+        typer.echo(cli_plan.as_json(checked) if output is PlanFormat.JSON else cli_plan.as_yaml(checked))
+
+
+@app.command()
+def schema(
+    crd: Annotated[bool, typer.Option("--crd/--json", help="The Kubernetes CRD as YAML, or a JSON schema for editors.")] = True,
+) -> None:
+    """Print the schema of the job file.
+
+    Exit code: 0.
+    """
+    import json
+
+    from rljob_api import generate
+    from rljob_api import schema as api_schema
+
+    typer.echo(generate.to_yaml(api_schema.crd()).rstrip("\n") if crd else json.dumps(api_schema.json_schema(), indent=2))
+
+
+@app.command()
+def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field such as spec.rollout or spec.seed.")] = "spec") -> None:
+    """Say what a field means: its type, default, bounds and the fields inside it.
+
+    Exit codes: 0 done, 2 no such field.
+    """
+    import difflib
+
+    from rljob_api import reference
+
+    wanted = path.replace("[]", "")
+    fields = {known.replace("[]", ""): doc for known, doc in reference.index().items()}
+    if wanted not in fields:
+        near = difflib.get_close_matches(wanted, fields, n=1, cutoff=0.5)
+        _fail(f"no field is called {path}; " + (f"did you mean {near[0]}?" if near else "start with rljob explain spec"))
+    doc = fields[wanted]
+    facts = [doc.type, *(["required"] if doc.is_required else []), *([f"default {doc.default}"] if doc.default else []), doc.bounds]
+    typer.echo(f"{doc.path}  ({', '.join(fact for fact in facts if fact)})\n\n{doc.description}")
+    if doc.choices:
+        typer.echo(f"\nOne of: {', '.join(doc.choices)}")
+    inside = [known for known in fields if known.rpartition(".")[0] == wanted]
+    if inside:
+        typer.echo("")
+    width = max((len(known.rpartition(".")[2]) for known in inside), default=0)
+    for known in inside:
+        typer.echo(f"  {known.rpartition('.')[2]:<{width}}  {fields[known].description.splitlines()[0]}")
+
+
+@app.command()
+def run(
+    file: JobFile,
+    name: JobName = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder for metrics, logs and checkpoints; runs/<name> when not given.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint in the folder.")] = False,
+) -> None:
+    """Run a job on this machine.
+
+    Ctrl-C stops it after the current step with a checkpoint; --resume goes on from there.
+
+    Exit codes: 0 done, 2 invalid job or arguments, 3 the run failed, 130 interrupted.
+    """
+    if overwrite and resume:
+        _fail("--overwrite and --resume contradict each other; give one of them")
+    text = _single(file, name)
+    _check_text(text, file, None)  # before anything heavy is imported; run_job checks again for its other callers
+    from rljob_runtime.run import run_job
+
+    path = Path("stdin.yaml") if file == "-" else Path(file)
+    raise typer.Exit(run_job(text, path, run_dir, overwrite, resume))
+
+
+@model_app.command()
+def tiny(
+    out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
+    size: Annotated[ModelSize, typer.Option(help="small comes half trained; 10m has ten million random parameters.")] = ModelSize.SMALL,
+) -> None:
+    """Make a tiny language model that half knows two-digit sums: a start for examples/quickstart.yaml.
+
+    Exit codes: 0 done, 2 wrong arguments, 3 it could not be made.
+    """
+    from rljob_runtime.cli_model import make_with_progress
+
+    raise typer.Exit(make_with_progress(out, size=size.value, seed=seed))
+
+
+def main() -> None:
+    """Entry point of the ``rljob`` command."""
+    app()
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(EXIT_INVALID)
+
+
+def _read(file: str) -> str:
+    """Text of the file or of standard input; a file that cannot be read ends the command."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        _fail(f"{file}: no such file; give the path of a job file, for example examples/quickstart.yaml")
+    except OSError as error:
+        _fail(f"{file}: cannot be read: {error.strerror}; give the path of a job file")
+    except UnicodeDecodeError as error:
+        _fail(f"{file}: is not UTF-8 text (byte {error.start}); save it as UTF-8")
+
+
+def _checked(file: str, name: str | None) -> CheckedJob:
+    return _check_text(_read(file), file, name)
+
+
+def _check_text(text: str, file: str, name: str | None) -> CheckedJob:
+    """The checked job; problems are printed and end the command."""
+    from rljob_api.errors import SpecInvalidError
+    from rljob_api.validation import check
+
+    try:
+        return check(text, name=name)
+    except SpecInvalidError as error:
+        _fail(_problems(file, error))
+
+
+def _single(file: str, name: str | None) -> str:
+    """The text of the one job to run, chosen by name among several."""
+    text = _read(file)
+    if name is None:
+        return text
+    from rljob_api import manifest
+    from rljob_api.errors import SpecInvalidError
+
+    try:
+        return manifest.select_text(text, name)
+    except SpecInvalidError as error:
+        _fail(_problems(file, error))
+
+
+def _problems(file: str, error: SpecInvalidError) -> str:
+    where = "standard input" if file == "-" else file
+    count = len(error.errors)
+    lines = [f"{where} is not valid, {count} problem{'' if count == 1 else 's'}:"]
+    lines += [f"  {f'line {problem.line}: ' if problem.line and problem.path else ''}{problem}" for problem in error.errors]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""``rljob model``: makes models with a progress bar. Imports torch only when a model is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.tiny import TinySize, TinySummary, make_tiny_model
+
+EXIT_OK = 0
+EXIT_FAILED = 3
+SIZES = {"small": TinySize.TINY, "10m": TinySize.TEN_MILLION}
+
+
+def make_with_progress(out: Path, *, size: str, seed: int) -> int:
+    """Make a tiny model in ``out``; returns the exit code and has told the user how it went.
+
+    Args:
+        out: folder to make; one that holds the same model is left as it is.
+        size: a key of :data:`SIZES`.
+        seed: seed of weights and data.
+    """
+    bar = Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("starting", total=1.0)
+        try:
+            summary = make_tiny_model(
+                out,
+                size=SIZES[size],
+                seed=seed,
+                progress=lambda phase, fraction: bar.update(task, description=phase, completed=fraction),
+            )
+        except RuntimeFault as error:
+            bar.stop()
+            sys.stderr.write(f"{error}\n")
+            return EXIT_FAILED
+    sys.stdout.write(f"{_sentence(summary)}\n")
+    return EXIT_OK
+
+
+def _sentence(summary: TinySummary) -> str:
+    millions = summary.num_parameters / 1e6
+    done = "is already there" if summary.reused else f"made in {summary.elapsed_s:.0f} s"
+    solved = f", solves {summary.sampled_pass_rate:.0%} of {summary.task} when sampled" if summary.num_measured else ""
+    return f"{summary.folder}: {done}, {millions:.1f} million parameters{solved}"

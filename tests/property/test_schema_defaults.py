@@ -1,0 +1,40 @@
+"""Whatever a user leaves out, the API server and the models fill in the same."""
+
+import copy
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api import manifest as manifests
+from rljob_api import schema
+from tests.unit.api.manifests import manifest
+from tests.unit.api.structural import with_defaults
+
+FULL = with_defaults(schema.job_schema(), manifest())
+FULL["spec"]["components"][1]["engine"] = {}
+FULL["spec"]["model"]["lora"] = {}
+FULL["spec"]["queue"] = {"name": "q"}
+FULL["spec"]["nodeGroups"][0]["hardware"] = {"type": "Franka", "configs": [{"nodeRank": 0}]}
+FULL["spec"]["environments"] = [{"name": "lake", "type": "FrozenLake"}]
+FULL["spec"]["data"]["validation"] = [{"name": "file", "type": "JSONL", "jsonl": {"path": "a"}}]
+
+
+@st.composite
+def partial(draw: st.DrawFn, node: dict[str, Any], value: Any) -> Any:
+    """``value`` with any subset of its optional parts left out."""
+    if isinstance(value, dict) and "properties" in node:
+        return {
+            key: draw(partial(node["properties"][key], item)) if key in node["properties"] else item
+            for key, item in value.items()
+            if key in node.get("required", ()) or key in ("apiVersion", "kind") or draw(st.booleans())
+        }
+    if isinstance(value, list) and "items" in node:
+        return [draw(partial(node["items"], item)) for item in value]
+    return copy.deepcopy(value)
+
+
+@given(partial(schema.job_schema(), FULL))
+def test_server_and_models_default_alike(document: dict[str, Any]) -> None:
+    job = manifests.to_job(manifests.Document(data=document))
+    assert with_defaults(schema.job_schema(), document) == job.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,194 @@
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from rljob_api.validation import check
+from rljob_runtime import cli_model
+from rljob_runtime.cli import app
+from rljob_runtime.errors import ModelError
+from rljob_runtime.tiny import TinySize, TinySummary
+from tests.unit.api.manifests import manifest
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
+
+
+def rljob(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def test_validate_says_ok_in_one_line() -> None:
+    result = rljob("validate", QUICKSTART)
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1)
+    assert result.stdout.startswith("OK quickstart: 1 node, 2 devices, Disaggregated; actor_train 1, actor_infer 1, reward 1; ")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_valid(path: Path) -> None:
+    assert check(path.read_text()).plan.components
+    assert rljob("plan", str(path)).exit_code == 0
+
+
+def test_there_are_examples() -> None:
+    assert {"quickstart.yaml", "qwen2.5-0.5b-gsm8k-style.yaml"} <= {path.name for path in EXAMPLES}
+
+
+def test_validate_lists_every_problem_with_its_line(tmp_path: Path) -> None:
+    document = manifest()
+    document["spec"]["training"] = {"miniBatches": 5, "warmupSteps": 101}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(document))
+    result = rljob("validate", str(file))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"{file} is not valid, 2 problems:\n  line ")
+    assert "spec.training.warmupSteps: 101: is more than" in result.stderr
+
+
+def test_standard_input() -> None:
+    assert rljob("validate", "-", stdin=json.dumps(manifest())).stdout.startswith("OK case: ")
+    assert rljob("validate", "-", stdin="[").stderr.startswith("standard input is not valid, 1 problem:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("validate", "nowhere.yaml"), "nowhere.yaml: no such file"),
+        (("plan", "."), "cannot be read"),
+        (("explain", "spec.rolout"), "did you mean spec.rollout?"),
+        (("run", QUICKSTART, "--overwrite", "--resume"), "contradict"),
+        (("run", "nowhere.yaml"), "no such file"),
+        (("run", str(ROOT / "tests" / "golden" / "invalid" / "role-no-trainer.yaml")), "spec.components: has no Trainer"),
+        (("plan", QUICKSTART, "--output", "xml"), "xml"),
+        (("frobnicate",), "No such command"),
+    ],
+)
+def test_wrong_arguments_exit_2_and_say_why(arguments: tuple[str, ...], message: str) -> None:
+    result = rljob(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    result = rljob("validate", str(file))
+    assert (result.exit_code, "not UTF-8" in result.stderr) == (2, True)
+
+
+def test_plan_for_tools() -> None:
+    as_json, as_yaml = rljob("plan", QUICKSTART, "-o", "json").stdout, rljob("plan", QUICKSTART, "-o", "yaml").stdout
+    document = json.loads(as_json)
+    assert document == yaml.safe_load(as_yaml)
+    assert [(c["name"], c["worldSize"], c["devices"]) for c in document["components"]] == [
+        ("actor_train", 1, [0]),
+        ("actor_infer", 1, [1]),
+        ("reward", 1, []),
+    ]
+    assert document["mode"] == "Disaggregated"
+
+
+def test_plan_for_people() -> None:
+    text = rljob("plan", QUICKSTART).stdout
+    for word in ("Nodes", "Components", "Processes", "actor_infer-0", "0 (local[0])", "Disaggregated"):
+        assert word in text
+
+
+def test_schema_and_explain() -> None:
+    assert yaml.safe_load(rljob("schema").stdout)["kind"] == "CustomResourceDefinition"
+    assert json.loads(rljob("schema", "--json").stdout)["additionalProperties"] is False
+    text = rljob("explain", "spec.training.steps").stdout
+    assert text.startswith("spec.training.steps  (integer, default 100, at least 1")
+    assert "promptsPerStep" in rljob("explain", "spec.rollout").stdout
+
+
+def test_run_hands_over_the_chosen_job_and_its_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool) -> int:
+        calls.append((check(text).job.metadata.name, path, run_dir, overwrite, resume))
+        return 3
+
+    fake = type(sys)("rljob_runtime.run")
+    fake.run_job = run_job
+    monkeypatch.setitem(sys.modules, "rljob_runtime.run", fake)
+    file = tmp_path / "jobs.yaml"
+    other = {**manifest(), "metadata": {"name": "other"}}
+    file.write_text(f"{json.dumps(manifest())}\n---\n{json.dumps(other)}\n")
+    result = rljob("run", str(file), "--name", "other", "--run-dir", "out", "--resume")
+    assert (result.exit_code, calls) == (3, [("other", file, Path("out"), False, True)])
+
+
+@pytest.mark.parametrize("size", ["small", "10m"])
+def test_model_tiny_says_what_it_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def make(out_folder: Path, *, size: TinySize, seed: int, progress: Callable[[str, float], None]) -> TinySummary:
+        progress("rules", 0.5)
+        calls.append((out_folder, size, seed))
+        return TinySummary(
+            folder=out_folder,
+            reused=False,
+            fingerprint="f",
+            task="basic_arithmetic",
+            seed=seed,
+            num_parameters=300_000,
+            vocab_size=20,
+            sampled_pass_rate=0.25,
+            greedy_pass_rate=0.5,
+            num_measured=100,
+            rule_steps=1,
+            noise_steps=1,
+            elapsed_s=12.0,
+        )
+
+    monkeypatch.setattr(cli_model, "make_tiny_model", make)
+    result = rljob("model", "tiny", "--out", str(tmp_path / "m"), "--seed", "3", "--size", size)
+    assert (result.exit_code, calls) == (0, [(tmp_path / "m", cli_model.SIZES[size], 3)])
+    assert result.stdout == f"{tmp_path / 'm'}: made in 12 s, 0.3 million parameters, solves 25% of basic_arithmetic when sampled\n"
+
+
+def test_a_model_that_cannot_be_made_exits_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def make(*arguments: object, **options: object) -> TinySummary:
+        raise ModelError("the folder holds something else; choose another")
+
+    monkeypatch.setattr(cli_model, "make_tiny_model", make)
+    result = rljob("model", "tiny", "--out", str(tmp_path))
+    assert result.exit_code == 3
+    assert "the folder holds something else; choose another" in result.stderr
+
+
+def test_help_names_the_exit_codes() -> None:
+    text = rljob("--help").stdout
+    assert all(word in text for word in ("validate", "plan", "schema", "explain", "run", "model", "130 interrupted"))
+
+
+HEAVY = ("torch", "vllm", "ray", "transformers", "numpy", "rich.console")
+
+
+@pytest.mark.parametrize("arguments", [["validate", QUICKSTART], ["--help"]], ids=["validate", "help"])
+def test_starts_fast(arguments: list[str]) -> None:
+    """CPU time, because wall time also measures what else the machine does; best of three, the first one may compile."""
+    code = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: sys.stderr.write('heavy: ' + ','.join(m for m in {HEAVY!r} if m in sys.modules)))\n"
+        f"sys.argv = ['rljob', *{arguments!r}]\n"
+        "from rljob_runtime.cli import main\nmain()\n"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.stderr == "heavy: ", done.stderr
+        assert done.returncode == 0
+    assert min(seconds) < 0.8, f"{seconds} s of CPU; see python -X importtime"

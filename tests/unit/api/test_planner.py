@@ -1,0 +1,118 @@
+from pathlib import Path
+
+import pytest
+
+from rljob_api import planner
+from rljob_api.errors import SpecInvalidError
+from rljob_api.plan import PlacementMode
+from rljob_api.v1alpha1.components import Role
+from tests.unit.api.manifests import manifest, spec
+
+GROUPS = [{"name": "a", "nodes": 2, "devicesPerNode": 4}, {"name": "cpus", "nodes": 1}, {"name": "b", "nodes": 1, "devicesPerNode": 2}]
+
+
+def component(name: str, role: str, engine_size: int = 1, **placement: object) -> dict:
+    result = {"name": name, "role": role, "placement": placement}
+    return {**result, "engine": {"tensorParallelSize": engine_size}} if engine_size > 1 else result
+
+
+def where(plan: planner.Plan, name: str) -> list[tuple[int, tuple[int, ...], int, int]]:
+    return [(p.node_rank, p.local_devices, p.local_rank, p.local_world_size) for p in plan.component(name).processes]
+
+
+def test_nodes_count_through_the_groups_in_written_order() -> None:
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", ranks="0")]))
+    assert [(n.rank, n.group, n.index, n.first_device) for n in plan.nodes] == [
+        (0, "a", 0, 0),
+        (1, "a", 1, 4),
+        (2, "cpus", 0, 8),
+        (3, "b", 0, 8),
+    ]
+
+
+def test_one_trainer_process_per_device() -> None:
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", ranks="2-5")]))
+    assert where(plan, "t") == [(0, (2,), 0, 2), (0, (3,), 1, 2), (1, (0,), 0, 2), (1, (1,), 1, 2)]
+    assert plan.component("t").devices == (2, 3, 4, 5)
+
+
+def test_engines_take_consecutive_devices() -> None:
+    plan = planner.plan(spec(GROUPS, [component("r", "Rollout", 2, deviceMapping="list(range(0,8))", devicesPerWorker=2)]))
+    assert where(plan, "r") == [(0, (0, 1), 0, 2), (0, (2, 3), 1, 2), (1, (0, 1), 0, 2), (1, (2, 3), 1, 2)]
+
+
+def test_ranks_count_through_the_chosen_groups_only() -> None:
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", nodeGroups=["b", "cpus"], ranks="all")]))
+    assert where(plan, "t") == [(3, (0,), 0, 2), (3, (1,), 1, 2)]
+    assert plan.component("t").devices == (8, 9)
+
+
+def test_nodes_without_devices_are_skipped() -> None:
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", ranks="7-8")]))
+    assert [p.node_rank for p in plan.component("t").processes] == [1, 3]
+
+
+def test_the_written_order_of_groups_decides() -> None:
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", nodeGroups=["b", "a"], ranks="1-2")]))
+    assert [(p.node_rank, p.devices) for p in plan.component("t").processes] == [(3, (9,)), (0, (0,))]
+
+
+def test_cpu_workers_go_round_the_nodes() -> None:
+    plan = planner.plan(spec(GROUPS, [component("w", "Reward", workers=6)]))
+    assert [p.node_rank for p in plan.component("w").processes] == [0, 1, 2, 3, 0, 1]
+    assert where(plan, "w")[4] == (0, (), 1, 2)
+    only = planner.plan(spec(GROUPS, [component("w", "Reward", nodeGroups=["cpus"], workers=2)]))
+    assert [p.node_rank for p in only.component("w").processes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "mode"),
+    [("0-3", "0-3", PlacementMode.COLLOCATED), ("0-1", "2-3", PlacementMode.DISAGGREGATED), ("0-3", "2-5", PlacementMode.HYBRID)],
+)
+def test_mode(trainer: str, rollout: str, mode: PlacementMode) -> None:
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", ranks=trainer), component("r", "Rollout", ranks=rollout)]))
+    assert plan.mode is mode
+
+
+def test_sharing_is_mutual_and_named() -> None:
+    components = [
+        component("t", "Trainer", ranks="0-3"),
+        component("r", "Rollout", ranks="3-5"),
+        component("ref", "Reference", ranks="5"),
+        component("w", "Reward", workers=1),
+    ]
+    plan = planner.plan(spec(GROUPS, components))
+    assert [c.shares_devices_with for c in plan.components] == [("r",), ("t", "ref"), ("r",), ()]
+    assert plan.with_role(Role.ROLLOUT)[0].name == "r"
+
+
+def test_an_engine_across_nodes_names_both() -> None:
+    with pytest.raises(SpecInvalidError, match=r"node 0 \(a\[0\]\) and node 1 \(a\[1\]\)"):
+        planner.plan(spec(GROUPS, [component("r", "Rollout", 2, ranks="3-4")]))
+
+
+def test_all_problems_at_once() -> None:
+    components = [component("t", "Trainer", ranks="99"), component("t", "Rollout", deviceMapping="[-1]"), component("w", "Reward")]
+    errors = planner.plan_or_errors(spec(GROUPS, components))
+    assert isinstance(errors, list)
+    assert [error.path for error in errors] == [
+        "spec.components[1].name",
+        "spec.components[0].placement.ranks",
+        "spec.components[1].placement.deviceMapping",
+        "spec.components[2].placement",
+    ]
+
+
+def test_golden_plan_of_the_quickstart() -> None:
+    from rljob_api.validation import check
+    from rljob_runtime.cli_plan import as_yaml
+
+    root = Path(__file__).parents[3]
+    text = as_yaml(check((root / "examples" / "quickstart.yaml").read_text()))
+    assert text + "\n" == (root / "tests" / "golden" / "plan" / "quickstart.yaml").read_text()
+
+
+def test_the_builder_is_valid() -> None:
+    from rljob_api.validation import check
+
+    assert check(manifest()).plan.mode is PlacementMode.DISAGGREGATED
