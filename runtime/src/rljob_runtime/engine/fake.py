@@ -1,0 +1,257 @@
+"""An engine in memory for tests of the driver: no threads, no sleeps, no model, every order of events at the test's choice.
+
+Tokens are a fixed function of (prompt, seed, position), so two runs agree and a lost or doubled response shows. Time is virtual: a
+step costs ``step_s``, and ``collect`` runs steps until a response ends or its virtual wait is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, OnRunning
+from rljob_runtime.errors import DataError, DeadlineError, WeightSyncError
+from rljob_runtime.records import Completion, GenerationRequest, VersionSpan, WeightManifest
+from rljob_runtime.weightsync.assembly import UpdateAssembly
+
+LengthRule = Callable[[GenerationRequest], int]
+ScoreRule = Callable[[tuple[int, ...], int], tuple[float, ...]]
+"""(sequence, version) -> log-probs of its tokens after the first."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A response in progress."""
+
+    request: GenerationRequest
+    length: int
+    token_ids: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+def default_length(request: GenerationRequest) -> int:
+    """Lengths 1..max_tokens spread by the seed, so that responses of a group end in different steps."""
+    return 1 + _hash(request.prompt_token_ids, request.seed, -1) % request.sampling.max_tokens
+
+
+def default_scores(sequence: tuple[int, ...], version: int) -> tuple[float, ...]:
+    """Differs between versions, equal on all engines of one version."""
+    return tuple(-1.0 - (_hash(sequence, version, position) % 1000) / 1000 for position in range(1, len(sequence)))
+
+
+class FakeEngine:
+    """An ``Engine`` whose every step the test controls."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 100,
+        max_num_seqs: int = 256,
+        step_s: float = 0.01,
+        automatic: bool = True,
+        length_of: LengthRule = default_length,
+        scores_of: ScoreRule = default_scores,
+        expected: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Make an engine that serves version 0.
+
+        Args:
+            vocab_size: drawn tokens are below it.
+            max_num_seqs: requests that draw a token in one step; the rest waits.
+            step_s: virtual seconds of a step; large values make the engine slow.
+            automatic: False leaves every step to ``advance`` and ``end``, ``collect`` then only takes what ended.
+            length_of: tokens of each response; ``max_tokens`` is the upper limit.
+            scores_of: what ``score`` answers.
+            expected: parameters an update must bring, by name with shape; None takes any manifest.
+        """
+        self.vocab_size = vocab_size
+        self.max_num_seqs = max_num_seqs
+        self.step_s = step_s
+        self.automatic = automatic
+        self.now_s = 0.0
+        """Virtual clock: grows by ``step_s`` per step and by the waits of ``collect``."""
+        self.versions: list[int] = [0]
+        """Every version ever served, in order."""
+        self.submitted: list[str] = []
+        """Every request id ever given, in order."""
+        self._length_of = length_of
+        self._scores_of = scores_of
+        self._expected = expected
+        self._running: dict[str, _Running] = {}
+        self._finished: list[Completion] = []
+        self._assembly: UpdateAssembly | None = None
+        self._lost_tensor: str | None = None
+        self._death: str | None = None
+        self._generated = 0
+        self._busy_s = 0.0
+        self._steps = 0
+
+    # -- Engine -------------------------------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; see ``Engine.submit``."""
+        self._raise_if_dead()
+        ids = [request.request_id for request in requests]
+        used = {completion.request_id for completion in self._finished} | self._running.keys()
+        if len(set(ids)) != len(ids) or not used.isdisjoint(ids):
+            raise DataError(f"submit: request ids are in use: {sorted(used & set(ids)) or ids}; give every request an id of its own")
+        for request in requests:
+            length = min(self._length_of(request), request.sampling.max_tokens)
+            self._running[request.request_id] = _Running(request=request, length=length)
+        self.submitted += ids
+
+    def collect(self, max_wait_s: float) -> list[Completion]:
+        """Run steps until something ended or the virtual wait is over; see ``Engine.collect``."""
+        self._raise_if_dead()
+        until_s = self.now_s + max_wait_s
+        while self.automatic and not self._finished and self._running and self.now_s + self.step_s <= until_s:
+            self.advance()
+            self._raise_if_dead()
+        if not self._finished:
+            self.now_s = until_s
+        finished, self._finished = self._finished, []
+        return finished
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests early; see ``Engine.abort``."""
+        self._raise_if_dead()
+        for request_id in request_ids:
+            if request_id in self._running:
+                self._end(request_id, "abort")
+
+    def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
+        """Answer by rule, in one step; see ``Engine.score``."""
+        self._raise_if_dead()
+        self._spend(timeout_s, f"scoring {len(sequences)} sequences")
+        return [self._scores_of(sequence, self.versions[-1]) for sequence in sequences]
+
+    def begin_update(self, manifest: WeightManifest, version: int) -> None:
+        """Open an update; see ``Engine.begin_update``."""
+        self._raise_if_dead()
+        self._assembly = UpdateAssembly(manifest, version, self._expected)
+
+    def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
+        """Take one bucket; see ``Engine.load_bucket``."""
+        self._open_assembly("load_bucket").add(bucket_index, data)
+
+    def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
+        """Serve the new version from the next step on; see ``Engine.finish_update``.
+
+        There are no keys and values here, so both values of ``on_running`` end in the same state.
+        """
+        assembly = self._open_assembly("finish_update")
+        assembly.complete()
+        self._spend(timeout_s, f"the update to version {assembly.version}")
+        if self._lost_tensor is not None:
+            name, self._lost_tensor = self._lost_tensor, None
+            raise WeightSyncError(f"update to version {assembly.version}: the model's loader got no data for {name}; send a full update")
+        self.versions.append(assembly.version)
+        self._assembly = None
+        return assembly.version
+
+    def version(self) -> int:
+        """The version being served."""
+        self._raise_if_dead()
+        return self.versions[-1]
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters; see ``Engine.stats``."""
+        self._raise_if_dead()
+        running = min(len(self._running), self.max_num_seqs)
+        return {
+            "running": float(running),
+            "waiting": float(len(self._running) - running),
+            "generated_tokens": float(self._generated),
+            "busy_s": self._busy_s,
+            "steps": float(self._steps),
+            "updates": float(len(self.versions) - 1),
+            "update_s": self.step_s if len(self.versions) > 1 else 0.0,
+        }
+
+    def shutdown(self) -> None:
+        """End the engine; later calls raise."""
+        self.die("the engine was shut down; start a new engine")
+
+    # -- the test's controls ------------------------------------------------------------------------------------------------------
+
+    def advance(self, steps: int = 1) -> None:
+        """Let the oldest ``max_num_seqs`` requests draw one token per step; those that reach their length end."""
+        for _ in range(steps):
+            for request_id in list(self._running)[: self.max_num_seqs]:
+                running = self._running[request_id]
+                self._draw(running)
+                if len(running.token_ids) >= running.length:
+                    self._end(request_id, "length" if running.length == running.request.sampling.max_tokens else "stop")
+            self.now_s += self.step_s
+            self._busy_s += self.step_s
+            self._steps += 1
+
+    def end(self, request_ids: Sequence[str]) -> None:
+        """End these responses now, in this order, at their full length and under the version being served."""
+        for request_id in request_ids:
+            running = self._running[request_id]
+            while len(running.token_ids) < running.length:
+                self._draw(running)
+            self._end(request_id, "length" if running.length == running.request.sampling.max_tokens else "stop")
+
+    def running_ids(self) -> list[str]:
+        """Requests not ended yet, in order of submission."""
+        return list(self._running)
+
+    def die(self, reason: str = "the fake engine was told to die") -> None:
+        """Every later call raises ``EngineDiedError`` with the (first) reason."""
+        self._death = self._death or reason
+
+    def lose_tensor(self, name: str) -> None:
+        """The next ``finish_update`` behaves as if this parameter never reached the model."""
+        self._lost_tensor = name
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _draw(self, running: _Running) -> None:
+        """One token of one response."""
+        request, position = running.request, len(running.token_ids)
+        running.token_ids.append(_hash(request.prompt_token_ids, request.seed, position) % self.vocab_size)
+        running.versions.append(self.versions[-1])
+        self._generated += 1
+
+    def _end(self, request_id: str, finish_reason: str) -> None:
+        """Move a response to the finished ones."""
+        running = self._running.pop(request_id)
+        versions = running.versions
+        starts = [i for i in range(len(versions)) if i == 0 or versions[i] != versions[i - 1]]
+        ends = [*starts[1:], len(versions)]
+        self._finished.append(
+            Completion(
+                request_id=request_id,
+                token_ids=tuple(running.token_ids),
+                logprobs=tuple(-0.5 - token / self.vocab_size for token in running.token_ids),
+                version_spans=tuple(VersionSpan(start=s, end=e, version=versions[s]) for s, e in zip(starts, ends, strict=False)),
+                finish_reason=finish_reason,
+            )
+        )
+
+    def _spend(self, timeout_s: float, what: str) -> None:
+        """Take one step's virtual time, or raise when that is more than allowed."""
+        if self.step_s > timeout_s:
+            raise DeadlineError(f"engine: {what} took longer than {timeout_s:.1f} s; allow more time or look at the engine's log")
+        self.now_s += self.step_s
+
+    def _open_assembly(self, method: str) -> UpdateAssembly:
+        """The update in progress."""
+        self._raise_if_dead()
+        if self._assembly is None:
+            raise WeightSyncError(f"{method}: no update is open; call begin_update first")
+        return self._assembly
+
+    def _raise_if_dead(self) -> None:
+        """Raise when the engine was told to die."""
+        if self._death is not None:
+            raise EngineDiedError(self._death)
+
+
+def _hash(tokens: Sequence[int], seed: int, position: int) -> int:
+    """A stable number; Python's own hash may change between versions."""
+    text = f"{','.join(map(str, tokens))}|{seed}|{position}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

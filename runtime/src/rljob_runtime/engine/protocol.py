@@ -1,0 +1,161 @@
+"""What a rollout engine does, whoever implements it.
+
+Called by the engine actors; implemented by ``vllm_engine.VllmEngine`` and ``fake.FakeEngine``. All methods block and may be called from
+several threads. Requests go in by ``submit``, every one of them comes back exactly once through ``collect``.
+
+Named invariants: VERSION (``version`` changes only in ``finish_update``, and only after every byte of the manifest arrived),
+NO-HANG (each wait has a limit; an engine that died raises ``EngineDiedError`` from every call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
+
+ByteArray = npt.NDArray[np.uint8]
+
+OnRunning = Literal["recompute", "keep"]
+"""What an update does to responses in progress: ``recompute`` their keys and values under the new weights (the next tokens are drawn
+exactly as the new weights would), or ``keep`` the old ones (no work is repeated; the rest of the response mixes both weights)."""
+
+
+class EngineDiedError(RuntimeFault):
+    """Raised by every call once the engine's own thread ended, by a fault or by ``shutdown``; the message carries the cause."""
+
+    retryable = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How to start one engine."""
+
+    model_path: str
+    """Folder with ``config.json`` and, for ``load_format`` ``auto``, the weights."""
+    dtype: str = "float32"
+    """Compute dtype: ``float32``, ``bfloat16`` or ``float16``."""
+    max_model_len: int
+    """Tokens of prompt plus response at most; a response that reaches it ends with ``length``."""
+    max_num_seqs: int = 256
+    """Requests computed in one step; more of them wait."""
+    kv_cache_bytes: int | None = None
+    """Memory of keys and values. None takes ``gpu_memory_utilization`` of the device (on CPU: of the host's memory, so set it there)."""
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    """Share of the device, used where ``kv_cache_bytes`` is None."""
+    enforce_eager: bool = True
+    """False compiles the model and captures CUDA graphs."""
+    enable_prefix_caching: bool = True
+    """Share keys and values of equal prompt beginnings. Costs about 10 % where prompts are shorter than a block (128 tokens on CPU)."""
+    seed: int = 0
+    """Of the engine itself; what is drawn depends on each request's own seed only."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """``dummy`` starts with random weights, for engines that receive theirs before the first request."""
+    trust_remote_code: bool = False
+    tokenizer_path: str | None = None
+    """Folder whose tokenizer's end-of-sequence token ends a response besides those of the generation config; None: the model's folder,
+    where it holds a tokenizer."""
+    threads: int | None = None
+    """OpenMP threads of the process (see ``environment``); None leaves the default."""
+    max_batched_tokens: int | None = None
+    """Tokens computed in one step; longer prompts are computed in chunks. None takes vLLM's default."""
+    start_timeout_s: float = 600.0
+    """Limit for loading the model and a first warm-up request."""
+
+
+class Engine(Protocol):
+    """A rollout engine inside one process."""
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests and return at once.
+
+        Raises:
+            DataError: a request this engine cannot serve (empty or over-long prompt, unknown token, bad sampling, id in use);
+                then none of ``requests`` is queued.
+            EngineDiedError: the engine ended.
+        """
+
+    def collect(self, max_wait_s: float) -> list[Completion]:
+        """All responses finished since the last call; waits for the first one, at most ``max_wait_s``, then returns [].
+
+        Raises:
+            EngineDiedError: the engine ended.
+            WeightSyncError: an update failed half-way, the weights are undefined and nothing is generated until a full one succeeds.
+        """
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests early; they come back through ``collect`` as ``abort`` with the tokens drawn so far.
+
+        Ids that already finished, or that the engine does not know, are ignored.
+
+        Raises:
+            EngineDiedError: the engine ended.
+        """
+
+    def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
+        """Log-probs of tokens 1..n-1 of each sequence given what precedes them, at temperature 1 without truncation.
+
+        Runs together with whatever is being generated, and never from cached keys and values.
+
+        Raises:
+            DataError: a sequence shorter than 2 or longer than ``max_model_len - 1`` tokens, or an unknown token.
+            DeadlineError: not done after ``timeout_s``.
+            EngineDiedError, WeightSyncError: as for ``collect``.
+        """
+
+    def begin_update(self, manifest: WeightManifest, version: int) -> None:
+        """Open an update; one that was open and unfinished is dropped. Generation goes on.
+
+        Raises:
+            WeightSyncError: the manifest lacks parameters of the model, brings unknown ones, or shapes differ (each named).
+            EngineDiedError: the engine ended.
+        """
+
+    def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
+        """Take one packed bucket, in any order, each exactly once. Generation goes on.
+
+        Read-only arrays are kept as they are until ``finish_update`` (their bytes must not change), writable ones are copied.
+
+        Raises:
+            WeightSyncError: no open update, unknown or repeated index, or a size that is not the manifest's.
+            EngineDiedError: the engine ended.
+        """
+
+    def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
+        """Put the received weights in place between two steps and return the version now served.
+
+        Raises:
+            WeightSyncError: a bucket is missing (the old weights stay and the update stays open), or the engine failed while loading.
+            DeadlineError: not done after ``timeout_s``.
+            EngineDiedError: the engine ended.
+        """
+
+    def version(self) -> int:
+        """The version being served; 0 before the first update.
+
+        Raises:
+            EngineDiedError: the engine ended.
+        """
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters since the start, and what runs now.
+
+        Keys: ``running`` and ``waiting`` (requests now), ``generated_tokens``, ``busy_s``, ``steps``, ``updates``, ``update_s`` (seconds
+        of the last update, during which nothing is generated).
+
+        Raises:
+            EngineDiedError: the engine ended.
+        """
+
+    def shutdown(self) -> None:
+        """End the engine and free its memory; repeated calls do nothing.
+
+        Raises:
+            DeadlineError: the engine's thread did not end.
+        """

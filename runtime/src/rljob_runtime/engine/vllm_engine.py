@@ -1,0 +1,302 @@
+"""vLLM as an ``Engine``: any thread may call, one thread of its own does the work.
+
+::
+
+    submit, abort, score, finish_update -> inbox (queue of calls) -> engine thread: drain inbox, step, repeat -> VllmLoop -> vLLM
+    collect <- finished responses <- engine thread
+
+The engine thread blocks on the inbox while there is nothing to compute. Buckets of an update are kept aside by the calling threads
+and loaded between two steps in ``finish_update``, so generation goes on while weights travel.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from rljob_runtime.engine.environment import environment_problems
+from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, OnRunning
+from rljob_runtime.errors import DataError, DeadlineError, ModelError, WeightSyncError
+from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
+from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.weightsync.expected import expected_parameters, with_tied_head
+
+if TYPE_CHECKING:
+    from rljob_runtime.engine.vllm_loop import VllmLoop
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+SHUTDOWN_TIMEOUT_S = 60.0
+MIN_TEMPERATURE = 0.01
+"""vLLM silently raises positive temperatures below it, so they are refused."""
+
+
+class VllmEngine:
+    """A running vLLM engine; see ``protocol.Engine`` for what each method promises."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the engine and wait until it can serve.
+
+        Args:
+            config: how to start.
+
+        Raises:
+            ModelError: the environment is unfit, or vLLM cannot load the model; says why.
+            DeadlineError: not ready after ``config.start_timeout_s``.
+        """
+        if problems := environment_problems(config):
+            raise ModelError(f"engine environment: {'; '.join(problems)}; call apply_environment(config) before importing vLLM")
+        try:  # here and not in the thread: importing in two threads at once can hand out half-made modules
+            from rljob_runtime.engine.vllm_loop import VllmLoop
+        except ImportError as exc:
+            raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
+        self._config = config
+        self._expected = expected_parameters(config.model_path, config.trust_remote_code)
+        self._inbox: queue.SimpleQueue[Callable[[VllmLoop], None] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        """Guards everything below."""
+        self._finished: list[Completion] = []
+        self._known_ids: set[str] = set()
+        self._pending: set[Future] = set()
+        self._failure: str | None = None
+        self._stopping = False
+        self._weights_undefined: str | None = None
+        self._stats: dict[str, float] = {}
+        self._version = 0
+        self._vocab_size = 0
+        self._assembly: UpdateAssembly | None = None
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(VllmLoop, started), name="rljob-vllm", daemon=True)
+        self._thread.start()
+        try:
+            started.result(config.start_timeout_s)
+        except TimeoutError as exc:
+            raise DeadlineError(
+                f"vLLM with {config.model_path} was not ready after {config.start_timeout_s:.0f} s; raise start_timeout_s"
+            ) from exc
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests and return at once; see ``Engine.submit``."""
+        for request in requests:
+            self._check_request(request)
+        ids = {request.request_id for request in requests}
+        with self._changed:
+            self._raise_if_dead()
+            if len(ids) != len(requests) or not ids.isdisjoint(self._known_ids):
+                used = sorted(ids & self._known_ids) or "repeated in one call"
+                raise DataError(f"submit: request ids are in use: {used}; give every request an id of its own")
+            self._known_ids |= ids
+            batch = tuple(requests)
+            self._inbox.put(lambda loop: loop.add(batch))
+
+    def collect(self, max_wait_s: float) -> list[Completion]:
+        """Finished responses, waiting for the first; see ``Engine.collect``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._finished or self._failure or self._weights_undefined, max_wait_s)
+            self._raise_if_dead()
+            finished, self._finished = self._finished, []
+            if not finished and self._weights_undefined is not None:
+                raise WeightSyncError(f"nothing is generated because {self._weights_undefined}; send a full update")
+            self._known_ids.difference_update(completion.request_id for completion in finished)
+            return finished
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests early; see ``Engine.abort``."""
+        ids = tuple(request_ids)
+        with self._changed:
+            self._raise_if_dead()
+            self._inbox.put(lambda loop: loop.abort(ids))
+
+    def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
+        """Log-probs of given sequences; see ``Engine.score``."""
+        longest = self._config.max_model_len - 1
+        for sequence in sequences:
+            if not 2 <= len(sequence) <= longest:
+                raise DataError(f"score: a sequence has {len(sequence)} tokens; 2 to {longest} can be scored (max_model_len - 1)")
+            self._check_tokens("score", sequence)
+        if not sequences:
+            return []
+        if (reason := self._weights_undefined) is not None:
+            raise WeightSyncError(f"score: {reason}; send a full update")
+        batch = tuple(sequences)
+        result: Future[list[tuple[float, ...]]] = Future()
+        try:
+            return self._call(result, lambda loop: loop.score(batch, result), timeout_s, f"scoring {len(batch)} sequences")
+        except DeadlineError:
+            self._inbox.put(lambda loop: loop.cancel_score(result))
+            raise
+
+    def begin_update(self, manifest: WeightManifest, version: int) -> None:
+        """Open an update; see ``Engine.begin_update``."""
+        assembly = UpdateAssembly(manifest, version, with_tied_head(self._expected, manifest))
+        with self._changed:
+            self._raise_if_dead()
+            self._assembly = assembly
+
+    def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
+        """Take one bucket; see ``Engine.load_bucket``."""
+        self._open_assembly("load_bucket").add(bucket_index, data)
+
+    def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
+        """Put the received weights in place; see ``Engine.finish_update``."""
+        assembly = self._open_assembly("finish_update")
+        buckets = assembly.complete()
+        deadline = time.monotonic() + timeout_s
+        result: Future[int] = Future()
+
+        def apply(loop: VllmLoop) -> None:
+            try:
+                served = loop.apply_update(buckets, assembly.version, on_running, deadline)
+            except (WeightSyncError, DeadlineError) as exc:
+                self._publish(loop)  # before the caller goes on, so that it sees the state the update left
+                result.set_exception(exc)
+            else:
+                self._publish(loop)
+                result.set_result(served)
+
+        version = self._call(result, apply, timeout_s, f"the update to version {assembly.version}")
+        with self._changed:
+            self._assembly = None
+        return version
+
+    def version(self) -> int:
+        """The version being served."""
+        with self._changed:
+            self._raise_if_dead()
+            return self._version
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters; see ``Engine.stats``."""
+        with self._changed:
+            self._raise_if_dead()
+            return dict(self._stats)
+
+    def shutdown(self) -> None:
+        """End the engine; see ``Engine.shutdown``."""
+        with self._changed:
+            self._stopping = True
+        self._inbox.put(None)
+        self._thread.join(SHUTDOWN_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise DeadlineError(f"the vLLM thread did not end within {SHUTDOWN_TIMEOUT_S:.0f} s; end the process")
+
+    # -- the engine thread --------------------------------------------------------------------------------------------------------
+
+    def _run(self, make_loop: type[VllmLoop], started: Future[None]) -> None:
+        """Build the loop, then serve until told to stop. Nothing escapes: the thread is a border, callers get what went wrong."""
+        loop: VllmLoop | None = None
+        try:
+            loop = make_loop(self._config)
+            self._vocab_size = loop.vocab_size
+            self._publish(loop)
+        except Exception as exc:
+            logger.exception("vLLM cannot start")
+            started.set_exception(ModelError(f"vLLM cannot start with {self._config.model_path}: {type(exc).__name__}: {exc}"))
+            return
+        started.set_result(None)
+        try:
+            self._serve(loop)
+        except Exception as exc:
+            logger.exception("the vLLM thread ended")
+            where = traceback.extract_tb(exc.__traceback__)[-1]
+            self._fail(f"the vLLM thread ended: {type(exc).__name__}: {exc} (in {where.name}, line {where.lineno}); start a new engine")
+        else:
+            self._fail("the engine was shut down; start a new engine")
+        finally:
+            loop.close()
+
+    def _serve(self, loop: VllmLoop) -> None:
+        """Alternate between the inbox and steps; block on the inbox while there is nothing to compute."""
+        while True:
+            busy = loop.has_work()
+            while not busy or not self._inbox.empty():
+                command = self._inbox.get()
+                if command is None:
+                    return
+                command(loop)
+                busy = loop.has_work()
+                if not busy:
+                    self._publish(loop)
+            loop.step()
+            self._publish(loop)
+
+    def _publish(self, loop: VllmLoop) -> None:
+        """Hand finished responses and the loop's state to the other threads, at once so that they agree."""
+        counters, finished = loop.counters(), loop.take_finished()
+        with self._changed:
+            self._finished += finished
+            self._stats = counters
+            self._version = loop.version
+            self._weights_undefined = loop.weights_undefined
+            if finished or self._weights_undefined is not None:
+                self._changed.notify_all()
+
+    def _fail(self, reason: str) -> None:
+        """Wake everyone who waits, with the reason."""
+        with self._changed:
+            self._failure = reason
+            for future in self._pending:
+                if not future.done():
+                    future.set_exception(EngineDiedError(reason))
+            self._changed.notify_all()
+
+    # -- shared by the calling threads --------------------------------------------------------------------------------------------
+
+    def _call(self, result: Future[ResultT], command: Callable[[VllmLoop], None], timeout_s: float, what: str) -> ResultT:
+        """Have the engine thread run ``command`` and wait for ``result``."""
+        with self._changed:
+            self._raise_if_dead()
+            self._pending.add(result)
+            self._inbox.put(command)
+        try:
+            return result.result(timeout_s)
+        except DeadlineError:
+            raise
+        except TimeoutError as exc:
+            raise DeadlineError(f"engine: {what} took longer than {timeout_s:.1f} s; allow more time or look at the engine's log") from exc
+        finally:
+            with self._changed:
+                self._pending.discard(result)
+
+    def _raise_if_dead(self) -> None:
+        """Raise when the engine ended; call with the condition held."""
+        if self._failure is not None:
+            raise EngineDiedError(self._failure)
+        if self._stopping:
+            raise EngineDiedError("the engine is shutting down; start a new engine")
+
+    def _open_assembly(self, method: str) -> UpdateAssembly:
+        """The update in progress."""
+        with self._changed:
+            self._raise_if_dead()
+            if self._assembly is None:
+                raise WeightSyncError(f"{method}: no update is open; call begin_update first")
+            return self._assembly
+
+    def _check_request(self, request: GenerationRequest) -> None:
+        """Refuse what would fail inside the engine thread."""
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        where = f"request {request.request_id}"
+        if not 1 <= len(prompt) < self._config.max_model_len:
+            raise DataError(f"{where}: the prompt has {len(prompt)} tokens; 1 to {self._config.max_model_len - 1} fit (max_model_len - 1)")
+        self._check_tokens(where, prompt)
+        if sampling.max_tokens < 1 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
+            raise DataError(f"{where}: {sampling} is out of range; max_tokens >= 1, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1")
+        if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= 2:
+            raise DataError(f"{where}: temperature {sampling.temperature} is out of range; 0 (greedy) or {MIN_TEMPERATURE} to 2")
+
+    def _check_tokens(self, where: str, token_ids: Sequence[int]) -> None:
+        """Refuse tokens the model has no embedding for."""
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            raise DataError(
+                f"{where}: token ids go from {min(token_ids)} to {max(token_ids)}, the model knows 0 to {self._vocab_size - 1}; "
+                "tokenizer and model do not belong together"
+            )

@@ -1,0 +1,130 @@
+"""Brings new weights from the trainer to every engine, and proves that they arrived.
+
+Per bucket: all trainer ranks gather, rank 0 packs, every engine loads; while engines load bucket i the trainer packs bucket
+i + 1. The bucket travels from rank 0 to the engines as one object of the cluster's store: shared memory on one host, the
+network between hosts. Invariant VERSION: afterwards every engine answers with the new version, or a WeightSyncError says
+which does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.records import WeightManifest
+
+MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15}
+"""Allowed difference of a token's log-prob between trainer and engine where the spec sets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeConfig:
+    """The comparison of trainer and engines after a sync."""
+
+    every_syncs: int
+    """0 switches it off."""
+    max_difference: float
+    sequences: tuple[tuple[int, ...], ...]
+    """Token ids of each probe, at least two tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReport:
+    """One finished sync."""
+
+    version: int
+    size_bytes: int
+    elapsed_s: float
+
+
+class WeightPublisher:
+    """One per job; publishes one version at a time."""
+
+    def __init__(
+        self, *, trainers: Sequence[Worker], engines: Sequence[Worker], manifest: WeightManifest, timeout_s: float, probe: ProbeConfig
+    ) -> None:
+        """``manifest`` is the layout that trainer ranks pack and engines expect."""
+        self._trainers = trainers
+        self._engines = engines
+        self._manifest = manifest
+        self._timeout_s = timeout_s
+        self._probe = probe
+        self._syncs = 0
+
+    async def publish(self, version: int) -> SyncReport:
+        """Serve the trainer's present weights as ``version`` from every engine.
+
+        Raises:
+            WeightSyncError: the deadline passed, or an engine refused, or serves another version.
+        """
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                served = await self._transfer(version)
+        except TimeoutError as error:
+            raise WeightSyncError(
+                f"weights v{version} ({self._manifest.total_bytes / 2**20:.1f} MiB in {len(self._manifest.buckets)} buckets) did not reach all "
+                f"engines within {self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
+            ) from error
+        wrong = [f"{e.name} serves v{v}" for e, v in zip(self._engines, served, strict=True) if v != version]
+        if wrong:
+            raise WeightSyncError(f"after publishing v{version}: {', '.join(wrong)}")
+        self._syncs += 1
+        return SyncReport(version=version, size_bytes=self._manifest.total_bytes, elapsed_s=time.monotonic() - started)
+
+    async def probe(self, version: int) -> float | None:
+        """Largest difference of a probe token's log-prob between trainer and engines; None when not due.
+
+        The engines score while they generate. Log-probs are raw (temperature 1) on both sides.
+
+        Raises:
+            WeightSyncError: the difference is above the limit, or not a number.
+        """
+        if not self._probe.every_syncs or (self._syncs - 1) % self._probe.every_syncs:
+            return None
+        sequences = self._probe.sequences
+        flat = np.array([t for s in sequences for t in s], dtype=np.int32)
+        lengths = np.array([len(s) for s in sequences], dtype=np.int32)
+        calls = [t.start("compute_logprobs", flat, lengths, 1.0) for t in self._trainers]
+        calls += [e.start("score", sequences, self._timeout_s) for e in self._engines]
+        answers = await gather_all(calls, self._timeout_s)
+        expected = _without_first(answers[0], lengths)
+        worst = 0.0
+        for engine, scores in zip(self._engines, answers[len(self._trainers) :], strict=True):
+            found = np.array([x for s in scores for x in s], dtype=np.float32)
+            difference = float(np.max(np.abs(found - expected)))
+            if not difference <= self._probe.max_difference:
+                raise WeightSyncError(
+                    f"after publishing v{version} {engine.name} and the trainer disagree by {difference:.3g} in a token's log-prob, allowed "
+                    f"{self._probe.max_difference:.3g} (spec.weightSync.probe.maxDifference): the engine does not hold the trainer's weights"
+                )
+            worst = max(worst, difference)
+        return worst
+
+    async def _transfer(self, version: int) -> list[int]:
+        loading: list[Pending] = []
+        begun = [e.start("begin_update", self._manifest, version) for e in self._engines]
+        for bucket in self._manifest.buckets:
+            packed = [t.start("pack_bucket", bucket) for t in self._trainers]
+            if begun:
+                await gather_all(begun, self._timeout_s)
+                begun = []
+            await gather_all(loading, self._timeout_s)
+            loading = [e.start("load_bucket", bucket.index, packed[0]) for e in self._engines]
+            if len(packed) > 1:
+                await gather_all(packed[1:], self._timeout_s)
+        await gather_all(loading, self._timeout_s)
+        finishing = [e.start("finish_update", self._timeout_s) for e in self._engines]
+        return [int(v) for v in await gather_all(finishing, self._timeout_s)]
+
+
+def _without_first(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Drop the first token of every sequence: it has no prefix to be predicted from."""
+    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    return np.delete(logprobs, first)

@@ -1,0 +1,120 @@
+"""vLLM's worker end of an update: packed buckets into the running model, by vLLM's own weight-transfer protocol.
+
+vLLM calls ``start_weight_update``, ``update_weights`` once per bucket, ``finish_weight_update`` in every worker. With tensor parallel
+workers in processes of their own, ``register`` runs there through the entry point ``vllm.general_plugins``.
+
+The layerwise reload of vLLM re-creates each layer, loads it, packs it for the kernels and copies it into the original storage, so that
+CUDA graphs stay valid and the order of buckets does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.assembly import shorten
+from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from rljob_runtime.weightsync.packing import ByteArray
+
+BACKEND = "rljob"
+"""The name under which vLLM knows this receiver (``weight_transfer_config={"backend": "rljob"}``)."""
+
+
+def register() -> None:
+    """Make the receiver known to vLLM in this process; repeated calls do nothing."""
+    try:
+        WeightTransferEngineFactory.register_engine(BACKEND, __name__, BucketReceiver.__name__)
+    except ValueError as exc:
+        if "already registered" not in str(exc):
+            raise
+
+
+@dataclass
+class ReceiverInit(WeightTransferInitInfo):
+    """Nothing to agree on: buckets arrive with the call itself."""
+
+
+@dataclass
+class BucketUpdate(WeightTransferUpdateInfo):
+    """One packed bucket; ``last`` asks for the check that nothing is missing."""
+
+    bucket: Bucket
+    data: ByteArray
+    last: bool
+
+
+class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
+    """Loads packed buckets into one worker's model."""
+
+    init_info_cls = ReceiverInit
+    update_info_cls = BucketUpdate
+
+    def __init__(self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module) -> None:
+        """Remember which parameters the loaders fill; afterwards the CPU kernels replace weights by packed copies."""
+        super().__init__(config, vllm_config, device, model)
+        self._required = frozenset(name for name, _ in model.named_parameters())
+        self._loaded: set[str] = set()
+
+    def init_transfer_engine(self, init_info: ReceiverInit) -> None:
+        """Nothing to open."""
+
+    def start_weight_update(self) -> None:
+        """Prepare every layer for loading, also after an update that broke off half-way.
+
+        vLLM leaves layers that were only partly loaded as they are when a new update starts, counts the old pieces again and would
+        finish such a layer before all of the new pieces came. So what they hold is dropped here.
+        """
+        self._loaded.clear()
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load():
+                info.loaded_weights.clear()
+                info.load_numel = 0
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: BucketUpdate) -> None:
+        """Load one bucket: one copy to the device, then views of it through the model's own loader.
+
+        Raises:
+            WeightSyncError: with ``last`` when parameters of the model were in no bucket.
+        """
+        data: torch.Tensor = as_byte_tensor(update_info.data)
+        if self.device.type != "cpu":
+            data = data.to(self.device)
+        loaded: set[str] | None = self.model.load_weights(unpack(update_info.bucket, data))
+        # Models without bookkeeping return None; the names of the manifest were checked before.
+        self._loaded |= self._required if loaded is None else loaded
+        if update_info.last and (missing := sorted(self._required - self._loaded)):
+            raise WeightSyncError(f"the model's loader got no data for {shorten(missing)}; send a full update")
+
+    def finish_weight_update(self) -> None:
+        """Pack what was loaded for the kernels and put it into the original storage."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_shared_weights()
+
+    def shutdown(self) -> None:
+        """Nothing to close."""
+
+    def _repack_shared_weights(self) -> None:
+        """Renew the packed copies of weights that two layers share.
+
+        Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed
+        weight. Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
+        """
+        for layer in self.model.modules():
+            weight: Any = getattr(layer, "weight", None)
+            if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
+                layer.quant_method.process_weights_after_loading(layer)
