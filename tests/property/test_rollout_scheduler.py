@@ -55,7 +55,8 @@ def test_every_prompt_is_trained_once_and_never_too_stale(seed: int, batch: int,
         for group in groups:
             assert 0 <= step - group.oldest_version <= lag
             assert len(group.trajectories) == CONFIG.samples_per_prompt
-    assert scheduler.untrained_prompts() == []
+    assert scheduler.resume_point().done == ()
+    assert scheduler.resume_point().source_state == {"next": prompts.handed_out}
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,3 +76,19 @@ def test_groups_whose_rewards_fail_are_replaced_and_counted(seed: int, batch: in
     counters = scheduler.take_counters()
     assert counters.groups_dropped == len(dropped)
     assert counters.reward_errors == counters.reward_timeouts == 2 * len(dropped)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), batch=st.integers(1, 4), steps=st.integers(2, 6), lag=st.integers(0, 2), data=st.data())
+def test_a_restart_at_any_step_asks_exactly_what_was_not_done(seed: int, batch: int, steps: int, lag: int, data: st.DataObject) -> None:
+    stop_at = data.draw(st.integers(1, steps - 1))
+    workers = [ScriptedEngine(seed=seed)]
+    scheduler, prompts = make(workers, ScriptedJudge(), batch, steps, lag)
+    taken = asyncio.run(train(scheduler, workers, batch, stop_at, lag))
+    point = scheduler.resume_point()
+    before = {g.trajectories[0].prompt.index for groups in taken for g in groups}
+    again = set(range(int(str(point.source_state["next"])), prompts.handed_out)) - set(point.done)
+    asked = set(range(prompts.handed_out))
+    dropped = scheduler.take_counters().groups_dropped
+    assert before.isdisjoint(again)
+    assert len(asked - before - again) == dropped

@@ -3,7 +3,10 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.records import GenerationRequest, Prompt, RewardRequest, RewardResult
@@ -62,6 +65,9 @@ class CountingPrompts:
     def __init__(self) -> None:
         self.handed_out = 0
 
+    def state(self) -> dict[str, object]:
+        return {"next": self.handed_out}
+
     def next(self, count: int) -> list[Prompt]:
         first, self.handed_out = self.handed_out, self.handed_out + count
         return [make_prompt(i) for i in range(first, first + count)]
@@ -88,3 +94,77 @@ class ScriptedJudge:
 def no_texts(responses: list[tuple[int, ...]]) -> list[str]:
     """A decoder."""
     return ["x" * len(r) for r in responses]
+
+
+class ServingEngine(ScriptedEngine):
+    """A scripted engine that also takes weights: a version counter and a log of the phases."""
+
+    def __init__(self, name: str = "engine-0", seed: int = 0) -> None:
+        super().__init__(name, seed)
+        self.phases: list[str] = []
+        self.offset = 0.0
+        """Added to every score: what a wrong tensor would do."""
+        self.forgets_version = False
+        self._coming = 0
+        self.lost = asyncio.Event()
+
+    def begin_update(self, manifest: Any, version: int) -> None:
+        self._coming = version
+        self.phases.append(f"begin v{version}")
+
+    def load_bucket(self, index: int, data: Any) -> None:
+        self.phases.append(f"bucket {index}")
+
+    def finish_update(self, timeout_s: float) -> int:
+        self.phases.append("finish")
+        if not self.forgets_version:
+            self.version = self._coming
+        return self.version
+
+    def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
+        return [tuple(-1.0 + self.offset for _ in s[1:]) for s in sequences]
+
+    async def address(self, timeout_s: float) -> tuple[str, int]:
+        return "127.0.0.1", 0
+
+    async def watch(self) -> None:
+        await self.lost.wait()
+        raise WorkerLostError(self.name, "signal 9", self.log_file)
+
+
+class CountingTrainer:
+    """A trainer whose weights are the number of updates it has made."""
+
+    log_file = "trainer.log"
+
+    def __init__(self, name: str = "trainer-0") -> None:
+        self.name = name
+        self.updates = 0
+        self.batches: list[Any] = []
+        self.on_step: Callable[[int], None] = lambda step: None
+        self.lost = asyncio.Event()
+
+    def start(self, method: str, *args: Any) -> Answered:
+        return Answered(lambda: getattr(self, method)(*args))
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return await self.start(method, *args).result(timeout_s)
+
+    def train_step(self, batches: Sequence[Any], step: int) -> dict[str, float]:
+        self.on_step(step)
+        self.updates += 1
+        self.batches.append(batches)
+        return {"train/total_loss": float(self.updates)}
+
+    def pack_bucket(self, bucket: Any) -> Any:
+        return np.zeros(bucket.size_bytes, dtype=np.uint8)
+
+    def compute_logprobs(self, tokens: Any, lengths: Any, temperature: float) -> Any:
+        return np.full(int(lengths.sum()), -1.0, dtype=np.float32)
+
+    def save_checkpoint(self, folder: str) -> None:
+        (Path(folder) / "updates").write_text(str(self.updates))
+
+    async def watch(self) -> None:
+        await self.lost.wait()
+        raise WorkerLostError(self.name, "signal 9", self.log_file)

@@ -8,11 +8,10 @@ from rljob_runtime.errors import DeadlineError, WorkerLostError
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, sample_seed
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Sampling
-from tests.unit.runtime.builders import make_prompt
 from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
 
 
-def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0, pending: int = 0) -> RolloutScheduler:
+def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0, done: tuple[int, ...] = ()) -> RolloutScheduler:
     return RolloutScheduler(
         prompts=CountingPrompts(),
         decode=no_texts,
@@ -20,7 +19,7 @@ def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0
         judge=ScriptedJudge().judge,
         gate=StalenessGate(groups_per_step=2, max_lag=0, total_groups=8),
         config=RolloutConfig(samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, stall_timeout_s=stall_timeout_s),
-        pending_prompts=[make_prompt(100 + i) for i in range(pending)],
+        done=done,
     )
 
 
@@ -68,13 +67,13 @@ def test_requests_spread_evenly_over_engines() -> None:
     asyncio.run(body())
 
 
-def test_prompts_pending_in_a_checkpoint_come_first() -> None:
+def test_prompts_done_before_a_checkpoint_are_not_asked_again() -> None:
     async def body() -> None:
-        scheduler = scheduler_of([ScriptedEngine()], pending=1)
+        scheduler = scheduler_of([ScriptedEngine()], done=(0, 2))
         running = await started(scheduler)
         groups = await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch")
         running.cancel()
-        assert [g.trajectories[0].prompt.index for g in groups] == [100, 0]
+        assert [g.trajectories[0].prompt.index for g in groups] == [1, 3]
 
     asyncio.run(body())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster as RayProcesses
 
 from rljob_api.plan import Plan, PlannedNode
-from rljob_runtime.cluster.ray_cluster import GROUP_LABEL, RANK_LABEL, RayCluster, ray_resource
+from rljob_runtime.cluster.ray_cluster import GROUP_LABEL, RANK_LABEL, RayCluster, own_signal_handlers, ray_resource
 from rljob_runtime.errors import ClusterError
 
 HEAD_STORE_BYTES = 100 * 2**20
@@ -42,9 +42,10 @@ class EmbeddedCluster(RayCluster):
             os.environ["RLJOB_POD_VISIBLE_DEVICES"] = visible
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._start_processes, plan), timeout_s)
-        except TimeoutError as error:
-            raise ClusterError(f"the embedded Ray cluster did not start within {timeout_s:.0f} s (spec.startupDeadlineSeconds)") from error
+            with own_signal_handlers():
+                self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
+        except (RuntimeError, TimeoutError, OSError) as error:
+            raise ClusterError(f"the embedded Ray cluster did not start: {error}") from error
         await super().start(plan, timeout_s)
 
     async def stop(self) -> None:

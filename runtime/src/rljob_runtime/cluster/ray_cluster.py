@@ -7,8 +7,10 @@ One placement group per job reserves the planned devices: one bundle per planned
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,17 @@ WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
 CPU_SHARE = 0.01
 """CPUs a bundle reserves: devices are what is accounted, cores are shared by all workers of a node."""
+
+
+@contextlib.contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Undo what Ray does to SIGINT and SIGTERM: it would exit the process before a checkpoint is written."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def ray_resource(device_resource: str) -> str:
@@ -53,9 +66,8 @@ class RayCluster:
     async def start(self, plan: Plan, timeout_s: float) -> None:
         """See the protocol."""
         deadline = time.monotonic() + timeout_s
-        await asyncio.to_thread(
-            ray.init, address=self._address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", configure_logging=False
-        )
+        with own_signal_handlers():
+            ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
         self._connected = True
         await wait_for_nodes(plan, deadline)
         used = _used_nodes(plan)

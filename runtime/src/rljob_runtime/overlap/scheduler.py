@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,10 +38,23 @@ Judge = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
 
 
 class Prompts(Protocol):
-    """An endless supply of prompts whose position can be saved."""
+    """An endless supply of prompts whose position can be saved; ``Prompt.index`` grows along it."""
 
     def next(self, count: int) -> list[Prompt]:
         """The next ``count`` prompts."""
+
+    def state(self) -> dict[str, object]:
+        """Its position, JSON-able."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a resumed run continues in the order of prompts: everything admitted but not trained is asked again (ONCE)."""
+
+    source_state: Mapping[str, object]
+    """Position of the source, at or before the oldest prompt that is not done."""
+    done: tuple[int, ...]
+    """Indexes of prompts after that position that were trained or dropped already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +110,7 @@ class RolloutScheduler:
         gate: StalenessGate,
         config: RolloutConfig,
         next_group_id: int = 0,
-        pending_prompts: Sequence[Prompt] = (),
+        done: Sequence[int] = (),
     ) -> None:
         """Wire the parts.
 
@@ -109,7 +122,7 @@ class RolloutScheduler:
             gate: admission.
             config: from the spec.
             next_group_id: continues the numbering after a resume.
-            pending_prompts: admitted before the checkpoint but not trained; asked again first.
+            done: ``ResumePoint.done`` of the checkpoint: prompts the source gives again that need no asking.
         """
         self._prompts = prompts
         self._decode = decode
@@ -118,7 +131,8 @@ class RolloutScheduler:
         self._gate = gate
         self._config = config
         self._next_group_id = next_group_id
-        self._retry: deque[Prompt] = deque(pending_prompts)
+        self._done: set[int] = set(done)
+        self._positions: deque[tuple[int, Mapping[str, object]]] = deque()
         self._open: dict[int, _OpenGroup] = {}
         self._admitted: dict[int, Prompt] = {}
         self._room = asyncio.Event()
@@ -132,14 +146,23 @@ class RolloutScheduler:
         """Number of the next group to be admitted."""
         return self._next_group_id
 
-    def untrained_prompts(self) -> list[Prompt]:
-        """Prompts admitted but not yet confirmed as trained, oldest first: what a checkpoint must remember."""
-        return [*(self._admitted[g] for g in sorted(self._admitted)), *self._retry]
+    def resume_point(self) -> ResumePoint:
+        """What a checkpoint must remember of the prompts; O(prompts in flight)."""
+        oldest = min((p.index for p in self._admitted.values()), default=None)
+        if oldest is None:
+            self._positions.clear()
+            self._done.clear()
+            return ResumePoint(source_state=self._prompts.state(), done=())
+        while len(self._positions) > 1 and self._positions[1][0] <= oldest:
+            self._positions.popleft()
+        first, state = self._positions[0]
+        self._done = {i for i in self._done if i >= first}
+        return ResumePoint(source_state=state, done=tuple(sorted(self._done)))
 
     def trained(self, groups: Sequence[Group]) -> None:
         """These groups have been trained; they need not be asked again after a resume."""
         for group in groups:
-            del self._admitted[group.group_id]
+            self._done.add(self._admitted.pop(group.group_id).index)
 
     def open(self) -> None:
         """The first weights are served: admission begins."""
@@ -182,8 +205,13 @@ class RolloutScheduler:
                 await self._submit(self._next_prompts(count))
 
     def _next_prompts(self, count: int) -> list[Prompt]:
-        again = [self._retry.popleft() for _ in range(min(count, len(self._retry)))]
-        return again + (self._prompts.next(count - len(again)) if count > len(again) else [])
+        prompts: list[Prompt] = []
+        while len(prompts) < count:
+            position = self._prompts.state()
+            taken = self._prompts.next(count - len(prompts))
+            self._positions.append((taken[0].index, position))
+            prompts += [p for p in taken if p.index not in self._done]
+        return prompts
 
     async def _submit(self, prompts: Sequence[Prompt]) -> None:
         shares: list[list[GenerationRequest]] = [[] for _ in self._engines]
@@ -293,7 +321,7 @@ class RolloutScheduler:
 
     def _dropped(self, group: Group) -> None:
         """A group that will not be trained: counted, its place given to another prompt."""
-        del self._admitted[group.group_id]
+        self._done.add(self._admitted.pop(group.group_id).index)
         self._counters.groups_dropped += 1
         self._gate.drop()
         self._room.set()

@@ -1,0 +1,118 @@
+"""Complete checkpoints only: written aside, marked when everything is on disk, found by the mark (COMPLETE).
+
+Layout: ``<root>/step-000100/{policy/, driver.json, COMPLETE}``. The policy is saved by the trainer ranks with torch's
+distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rljob_runtime.errors import CheckpointError
+
+MARK = "COMPLETE"
+STATE_FILE = "driver.json"
+POLICY_FOLDER = "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverState:
+    """What the loop needs to go on exactly where it was."""
+
+    step: int
+    """Steps trained; also the weights version."""
+    next_group_id: int
+    source_state: Mapping[str, object]
+    """Position of the prompt source, at or before the oldest prompt that is not done."""
+    done: tuple[int, ...]
+    """Indexes of prompts after that position that were trained or dropped already."""
+    spec_fingerprint: str
+    """Of the parts of the spec that must not change between attempts."""
+
+
+class CheckpointStore:
+    """Folders below one root."""
+
+    def __init__(self, root: Path, keep: int) -> None:
+        """``keep`` complete checkpoints stay, older ones are removed."""
+        self.root = root
+        self._keep = keep
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the checkpoint after ``step`` steps.
+
+        Raises:
+            CheckpointError: the folder cannot be made.
+        """
+        folder = self._folder(step)
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            (folder / POLICY_FOLDER).mkdir(parents=True)
+        except OSError as error:
+            raise _disk_error(folder, error) from error
+        return folder
+
+    def complete(self, folder: Path, state: DriverState) -> None:
+        """Write the driver's state, then the mark, then remove what is too old.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        try:
+            _write_synced(folder / STATE_FILE, json.dumps(asdict(state)))
+            _write_synced(folder / MARK, f"{state.step}\n")
+            complete = self._complete_folders()
+            for folder_path in self.root.glob("step-*"):
+                if folder_path not in complete[-self._keep :] and folder_path < folder:
+                    shutil.rmtree(folder_path)
+        except OSError as error:
+            raise _disk_error(folder, error) from error
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        complete = self._complete_folders()
+        return complete[-1] if complete else None
+
+    def load(self, folder: Path, spec_fingerprint: str) -> DriverState:
+        """The driver's state in ``folder``.
+
+        Raises:
+            CheckpointError: unreadable, or written under a spec that differs where it must not.
+        """
+        try:
+            raw = json.loads((folder / STATE_FILE).read_text())
+            state = DriverState(done=tuple(raw.pop("done")), **raw)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{folder / STATE_FILE} cannot be read: {error}; remove {folder} to resume from an older one") from error
+        if state.spec_fingerprint != spec_fingerprint:
+            raise CheckpointError(
+                f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
+                "(training.steps may grow); start anew with --overwrite or restore the spec"
+            )
+        return state
+
+    def _folder(self, step: int) -> Path:
+        return self.root / f"step-{step:06d}"
+
+    def _complete_folders(self) -> list[Path]:
+        return sorted(mark.parent for mark in self.root.glob(f"step-*/{MARK}"))
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _disk_error(folder: Path, error: OSError) -> CheckpointError:
+    if error.errno == errno.ENOSPC:
+        return CheckpointError(f"no space left for checkpoint {folder}; free some or set spec.checkpoint.path to another volume")
+    return CheckpointError(f"checkpoint {folder} cannot be written: {error}")

@@ -1,0 +1,11 @@
+"""Prompts for a run: read or generated, formatted, tokenized, shuffled, mixed.
+
+::
+
+    SourceConfig (JSONL file, reasoning-gym task) -> rows -> PromptFormat + tokenizer -> PromptSource.next(n) -> Prompt
+"""
+
+from .config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
+from .source import PromptSource
+
+__all__ = ["JsonlSource", "PromptFormat", "PromptSource", "ReasoningGymSource", "SourceConfig"]

@@ -1,0 +1,253 @@
+"""The endless, seeded stream of prompts.
+
+Each source is shuffled anew every epoch; sources are mixed by weight. The order is a function of (sources, format,
+tokenizer, seed) alone: how ``next`` calls are cut does not matter, and ``restore(state())`` continues exactly.
+
+Work is done in chunks ahead of demand (rendering and tokenizing many prompts at once is several times cheaper), so the
+state is kept at the last prompt *handed out*, never at the last one prepared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..errors import DataError
+from ..records import Prompt
+from .config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig, check_sources
+from .encode import PromptEncoder
+from .jsonl import Row, read_rows
+from .reasoning_gym_source import ReasoningGymRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CHUNK = 64
+_CACHED_PROMPTS = 16_384
+_MAX_DROPPED_AT_START = 2_000
+_STATE_VERSION = 1
+
+
+class _Rows(Protocol):
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Row: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encoded:
+    """A row ready to be handed out."""
+
+    row: Row
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Position:
+    """Where one source stands after a prompt was handed out."""
+
+    epoch: int = 0
+    cursor: int = 0
+    """Entries of the epoch's order already visited."""
+    emitted: int = 0
+    dropped: int = 0
+    """Visited entries left out because they were too long, over all epochs."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One source: its shuffled order, chunked encoding and length filter."""
+
+    config: SourceConfig
+    rows: _Rows
+    encoder: PromptEncoder
+    seed: int
+    max_prompt_tokens: int
+    position: _Position = field(default_factory=_Position)
+    """After the last prompt handed out."""
+    _ahead: _Position = field(default_factory=_Position)
+    """After the last prompt prepared."""
+    _ready: deque[tuple[_Encoded, _Position]] = field(default_factory=deque)
+    _cache: dict[int, _Encoded] = field(default_factory=dict)
+    _order: tuple[int, np.ndarray] | None = None
+    """(epoch, permutation of the row indexes), kept for the epoch in work."""
+
+    def take(self) -> _Encoded:
+        """Hand out the next prompt that fits."""
+        while not self._ready:
+            self._prepare()
+        encoded, self.position = self._ready.popleft()
+        return encoded
+
+    def move_to(self, position: _Position) -> None:
+        """Continue after ``position``."""
+        self.position = self._ahead = position
+        self._ready.clear()
+
+    def _prepare(self) -> None:
+        ahead = self._ahead
+        epoch, cursor, emitted, dropped = ahead.epoch, ahead.cursor, ahead.emitted, ahead.dropped
+        indexes = self._epoch_order(epoch)[cursor : cursor + _CHUNK].tolist()
+        for encoded in self._encode(indexes):
+            cursor += 1
+            if len(encoded.token_ids) > self.max_prompt_tokens:
+                dropped += 1
+                if emitted == 0:
+                    self._check_not_all_dropped(dropped)
+                continue
+            emitted += 1
+            # The end of an epoch is the start of the next: one spelling of each position.
+            after = (epoch + 1, 0) if cursor == len(self.rows) else (epoch, cursor)
+            self._ready.append((encoded, _Position(epoch=after[0], cursor=after[1], emitted=emitted, dropped=dropped)))
+        if cursor == len(self.rows):
+            epoch, cursor = epoch + 1, 0
+        self._ahead = _Position(epoch=epoch, cursor=cursor, emitted=emitted, dropped=dropped)
+
+    def _check_not_all_dropped(self, dropped: int) -> None:
+        """Raise DataError once a whole epoch, or very many prompts from the start on, were too long."""
+        if dropped >= min(len(self.rows), _MAX_DROPPED_AT_START):
+            raise DataError(
+                f"data source {self.config.name!r}: all of its first {dropped} prompts are longer than max_prompt_tokens "
+                f"({self.max_prompt_tokens} tokens); raise it or use shorter prompts"
+            )
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(len(self.rows)))
+        return self._order[1]
+
+    def _encode(self, indexes: Sequence[int]) -> list[_Encoded]:
+        missing = [i for i in indexes if i not in self._cache]
+        rows = [self.rows[i] for i in missing]
+        texts = self.encoder.encode([row.question for row in rows])
+        fresh = {
+            i: _Encoded(row=row, text=text, token_ids=token_ids) for i, row, (text, token_ids) in zip(missing, rows, texts, strict=True)
+        }
+        result = [fresh[i] if i in fresh else self._cache[i] for i in indexes]
+        if len(self._cache) + len(fresh) <= _CACHED_PROMPTS:
+            self._cache.update(fresh)
+        return result
+
+
+class PromptSource:
+    """An endless, seeded stream of prompts from weighted sources."""
+
+    def __init__(
+        self,
+        sources: Sequence[SourceConfig],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        max_prompt_tokens: int,
+        prompt_format: PromptFormat | None = None,
+    ) -> None:
+        """Open every source.
+
+        Raises DataError for unusable sources, files, tasks or templates. Prompts of more than ``max_prompt_tokens`` are
+        left out and counted in ``dropped_too_long``; when that leaves none, ``next`` raises DataError.
+        """
+        if max_prompt_tokens < 1:
+            raise DataError(f"data: max_prompt_tokens is {max_prompt_tokens}; it must be at least 1")
+        check_sources(tuple(sources))
+        prompt_format = prompt_format or PromptFormat()
+        encoder = PromptEncoder(tokenizer, prompt_format)
+        self._fingerprint = _fingerprint(sources, seed=seed, max_prompt_tokens=max_prompt_tokens, prompt_format=prompt_format)
+        self._streams: list[_Stream] = []
+        for source in sources:
+            own_seed = _derived_seed(seed, source.name)
+            rows = _open(source, own_seed)
+            self._streams.append(_Stream(config=source, rows=rows, encoder=encoder, seed=own_seed, max_prompt_tokens=max_prompt_tokens))
+
+    def next(self, count: int) -> list[Prompt]:
+        """Return the next ``count`` prompts of the order. Raises DataError when a source has only too long ones."""
+        return [self._next_one() for _ in range(count)]
+
+    @property
+    def dropped_too_long(self) -> int:
+        """Prompts passed over so far because they were too long; one is counted again each epoch."""
+        return sum(s.position.dropped for s in self._streams)
+
+    def state(self) -> dict[str, object]:
+        """Return the position as JSON-ready values; ``restore`` continues exactly after it."""
+        return {
+            "version": _STATE_VERSION,
+            "fingerprint": self._fingerprint,
+            "streams": {s.config.name: asdict(s.position) for s in self._streams},
+        }
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Continue after ``state``.
+
+        Raises DataError when the state is of another format or of other data (sources, sizes, seed, template).
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise DataError(
+                f"data: the saved sampler state has version {state.get('version')!r}, this release reads {_STATE_VERSION}; start without it"
+            )
+        if state.get("fingerprint") != self._fingerprint:
+            raise DataError(
+                "data: the saved sampler state belongs to other data (sources, parameters, seed, template or prompt limit differ); "
+                "restore spec.data as it was, or start a new run"
+            )
+        streams = state.get("streams")
+        if not isinstance(streams, Mapping) or set(streams) != {s.config.name for s in self._streams}:
+            raise DataError("data: the saved sampler state is damaged: its streams are not those of the sources; use an older checkpoint")
+        for stream in self._streams:
+            stream.move_to(_position(streams[stream.config.name]))
+
+    def _next_one(self) -> Prompt:
+        # Largest deficit first: after n prompts every source is within one of its exact share, with no random draw to save.
+        index = sum(s.position.emitted for s in self._streams)
+        total = sum(s.config.weight for s in self._streams)
+        stream = max(self._streams, key=lambda s: s.config.weight / total * (index + 1) - s.position.emitted)
+        encoded = stream.take()
+        return Prompt(
+            index=index,
+            text=encoded.text,
+            token_ids=encoded.token_ids,
+            answer=encoded.row.answer,
+            source=stream.config.name,
+            metadata=encoded.row.metadata,
+        )
+
+
+def _open(source: SourceConfig, seed: int) -> _Rows:
+    if isinstance(source, ReasoningGymSource):
+        return ReasoningGymRows(source, seed=seed)
+    return read_rows(source)
+
+
+def _derived_seed(seed: int, name: str) -> int:
+    """Return 31 bits from (run seed, source name).
+
+    Hashed, not added: reasoning-gym draws entry i from ``seed + i``, so that neighbouring seeds give nearly the same entries.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big") >> 1
+
+
+def _fingerprint(sources: Sequence[SourceConfig], *, seed: int, max_prompt_tokens: int, prompt_format: PromptFormat) -> str:
+    """Return a digest of all that decides the order, except a file's place: a checkpoint may be resumed in another folder."""
+    described: list[object] = [seed, max_prompt_tokens, asdict(prompt_format)]
+    for source in sources:
+        values: dict[str, object] = {f.name: getattr(source, f.name) for f in fields(source)}
+        if isinstance(source, JsonlSource):
+            values["path"] = hashlib.sha256(source.path.read_bytes()).hexdigest() if source.path.is_file() else ""
+        described.append([type(source).__name__, values])
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=_jsonable).encode()).hexdigest()[:16]
+
+
+def _jsonable(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _position(value: object) -> _Position:
+    names = _Position.__dataclass_fields__
+    if not isinstance(value, Mapping) or set(value) != set(names) or not all(isinstance(v, int) and v >= 0 for v in value.values()):
+        raise DataError(f"data: the saved sampler state is damaged: a stream's position reads {value!r}; use an older checkpoint")
+    return _Position(**{name: int(value[name]) for name in names})

@@ -1,0 +1,277 @@
+"""The loop of a job: wires workers, buffer and publisher, computes nothing itself.
+
+::
+
+    launch.py ── workers ──┐
+                           v
+      PromptSource -> RolloutScheduler -> engines ----- completions -----> reward workers
+                          ^                                                     |
+                 advance(version)                                               v
+                          |                                             TrajectoryBuffer
+      engines <- WeightPublisher <- trainer ranks <- batching <- take(B) -------+
+                          |
+                 CheckpointStore, Reporter
+
+| wait                     | for                            | bounded by                           | unblocked by            |
+|--------------------------|--------------------------------|--------------------------------------|-------------------------|
+| buffer.take              | B judged groups                | stallTimeoutSeconds without progress | the B-th group          |
+| train_step               | all trainer ranks              | training.stepTimeoutSeconds          | the slowest rank        |
+| publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
+| workers' watch           | the end of any worker          | the whole run                        | a dead process          |
+
+Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. Checkpoints are taken before
+``advance``, when everything admitted has been trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rljob_runtime.checkpointing import POLICY_FOLDER, CheckpointStore, DriverState
+from rljob_runtime.cluster.protocol import Worker, gather_all
+from rljob_runtime.errors import Interrupted
+from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig, make_batches
+from rljob_runtime.overlap.buffer import Group
+from rljob_runtime.overlap.scheduler import RolloutScheduler
+from rljob_runtime.records import StepRecord, TrainBatch
+from rljob_runtime.report import Reporter
+from rljob_runtime.step_metrics import group_metrics
+from rljob_runtime.weightsync.publisher import WeightPublisher
+
+IO_TIMEOUT_S = 1800.0
+"""Deadline of writing or reading a checkpoint or a model on the trainer's side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """What the loop needs of the spec."""
+
+    total_steps: int
+    groups_per_step: int
+    max_lag: int
+    step_timeout_s: float
+    take_timeout_s: float
+    """Outer bound of waiting for a batch; a stall is found earlier by the scheduler."""
+    checkpoint_every_steps: int
+    """0: only at the end and on an interruption."""
+    batching: BatchingConfig
+    spec_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything the loop drives."""
+
+    trainers: Sequence[Worker]
+    references: Sequence[Worker]
+    workers: Sequence[Worker]
+    """All workers of the job, for watching."""
+    scheduler: RolloutScheduler
+    publisher: WeightPublisher
+    advantage: AdvantageFunction
+    checkpoints: CheckpointStore
+    reporter: Reporter
+
+
+class Driver:
+    """Trains from ``start_step`` to the end; one per attempt."""
+
+    def __init__(self, parts: Parts, config: LoopConfig, *, start_step: int, stop: asyncio.Event) -> None:
+        """``stop`` asks for an orderly end: the step under way is finished or dropped, then a checkpoint is written."""
+        self._parts = parts
+        self._config = config
+        self._start_step = start_step
+        self._stop = stop
+        self._step = start_step
+        self._saved_step = start_step if start_step else -1
+        self._step_ended_s = 0.0
+
+    async def run(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            Interrupted: ``stop`` was set; a checkpoint of the last finished step is on disk.
+            RuntimeFault: something broke; the newest checkpoint is untouched.
+        """
+        await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
+
+    async def _train(self) -> None:
+        await self._publish_first()
+        self._step_ended_s = time.monotonic()
+        while self._step < self._config.total_steps:
+            groups = await self._take()
+            if groups is None:
+                await self._save()
+                raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
+            await self._train_on(groups)
+        await self._save()
+
+    async def _publish_first(self) -> None:
+        """Serve the starting weights, so that a resumed run samples from what it resumed, and check the way once."""
+        with self._parts.reporter.phase("first weight sync"):
+            await self._parts.publisher.publish(self._step)
+            await self._parts.publisher.probe(self._step)
+        self._parts.scheduler.open()
+
+    async def _take(self) -> list[Group] | None:
+        """The next batch, or None when the run is to stop."""
+        take = asyncio.ensure_future(
+            self._parts.scheduler.buffer.take(
+                self._config.groups_per_step,
+                min_version=self._step - self._config.max_lag,
+                timeout_s=self._config.take_timeout_s,
+                what=f"batch of step {self._step + 1}",
+            )
+        )
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({take, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                return None
+            return take.result()
+        finally:
+            take.cancel()
+            stopped.cancel()
+
+    async def _train_on(self, groups: list[Group]) -> None:
+        """One step: train, publish, checkpoint when due, let the next batch begin, report."""
+        version = self._step
+        started_s = self._step_ended_s
+        taken_s = time.monotonic()
+        batches = await self._batches(groups, version)
+        trained = await gather_all(
+            [w.start("train_step", share, version) for w, share in zip(self._parts.trainers, batches, strict=True)],
+            self._config.step_timeout_s,
+        )
+        trained_s = time.monotonic()
+        sync = await self._parts.publisher.publish(version + 1)
+        synced_s = time.monotonic()
+        self._step = version + 1
+        self._parts.scheduler.trained(groups)
+        every = self._config.checkpoint_every_steps
+        if every and self._step % every == 0 and self._step < self._config.total_steps:
+            await self._save()
+        saved_s = time.monotonic()
+        self._parts.scheduler.advance(self._step)
+        counters = self._parts.scheduler.take_counters()
+        difference = await self._parts.publisher.probe(self._step)
+        self._step_ended_s = saved_s
+        generated_s = min(max(counters.last_completion_s, started_s), taken_s)
+        metrics = group_metrics(groups, trainer_version=version) | trained[0]
+        metrics |= {
+            "reward/errors": float(counters.reward_errors),
+            "reward/timeouts": float(counters.reward_timeouts),
+            "rollout/groups_accepted": float(len(groups)),
+            "rollout/groups_dropped": float(counters.groups_dropped),
+            "rollout/tokens_per_s": metrics["rollout/tokens"] / max(saved_s - started_s, 1e-9),
+            "sync/version": float(sync.version),
+            "sync/bytes": float(sync.size_bytes),
+            "time/step_s": saved_s - started_s,
+            "time/generate_s": generated_s - started_s,
+            "time/reward_s": taken_s - generated_s,
+            "time/train_s": trained_s - taken_s,
+            "time/sync_s": synced_s - trained_s,
+            "time/checkpoint_s": saved_s - synced_s,
+        }
+        if difference is not None:
+            metrics["sync/probe_max_abs_diff"] = difference
+        for message in sorted(set(counters.reward_messages))[:3]:
+            self._parts.reporter.event(f"step {self._step}: {message}")
+        self._report(groups, metrics, [started_s, generated_s, taken_s, trained_s, synced_s, saved_s])
+
+    async def _batches(self, groups: list[Group], version: int) -> list[list[TrainBatch]]:
+        batches = make_batches(groups, advantage=self._parts.advantage, config=self._config.batching, version=version)
+        if not self._parts.references:
+            return batches
+        return await add_reference_logprobs(batches, self._parts.references, self._config.step_timeout_s)
+
+    def _report(self, groups: list[Group], metrics: dict[str, float], times_s: list[float]) -> None:
+        reporter = self._parts.reporter
+        spans = [("rollout", "generate"), ("rewards", "reward"), ("trainer", "train"), ("weights", "sync"), ("trainer", "checkpoint")]
+        for (lane, phase), start_s, end_s in zip(spans, times_s[:-1], times_s[1:], strict=True):
+            if end_s > start_s:
+                reporter.span(lane, phase, start_s, end_s, self._step)
+        reporter.record(StepRecord(step=self._step, version=self._step, metrics=metrics))
+        reporter.trajectories(self._step, [t for g in groups for t in g.trajectories])
+
+    async def _save(self) -> None:
+        """Checkpoint the last finished step, once."""
+        if self._saved_step == self._step:
+            return
+        store = self._parts.checkpoints
+        folder = await asyncio.to_thread(store.begin, self._step)
+        await gather_all([w.start("save_checkpoint", str(folder / POLICY_FOLDER)) for w in self._parts.trainers], IO_TIMEOUT_S)
+        scheduler = self._parts.scheduler
+        point = scheduler.resume_point()
+        state = DriverState(
+            step=self._step,
+            next_group_id=scheduler.next_group_id,
+            source_state=point.source_state,
+            done=point.done,
+            spec_fingerprint=self._config.spec_fingerprint,
+        )
+        await asyncio.to_thread(store.complete, folder, state)
+        self._saved_step = self._step
+
+    async def _watch_workers(self) -> None:
+        """Fails with WorkerLostError as soon as any worker's process ends."""
+        tasks = [asyncio.ensure_future(w.watch()) for w in self._parts.workers]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def add_reference_logprobs(
+    batches: list[list[TrainBatch]], references: Sequence[Worker], timeout_s: float
+) -> list[list[TrainBatch]]:
+    """The same batches with the reference policy's log-probs; epochs repeat batches, each is computed once.
+
+    Raises:
+        DeadlineError: the reference workers took longer than ``timeout_s``.
+    """
+    distinct = list({id(batch): batch for share in batches for batch in share}.values())
+    answers: dict[int, np.ndarray] = {}
+    for first in range(0, len(distinct), len(references)):
+        wave = distinct[first : first + len(references)]
+        padded = wave + [wave[-1]] * (len(references) - len(wave))  # every reference rank takes part in every collective
+        calls = [w.start("compute_logprobs", b.token_ids, b.lengths, b.temperature) for w, b in zip(references, padded, strict=True)]
+        for batch, answer in zip(wave, await gather_all(calls, timeout_s), strict=False):
+            answers[id(batch)] = answer
+    return [[replace(b, reference_logprobs=answers[id(b)]) for b in share] for share in batches]
+
+
+async def export_model(trainers: Sequence[Worker], folder: Path) -> None:
+    """Write the trained policy as a Hugging Face folder.
+
+    Raises:
+        DeadlineError: it took too long.
+    """
+    await gather_all([w.start("export_hf", str(folder)) for w in trainers], IO_TIMEOUT_S)
+
+
+async def _run_beside(main: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run ``main`` to its end; a background task that ends first can only have failed, and its error ends everything.
+
+    A dead worker also makes calls fail elsewhere; the error that names the dead process is preferred.
+    """
+    main_task = asyncio.ensure_future(main)
+    others = [asyncio.ensure_future(b) for b in background]
+    try:
+        await asyncio.wait({main_task, *others}, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
+            if task.done():
+                task.result()
+        await main_task
+    finally:
+        for task in (main_task, *others):
+            task.cancel()
+        await asyncio.gather(main_task, *others, return_exceptions=True)

@@ -1,0 +1,295 @@
+"""Brings a job's workers up and wires them: everything between a plan and the loop.
+
+Order: cluster -> all workers at once -> process groups and engines in parallel -> manifest -> prompt source -> parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.plan import Plan, PlannedComponent
+from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.learning import AdvantageEstimator
+from rljob_runtime import resolve
+from rljob_runtime.checkpointing import POLICY_FOLDER, CheckpointStore, DriverState
+from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
+from rljob_runtime.data.source import PromptSource
+from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
+from rljob_runtime.engine.environment import engine_environment
+from rljob_runtime.errors import ClusterError, DataError, ModelError
+from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig
+from rljob_runtime.overlap.judge import RewardRouter
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
+from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.records import Prompt
+from rljob_runtime.report import Reporter
+from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TRAINER_FACTORY = "rljob_runtime.training.worker:PolicyWorker"
+ENGINE_FACTORY = "rljob_runtime.engine.vllm_engine:VllmEngine"
+REWARD_FACTORY = "rljob_runtime.rewards.pool:RewardPool"
+SHUTDOWN_TIMEOUT_S = 20.0
+PROBE_TOKENS = 64
+"""Tokens of one probe sequence at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The running workers by role."""
+
+    trainers: Sequence[Worker]
+    references: Sequence[Worker]
+    engines: Sequence[Worker]
+    rewards: Sequence[Worker]
+
+    @property
+    def all(self) -> list[Worker]:
+        """Every worker of the job."""
+        return [*self.trainers, *self.references, *self.engines, *self.rewards]
+
+
+def preflight(spec: RLJobSpec) -> None:
+    """What can be found out without a cluster: Ray's version, the model's folder and the data's files.
+
+    Raises:
+        ClusterError: another Ray is installed than ``spec.rayVersion`` asks for.
+        ModelError: neither a local folder nor a Hub id that can be resolved.
+        DataError: a data file is missing.
+    """
+    installed = version("ray")
+    if spec.ray_version not in (None, installed):
+        raise ClusterError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
+    for path in {spec.model.path, spec.model.tokenizer_path or spec.model.path}:
+        _check_model_path(path)
+    for source in spec.data.train:
+        if source.jsonl and not Path(source.jsonl.path).is_file():
+            raise DataError(f"data source {source.name!r}: no file {source.jsonl.path} here ({Path.cwd()}); correct spec.data.train[].jsonl.path")
+
+
+def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
+    """The embedded cluster of a local run."""
+    from rljob_runtime.cluster.embedded import EmbeddedCluster
+
+    return EmbeddedCluster(log_dir.resolve(), resolve.node_cpus(spec), {g.name: dict(g.labels) for g in spec.node_groups})
+
+
+async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path, log_dir: Path) -> Workers:
+    """Start the cluster and all workers; returns when trainers, references and engines hold the model.
+
+    Raises:
+        ClusterError, WorkerLostError, WorkerFailedError, ModelError, RewardSetupError, DeadlineError.
+    """
+    spec, timeout_s = job.spec, float(job.spec.startup_deadline_seconds)
+    with reporter.phase("starting the Ray cluster"):
+        await cluster.start(plan, timeout_s)
+    with reporter.phase("loading model and engines"):
+        specs = {c.name: _worker_specs(spec, plan, c, job_folder, log_dir) for c in plan.components}
+        started = iter(await cluster.start_workers([s for part in specs.values() for s in part], timeout_s))
+        by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
+        for component in plan.components:
+            by_role[component.role] += [next(started) for _ in specs[component.name]]
+        groups = [by_role[Role.TRAINER], by_role[Role.REFERENCE]]
+        await asyncio.gather(*(_set_up(group, timeout_s) for group in groups if group))
+    return Workers(
+        trainers=by_role[Role.TRAINER],
+        references=by_role[Role.REFERENCE],
+        engines=by_role[Role.ROLLOUT],
+        rewards=by_role[Role.REWARD],
+    )
+
+
+async def load_policy(workers: Workers, folder: Path) -> None:
+    """Put the trainer where the checkpoint in ``folder`` stood."""
+    await gather_all([w.start("load_checkpoint", str(folder / POLICY_FOLDER)) for w in workers.trainers], IO_TIMEOUT_S)
+
+
+async def assemble(
+    spec: RLJobSpec, workers: Workers, store: CheckpointStore, state: DriverState | None, reporter: Reporter
+) -> tuple[Parts, LoopConfig]:
+    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on."""
+    tokenizer = await asyncio.to_thread(_load_tokenizer, spec)
+    source = await asyncio.to_thread(make_source, spec, tokenizer)
+    probe = _probe(spec, source.next(spec.weight_sync.probe.sequences))
+    source = await asyncio.to_thread(make_source, spec, tokenizer)
+    if state is not None:
+        source.restore(state.source_state)
+    specs = await workers.trainers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    start_step = state.step if state else 0
+    batch = spec.rollout.prompts_per_step
+    scheduler = RolloutScheduler(
+        prompts=source,
+        decode=partial(_decode, tokenizer),
+        engines=workers.engines,
+        judge=RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).judge,
+        gate=StalenessGate(groups_per_step=batch, max_lag=0, total_groups=batch * spec.training.steps, version=start_step),
+        config=RolloutConfig(
+            samples_per_prompt=spec.rollout.samples_per_prompt,
+            sampling=resolve.sampling(spec),
+            seed=spec.seed,
+            stall_timeout_s=spec.rollout.stall_timeout_seconds,
+        ),
+        next_group_id=state.next_group_id if state else 0,
+        done=state.done if state else (),
+    )
+    publisher = WeightPublisher(
+        trainers=workers.trainers,
+        engines=workers.engines,
+        manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
+        timeout_s=spec.weight_sync.timeout_seconds,
+        probe=probe,
+    )
+    parts = Parts(
+        trainers=workers.trainers,
+        references=workers.references,
+        workers=workers.all,
+        scheduler=scheduler,
+        publisher=publisher,
+        advantage=_advantage(spec),
+        checkpoints=store,
+        reporter=reporter,
+    )
+    return parts, _loop_config(spec, len(workers.trainers))
+
+
+async def shut_down(cluster: Cluster, workers: Workers | None = None) -> None:
+    """End all workers, reward workers in order so that their children end with them, then the cluster."""
+    if workers is not None:
+        endings = [w.start("shutdown").result(SHUTDOWN_TIMEOUT_S) for w in workers.rewards]
+        await asyncio.gather(*endings, return_exceptions=True)
+    await cluster.stop()
+
+
+def make_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
+    """The training prompts."""
+    return PromptSource(
+        [resolve.source_config(s) for s in spec.data.train],
+        tokenizer,
+        seed=spec.seed,
+        max_prompt_tokens=spec.rollout.max_prompt_tokens,
+        prompt_format=resolve.prompt_format(spec),
+    )
+
+
+async def _set_up(group: Sequence[Worker], timeout_s: float) -> None:
+    """Form the process group of one component and load its model."""
+    host, port = await group[0].address(timeout_s)
+    await gather_all([w.start("setup", host, port, timeout_s) for w in group], timeout_s)
+
+
+def _worker_specs(
+    spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path, log_dir: Path
+) -> list[WorkerSpec]:
+    made = []
+    for process in component.processes:
+        resource = resolve.device_resource(spec, plan, process)
+        num_threads = resolve.threads(spec, plan, component, process)
+        env = resolve.worker_env(spec, plan, component, process)
+        kwargs: dict[str, Any]
+        if component.role is Role.ROLLOUT:
+            config = resolve.engine_config(
+                spec, resolve.component_spec(spec, component.name), on_cpu=resource == "cpu", num_threads=num_threads
+            )
+            factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
+            env = engine_environment(config) | env
+        elif component.role is Role.REWARD:
+            configs = [resolve.reward_config(r) for r in spec.rewards]
+            log_file = log_dir / f"{component.name}-{process.rank}.log"
+            factory, kwargs, concurrency = REWARD_FACTORY, {"configs": configs, "folder": job_folder, "log_file": log_file}, 1
+        else:
+            policy = resolve.policy_config(spec, role=component.role, num_threads=num_threads)
+            factory, concurrency = TRAINER_FACTORY, 1
+            kwargs = {"config": policy, "rank": process.rank, "world_size": component.world_size}
+        made.append(
+            WorkerSpec(
+                name=f"{component.name}-{process.rank}",
+                factory=factory,
+                kwargs=kwargs,
+                node_rank=process.node_rank,
+                local_devices=process.local_devices,
+                device_resource=resource,
+                env=env,
+                concurrency=concurrency,
+            )
+        )
+    return made
+
+
+def _loop_config(spec: RLJobSpec, num_ranks: int) -> LoopConfig:
+    return LoopConfig(
+        total_steps=spec.training.steps,
+        groups_per_step=spec.rollout.prompts_per_step,
+        max_lag=0,
+        step_timeout_s=spec.training.step_timeout_seconds,
+        take_timeout_s=spec.active_deadline_seconds or 366 * 24 * 3600.0,
+        checkpoint_every_steps=spec.checkpoint.every_steps,
+        batching=BatchingConfig(
+            num_ranks=num_ranks,
+            mini_batches=spec.training.mini_batches,
+            epochs=spec.training.epochs,
+            temperature=spec.rollout.temperature,
+        ),
+        spec_fingerprint=resolve.spec_fingerprint(spec),
+    )
+
+
+def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
+    """Probes are the first prompts of the data, cut to a length that costs nothing."""
+    wanted = spec.weight_sync.probe
+    return ProbeConfig(
+        every_syncs=wanted.every_syncs,
+        max_difference=wanted.max_difference or MAX_DIFFERENCE[spec.model.dtype.value],
+        sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
+    )
+
+
+def _advantage(spec: RLJobSpec) -> AdvantageFunction:
+    from rljob_runtime.losses import advantage
+
+    wanted = spec.algorithm.advantage
+    if wanted.estimator is AdvantageEstimator.RLOO:
+        return advantage.leave_one_out
+    return partial(advantage.group_advantages, normalize_std=wanted.normalize_std)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, responses: list[tuple[int, ...]]) -> list[str]:
+    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))
+
+
+def _load_tokenizer(spec: RLJobSpec) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    path = spec.model.tokenizer_path or spec.model.path
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer of {path} cannot be loaded: {error}; set spec.model.tokenizerPath if it lies elsewhere") from error
+    return tokenizer
+
+
+def _check_model_path(path: str) -> None:
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{path} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
+        return
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        hf_hub_download(path, "config.json", etag_timeout=10)
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"spec.model.path {path!r}: no such folder here ({Path.cwd()}), and not to be had from the Hub ({type(error).__name__}); "
+            "make the quickstart's model with `rljob model tiny --out models/tiny`, or name a folder that exists"
+        ) from error

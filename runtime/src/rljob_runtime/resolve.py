@@ -1,0 +1,194 @@
+"""From the spec to what each worker is constructed with. Pure: no I/O, no heavy imports.
+
+The spec's words stop here: workers know their own small configurations only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Component, Engine, Role
+from rljob_api.v1alpha1.data import DataSource, DataSourceType
+from rljob_api.v1alpha1.data import Reward as RewardSpec
+from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
+from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.losses.config import KlEstimator, LossAggregation, LossConfig
+from rljob_runtime.records import Sampling
+from rljob_runtime.rewards.config import Extraction, RewardConfig, RewardType
+from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
+
+CPU_KV_CACHE_BYTES = 128 * 2**20
+"""KV cache of an engine on CPU devices where the spec sets none."""
+
+
+def component_spec(spec: RLJobSpec, name: str) -> Component:
+    """The component of that name in the spec."""
+    return next(c for c in spec.components if c.name == name)
+
+
+def device_resource(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> str:
+    """Kubernetes resource of a process's devices."""
+    return plan.nodes[process.node_rank].device_resource
+
+
+def node_cpus(spec: RLJobSpec) -> dict[str, int]:
+    """CPU cores of one node by group: as declared, else this machine's cores."""
+    return {g.name: int(float(g.resources.cpu)) if g.resources.cpu else (os.cpu_count() or 1) for g in spec.node_groups}
+
+
+def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> int:
+    """Numerics threads of a worker: as declared, else its share of the node's cores among the devices in use there."""
+    declared = component_spec(spec, component.name).threads_per_worker
+    if declared is not None:
+        return declared
+    node = plan.nodes[process.node_rank]
+    on_node = [p for c in plan.components for p in c.processes if p.node_rank == node.rank and p.local_devices]
+    return max(1, node_cpus(spec)[node.group] // max(len(on_node), 1))
+
+
+def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
+    """Environment of a worker: thread limits, then the node group's, then the component's own variables."""
+    group = next(g for g in spec.node_groups if g.name == plan.nodes[process.node_rank].group)
+    count = str(threads(spec, plan, component, process))
+    env = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": ""}
+    env |= {e.name: e.value for e in group.env}
+    return env | {e.name: e.value for e in component_spec(spec, component.name).env}
+
+
+def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyConfig:
+    """Configuration of a trainer rank, or of a reference rank, which trains nothing."""
+    training, loss, kl = spec.training, spec.algorithm.policy_loss, spec.algorithm.kl
+    return PolicyConfig(
+        model_path=spec.model.path,
+        trust_remote_code=spec.model.trust_remote_code,
+        attn_implementation=spec.model.attention,
+        dtype=spec.model.dtype.value,
+        trainable=role is Role.TRAINER,
+        learning_rate=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        weight_decay=training.weight_decay,
+        warmup_steps=training.warmup_steps,
+        lr_schedule=LearningRateSchedule(training.schedule.value),
+        total_steps=training.steps,
+        max_grad_norm=training.max_grad_norm,
+        token_budget=training.micro_batch_tokens,
+        logprob_chunk_tokens=training.logprob_chunk_tokens,
+        activation_checkpointing=training.activation_checkpointing,
+        loss=LossConfig(
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            dual_clip=loss.dual_clip,
+            aggregation=LossAggregation(loss.aggregation.value),
+            kl_coefficient=kl.coefficient,
+            kl_estimator=KlEstimator(kl.estimator.value),
+        ),
+        seed=spec.seed,
+        threads=num_threads,
+    )
+
+
+def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int) -> EngineConfig:
+    """Configuration of one rollout engine."""
+    engine = component.engine or Engine()
+    return EngineConfig(
+        model_path=spec.model.path,
+        tokenizer_path=spec.model.tokenizer_path,
+        trust_remote_code=spec.model.trust_remote_code,
+        dtype=spec.model.dtype.value,
+        max_model_len=spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens,
+        max_num_seqs=engine.max_running_requests,
+        kv_cache_bytes=engine.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
+        tensor_parallel_size=engine.tensor_parallel_size,
+        gpu_memory_utilization=engine.memory_fraction,
+        enforce_eager=engine.enforce_eager or on_cpu,
+        enable_prefix_caching=engine.prefix_caching,
+        seed=spec.seed,
+        threads=num_threads if on_cpu else None,
+    )
+
+
+def sampling(spec: RLJobSpec) -> Sampling:
+    """How training responses are drawn."""
+    rollout = spec.rollout
+    return Sampling(
+        max_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop_token_ids=rollout.stop_token_ids,
+    )
+
+
+def source_config(source: DataSource) -> SourceConfig:
+    """One prompt source."""
+    if source.type is DataSourceType.JSONL and source.jsonl is not None:
+        jsonl = source.jsonl
+        return JsonlSource(
+            name=source.name, path=Path(jsonl.path), prompt_field=jsonl.prompt_field, answer_field=jsonl.answer_field, weight=source.weight
+        )
+    if source.reasoning_gym is None:
+        raise ValueError(f"data source {source.name} lacks the settings of its type {source.type}; validation lets none through")
+    task = source.reasoning_gym
+    return ReasoningGymSource(name=source.name, task=task.task, params=task.parameters, size=task.size, weight=source.weight)
+
+
+def prompt_format(spec: RLJobSpec) -> PromptFormat:
+    """How questions become prompts."""
+    prompt = spec.data.prompt
+    return PromptFormat(prompt_template=prompt.template, chat_template=prompt.chat_template, system_prompt=prompt.system or None)
+
+
+def reward_config(reward: RewardSpec) -> RewardConfig:
+    """One reward."""
+    return RewardConfig(
+        name=reward.name,
+        type=RewardType(reward.type.value),
+        weight=reward.weight,
+        timeout_s=reward.timeout_seconds,
+        pass_threshold=reward.pass_threshold,
+        extraction=Extraction(reward.extraction.value),
+        function=reward.function,
+    )
+
+
+def devices_in_words(plan: Plan) -> str:
+    """Who runs where, in one line: ``actor_train 0 · actor_infer 1 · reward 2 processes``."""
+    words = []
+    for component in plan.components:
+        devices = component.devices
+        words.append(f"{component.name} {_ranges(devices)}" if devices else f"{component.name} {component.world_size} processes")
+    return " · ".join(words)
+
+
+def spec_fingerprint(spec: RLJobSpec) -> str:
+    """Changes when something changes that a resumed run must not see changed; steps and operations may."""
+    trainer = [c.model_dump(mode="json") for c in spec.components if c.role is Role.TRAINER]
+    rollout = spec.rollout.model_dump(mode="json", exclude={"stall_timeout_seconds"})
+    parts: Mapping[str, object] = {
+        "model": spec.model.model_dump(mode="json"),
+        "data": spec.data.model_dump(mode="json"),
+        "rewards": [r.model_dump(mode="json") for r in spec.rewards],
+        "rollout": rollout,
+        "trainer": trainer,
+        "seed": spec.seed,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _ranges(values: tuple[int, ...]) -> str:
+    """``0-3,6`` for (0, 1, 2, 3, 6)."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and runs[-1][1] == value - 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

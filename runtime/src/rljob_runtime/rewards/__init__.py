@@ -1,0 +1,12 @@
+"""Judging responses in processes of their own, each judgement under a time limit.
+
+::
+
+    RewardConfig -> RewardPool (parent) == socket ==> child: extract -> reward function -> score
+
+The pool is ``rljob_runtime.rewards.pool.RewardPool``; it is not imported here so that a child starts without numpy.
+"""
+
+from .config import Extraction, RewardConfig, RewardType
+
+__all__ = ["Extraction", "RewardConfig", "RewardType"]

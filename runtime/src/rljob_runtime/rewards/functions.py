@@ -1,0 +1,211 @@
+"""Answer extraction and the reward functions, run inside the child process.
+
+A loaded reward is a plain callable ``(prompt, response, answer, metadata) -> float | Mapping``. What a reward needs is
+imported when it is loaded, never at module import and never during the first judgement, whose time limit it would eat.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from ..errors import DataError, RewardSetupError
+from .config import Extraction, RewardConfig, RewardType
+
+Judge = Callable[[str, str, str, Mapping[str, object]], object]
+"""``judge(prompt, response, answer, metadata)``: a number or a mapping with ``score``."""
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+
+
+def extract(text: str, config: RewardConfig) -> str | None:
+    """Return the part of ``text`` that is judged, or None when it is not there."""
+    match config.extraction:
+        case Extraction.WHOLE:
+            return text.strip()
+        case Extraction.LAST_LINE:
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            return lines[-1] if lines else None
+        case Extraction.BOXED:
+            return _last_boxed(text)
+        case Extraction.TAG:
+            return _last_tag(text, config.tag)
+        case Extraction.LAST_NUMBER:
+            numbers = _NUMBER.findall(text)
+            return numbers[-1].replace(",", "") if numbers else None
+
+
+def _last_boxed(text: str) -> str | None:
+    r"""Return what the last complete ``\boxed{...}`` holds; braces inside may nest."""
+    marker = "\\boxed{"
+    start = text.rfind(marker)
+    while start >= 0:
+        depth = 1
+        for end in range(start + len(marker), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[start + len(marker) : end].strip()
+        start = text.rfind(marker, 0, start)
+    return None
+
+
+def _last_tag(text: str, tag: str) -> str | None:
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return text[start + len(tag) + 2 : end].strip() if 0 <= start < end else None
+
+
+def load(config: RewardConfig, folder: str | None) -> Judge:
+    """Return the callable of a reward, with all it needs imported.
+
+    ``folder`` (the job file's) is searched first for a Function's module. Raises RewardSetupError.
+    """
+    match config.type:
+        case RewardType.TASK:
+            return _load_task()
+        case RewardType.EXACT_MATCH:
+            return _exact_match(ignore_case=bool(config.params.get("ignore_case", False)))
+        case RewardType.MATH_VERIFY:
+            return _load_math_verify(config.params)
+        case RewardType.FUNCTION:
+            return _load_function(config, folder)
+
+
+def _exact_match(*, ignore_case: bool) -> Judge:
+    def judge(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+        if ignore_case:
+            return float(response.strip().casefold() == answer.strip().casefold())
+        return float(response.strip() == answer.strip())
+
+    return judge
+
+
+def _load_task() -> Judge:
+    import reasoning_gym  # noqa: F401 - imported here so that the first judgement does not pay for it
+
+    from ..data.reasoning_gym_source import ENTRY_KEY, PARAMS_KEY, TASK_KEY, create_task
+
+    scorers: dict[str, Callable[[str, dict[str, object]], float]] = {}
+
+    def judge(_prompt: str, response: str, _answer: str, metadata: Mapping[str, object]) -> float:
+        entry, task, params = metadata.get(ENTRY_KEY), metadata.get(TASK_KEY), metadata.get(PARAMS_KEY)
+        if not isinstance(entry, dict) or not isinstance(task, str) or not isinstance(params, dict):
+            raise DataError(
+                "the prompt does not come from a reasoning-gym source, so type Task cannot judge it; use ExactMatch, MathVerify or Function"
+            )
+        key = f"{task} {params!r}"
+        if key not in scorers:
+            scorers[key] = create_task(task, params, seed=0, size=1).score_answer
+        return scorers[key](response, entry)
+
+    return judge
+
+
+def _load_math_verify(params: Mapping[str, object]) -> Judge:
+    from math_verify import parse, verify
+
+    # It logs each answer it cannot parse, and warns that its signal-based limit is off; ours applies instead.
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    options = dict(params)
+
+    def judge(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+        gold = parse(_as_math(answer), parsing_timeout=None)
+        if not gold:
+            raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
+        return float(verify(gold, parse(_as_math(response), parsing_timeout=None), timeout_seconds=None, **options))
+
+    judge("", "1", "1", {})
+    return judge
+
+
+def _as_math(text: str) -> str:
+    """Put bare LaTeX between dollars: math-verify reads LaTeX only inside an environment."""
+    return f"${text}$" if "\\" in text and "$" not in text and "\\boxed" not in text else text
+
+
+def _load_function(config: RewardConfig, folder: str | None) -> Judge:
+    module_name, function_name = str(config.function).split(":")
+    where = f"reward {config.name!r}"
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _import(module_name, where, folder)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        own = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
+        near = difflib.get_close_matches(function_name, own, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise RewardSetupError(
+            f"{where}: module {module_name!r} ({module.__file__}) has no function {function_name!r}; {hint}"
+            f"it defines: {', '.join(own) or 'no function'}"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise RewardSetupError(
+            f"{where}: {config.function} is an async function; rewards run in a process of their own, so make it a plain one"
+        )
+    params = dict(config.params)
+    try:
+        inspect.signature(function).bind(prompt="", response="", answer="", metadata={}, **params)
+    except TypeError as error:
+        raise RewardSetupError(
+            f"{where}: {config.function}{inspect.signature(function)} cannot be called: {error}; "
+            f"it must take the keywords prompt, response, answer, metadata{''.join(f', {k}' for k in params)}"
+        ) from error
+
+    def judge(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> object:
+        result: object = function(prompt=prompt, response=response, answer=answer, metadata=metadata, **params)
+        return result
+
+    return judge
+
+
+def _import(module_name: str, where: str, folder: str | None) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        missing_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and module_name.startswith(error.name)
+        detail = f"{type(error).__name__}: {error}"
+        if not missing_itself:
+            raise RewardSetupError(
+                f"{where}: importing module {module_name!r} failed: {detail}; fix the module or install what it needs"
+            ) from error
+        files = sorted(p.stem for p in Path(folder).glob("*.py")) if folder is not None else []
+        near = difflib.get_close_matches(module_name, files, n=1)
+        hint = f"; nearest there: {near[0]}.py" if near else f"; Python files there: {', '.join(f + '.py' for f in files[:10]) or 'none'}"
+        place = f" in {folder} and" if folder is not None else ""
+        raise RewardSetupError(
+            f"{where}: no module {module_name!r}{place} on the Python path{hint if folder is not None else ''}"
+        ) from error
+
+
+def to_scores(value: object) -> tuple[float, dict[str, float]]:
+    """Return (score, further named numbers) of what a judge returned.
+
+    Accepts a finite number, or a mapping of names to finite numbers with ``score`` among them. Raises TypeError or
+    ValueError naming what was returned instead.
+    """
+    if isinstance(value, Mapping):
+        if "score" not in value:
+            raise ValueError(f"returned a mapping without 'score' (keys: {', '.join(map(str, value)) or 'none'})")
+        return _number(value["score"], "score"), {str(k): _number(v, str(k)) for k, v in value.items() if k != "score"}
+    return _number(value, "the result"), {}
+
+
+def _number(value: object, label: str) -> float:
+    # numpy and torch scalars offer item(); anything else that is not a number is a mistake to be told.
+    plain = value.item() if hasattr(value, "item") and not isinstance(value, int | float) else value
+    if isinstance(plain, bool | int | float):
+        number = float(plain)
+        if number - number == 0.0:
+            return number
+        raise ValueError(f"{label} is {number}, not a finite number")
+    shown = json.dumps(plain) if isinstance(plain, str | None) else type(plain).__name__
+    raise TypeError(f"{label} is {shown[:60]}, not a number")

@@ -1,0 +1,53 @@
+"""What one step's groups say, as metrics. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljob_runtime.overlap.buffer import Group
+
+
+def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str, float]:
+    """Reward, response, prompt and staleness metrics of the trained groups.
+
+    Args:
+        groups: at least one, each with at least one trajectory.
+        trainer_version: weights version the trainer held when it took them.
+    """
+    samples = [t for g in groups for t in g.trajectories]
+    scores = np.array([t.reward.score for t in samples], dtype=np.float64)
+    lengths = np.array([len(t.completion.token_ids) for t in samples])
+    deviations = np.array([np.std([t.reward.score or 0.0 for t in g.trajectories]) for g in groups])
+    lags = np.array([trainer_version - s.version for t in samples for s in t.completion.version_spans])
+    weights = np.array([s.end - s.start for t in samples for s in t.completion.version_spans])
+    metrics = {
+        "reward/mean": float(scores.mean()),
+        "reward/std": float(scores.std()),
+        "reward/min": float(scores.min()),
+        "reward/max": float(scores.max()),
+        "reward/pass_rate": sum(t.reward.passed for t in samples) / len(samples),
+        "reward/group_std_mean": float(deviations.mean()),
+        "reward/uniform_groups_fraction": float((deviations == 0).mean()),
+        "response/mean_tokens": float(lengths.mean()),
+        "response/min_tokens": float(lengths.min()),
+        "response/max_tokens": float(lengths.max()),
+        "response/truncated_fraction": sum(t.completion.finish_reason == "length" for t in samples) / len(samples),
+        "prompt/mean_tokens": sum(len(g.trajectories[0].prompt.token_ids) for g in groups) / len(groups),
+        "rollout/sequences": float(len(samples)),
+        "rollout/tokens": float(lengths.sum()),
+        "rollout/logprob_mean": sum(sum(t.completion.logprobs) for t in samples) / max(float(lengths.sum()), 1.0),
+        "staleness/mean": float((lags * weights).sum() / max(weights.sum(), 1)),
+        "staleness/max": float(lags.max(initial=0)),
+    }
+    metrics.update(_means("reward/part", [(name, value) for t in samples for name, value in t.reward.parts.items()]))
+    metrics.update(_means("reward/source", [(t.prompt.source, t.reward.score or 0.0) for t in samples]))
+    return metrics
+
+
+def _means(prefix: str, values: Sequence[tuple[str, float]]) -> dict[str, float]:
+    by_name: dict[str, list[float]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {f"{prefix}/{name}": float(np.mean(found)) for name, found in by_name.items()}

@@ -1,0 +1,209 @@
+"""Make the quickstart model: tokenizer, small Qwen2, warm start, measured pass rate, all in one Hugging Face folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging as transformers_logging
+
+from ..data.reasoning_gym_source import create_task
+from ..errors import ModelError
+from . import QUICKSTART, TINY_FILE, TinySize, TinySummary, TinyTask
+from .tokenizer import build_tokenizer
+from .warmstart import Example, Progress, WarmStartConfig, WarmStartReport, pass_rate, warm_start
+
+_FORMAT = 1
+_NUM_EXAMPLES = 12_000
+_NUM_MEASURED = 512
+
+_SHAPES: dict[TinySize, dict[str, int]] = {
+    TinySize.TINY: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
+    TinySize.TEN_MILLION: {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 10},
+}
+
+
+def make(
+    out_folder: Path,
+    *,
+    task: TinyTask = QUICKSTART,
+    size: TinySize = TinySize.TINY,
+    seed: int = 0,
+    target_pass: tuple[float, float] = (0.2, 0.4),
+    config: WarmStartConfig | None = None,
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+) -> TinySummary:
+    """See ``rljob_runtime.tiny.make_tiny_model``; ``config`` overrides the warm start (by default ten-million has none)."""
+    low, high = target_pass
+    if not 0.0 <= low < high <= 1.0:
+        raise ModelError(f"tiny model: target_pass is {target_pass}; it must be two shares, 0 <= low < high <= 1")
+    if config is None and size is TinySize.TINY:
+        middle, quarter = (low + high) / 2, (high - low) / 4
+        config = WarmStartConfig(wrong_share=1.0 - middle, aim=(middle - quarter, middle + quarter))
+    fingerprint = _fingerprint(task, size, seed, target_pass, config)
+    finished = _existing(out_folder, fingerprint)
+    if finished is not None:
+        return finished
+    started = time.perf_counter()
+    with _torch_threads(num_threads or min(2, os.cpu_count() or 1)), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        examples = _examples(task, seed=seed, size=_NUM_EXAMPLES)
+        tokenizer = build_tokenizer(e.prompt for e in examples)
+        model = Qwen2ForCausalLM(_model_config(size, tokenizer))
+        report = None if config is None else warm_start(model, tokenizer, examples, config, seed=seed, progress=progress)
+        # Some entries are alike, so that more are drawn than measured.
+        measured = _examples(task, seed=seed + 1_000_003, size=2 * _NUM_MEASURED)[:_NUM_MEASURED]
+        sampled = pass_rate(model, tokenizer, measured, temperature=1.0, seed=seed)
+        greedy = pass_rate(model, tokenizer, measured, temperature=0.0, seed=seed)
+    if config is not None and not low <= sampled <= high:
+        raise ModelError(
+            f"tiny model: after the warm start sampling solves {sampled:.3f} of {len(measured)} prompts (greedy {greedy:.3f}), "
+            f"wanted {low:g} to {high:g}; "
+            f"train longer (max_rule_steps is {config.max_rule_steps}), take another seed (now {seed}) or widen target_pass"
+        )
+    summary = TinySummary(
+        folder=out_folder,
+        reused=False,
+        fingerprint=fingerprint,
+        task=task.task,
+        seed=seed,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        vocab_size=len(tokenizer),
+        sampled_pass_rate=sampled,
+        greedy_pass_rate=greedy,
+        num_measured=len(measured),
+        rule_steps=0 if report is None else report.rule_steps,
+        noise_steps=0 if report is None else report.noise_steps,
+        elapsed_s=time.perf_counter() - started,
+    )
+    _write(out_folder, model, tokenizer, summary, task, report)
+    return summary
+
+
+def _model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+    shape = _SHAPES[size]
+    return Qwen2Config(
+        vocab_size=len(tokenizer),
+        **shape,
+        # Two key-value heads allow tensor parallelism over two; heads of 32 are the least CPU engines take.
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        # Prompts are short: a small base tells neighbouring positions apart from the first step on.
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        tie_word_embeddings=True,
+        # About hidden_size ** -0.5: with the usual 0.02 a model this narrow needs several times the steps.
+        initializer_range=round(shape["hidden_size"] ** -0.5, 3),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+def _examples(task: TinyTask, *, seed: int, size: int) -> list[Example]:
+    """Return up to ``size`` different prompts. Raises ModelError when answers are not whole numbers, DataError for a bad task."""
+    dataset = create_task(task.task, task.params, seed=seed, size=size)
+    found: dict[str, int] = {}
+    for index in range(size):
+        entry = dataset[index]
+        try:
+            found[str(entry["question"])] = int(str(entry["answer"]))
+        except ValueError as error:
+            raise ModelError(
+                f"tiny model: task {task.task!r} has the answer {entry['answer']!r}; "
+                f"the warm start needs whole numbers, choose an arithmetic task"
+            ) from error
+    return [Example(prompt=prompt, answer=answer) for prompt, answer in found.items()]
+
+
+def _existing(folder: Path, fingerprint: str) -> TinySummary | None:
+    """Return the finished model of the same parameters, None for a free folder; ModelError when something else is there."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    marker = folder / TINY_FILE
+    if not folder.is_dir() or not marker.is_file():
+        raise ModelError(f"tiny model: {folder} exists and was not made by this command; choose another folder or remove it")
+    saved = json.loads(marker.read_text())
+    if saved.get("fingerprint") != fingerprint:
+        raise ModelError(
+            f"tiny model: {folder} holds a tiny model made with other parameters (seed {saved.get('seed')}, task {saved.get('task')}); "
+            f"choose another folder or remove it"
+        )
+    names = TinySummary.__dataclass_fields__
+    return TinySummary(**{**{k: v for k, v in saved.items() if k in names}, "folder": folder, "reused": True})
+
+
+def _write(
+    folder: Path,
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    summary: TinySummary,
+    task: TinyTask,
+    report: WarmStartReport | None,
+) -> None:
+    """Write everything beside ``folder`` and rename: the folder is there complete or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        model.generation_config = GenerationConfig(
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+        with _no_progress_bars():
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        described = {k: v for k, v in asdict(summary).items() if k not in ("folder", "reused")}
+        described["params"] = dict(task.params)
+        described["warm_start"] = None if report is None else asdict(report)
+        (partial / TINY_FILE).write_text(json.dumps(described, indent=2) + "\n")
+        partial.chmod(0o755)
+        partial.replace(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _fingerprint(task: TinyTask, size: TinySize, seed: int, target_pass: tuple[float, float], config: WarmStartConfig | None) -> str:
+    described = [
+        _FORMAT,
+        task.task,
+        dict(task.params),
+        _SHAPES[size],
+        seed,
+        list(target_pass),
+        None if config is None else asdict(config),
+        torch.__version__,
+        transformers.__version__,
+    ]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

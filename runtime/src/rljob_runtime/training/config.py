@@ -1,0 +1,78 @@
+"""Settings of one policy (trained, or frozen as the reference); imported by the driver, so free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rljob_runtime.losses.config import LossConfig
+
+
+class LearningRateSchedule(StrEnum):
+    """Shape of the learning rate after warm-up."""
+
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    """To 0 at ``total_steps``."""
+    COSINE = "Cosine"
+    """Half a cosine to 0 at ``total_steps``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """Everything one policy worker needs to know; equal on all ranks."""
+
+    model_path: str
+    """Local folder as ``save_pretrained`` writes it, or a Hub id ``owner/name``."""
+    dtype: str = "float32"
+    """``float32`` or ``bfloat16``: of the arithmetic, of the weights sent to engines and of exports. A trained policy keeps float32
+    masters and reduces gradients in float32 either way; a frozen one is held in this dtype."""
+    trainable: bool = True
+    """False: a frozen reference without gradients or optimizer."""
+    learning_rate: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """Decoupled decay of matrices; vectors (norms, biases) are never decayed."""
+    warmup_steps: int = 0
+    lr_schedule: LearningRateSchedule = LearningRateSchedule.CONSTANT
+    total_steps: int | None = None
+    """Training steps of the whole run; needed by Linear and Cosine."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this global 2-norm; None never scales."""
+    token_budget: int = 16_384
+    """Most tokens of one micro-batch, padding included; a single longer sequence still makes one."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits exist at the same time."""
+    activation_checkpointing: bool = False
+    """Recompute decoder layers in backward: less memory, about a third more time."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    seed: int = 0
+    threads: int = 1
+    """CPU threads of torch in this process."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
+    attn_implementation: str = "sdpa"
+    """As transformers names it."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning.
+
+        Raises:
+            ValueError: naming the setting, its value and the allowed range.
+        """
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
+        for name in ("token_budget", "logprob_chunk_tokens", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("learning_rate", "weight_decay", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")
+        if self.lr_schedule is not LearningRateSchedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):
+            raise ValueError(
+                f"lr_schedule {self.lr_schedule} with total_steps {self.total_steps} and warmup_steps {self.warmup_steps}; "
+                "set total_steps above warmup_steps"
+            )

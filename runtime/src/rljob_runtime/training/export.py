@@ -1,0 +1,71 @@
+"""Writes the policy as an ordinary Hugging Face model folder."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from rljob_runtime.errors import CheckpointError
+
+SIDE_FILES = (
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "*.model",
+    "chat_template*",
+    "generation_config.json",
+    "*.py",
+)
+"""What makes a model folder usable besides config and weights; copied byte for byte."""
+
+
+def export_hf(folder: Path, model: PreTrainedModel, source: Path, dtype: str) -> None:
+    """Gather the model on rank 0 and write config, safetensors and the source's tokenizer files; all ranks must call it.
+
+    Args:
+        folder: made if missing.
+        model: sharded.
+        source: the folder the model was loaded from.
+        dtype: of the written weights.
+
+    Raises:
+        CheckpointError: rank 0 cannot write.
+    """
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() == 0:
+        try:
+            _write(
+                folder,
+                model,
+                source,
+                {name: t.to(getattr(torch, dtype)) for name, t in state.items() if isinstance(t, torch.Tensor)},
+                dtype,
+            )
+        except OSError as error:
+            raise CheckpointError(f"model cannot be exported to {folder}: {error}; free space or choose another folder") from error
+    dist.barrier()
+
+
+def _write(folder: Path, model: PreTrainedModel, source: Path, state: dict[str, torch.Tensor], dtype: str) -> None:
+    """Save through an unsharded twin without memory, because sharding renamed the model's class."""
+    if model.config.tie_word_embeddings:
+        head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+        state.pop(f"{head}.weight", None)
+    plain_class: type[PreTrainedModel] = next(
+        cls for cls in type(model).__mro__ if issubclass(cls, PreTrainedModel) and not issubclass(cls, FSDPModule)
+    )
+    with torch.device("meta"):
+        twin = plain_class(copy.deepcopy(model.config)).to(getattr(torch, dtype))
+    twin.save_pretrained(folder, state_dict=state)
+    for pattern in SIDE_FILES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)

@@ -1,0 +1,141 @@
+"""Loads a Hugging Face causal language model and shards it with FSDP2.
+
+Every decoder layer is one FSDP unit, the rest (embeddings, final norm, head) the root unit. The policy's only entry is the method
+``token_logprobs`` put on the model and registered with FSDP: calling parts of the model directly would bypass the all-gather hooks.
+World size 1 takes the same path (about a tenth of a small model's step), so names, checkpoints and code do not depend on it.
+"""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from rljob_runtime.errors import ModelError
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.logprob import selected_logprobs
+
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+"""What of a Hub repository is needed; leaves out the same weights in other formats."""
+
+LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Config keys of models whose logits are more than ``hidden @ head``; their log-probs would be silently wrong here."""
+
+
+def resolve_folder(model_path: str) -> Path:
+    """The local folder of a model, downloaded first where ``model_path`` is a Hub id.
+
+    Raises:
+        ModelError: neither an existing folder with a config.json nor a reachable Hub id.
+    """
+    folder = Path(model_path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model folder {folder} has no config.json; point model_path at a folder written by save_pretrained")
+        return folder
+    remedy = "give an existing folder, mount the volume that holds it, or use a Hub id owner/name with network access or a filled cache"
+    if folder.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
+        raise ModelError(f"model folder {model_path} does not exist; {remedy}")
+    try:
+        return Path(snapshot_download(model_path, allow_patterns=HUB_FILES))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ModelError(f"model {model_path!r} is no folder here and cannot be fetched from the Hub ({error}); {remedy}") from error
+
+
+def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
+    """Load the whole model on the CPU, in eval mode (no dropout: log-probs must be a function of weights and tokens).
+
+    A trained policy is loaded in float32 (its masters), a frozen one in ``config.dtype``.
+
+    Raises:
+        ModelError: not loadable, or of a kind whose log-probs this trainer would get wrong.
+    """
+    dtype = torch.float32 if config.trainable else getattr(torch, config.dtype)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=config.attn_implementation, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ModelError(f"model folder {folder} cannot be loaded as a causal language model: {error}") from error
+    _refuse_unsupported(model, folder)
+    model.requires_grad_(config.trainable)
+    model.eval()
+    if config.activation_checkpointing and config.trainable:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in decoder_layers(model):
+            layer.training = True  # the layer checkpoints only in training mode; its children stay in eval mode, without dropout
+    return model
+
+
+def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) -> None:
+    """Shard in place over the one-dimensional ``mesh`` and put ``token_logprobs`` on the model."""
+    low_precision = config.dtype != "float32" and config.trainable
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    register_fsdp_forward_method(model, "token_logprobs")
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The repeated blocks, as transformers itself names them for sharding.
+
+    Raises:
+        ModelError: the model names none.
+    """
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ModelError(f"model class {type(model).__name__} names no blocks in _no_split_modules; it cannot be sharded layer by layer")
+    return layers
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered root parameters after a forward without backward, so that shards can be read."""
+    assert isinstance(model, FSDPModule)
+    model.reshard()
+
+
+def _token_logprobs(
+    self: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: float, chunk_tokens: int
+) -> torch.Tensor:
+    """Log-probs (N,) float32 of ``targets`` (N,) after the hidden states at flat ``positions`` (N,) of ``input_ids`` (rows, width).
+
+    No attention mask: rows are padded right and the mask is causal. No cache: with one, transformers takes packed-sequence guesses.
+    """
+    hidden = self.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    # index_select, not hidden[positions]: its backward adds in a fixed order, so losses are bit-identical over runs
+    chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+    weight = self.get_output_embeddings().weight
+    return selected_logprobs(chosen, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+
+
+def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse models for which log-probs or weight names would be silently wrong.
+
+    Raises:
+        ModelError: saying what is not supported.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ModelError(f"model in {folder} has the head {head}; only a linear head without bias is supported")
+    text_config = model.config.get_text_config()
+    for key in LOGIT_CHANGES:
+        value = getattr(text_config, key, None)
+        if value not in (None, 1, 1.0):
+            raise ModelError(f"model in {folder} has {key}={value}; models that change logits after the head are not supported")
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
+    if conversions:
+        raise ModelError(
+            f"model in {folder} ({model.config.model_type}) stores weights under other names than it computes with "
+            f"({len(conversions)} conversions, as mixture-of-experts models do); dense models are supported"
+        )

@@ -1,0 +1,79 @@
+"""AdamW with a learning-rate schedule and global gradient clipping over FSDP2 shards."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
+
+
+def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW:
+    """AdamW, fused, with all of its state allocated at once.
+
+    Early state has two uses: memory is taken at start rather than in the first step, and a checkpoint made before the first update is
+    complete (torch's own lazy initialisation would leave its step counter at 1).
+    """
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for state in optimizer.state.values():
+        state["step"].zero_()
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer
+
+
+def learning_rate_at(config: PolicyConfig, step: int) -> float:
+    """Learning rate of training step ``step``.
+
+    Args:
+        config: schedule and its lengths.
+        step: finished training steps before this one: 0 for the first. All updates of a step share its rate.
+
+    Returns:
+        ``learning_rate * min(1, (step + 1) / warmup_steps)`` while warming up, then the schedule's share.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.lr_schedule is LearningRateSchedule.CONSTANT:
+        return config.learning_rate
+    assert config.total_steps is not None
+    done = min(1.0, (step - config.warmup_steps) / (config.total_steps - config.warmup_steps))
+    if config.lr_schedule is LearningRateSchedule.LINEAR:
+        return config.learning_rate * (1.0 - done)
+    return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def clip_gradients(model: nn.Module, max_norm: float | None) -> torch.Tensor:
+    """Scale gradients in place so that their global 2-norm is at most ``max_norm``.
+
+    Works on local shards and sums squares over ranks once: far fewer calls than norms of DTensors.
+
+    Returns:
+        The norm before scaling, float32 scalar, equal on all ranks.
+    """
+    gradients = [local_tensor(p.grad) for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    if dist.get_world_size() > 1:
+        squared = norm.square()
+        dist.all_reduce(squared)
+        norm = squared.sqrt()
+    if max_norm is not None:
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a sharded tensor, or the tensor itself; shares memory."""
+    if isinstance(tensor, DTensor):
+        local: torch.Tensor = tensor.to_local()
+        return local
+    return tensor

@@ -1,0 +1,299 @@
+"""One rank of a policy: trains it, scores with it, hands out its weights, saves it.
+
+Called by the trainer's actor (or a test) from ONE thread, every method on all ranks in the same order: each holds collectives. A rank
+that misses one makes the others fail after ``timeout_s`` with torch's own error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import PreTrainedModel
+
+from rljob_runtime.errors import ModelError
+from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch
+from rljob_runtime.training import checkpoint, export, weights
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.microbatch import filler, make_micro_batches
+from rljob_runtime.training.model import load_model, reshard, resolve_folder, shard_model
+from rljob_runtime.training.optimizer import build_optimizer, clip_gradients, learning_rate_at
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What was loaded."""
+
+    folder: str
+    """Local folder of the loaded checkpoint."""
+    model_type: str
+    num_parameters: int
+    """Of the whole model, tied weights once."""
+    vocab_size: int
+    max_positions: int | None
+    """Longest sequence the model was made for; None if its config does not say."""
+    tied_embeddings: bool
+    device: str
+    load_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ready:
+    """What exists between ``setup`` and ``shutdown``."""
+
+    model: PreTrainedModel
+    optimizer: torch.optim.AdamW | None
+    device: torch.device
+    folder: Path
+    vocab_size: int
+    steps_done: int = 0
+
+
+class PolicyWorker:
+    """One rank of one policy, trained or frozen."""
+
+    def __init__(self, config: PolicyConfig, rank: int, world_size: int) -> None:
+        """Take nothing yet; :meth:`setup` does.
+
+        Args:
+            config: equal on all ranks.
+            rank: data-parallel rank.
+            world_size: number of data-parallel ranks.
+        """
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
+        self._ready: _Ready | None = None
+
+    def setup(self, master_address: str, master_port: int, timeout_s: float) -> ModelInfo:
+        """Join the other ranks and load the model.
+
+        Args:
+            master_address: host of rank 0.
+            master_port: free port there, equal on all ranks.
+            timeout_s: deadline of the rendezvous and of every later collective.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
+        started = time.perf_counter()
+        torch.set_num_threads(self.config.threads)
+        torch.manual_seed(self.config.seed)
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        folder = resolve_folder(self.config.model_path)  # before the rendezvous: a wrong path must not wait for anybody
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{master_address}:{master_port}",
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+        try:
+            model = load_model(self.config, folder)
+            shard_model(model, self.config, init_device_mesh(device.type, (self.world_size,)))
+            optimizer = build_optimizer(model, self.config) if self.config.trainable else None
+        except BaseException:
+            dist.destroy_process_group()  # so that a corrected setup can follow in the same process
+            raise
+        text_config = model.config.get_text_config()
+        self._ready = _Ready(
+            model=model, optimizer=optimizer, device=device, folder=folder, vocab_size=model.get_input_embeddings().num_embeddings
+        )
+        return ModelInfo(
+            folder=str(folder),
+            model_type=model.config.model_type,
+            num_parameters=sum(p.numel() for p in model.parameters()),
+            vocab_size=self._ready.vocab_size,
+            max_positions=getattr(text_config, "max_position_embeddings", None),
+            tied_embeddings=bool(model.config.tie_word_embeddings),
+            device=str(device),
+            load_s=time.perf_counter() - started,
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The sharded model.
+
+        Raises:
+            ModelError: before :meth:`setup` or after :meth:`shutdown`.
+        """
+        return self._require().model
+
+    def train_step(self, batches: Sequence[TrainBatch], step: int) -> dict[str, float]:
+        """Make one optimizer update per batch, in order.
+
+        Args:
+            batches: this rank's mini-batches, at least one; as many on every rank.
+            step: finished training steps before this one; sets the learning rate.
+
+        Returns:
+            Metrics by name, equal on all ranks except times: those of :mod:`rljob_runtime.training.metrics`, ``train/grad_norm`` (mean
+            over updates, before clipping), ``train/learning_rate``, ``train/micro_batches`` (this rank), ``time/forward_backward_s`` and
+            ``time/optimizer_s`` (this rank).
+
+        Raises:
+            ValueError: malformed batches, or none.
+            ModelError: the policy is frozen or gradients are not finite; weights are then those before the failing update.
+        """
+        ready = self._require()
+        if ready.optimizer is None:
+            raise ModelError("train_step on a frozen policy; set trainable=True in its PolicyConfig")
+        if not batches:
+            raise ValueError("train_step got no batches; every rank must get the same number, at least one")
+        for received in batches:
+            _check_tokens(received.token_ids, ready.vocab_size)
+        rate = learning_rate_at(self.config, step)
+        for group in ready.optimizer.param_groups:
+            group["lr"] = rate
+        meter = StepMeter(ready.device)
+        meter.add_tokens(sum(batch.token_ids.size for batch in batches))
+        prepared = prepare_batches(batches, self.config, ready.device)
+        norms, forward_backward_s, optimizer_s = [], 0.0, 0.0
+        for index, batch in enumerate(prepared):
+            started = time.perf_counter()
+            accumulate_gradients(ready.model, batch, self.config, meter, fresh=index == 0)
+            backward_done = time.perf_counter()
+            norms.append(self._update(ready.model, ready.optimizer, step, index))
+            forward_backward_s += backward_done - started
+            optimizer_s += time.perf_counter() - backward_done
+        ready.steps_done = step + 1
+        return meter.reduce(len(batches), self.config.loss.kl_coefficient) | {
+            "train/grad_norm": sum(norms) / len(norms),
+            "train/learning_rate": rate,
+            "train/micro_batches": float(sum(len(b.micro_batches) for b in prepared)),
+            "time/forward_backward_s": forward_backward_s,
+            "time/optimizer_s": optimizer_s,
+        }
+
+    def compute_logprobs(self, token_ids: IntArray, lengths: IntArray, temperature: float, wanted: FloatArray | None = None) -> FloatArray:
+        """Score tokens under the current weights.
+
+        Args:
+            token_ids: shape (T,), sequences one after another; may be empty on some ranks.
+            lengths: shape (S,), sums to T.
+            temperature: logits are divided by it.
+            wanted: shape (T,), non-zero where a log-prob is needed, never on a first token; None wants all others. Fewer cost less.
+
+        Returns:
+            Shape (T,), float32: ``log p(token t | tokens before t)``; 0 at first positions and where not wanted.
+
+        Raises:
+            ValueError: malformed arrays or temperature.
+        """
+        ready = self._require()
+        _check_tokens(token_ids, ready.vocab_size)
+        if wanted is None:
+            wanted = np.ones(token_ids.shape, dtype=np.float32)
+            wanted[(np.cumsum(lengths, dtype=np.int64) - lengths)[lengths > 0]] = 0.0
+        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget)
+        count = torch.tensor(len(micro_batches), device=ready.device)
+        if self.world_size > 1:
+            dist.all_reduce(count, dist.ReduceOp.MAX)
+        micro_batches += [filler()] * (int(count.item()) - len(micro_batches))
+        result = np.zeros(token_ids.shape, dtype=np.float32)
+        with torch.no_grad():
+            for micro in micro_batches:
+                logprobs = run_micro_batch(ready.model, micro, temperature, self.config.logprob_chunk_tokens)
+                if not micro.is_filler:
+                    result[micro.sources] = logprobs.cpu().numpy()
+        reshard(ready.model)
+        return result
+
+    def weight_specs(self) -> list[weights.WeightSpec]:
+        """(Hugging Face name, dtype, full shape) of every parameter an engine needs; input of ``packing.plan_buckets``."""
+        return weights.weight_specs(self.model, self.config.dtype)
+
+    def pack_bucket(self, bucket: Bucket, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8] | None:
+        """Current weights of one bucket as bytes on rank 0, None elsewhere; all ranks must call it.
+
+        Args:
+            bucket: of a manifest planned from :meth:`weight_specs`.
+            out: where rank 0 packs, uint8, at least ``bucket.size_bytes``; None makes a fresh array.
+
+        Raises:
+            WeightSyncError: the bucket does not fit the model.
+        """
+        return weights.pack_bucket(dict(self.model.named_parameters()), bucket, out)
+
+    def save_checkpoint(self, folder: str | Path) -> None:
+        """Write training state into a new folder; the caller marks it complete.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            ModelError: the policy is frozen, so there is nothing to save.
+        """
+        ready, optimizer = self._trained("save_checkpoint")
+        checkpoint.save_checkpoint(Path(folder), ready.model, optimizer, ready.steps_done)
+
+    def load_checkpoint(self, folder: str | Path) -> int:
+        """Restore training state, also from another number of ranks.
+
+        Returns:
+            Finished training steps: the ``step`` of the next :meth:`train_step`.
+
+        Raises:
+            CheckpointError: missing, unreadable or of another model.
+            ModelError: the policy is frozen.
+        """
+        ready, optimizer = self._trained("load_checkpoint")
+        ready.steps_done = checkpoint.load_checkpoint(Path(folder), ready.model, optimizer)
+        return ready.steps_done
+
+    def export_hf(self, folder: str | Path) -> None:
+        """Write config, safetensors and tokenizer as a Hugging Face folder, from rank 0.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        ready = self._require()
+        export.export_hf(Path(folder), ready.model, ready.folder, self.config.dtype)
+
+    def shutdown(self) -> None:
+        """Give memory back and leave the other ranks; may be called twice."""
+        if self._ready is not None:
+            self._ready = None
+            dist.destroy_process_group()
+
+    def _update(self, model: PreTrainedModel, optimizer: torch.optim.AdamW, step: int, index: int) -> float:
+        """Clip, step and clear; returns the gradient norm before clipping."""
+        norm = float(clip_gradients(model, self.config.max_grad_norm))
+        if not np.isfinite(norm):
+            optimizer.zero_grad(set_to_none=True)
+            raise ModelError(
+                f"gradient norm is {norm} in update {index} of step {step}; the update was not made: "
+                "lower the learning rate, or look for non-finite advantages and log-probs in the batch"
+            )
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _trained(self, method: str) -> tuple[_Ready, torch.optim.AdamW]:
+        """State with its optimizer, or an error naming the call."""
+        ready = self._require()
+        if ready.optimizer is None:
+            raise ModelError(f"{method} on a frozen policy; only a trained one has state to keep (export_hf writes weights)")
+        return ready, ready.optimizer
+
+    def _require(self) -> _Ready:
+        """State, or an error before setup."""
+        if self._ready is None:
+            raise ModelError(f"policy worker {self.rank} of {self.world_size} has no model; call setup first")
+        return self._ready
+
+
+def _check_tokens(token_ids: IntArray, vocab_size: int) -> None:
+    """Refuse tokens the embedding lacks: on CUDA they would kill the process later, without a name."""
+    if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        raise ValueError(
+            f"token ids span [{token_ids.min()}, {token_ids.max()}] but the model's vocabulary has {vocab_size}; tokenizer and model differ"
+        )

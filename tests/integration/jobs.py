@@ -1,0 +1,120 @@
+"""Small real jobs for the end-to-end tests: a model without a warm start, few steps, the public command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+START_TIMEOUT_S = 240.0
+"""Bound of everything until the first step; Ray, torch and vLLM start inside it."""
+LENGTH_REWARD = '''
+"""A reward that any model can raise: how many digits the answer has."""
+
+
+def score(prompt, response, answer, metadata):
+    return sum(c.isdigit() for c in response) / 8
+'''
+
+
+def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
+    """A manifest as a dict; ``spec`` replaces whole sections."""
+    sums = {
+        "min_terms": 2,
+        "max_terms": 2,
+        "min_digits": 2,
+        "max_digits": 2,
+        "operators": ["+"],
+        "allow_parentheses": False,
+        "allow_negation": False,
+        "format_style": "simple",
+    }
+    base: dict[str, Any] = {
+        "nodeGroups": [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu"}],
+        "components": [
+            {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0"}, "threadsPerWorker": 1},
+            {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "1"}, "threadsPerWorker": 1},
+            {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+        ],
+        "model": {"path": str(model), "dtype": "float32"},
+        "data": {"train": [{"name": "sums", "type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic", "parameters": sums}}]},
+        "rewards": [{"name": "digits", "type": "Function", "function": "length_reward:score"}],
+        "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxPromptTokens": 64, "maxResponseTokens": 8},
+        "training": {"steps": steps, "learningRate": 1e-3},
+        "checkpoint": {"everySteps": 2},
+        "report": {"trajectoriesEverySteps": 1, "trajectoriesPerStep": 2},
+    }
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "small"}, "spec": base | spec}
+    return manifest
+
+
+class Running:
+    """One ``rljob run`` in a process group of its own, as a shell would start it."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], *options: str) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "length_reward.py").write_text(LENGTH_REWARD)
+        (folder / "job.yaml").write_text(yaml.safe_dump(manifest))
+        self.run_dir = folder / "run"
+        self._output = folder / "output.txt"
+        self._started_s = time.time()
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_runtime.cli", "run", str(folder / "job.yaml"), "--run-dir", str(self.run_dir), *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | {"COLUMNS": "100"},
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def metrics(self) -> list[dict[str, float]]:
+        path = self.run_dir / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return found
+
+    def until(self, what: str, true: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait for a state of the run that only files show."""
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"{what} not within {timeout_s:.0f} s:\n{self.output}"
+            try:
+                self.process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
+        return self.process.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does: SIGINT to the whole foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def worker_pid(self, name: str) -> int:
+        """Process id of a worker, from the first line of its log."""
+        first = (self.run_dir / "logs" / f"{name}.log").read_text().split("\n", 1)[0]
+        return int(first.split("pid ")[1].split()[0])
+
+    def left_behind(self) -> list[str]:
+        """Processes the run started that are still there."""
+        left = []
+        for process in psutil.process_iter(["pid", "cmdline", "create_time", "environ"]):
+            command = " ".join(process.info["cmdline"] or [])
+            ours = process.info["create_time"] >= self._started_s - 1 and str(self.run_dir) in command + str(process.info["environ"] or {})
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(command)
+        return left

@@ -1,0 +1,136 @@
+"""``rljob run`` as users run it: real Ray, vLLM, torch and reward processes."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rljob_runtime.tiny.model import make
+from rljob_runtime.tiny.warmstart import WarmStartConfig
+from tests.integration.jobs import Running, job
+
+pytestmark = pytest.mark.timeout(600)
+LOSSES = ("step", "reward/mean", "train/total_loss", "train/grad_norm", "response/mean_tokens", "rollout/logprob_mean")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned nothing yet."""
+    config = WarmStartConfig(max_rule_steps=2, noise_steps=1, batch_size=8)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make(folder, config=config, target_pass=(0.0, 1.0), num_threads=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """Six steps without interruption."""
+    run = Running(tmp_path_factory.mktemp("whole"), job(model, steps=6))
+    assert run.wait() == 0, run.output
+    return run
+
+
+def losses(run: Running) -> list[tuple[float, ...]]:
+    return [tuple(m[key] for key in LOSSES) for m in run.metrics()]
+
+
+def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running, model: Path) -> None:
+    metrics = whole.metrics()
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [m["sync/version"] for m in metrics] == [1, 2, 3, 4, 5, 6]
+    assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)
+    assert all(m["mismatch/max_abs_logprob_diff"] < 1e-4 for m in metrics)
+    assert all(m["staleness/max"] == 0 for m in metrics)
+    assert len({m["train/total_loss"] for m in metrics}) == 6
+    assert whole.summary()["status"] == "succeeded"
+    assert (whole.run_dir / "report.html").stat().st_size > 10_000
+    rows = [json.loads(line) for line in (whole.run_dir / "trajectories" / "step-000003.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    assert yaml.safe_load((whole.run_dir / "spec.yaml").read_text())["spec"]["training"]["beta1"] == 0.9
+    assert list((whole.run_dir / "tensorboard").iterdir())
+    assert whole.left_behind() == []
+    names = {p.name for p in (whole.run_dir / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= names
+    assert (whole.run_dir / "model" / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
+
+
+def test_ctrl_c_checkpoints_leaves_nothing_behind_and_resume_repeats_the_uninterrupted_losses(
+    whole: Running, model: Path, tmp_path: Path
+) -> None:
+    run = Running(tmp_path, job(model, steps=6))
+    run.until("step 2", lambda: len(run.metrics()) >= 2)
+    run.interrupt()
+    assert run.wait(60) == 130, run.output
+    assert run.summary()["status"] == "interrupted"
+    assert run.left_behind() == []
+    done = len(run.metrics())
+    assert 2 <= done < 6, "the interruption came too late to show anything"
+    again = Running(tmp_path, job(model, steps=6), "--resume")
+    assert again.wait() == 0, again.output
+    assert losses(again) == losses(whole)
+
+
+@pytest.mark.parametrize(("worker", "role"), [("actor_infer-0", "engine"), ("actor_train-0", "trainer")])
+def test_a_killed_worker_fails_the_run_within_30_s_and_is_named(model: Path, tmp_path: Path, worker: str, role: str) -> None:
+    run = Running(tmp_path, job(model, steps=100_000))
+    run.until("the first checkpoint", lambda: bool(list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))))
+    killed_s = time.monotonic()
+    os.kill(run.worker_pid(worker), signal.SIGKILL)
+    assert run.wait(60) == 3, run.output
+    assert time.monotonic() - killed_s < 30
+    failure = run.summary()["failure"]
+    assert f"worker {worker} is gone" in failure, failure
+    assert f"logs/{worker}.log" in failure
+    assert list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))
+    assert run.left_behind() == []
+
+
+@pytest.mark.slow
+def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_path: Path) -> None:
+    groups = [
+        {"name": "train", "nodes": 1, "devicesPerNode": 3, "deviceResource": "cpu"},
+        {"name": "infer", "nodes": 2, "devicesPerNode": 1, "deviceResource": "cpu"},
+    ]
+    components = [
+        {"name": "actor_train", "role": "Trainer", "placement": {"nodeGroups": ["train"], "ranks": "0-1"}, "threadsPerWorker": 1},
+        {"name": "reference", "role": "Reference", "placement": {"nodeGroups": ["train"], "ranks": "2"}, "threadsPerWorker": 1},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"deviceMapping": "list(range(3, 5))"}, "threadsPerWorker": 1},
+        {"name": "reward", "role": "Reward", "placement": {"workers": 2}},
+    ]
+    manifest = job(
+        model,
+        steps=3,
+        nodeGroups=groups,
+        components=components,
+        algorithm={"kl": {"coefficient": 0.1}, "advantage": {"estimator": "RLOO"}, "policyLoss": {"aggregation": "SeqMeanTokenMean"}},
+        training={"steps": 3, "learningRate": 1e-3, "miniBatches": 2, "epochs": 2},
+        weightSync={"bucketBytes": 65536},
+    )
+    run = Running(tmp_path, manifest)
+    assert run.wait(400) == 0, run.output
+    metrics = run.metrics()
+    assert [m["sync/version"] for m in metrics] == [1, 2, 3]
+    assert metrics[0]["train/kl_loss"] < metrics[-1]["train/kl_loss"]
+    assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)
+    assert run.left_behind() == []
+
+
+def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(
+        "import time\n\n\ndef score(prompt, response, answer, metadata):\n"
+        "    if answer.endswith('0'):\n        raise ValueError('no zeros')\n"
+        "    if answer.endswith('1'):\n        time.sleep(3600)\n"
+        "    return len(response) / 8\n"
+    )
+    rewards = [{"name": "hostile", "type": "Function", "function": "hostile:score", "timeoutSeconds": 0.2}]
+    rollout = {"promptsPerStep": 8, "samplesPerPrompt": 2, "maxPromptTokens": 64, "maxResponseTokens": 8}
+    run = Running(tmp_path, job(model, steps=3, rewards=rewards, rollout=rollout))
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    assert sum(m["reward/errors"] for m in metrics) > 0
+    assert all(m["rollout/sequences"] == 16 for m in metrics)
+    assert run.left_behind() == []

@@ -1,0 +1,346 @@
+"""One trainer rank on a tiny Qwen2: log-probs, gradients, determinism, weights, checkpoints, exports, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+from rljob_runtime.errors import CheckpointError, ModelError, WeightSyncError
+from rljob_runtime.losses.config import KlEstimator, LossAggregation, LossConfig
+from rljob_runtime.records import TrainBatch
+from rljob_runtime.report.names import METRICS
+from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.optimizer import learning_rate_at
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.packing import plan_buckets, unpack
+
+VOCAB = 61
+
+Start = Callable[..., PolicyWorker]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer model with an odd vocabulary."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+        max_position_embeddings=64,
+        tie_word_embeddings=request.param,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text('{"marker": 1}')
+    return folder
+
+
+@pytest.fixture
+def start(model_folder: Path) -> Iterator[Start]:
+    """Starts workers, one at a time (a process has one process group), and shuts the last one down."""
+    running: list[PolicyWorker] = []
+
+    def build(**settings: object) -> PolicyWorker:
+        stop()
+        config = PolicyConfig(**({"model_path": str(model_folder), "learning_rate": 1e-2} | settings))  # type: ignore[arg-type]
+        worker = PolicyWorker(config, rank=0, world_size=1)
+        worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
+        running.append(worker)
+        return worker
+
+    def stop() -> None:
+        while running:
+            running.pop().shutdown()
+
+    yield build
+    stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> TrainBatch:
+    """Random sequences, one of them without a response; behaviour log-probs near uniform."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 15, sequences).astype(np.int32)
+    total = int(lengths.sum())
+    mask = np.zeros(total, np.float32)
+    for begin, length in zip((np.cumsum(lengths) - lengths)[:-1], lengths[:-1], strict=True):
+        mask[begin + 2 : begin + length] = 1.0
+    noise = rng.normal(0, 0.2, (3, total)).astype(np.float32)
+    return TrainBatch(
+        token_ids=rng.integers(0, VOCAB, total).astype(np.int32),
+        lengths=lengths,
+        response_mask=mask,
+        behaviour_logprobs=(noise[0] - np.float32(np.log(VOCAB))) * mask,
+        advantages=rng.normal(0, 1, total).astype(np.float32) * mask,
+        reference_logprobs=(noise[1] - np.float32(np.log(VOCAB))) * mask if reference else None,
+        global_tokens=int(mask.sum()),
+        global_sequences=sequences - 1,
+        version=0,
+    )
+
+
+def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, torch.Tensor]:
+    """Full gradients of one batch's loss; leaves the model as it was."""
+    device = torch.device("cpu")
+    (prepared,) = prepare_batches([batch], worker.config, device)
+    accumulate_gradients(worker.model, prepared, worker.config, StepMeter(device), fresh=True)
+    result = {name: p.grad.full_tensor().clone() for name, p in worker.model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
+    worker.model.zero_grad(set_to_none=True)
+    return result
+
+
+def full_weights(worker: PolicyWorker) -> dict[str, torch.Tensor]:
+    return {name: p.full_tensor().detach().clone() for name, p in worker.model.named_parameters()}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_equal_transformers_full_softmax(start: Start, model_folder: Path, temperature: float) -> None:
+    batch = make_batch()
+    got = start(token_budget=30, logprob_chunk_tokens=7).compute_logprobs(batch.token_ids, batch.lengths, temperature)
+    plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    begin = 0
+    for length in batch.lengths.tolist():
+        tokens = torch.from_numpy(batch.token_ids[begin : begin + length]).long()
+        with torch.no_grad():
+            full = (plain(tokens[None], use_cache=False).logits[0] / temperature).log_softmax(-1)
+        expected = full[:-1].gather(1, tokens[1:, None]).squeeze(1)
+        np.testing.assert_allclose(got[begin + 1 : begin + length], expected.numpy(), atol=5e-6)
+        assert got[begin] == 0.0
+        begin += length
+
+
+def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_folder: Path) -> None:
+    batch = make_batch(reference=True)
+    loss_config = LossConfig(aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.3, kl_estimator=KlEstimator.K2)
+    got = gradients(start(loss=loss_config, token_budget=40), batch)
+    plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    assert batch.reference_logprobs is not None
+    loss, begin = torch.zeros(()), 0
+    for length in batch.lengths.tolist():
+        part = slice(begin, begin + length)
+        begin += length
+        mask = torch.from_numpy(batch.response_mask[part])[1:]
+        if not mask.any():
+            continue
+        tokens = torch.from_numpy(batch.token_ids[part]).long()
+        logp = plain(tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+        old, advantage, ref = (
+            torch.from_numpy(a[part])[1:] for a in (batch.behaviour_logprobs, batch.advantages, batch.reference_logprobs)
+        )
+        ratio = (logp - old).exp()
+        terms = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + 0.3 * 0.5 * (logp - ref) ** 2
+        loss = loss + (terms * mask).sum() / mask.sum() / batch.global_sequences
+    loss.backward()
+    expected = {name: p.grad for name, p in plain.named_parameters()}
+    assert got.keys() == expected.keys()
+    for name, gradient in got.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+
+
+def test_micro_batched_gradients_equal_one_big_batch(start: Start) -> None:
+    batch = make_batch()
+    whole = gradients(start(token_budget=10_000), batch)
+    for settings in ({"token_budget": 14}, {"token_budget": 40, "activation_checkpointing": True}):
+        parts = gradients(start(**settings), batch)
+        for name, gradient in whole.items():
+            torch.testing.assert_close(parts[name], gradient, atol=1e-6, rtol=0)
+
+
+def test_same_seed_gives_bit_identical_steps(start: Start) -> None:
+    batches = [make_batch(0), make_batch(1)]
+    runs = []
+    for _ in range(2):
+        worker = start()
+        metrics = [worker.train_step(batches, step) for step in range(3)]
+        runs.append([{k: v for k, v in m.items() if not k.startswith("time/")} for m in metrics])
+    assert runs[0] == runs[1]
+
+
+def test_metrics_of_the_first_step(start: Start) -> None:
+    worker = start()
+    batch = make_batch()
+    logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    kept = batch.response_mask > 0
+    difference = (logprobs - batch.behaviour_logprobs)[kept].astype(np.float64)
+    metrics = worker.train_step([batch, batch], step=0)
+    assert metrics["mismatch/kl_k1"] == pytest.approx(-difference.mean(), abs=1e-6)
+    assert metrics["mismatch/kl_k3"] == pytest.approx((np.exp(difference) - difference - 1).mean(), abs=1e-6)
+    assert metrics["mismatch/max_abs_logprob_diff"] == pytest.approx(np.abs(difference).max(), abs=1e-6)
+    weight = np.exp(difference)
+    assert metrics["mismatch/effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum() / kept.sum(), abs=1e-6)
+    assert metrics["train/tokens"] == 2 * batch.token_ids.size
+    assert not {name for name in metrics if name not in METRICS}
+    assert metrics["train/entropy_from_behaviour"] == pytest.approx(-batch.behaviour_logprobs[kept].mean(), abs=1e-6)
+    assert metrics["train/total_loss"] == metrics["train/policy_loss"]
+    assert metrics["train/ratio_min"] < metrics["train/ratio_mean"] < metrics["train/ratio_max"]
+
+
+def test_training_raises_the_probability_of_what_was_good(start: Start) -> None:
+    worker = start()
+    batch = make_batch()
+    logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    batch = dataclasses.replace(batch, behaviour_logprobs=logprobs * batch.response_mask, advantages=batch.response_mask.copy())
+    first = worker.train_step([batch], step=0)
+    after = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    assert first["train/ratio_max"] == first["train/ratio_min"] == 1.0  # on-policy, to the bit
+    assert (after * batch.response_mask).sum() > (logprobs * batch.response_mask).sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_bytes_are_the_weights(start: Start, dtype: str) -> None:
+    worker = start(dtype=dtype)
+    worker.train_step([make_batch()], step=0)
+    manifest = plan_buckets(worker.weight_specs(), bucket_bytes=4096)
+    assert len(manifest.buckets) > 1
+    received: dict[str, torch.Tensor] = {}
+    for bucket in manifest.buckets:
+        data = worker.pack_bucket(bucket)
+        assert data is not None
+        received |= {name: tensor.clone() for name, tensor in unpack(bucket, data)}
+    expected = full_weights(worker)
+    assert received.keys() == expected.keys()
+    assert ("lm_head.weight" in received) is not worker.model.config.tie_word_embeddings
+    for name, tensor in received.items():
+        assert torch.equal(tensor, expected[name].to(getattr(torch, dtype)))
+
+
+def test_bfloat16_trains_on_float32_masters(start: Start) -> None:
+    batch = make_batch()
+    exact = start().compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    worker = start(dtype="bfloat16", learning_rate=1e-6)
+    rounded = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    assert 0 < np.abs(rounded - exact).max() < 0.05
+    before = full_weights(worker)
+    worker.train_step([batch], step=0)
+    after = full_weights(worker)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert after[name].dtype is torch.float32
+    assert 0 < (after[name] - before[name]).abs().max() < 2e-6  # far below one bfloat16 step: kept only by the masters
+
+
+def test_bucket_of_another_model_is_refused(start: Start) -> None:
+    worker = start()
+    (bucket,) = plan_buckets([("model.norm.weight", "float32", (25,))], 4096).buckets
+    with pytest.raises(WeightSyncError, match=r"model.norm.weight \(25,\) is of shape \(24,\)"):
+        worker.pack_bucket(bucket)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_checkpoint_resumes_bit_equal(start: Start, tmp_path: Path, steps_before: int) -> None:
+    worker = start(warmup_steps=3, weight_decay=0.1)
+    for step in range(steps_before):
+        worker.train_step([make_batch(step)], step)
+    worker.save_checkpoint(tmp_path / "c")
+    expected = [worker.train_step([make_batch(step)], step)["train/total_loss"] for step in range(steps_before, steps_before + 3)]
+    expected_weights = full_weights(worker)
+    resumed = start(warmup_steps=3, weight_decay=0.1, seed=99)
+    resumed.train_step([make_batch(50)], 0)  # leaves other weights and moments behind, which loading must replace
+    assert resumed.load_checkpoint(tmp_path / "c") == steps_before
+    got = [resumed.train_step([make_batch(step)], step)["train/total_loss"] for step in range(steps_before, steps_before + 3)]
+    assert got == expected
+    assert all(torch.equal(tensor, expected_weights[name]) for name, tensor in full_weights(resumed).items())
+
+
+def test_changed_settings_survive_loading(start: Start, tmp_path: Path) -> None:
+    start(weight_decay=0.1).save_checkpoint(tmp_path / "c")
+    worker = start(weight_decay=0.5, betas=(0.5, 0.6))
+    worker.load_checkpoint(tmp_path / "c")
+    optimizer = worker._require().optimizer
+    assert optimizer is not None
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.5, 0.0]
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+
+
+def test_missing_checkpoint_is_named(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nothing cannot be loaded"):
+        start().load_checkpoint(tmp_path / "nothing")
+
+
+def test_export_loads_in_transformers_with_equal_weights(start: Start, tmp_path: Path) -> None:
+    worker = start()
+    worker.train_step([make_batch()], step=0)
+    worker.export_hf(tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert type(loaded) is Qwen2ForCausalLM
+    expected = full_weights(worker)
+    assert {n for n, _ in loaded.named_parameters()} == expected.keys()
+    assert all(torch.equal(p, expected[name]) for name, p in loaded.named_parameters())
+    assert loaded.config.architectures == ["Qwen2ForCausalLM"]
+    assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"marker": 1}'
+
+
+def test_frozen_reference_scores_and_never_changes(start: Start) -> None:
+    batch = make_batch()
+    trained = start().compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    worker = start(trainable=False)
+    before = full_weights(worker)
+    scores = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask)
+    assert np.array_equal(scores, trained * batch.response_mask)
+    for call in (lambda: worker.train_step([batch], 0), lambda: worker.save_checkpoint("never")):
+        with pytest.raises(ModelError, match="frozen policy"):
+            call()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in full_weights(worker).items())
+
+
+def test_bad_input_is_refused_before_anything_changes(start: Start) -> None:
+    worker = start(loss=LossConfig(kl_coefficient=0.1))
+    before = full_weights(worker)
+    good = make_batch(reference=True)
+    bad_token = dataclasses.replace(good, token_ids=good.token_ids + 1000)
+    infinite = dataclasses.replace(good, advantages=np.where(good.response_mask > 0, np.float32(np.inf), np.float32(0)))
+    with pytest.raises(ValueError, match="vocabulary has 61"):
+        worker.train_step([bad_token], 0)
+    with pytest.raises(ValueError, match="no reference_logprobs"):
+        worker.train_step([make_batch()], 0)
+    with pytest.raises(ValueError, match="no batches"):
+        worker.train_step([], 0)
+    with pytest.raises(ModelError, match="gradient norm is nan in update 0 of step 4"):
+        worker.train_step([infinite], 4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in full_weights(worker).items())
+    worker.train_step([good], 0)
+
+
+def test_missing_model_is_named_with_a_remedy() -> None:
+    worker = PolicyWorker(PolicyConfig(model_path="/no/such/model"), 0, 1)
+    with pytest.raises(ModelError, match="/no/such/model does not exist; give an existing folder"):
+        worker.setup("127.0.0.1", free_port(), timeout_s=5.0)
+    with pytest.raises(ModelError, match="call setup first"):
+        worker.weight_specs()
+
+
+def test_model_with_absolute_positions_works_too(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)).save_pretrained(tmp_path / "gpt2")
+    worker = start(model_path=str(tmp_path / "gpt2"))
+    before = worker.train_step([make_batch()], step=0)["train/total_loss"]
+    assert worker.train_step([make_batch()], step=1)["train/total_loss"] < before
+
+
+def test_learning_rate_schedules() -> None:
+    def rates(schedule: LearningRateSchedule, steps: list[int]) -> list[float]:
+        config = PolicyConfig(model_path="m", learning_rate=1.0, warmup_steps=2, total_steps=6, lr_schedule=schedule)
+        return [learning_rate_at(config, step) for step in steps]
+
+    assert rates(LearningRateSchedule.CONSTANT, [0, 1, 2, 100]) == [0.5, 1.0, 1.0, 1.0]
+    assert rates(LearningRateSchedule.LINEAR, [0, 2, 4, 6, 9]) == [0.5, 1.0, 0.5, 0.0, 0.0]
+    assert rates(LearningRateSchedule.COSINE, [2, 4, 6]) == pytest.approx([1.0, 0.5, 0.0])
+    with pytest.raises(ValueError, match="set total_steps above warmup_steps"):
+        PolicyConfig(model_path="m", lr_schedule=LearningRateSchedule.LINEAR)

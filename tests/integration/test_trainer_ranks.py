@@ -1,0 +1,204 @@
+"""Two data-parallel ranks against one: gradients, losses, log-probs, packed weights, checkpoints across numbers of ranks.
+
+The ranks are real processes over gloo: this file runs itself once per rank (``main``), and the tests read what rank 0 wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rljob_runtime.losses.config import LossAggregation, LossConfig
+from rljob_runtime.records import TrainBatch
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.packing import plan_buckets, unpack
+
+VOCAB = 61  # odd, so that shards are uneven
+DEADLINE_S = 55.0
+
+
+def make_model(folder: Path) -> None:
+    torch.manual_seed(5)
+    config = Qwen2Config(
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
+    """This rank's part of one global batch; the last rank gets two sequences only, so that the others have more micro-batches."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 14, 11).astype(np.int32)
+    total = int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
+    mask = np.zeros(total, np.float32)
+    for begin, length in zip(starts, lengths, strict=True):
+        mask[begin + 3 : begin + length] = 1.0
+    tokens = rng.integers(0, VOCAB, total).astype(np.int32)
+    behaviour = (rng.normal(-np.log(VOCAB), 0.2, total).astype(np.float32)) * mask
+    advantages = rng.normal(0, 1, total).astype(np.float32) * mask
+    rows = np.arange(11) if world_size == 1 else (np.arange(9), np.arange(9, 11))[rank]
+    kept = np.isin(np.repeat(np.arange(11), lengths), rows)
+    return TrainBatch(
+        token_ids=tokens[kept],
+        lengths=lengths[rows],
+        response_mask=mask[kept],
+        behaviour_logprobs=behaviour[kept],
+        advantages=advantages[kept],
+        global_tokens=int(mask.sum()),
+        global_sequences=11,
+        version=0,
+    )
+
+
+def run_rank(rank: int, world_size: int, port: int, model: str, out: Path, resume_from: str | None = None) -> None:
+    """What one rank does; rank 0 leaves ``result.npz`` and ``metrics.json`` in ``out``."""
+    loss = LossConfig(aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN)
+    worker = PolicyWorker(PolicyConfig(model_path=model, learning_rate=1e-3, token_budget=26, loss=loss), rank, world_size)
+    worker.setup("127.0.0.1", port, timeout_s=30.0)
+    try:
+        if resume_from is not None:
+            worker.load_checkpoint(resume_from)
+            metrics = [worker.train_step([make_batch(rank, world_size, seed=2)], step=2)]
+            (out / "metrics.json").write_text(json.dumps(metrics))
+            return
+        everything = make_batch(0, 1)
+        arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 0.9)}
+        empty = np.zeros(0, np.int32)
+        worker.compute_logprobs(*((everything.token_ids, everything.lengths) if rank == 0 else (empty, empty)), 1.0)
+
+        cpu = torch.device("cpu")
+        (prepared,) = prepare_batches([make_batch(rank, world_size)], worker.config, cpu)
+        accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
+        arrays |= {f"grad/{n}": p.grad.full_tensor().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[union-attr]
+        worker.model.zero_grad(set_to_none=True)
+
+        metrics = [worker.train_step([make_batch(rank, world_size, seed)], step=seed) for seed in range(2)]
+        manifest = plan_buckets(worker.weight_specs(), bucket_bytes=6000)
+        for bucket in manifest.buckets:
+            data = worker.pack_bucket(bucket)
+            assert (data is not None) is (rank == 0)
+            arrays |= {} if data is None else {f"packed/{name}": tensor.numpy().copy() for name, tensor in unpack(bucket, data)}
+        arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[attr-defined]
+        worker.save_checkpoint(out / "checkpoint")
+        worker.export_hf(out / "export")
+        metrics.append(worker.train_step([make_batch(rank, world_size, seed=2)], step=2))
+        if rank == 0:
+            np.savez(out / "result.npz", **arrays)
+            (out / "metrics.json").write_text(json.dumps(metrics))
+    finally:
+        worker.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folder of results by number of ranks."""
+    base = tmp_path_factory.mktemp("ranks")
+    model, one, two = base / "model", base / "one", base / "two"
+    make_model(model)
+    for folder in (one, two):
+        folder.mkdir()
+    port = free_port()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(port), str(model), str(two)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        run_rank(0, 1, free_port(), str(model), one)
+        for rank, process in enumerate(processes):
+            _, errors = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, f"rank {rank} failed:\n{errors}"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout=5.0)
+    return {1: one, 2: two}
+
+
+def load(runs: dict[int, Path], world_size: int, prefix: str) -> dict[str, np.ndarray]:
+    with np.load(runs[world_size] / "result.npz") as data:
+        return {name: data[name] for name in data.files if name.startswith(prefix)}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return json.loads((folder / "metrics.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_gradients_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> None:
+    one, two = load(runs, 1, "grad/"), load(runs, 2, "grad/")
+    assert one.keys() == two.keys()
+    assert max(np.abs(g).max() for g in one.values()) > 1e-3
+    for name, gradient in one.items():
+        np.testing.assert_allclose(two[name], gradient, atol=1e-6, rtol=0)
+
+
+def test_metrics_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> None:
+    one, two = metrics(runs[1]), metrics(runs[2])
+    assert two[0]["train/micro_batches"] != one[0]["train/micro_batches"]
+    for name, value in one[0].items():
+        if not name.startswith("time/") and name != "train/micro_batches":
+            assert two[0][name] == pytest.approx(value, abs=2e-6), name
+    # later steps: Adam amplifies rounding where gradients are near eps
+    assert [m["train/total_loss"] for m in two] == pytest.approx([m["train/total_loss"] for m in one], abs=1e-5)
+
+
+def test_logprobs_do_not_depend_on_the_number_of_ranks(runs: dict[int, Path]) -> None:
+    np.testing.assert_allclose(load(runs, 2, "logprobs")["logprobs"], load(runs, 1, "logprobs")["logprobs"], atol=2e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_packed_bytes_equal_full_weights(runs: dict[int, Path], world_size: int) -> None:
+    packed, weights = load(runs, world_size, "packed/"), load(runs, world_size, "weight/")
+    assert {n.removeprefix("packed/") for n in packed} == {n.removeprefix("weight/") for n in weights}
+    for name, value in packed.items():
+        assert np.array_equal(value, weights[name.replace("packed/", "weight/")]), name
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_export_equals_full_weights(runs: dict[int, Path], world_size: int) -> None:
+    weights = load(runs, world_size, "weight/")
+    loaded = Qwen2ForCausalLM.from_pretrained(runs[world_size] / "export", dtype=torch.float32)
+    for name, parameter in loaded.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), weights[f"weight/{name}"]), name
+
+
+@pytest.mark.parametrize("saved_by", [1, 2])
+def test_one_rank_resumes_from_any_number_of_ranks(runs: dict[int, Path], saved_by: int, tmp_path: Path) -> None:
+    model = runs[1].parent / "model"
+    worker_out = tmp_path / "resumed"
+    worker_out.mkdir()
+    run_rank(0, 1, free_port(), str(model), worker_out, resume_from=str(runs[saved_by] / "checkpoint"))
+    expected = metrics(runs[saved_by])[2]["train/total_loss"]
+    assert metrics(worker_out)[0]["train/total_loss"] == (expected if saved_by == 1 else pytest.approx(expected, abs=1e-6))
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]), 2, int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

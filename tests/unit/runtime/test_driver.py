@@ -1,0 +1,164 @@
+"""The loop over scripted workers: order of phases, stopping, resuming, failing."""
+
+import asyncio
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rljob_runtime.checkpointing import CheckpointStore, DriverState
+from rljob_runtime.driver import Driver, LoopConfig, Parts
+from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
+from rljob_runtime.overlap.batching import BatchingConfig
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
+from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.records import Bucket, Sampling, WeightManifest
+from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedJudge, ServingEngine, no_texts
+
+BATCH, STEPS = 2, 4
+MANIFEST = WeightManifest(buckets=(Bucket(index=0, size_bytes=64, slots=()), Bucket(index=1, size_bytes=64, slots=())))
+
+
+@dataclass
+class Run:
+    """A driver over fakes, and what a test looks at."""
+
+    root: Path
+    start: DriverState | None = None
+    trainer: CountingTrainer = field(default_factory=CountingTrainer)
+    engine: ServingEngine = field(default_factory=ServingEngine)
+    prompts: CountingPrompts = field(default_factory=CountingPrompts)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    every: int = 0
+
+    def drive(self) -> None:
+        asyncio.run(self._drive())
+
+    async def _drive(self) -> None:
+        start = self.start.step if self.start else 0
+        folder = RunFolder.open(self.root / "run", FolderMode.RESUME if self.start else FolderMode.NEW)
+        info = RunInfo(job_name="job", model="m", algorithm="GRPO PPO", devices="-", total_steps=STEPS, seed=0, spec_yaml="a: 1\n")
+        self.store = CheckpointStore(folder.checkpoints, keep=2)
+        scheduler = RolloutScheduler(
+            prompts=self.prompts,
+            decode=no_texts,
+            engines=[self.engine],
+            judge=ScriptedJudge().judge,
+            gate=StalenessGate(groups_per_step=BATCH, max_lag=0, total_groups=BATCH * STEPS, version=start),
+            config=RolloutConfig(samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, stall_timeout_s=60.0),
+            next_group_id=self.start.next_group_id if self.start else 0,
+            done=self.start.done if self.start else (),
+        )
+        probe = ProbeConfig(every_syncs=1, max_difference=1e-4, sequences=((1, 2, 3),))
+        config = LoopConfig(
+            total_steps=STEPS,
+            groups_per_step=BATCH,
+            max_lag=0,
+            step_timeout_s=10.0,
+            take_timeout_s=10.0,
+            checkpoint_every_steps=self.every,
+            batching=BatchingConfig(num_ranks=1, mini_batches=1, epochs=1, temperature=1.0),
+            spec_fingerprint="f",
+        )
+        with Reporter(
+            folder, info, PlainDisplay(io.StringIO(), clock=lambda: 0.0, every_s=1.0), resumed_step=start or None, packages={}, ticker=False
+        ) as reporter:
+            parts = Parts(
+                trainers=[self.trainer],
+                references=[],
+                workers=[self.trainer, self.engine],
+                scheduler=scheduler,
+                publisher=WeightPublisher(trainers=[self.trainer], engines=[self.engine], manifest=MANIFEST, timeout_s=10.0, probe=probe),
+                advantage=lambda rewards, groups: (rewards - rewards.mean()).astype(np.float32),
+                checkpoints=self.store,
+                reporter=reporter,
+            )
+            await Driver(parts, config, start_step=start, stop=self.stop).run()
+
+    def metrics(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.root / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.drive()
+    assert run.trainer.updates == STEPS
+    assert run.engine.phases == [p for v in range(STEPS + 1) for p in (f"begin v{v}", "bucket 0", "bucket 1", "finish")]
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert [m["version"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert all(m["staleness/max"] == 0 for m in run.metrics())
+    assert all(m["sync/probe_max_abs_diff"] == 0 for m in run.metrics())
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.name == "step-000004"
+
+
+def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_next_prompts(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.trainer.on_step = lambda step: first.stop.set() if step == 2 else None
+    with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
+        first.drive()
+    newest = first.store.newest()
+    assert newest is not None
+    assert newest.name == "step-000002"
+    state = first.store.load(newest, "f")
+    second = Run(tmp_path, start=state)
+    second.prompts.handed_out = int(str(state.source_state["next"]))
+    second.drive()
+    whole = Run(tmp_path / "whole")
+    whole.drive()
+    asked = [r.seed for r in first.engine.seen[: BATCH * 2 * 2]] + [r.seed for r in second.engine.seen]
+    assert asked == [r.seed for r in whole.engine.seen]
+    assert [m["step"] for m in second.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+
+    def die(step: int) -> None:
+        if step == 3:
+            raise WorkerLostError("trainer-0", "signal 9", "trainer.log")
+
+    run.trainer.on_step = die
+    with pytest.raises(WorkerLostError, match=r"worker trainer-0 is gone \(signal 9\); its log: trainer.log"):
+        run.drive()
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.name == "step-000002"
+
+
+def test_an_engine_that_dies_while_the_trainer_works_is_noticed(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trainer.on_step = lambda step: run.engine.lost.set()
+    with pytest.raises(WorkerLostError, match="engine-0"):
+        run.drive()
+
+
+def test_an_engine_that_serves_another_version_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trainer.on_step = lambda step: setattr(run.engine, "forgets_version", step == 2)
+    with pytest.raises(WeightSyncError, match="after publishing v2: engine-0 serves v1"):
+        run.drive()
+
+
+def test_the_probe_catches_an_engine_whose_weights_differ(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trainer.on_step = lambda step: setattr(run.engine, "offset", 0.01 if step == 3 else 0.0)
+    with pytest.raises(WeightSyncError, match=r"after publishing v3 engine-0 and the trainer disagree by 0.01 .* allowed 0.0001"):
+        run.drive()
+    assert [m["step"] for m in run.metrics()] == [1, 2]
+
+
+def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    run.drive()
+    (run.store.root / "step-000009").mkdir()
+    assert sorted(p.name for p in run.store.root.iterdir()) == ["step-000003", "step-000004", "step-000009"]
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.name == "step-000004"

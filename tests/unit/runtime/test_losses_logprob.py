@@ -1,0 +1,58 @@
+"""Chunked log-probs against log_softmax on full logits, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rljob_runtime.training.logprob import selected_logprobs
+
+
+def inputs(dtype: torch.dtype, rows: int = 13) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(rows, 8, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(31, 8, generator=generator).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, 31, (rows,), generator=generator)
+
+
+def full_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = (hidden @ weight.T).float() / temperature
+    return logits.log_softmax(-1)[torch.arange(targets.numel()), targets]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 13, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_equals_full_logits(chunk_tokens: int, temperature: float, dtype: torch.dtype, tolerance: float) -> None:
+    hidden, weight, targets = inputs(dtype)
+    upstream = torch.linspace(-1, 1, targets.numel())
+    result = selected_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    gradients = torch.autograd.grad((result * upstream).sum(), (hidden, weight))
+    expected = full_logprobs(hidden, weight, targets, temperature)
+    expected_gradients = torch.autograd.grad((expected * upstream).sum(), (hidden, weight))
+    assert result.dtype is torch.float32
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=2e-6)  # also for bfloat16 inputs: float32 after the product
+    for got, want in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_frozen_head_gets_no_gradient() -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    selected_logprobs(hidden, weight.detach(), targets, temperature=1.0, chunk_tokens=4).sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_no_rows_give_no_logprobs_and_zero_gradient() -> None:
+    hidden, weight, targets = inputs(torch.float32, rows=0)
+    result = selected_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=4)
+    result.sum().backward()
+    assert result.shape == (0,)
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_refuses_temperature_zero() -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    with pytest.raises(ValueError, match=r"temperature is 0\.0"):
+        selected_logprobs(hidden, weight, targets, temperature=0.0, chunk_tokens=4)

@@ -1,0 +1,175 @@
+"""Extraction, the built-in rewards and what a reward may return: no processes."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_runtime.errors import RewardSetupError
+from rljob_runtime.rewards import Extraction, RewardConfig, RewardType
+from rljob_runtime.rewards.functions import extract, load, to_scores
+
+
+def config(type_=RewardType.EXACT_MATCH, **options):
+    return RewardConfig(name="r", type=type_, **options)
+
+
+@pytest.mark.parametrize(
+    ("extraction", "text", "expected"),
+    [
+        (Extraction.WHOLE, "  12 \n", "12"),
+        (Extraction.LAST_LINE, "work\n 12 \n\n", "12"),
+        (Extraction.LAST_LINE, " \n", None),
+        (Extraction.BOXED, r"\boxed{1} so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (Extraction.BOXED, r"\boxed{3} then \boxed{4", "3"),
+        (Extraction.BOXED, "4", None),
+        (Extraction.TAG, "<answer>1</answer> no: <answer> 2 </answer> done", "2"),
+        (Extraction.TAG, "</answer>1<answer>", None),
+        (Extraction.TAG, "12", None),
+        (Extraction.LAST_NUMBER, "3 apples, 1,234 pears.", "1234"),
+        (Extraction.LAST_NUMBER, "so -2.50", "-2.50"),
+        (Extraction.LAST_NUMBER, "it is 1.5e-3", "1.5e-3"),
+        (Extraction.LAST_NUMBER, "none", None),
+    ],
+)
+def test_extraction(extraction, text, expected):
+    assert extract(text, config(extraction=extraction)) == expected
+
+
+def test_the_tag_can_be_named():
+    assert extract("<final>7</final>", config(extraction=Extraction.TAG, tag="final")) == "7"
+
+
+@given(value=st.integers(-(10**9), 10**9), around=st.text(alphabet="abc \n.", max_size=10))
+def test_last_number_finds_any_whole_number(value, around):
+    assert extract(f"1 {around} {value}", config(extraction=Extraction.LAST_NUMBER)) == str(value)
+
+
+@pytest.mark.parametrize(
+    ("params", "response", "answer", "score"),
+    [({}, " Yes", "Yes ", 1.0), ({}, "yes", "Yes", 0.0), ({"ignore_case": True}, "yes", "Yes", 1.0)],
+)
+def test_exact_match(params, response, answer, score):
+    assert load(config(params=params), None)("", response, answer, {}) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("0.5", "1/2", 1.0),
+        (r"\frac{1}{2}", "0.5", 1.0),
+        (r"so $x = 3$", "3", 1.0),
+        ("2", "3", 0.0),
+        ("no value", "3", 0.0),
+        (r"\boxed{4}", "4", 1.0),
+    ],
+)
+def test_math_verify(response, answer, score):
+    assert load(config(RewardType.MATH_VERIFY), None)("", response, answer, {}) == score
+
+
+def test_math_verify_tells_an_unreadable_reference_answer():
+    with pytest.raises(RuntimeError, match="finds no value in the reference answer 'see above'"):
+        load(config(RewardType.MATH_VERIFY), None)("", "1", "see above", {})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, (1.0, {})),
+        (True, (1.0, {})),
+        (np.float32(0.5), (0.5, {})),
+        ({"score": 0.25, "length": 3}, (0.25, {"length": 3.0})),
+    ],
+)
+def test_usable_results(value, expected):
+    assert to_scores(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (math.nan, "the result is nan, not a finite number"),
+        (-math.inf, "the result is -inf, not a finite number"),
+        (None, "the result is null, not a number"),
+        ("1.0", 'the result is "1.0", not a number'),
+        ([1.0], "the result is list, not a number"),
+        ({"reward": 1}, r"without 'score' \(keys: reward\)"),
+        ({"score": 1, "extra": math.nan}, "extra is nan"),
+        (np.array(math.nan), "the result is nan"),
+    ],
+)
+def test_unusable_results(value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        to_scores(value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "options", "message"),
+    [
+        (RewardType.TASK, {"timeout_s": 0.0}, "timeout_s is 0.0"),
+        (RewardType.TASK, {"weight": math.inf}, "weight is inf"),
+        (RewardType.TASK, {"tag": "x"}, "tag 'x' is set but extraction is Whole"),
+        (RewardType.TASK, {"function": "a:b"}, "function 'a:b' is set but type is Task"),
+        (RewardType.TASK, {"params": {"a": 1}}, "has no parameter 'a'; it takes: none"),
+        (RewardType.EXACT_MATCH, {"params": {"ignorecase": True}}, "did you mean 'ignore_case'"),
+        (RewardType.EXACT_MATCH, {"params": {"ignore_case": "yes"}}, "'ignore_case' is 'yes'; it must be a bool"),
+        (RewardType.FUNCTION, {}, "function is None; write it as module:function"),
+        (RewardType.FUNCTION, {"function": "score"}, "function is 'score'"),
+        (RewardType.FUNCTION, {"function": "a/b.py:score"}, "function is 'a/b.py:score'"),
+    ],
+)
+def test_unusable_configurations_are_refused(type_, options, message):
+    with pytest.raises(RewardSetupError, match=message):
+        config(type_, **options)
+
+
+MODULE = """
+import math
+LIMIT = 3
+def score(prompt, response, answer, metadata, scale=1.0):
+    return scale * len(response)
+def needs_more(prompt, response):
+    return 0.0
+async def later(prompt, response, answer, metadata):
+    return 0.0
+"""
+
+
+@pytest.fixture
+def job_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "house_rewards.py").write_text(MODULE)
+    (tmp_path / "broken_rewards.py").write_text("import math\nraise KeyError('no such key')\n")
+    (tmp_path / "hungry_rewards.py").write_text("import a_module_nobody_has\n")
+    return tmp_path
+
+
+def test_a_function_gets_its_parameters(job_folder):
+    judge = load(config(RewardType.FUNCTION, function="house_rewards:score", params={"scale": 2.0}), str(job_folder))
+    assert judge("p", "abc", "a", {}) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "message"),
+    [
+        ("house_reward:score", {}, "no module 'house_reward' in .* and on the Python path; nearest there: house_rewards.py"),
+        ("zzz:score", {}, "Python files there: broken_rewards.py, house_rewards.py, hungry_rewards.py"),
+        ("house_rewards:scores", {}, r"no function 'scores'; did you mean 'score'\? it defines: later, needs_more, score"),
+        ("house_rewards:LIMIT", {}, "no function 'LIMIT'"),
+        ("house_rewards:needs_more", {}, r"needs_more\(prompt, response\) cannot be called: got an unexpected keyword argument 'answer'"),
+        ("house_rewards:score", {"scal": 1}, "unexpected keyword argument 'scal'"),
+        ("house_rewards:later", {}, "is an async function"),
+        ("broken_rewards:score", {}, "importing module 'broken_rewards' failed: KeyError: 'no such key'"),
+        (
+            "hungry_rewards:score",
+            {},
+            "importing module 'hungry_rewards' failed: ModuleNotFoundError: No module named 'a_module_nobody_has'",
+        ),
+    ],
+)
+def test_functions_that_cannot_work_are_refused_when_loaded(job_folder, function, params, message):
+    with pytest.raises(RewardSetupError, match=message):
+        load(config(RewardType.FUNCTION, function=function, params=params), str(job_folder))
