@@ -25,7 +25,9 @@ def groups_of(draw: st.DrawFn) -> list[Group]:
         lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
         prompt = tuple(range(1, 2 + draw(st.integers(0, 5))))
         members = tuple(
-            make_trajectory(group_id, i, score=float(i % 2), tokens=tuple(100 * group_id + 10 * i + k for k in range(n)), prompt_tokens=prompt)
+            make_trajectory(
+                group_id, i, score=float(i % 2), tokens=tuple(100 * group_id + 10 * i + k for k in range(n)), prompt_tokens=prompt
+            )
             for i, n in enumerate(lengths)
         )
         groups.append(Group(group_id=group_id, trajectories=members, failed_samples=0))

@@ -230,9 +230,7 @@ class Driver:
                 task.cancel()
 
 
-async def add_reference_logprobs(
-    batches: list[list[TrainBatch]], references: Sequence[Worker], timeout_s: float
-) -> list[list[TrainBatch]]:
+async def add_reference_logprobs(batches: list[list[TrainBatch]], references: Sequence[Worker], timeout_s: float) -> list[list[TrainBatch]]:
     """The same batches with the reference policy's log-probs; epochs repeat batches, each is computed once.
 
     Raises:

@@ -74,7 +74,9 @@ def preflight(spec: RLJobSpec) -> None:
         _check_model_path(path)
     for source in spec.data.train:
         if source.jsonl and not Path(source.jsonl.path).is_file():
-            raise DataError(f"data source {source.name!r}: no file {source.jsonl.path} here ({Path.cwd()}); correct spec.data.train[].jsonl.path")
+            raise DataError(
+                f"data source {source.name!r}: no file {source.jsonl.path} here ({Path.cwd()}); correct spec.data.train[].jsonl.path"
+            )
 
 
 def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
@@ -187,9 +189,7 @@ async def _set_up(group: Sequence[Worker], timeout_s: float) -> None:
     await gather_all([w.start("setup", host, port, timeout_s) for w in group], timeout_s)
 
 
-def _worker_specs(
-    spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path, log_dir: Path
-) -> list[WorkerSpec]:
+def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path, log_dir: Path) -> list[WorkerSpec]:
     made = []
     for process in component.processes:
         resource = resolve.device_resource(spec, plan, process)

@@ -130,7 +130,9 @@ async def _attempt(attempt: _Attempt, reporter: Reporter) -> None:
     with interrupt.handling_signals():
         try:
             async with _deadline(spec.active_deadline_seconds):
-                workers = await launch.launch(attempt.job, attempt.plan, cluster, reporter, attempt.job_folder, attempt.folder.logs.resolve())
+                workers = await launch.launch(
+                    attempt.job, attempt.plan, cluster, reporter, attempt.job_folder, attempt.folder.logs.resolve()
+                )
                 if attempt.resume_folder is not None:
                     with reporter.phase("loading the checkpoint"):
                         await launch.load_policy(workers, attempt.resume_folder)

@@ -19,7 +19,12 @@ def make_completion(request_id: str, tokens: tuple[int, ...] = (7, 8), version: 
 
 
 def make_trajectory(
-    group: int, sample: int, score: float = 1.0, tokens: tuple[int, ...] = (7, 8), version: int = 0, prompt_tokens: tuple[int, ...] = (1, 2, 3)
+    group: int,
+    sample: int,
+    score: float = 1.0,
+    tokens: tuple[int, ...] = (7, 8),
+    version: int = 0,
+    prompt_tokens: tuple[int, ...] = (1, 2, 3),
 ) -> Trajectory:
     completion = make_completion(f"{group}/{sample}", tokens, version)
     result = RewardResult(sample_id=completion.request_id, score=score, parts={"task": score}, passed=score >= 1.0)

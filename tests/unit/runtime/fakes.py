@@ -29,7 +29,9 @@ class ScriptedEngine:
 
     log_file = "engine.log"
 
-    def __init__(self, name: str = "engine-0", seed: int = 0, tokens_of: Callable[[GenerationRequest], tuple[int, ...]] | None = None) -> None:
+    def __init__(
+        self, name: str = "engine-0", seed: int = 0, tokens_of: Callable[[GenerationRequest], tuple[int, ...]] | None = None
+    ) -> None:
         self.name = name
         self.version = 0
         self.seen: list[GenerationRequest] = []

@@ -105,7 +105,7 @@ class LocalPending:
             raise
         except TimeoutError as error:
             raise DeadlineError(f"worker {self._worker.name} did not finish {self._method} within {timeout_s:.0f} s") from error
-        except Exception as error:  # noqa: BLE001 - the border of a worker: anything foreign gets the worker's name
+        except Exception as error:
             raise WorkerFailedError(self._worker.name, self._method, f"{type(error).__name__}: {error}", self._worker.log_file) from error
 
 

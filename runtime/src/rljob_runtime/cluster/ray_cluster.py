@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api.plan import Plan, PlannedNode
 from rljob_runtime.cluster.host import WorkerHost, visible_devices
-from rljob_runtime.cluster.protocol import Pending, Worker, WorkerSpec
+from rljob_runtime.cluster.protocol import Worker, WorkerSpec
 from rljob_runtime.errors import ClusterError, DeadlineError, RuntimeFault, WorkerFailedError, WorkerLostError
 
 RANK_LABEL = "rljob.dev/node-rank"

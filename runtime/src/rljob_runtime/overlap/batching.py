@@ -29,9 +29,7 @@ class BatchingConfig:
     temperature: float
 
 
-def make_batches(
-    groups: Sequence[Group], *, advantage: AdvantageFunction, config: BatchingConfig, version: int
-) -> list[list[TrainBatch]]:
+def make_batches(groups: Sequence[Group], *, advantage: AdvantageFunction, config: BatchingConfig, version: int) -> list[list[TrainBatch]]:
     """Batches by rank, each a list with one entry per optimizer update.
 
     Args:
@@ -73,9 +71,7 @@ def _split(
     return [_pack([samples[i] for i in share], advantages[share], config.temperature, totals, version) for share in shares]
 
 
-def _pack(
-    samples: Sequence[Trajectory], advantages: FloatArray, temperature: float, totals: tuple[int, int], version: int
-) -> TrainBatch:
+def _pack(samples: Sequence[Trajectory], advantages: FloatArray, temperature: float, totals: tuple[int, int], version: int) -> TrainBatch:
     lengths = np.array([len(t.prompt.token_ids) + len(t.completion.token_ids) for t in samples], dtype=np.int32)
     responses = np.array([len(t.completion.token_ids) for t in samples], dtype=np.int32)
     total = int(lengths.sum())
@@ -88,7 +84,9 @@ def _pack(
     behaviour[drawn] = np.fromiter((x for t in samples for x in t.completion.logprobs), dtype=np.float32, count=int(responses.sum()))
     spread = np.zeros(total, dtype=np.float32)
     spread[drawn] = np.repeat(advantages.astype(np.float32), responses)
-    tokens = np.fromiter((x for t in samples for part in (t.prompt.token_ids, t.completion.token_ids) for x in part), dtype=np.int32, count=total)
+    tokens = np.fromiter(
+        (x for t in samples for part in (t.prompt.token_ids, t.completion.token_ids) for x in part), dtype=np.int32, count=total
+    )
     return TrainBatch(
         token_ids=tokens,
         lengths=lengths,

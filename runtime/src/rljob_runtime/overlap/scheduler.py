@@ -307,11 +307,11 @@ class RolloutScheduler:
                 )
             )
         for group_id, kept in judged.items():
-            group = Group(group_id=group_id, trajectories=tuple(kept), failed_samples=self._config.samples_per_prompt - len(kept))
+            complete = Group(group_id=group_id, trajectories=tuple(kept), failed_samples=self._config.samples_per_prompt - len(kept))
             if len(kept) >= min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
-                await self.buffer.put(group)
+                await self.buffer.put(complete)
             else:
-                self._dropped(group)
+                self._dropped(complete)
 
     def _count_failed(self, result: RewardResult) -> None:
         message = result.error or "no score"

@@ -40,16 +40,11 @@ def export_hf(folder: Path, model: PreTrainedModel, source: Path, dtype: str) ->
     Raises:
         CheckpointError: rank 0 cannot write.
     """
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state = {name: tensor.to(getattr(torch, dtype)) for name, tensor in gathered.items() if isinstance(tensor, torch.Tensor)}
     if dist.get_rank() == 0:
         try:
-            _write(
-                folder,
-                model,
-                source,
-                {name: t.to(getattr(torch, dtype)) for name, t in state.items() if isinstance(t, torch.Tensor)},
-                dtype,
-            )
+            _write(folder, model, source, state, dtype)
         except OSError as error:
             raise CheckpointError(f"model cannot be exported to {folder}: {error}; free space or choose another folder") from error
     dist.barrier()

@@ -68,9 +68,10 @@ class WeightPublisher:
             async with asyncio.timeout(self._timeout_s):
                 served = await self._transfer(version)
         except TimeoutError as error:
+            size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
-                f"weights v{version} ({self._manifest.total_bytes / 2**20:.1f} MiB in {len(self._manifest.buckets)} buckets) did not reach all "
-                f"engines within {self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
+                f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
+                f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
             ) from error
         wrong = [f"{e.name} serves v{v}" for e, v in zip(self._engines, served, strict=True) if v != version]
         if wrong:
@@ -101,8 +102,9 @@ class WeightPublisher:
             difference = float(np.max(np.abs(found - expected)))
             if not difference <= self._probe.max_difference:
                 raise WeightSyncError(
-                    f"after publishing v{version} {engine.name} and the trainer disagree by {difference:.3g} in a token's log-prob, allowed "
-                    f"{self._probe.max_difference:.3g} (spec.weightSync.probe.maxDifference): the engine does not hold the trainer's weights"
+                    f"after publishing v{version} {engine.name} and the trainer disagree by {difference:.3g} in a token's log-prob, "
+                    f"allowed {self._probe.max_difference:.3g} (spec.weightSync.probe.maxDifference): "
+                    "the engine does not hold the trainer's weights"
                 )
             worst = max(worst, difference)
         return worst

@@ -1,0 +1,1 @@
+"""Measurements against peers and limits; ``python -m bench`` runs them all. Nothing here is installed with the packages."""
