@@ -50,6 +50,7 @@ bench: $(STAMP) ## Ratios against peers and limits, written to bench/results/
 
 generate: $(STAMP) ## Write the CRD, its helm copy and the field reference from rljob_api
 	python -m rljob_api generate --out .
+	python -m rljob_runtime.report --out .
 
 clean: ## Remove caches, builds and the quickstart's output
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist runs

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rljob_runtime.report import METRICS
 from rljob_runtime.tiny.model import make
 from rljob_runtime.tiny.warmstart import WarmStartConfig
 from tests.integration.jobs import Running, job
@@ -46,6 +47,8 @@ def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running
     assert all(m["mismatch/max_abs_logprob_diff"] < 1e-4 for m in metrics)
     assert all(m["staleness/max"] == 0 for m in metrics)
     assert len({m["train/total_loss"] for m in metrics}) == 6
+    written = {key for key in metrics[0] if "/" in key}
+    assert {name for name in METRICS if not name.endswith("/*")} <= written, "a registered metric that no run writes"
     assert whole.summary()["status"] == "succeeded"
     assert (whole.run_dir / "report.html").stat().st_size > 10_000
     rows = [json.loads(line) for line in (whole.run_dir / "trajectories" / "step-000003.jsonl").read_text().splitlines()]

@@ -6,6 +6,7 @@ Order: cluster -> all workers at once -> process groups and engines in parallel 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +21,17 @@ from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_runtime import resolve
 from rljob_runtime.checkpointing import POLICY_FOLDER, CheckpointStore, DriverState
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
-from rljob_runtime.data.source import PromptSource
+from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
 from rljob_runtime.engine.environment import engine_environment
-from rljob_runtime.errors import ClusterError, DataError, ModelError
+from rljob_runtime.errors import ClusterError, ModelError
 from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig
 from rljob_runtime.overlap.judge import RewardRouter
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Reporter
+from rljob_runtime.rewards.pool import RewardPool
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
 
@@ -40,6 +42,7 @@ TRAINER_FACTORY = "rljob_runtime.training.worker:PolicyWorker"
 ENGINE_FACTORY = "rljob_runtime.engine.vllm_engine:VllmEngine"
 REWARD_FACTORY = "rljob_runtime.rewards.pool:RewardPool"
 SHUTDOWN_TIMEOUT_S = 20.0
+HUB_TIMEOUT_S = 10.0
 PROBE_TOKENS = 64
 """Tokens of one probe sequence at most."""
 
@@ -59,13 +62,14 @@ class Workers:
         return [*self.trainers, *self.references, *self.engines, *self.rewards]
 
 
-def preflight(spec: RLJobSpec) -> None:
-    """What can be found out without a cluster: Ray's version, the model's folder and the data's files.
+def preflight(spec: RLJobSpec, job_folder: Path) -> None:
+    """Find out before any process starts what the spec names and is not there: about a second.
 
     Raises:
         ClusterError: another Ray is installed than ``spec.rayVersion`` asks for.
         ModelError: neither a local folder nor a Hub id that can be resolved.
-        DataError: a data file is missing.
+        DataError: a file or task that cannot be read, or is empty.
+        RewardSetupError: a reward function that cannot be imported from ``job_folder``.
     """
     installed = version("ray")
     if spec.ray_version not in (None, installed):
@@ -73,10 +77,11 @@ def preflight(spec: RLJobSpec) -> None:
     for path in {spec.model.path, spec.model.tokenizer_path or spec.model.path}:
         _check_model_path(path)
     for source in spec.data.train:
-        if source.jsonl and not Path(source.jsonl.path).is_file():
-            raise DataError(
-                f"data source {source.name!r}: no file {source.jsonl.path} here ({Path.cwd()}); correct spec.data.train[].jsonl.path"
-            )
+        open_rows(resolve.source_config(source), spec.seed)
+    functions = [resolve.reward_config(r) for r in spec.rewards if r.function is not None]
+    if functions:
+        with tempfile.TemporaryDirectory() as folder:
+            RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
 
 
 def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
@@ -167,7 +172,7 @@ async def assemble(
 async def shut_down(cluster: Cluster, workers: Workers | None = None) -> None:
     """End all workers, reward workers in order so that their children end with them, then the cluster."""
     if workers is not None:
-        endings = [w.start("shutdown").result(SHUTDOWN_TIMEOUT_S) for w in workers.rewards]
+        endings = [w.start("close").result(SHUTDOWN_TIMEOUT_S) for w in workers.rewards]
         await asyncio.gather(*endings, return_exceptions=True)
     await cluster.stop()
 
@@ -283,12 +288,13 @@ def _check_model_path(path: str) -> None:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
         return
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import model_info, try_to_load_from_cache
 
     try:
-        hf_hub_download(path, "config.json", etag_timeout=10)
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if isinstance(try_to_load_from_cache(path, "config.json"), str):
+            return
+        model_info(path, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # errors of whichever HTTP library the client carries come through; all mean: not to be had
         raise ModelError(
             f"spec.model.path {path!r}: no such folder here ({Path.cwd()}), and not to be had from the Hub ({type(error).__name__}); "
             "make the quickstart's model with `rljob model tiny --out models/tiny`, or name a folder that exists"

@@ -43,12 +43,17 @@ def node_cpus(spec: RLJobSpec) -> dict[str, int]:
 
 
 def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> int:
-    """Numerics threads of a worker: as declared, else its share of the node's cores among the devices in use there."""
+    """Numerics threads of a worker: as declared, else its share of the node's cores.
+
+    Trained synchronously, components take turns, so that the cores are shared among the processes of one component only; with
+    overlap all processes of the node work at the same time.
+    """
     declared = component_spec(spec, component.name).threads_per_worker
     if declared is not None:
         return declared
     node = plan.nodes[process.node_rank]
-    on_node = [p for c in plan.components for p in c.processes if p.node_rank == node.rank and p.local_devices]
+    at_once = (component,) if spec.overlap.async_generation_ratio == 0 else plan.components
+    on_node = [p for c in at_once for p in c.processes if p.node_rank == node.rank and p.local_devices]
     return max(1, node_cpus(spec)[node.group] // max(len(on_node), 1))
 
 

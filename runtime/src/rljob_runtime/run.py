@@ -7,7 +7,7 @@
 | exit code | meaning                                                          |
 |-----------|------------------------------------------------------------------|
 | 0         | all steps trained                                                |
-| 2         | the spec is invalid; nothing was started                         |
+| 2         | the spec, or something it names, is invalid; nothing was started |
 | 3         | the run failed; the newest checkpoint is kept                    |
 | 130       | interrupted; a checkpoint of the last finished step was written  |
 """
@@ -67,7 +67,8 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     """
     try:
         checked = check(text)
-    except SpecInvalidError as error:
+        launch.preflight(checked.job.spec, path.resolve().parent)
+    except (SpecInvalidError, RuntimeFault) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_INVALID
     try:
@@ -80,7 +81,6 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
 
 def _prepare(job: RLJob, plan: Plan, path: Path, run_dir: Path | None, overwrite: bool, resume: bool) -> _Attempt:
     mode = FolderMode.RESUME if resume else FolderMode.OVERWRITE if overwrite else FolderMode.NEW
-    launch.preflight(job.spec)
     folder = RunFolder.open(run_dir or Path("runs") / job.metadata.name, mode)
     root = Path(job.spec.checkpoint.path) if job.spec.checkpoint.path else folder.checkpoints
     store = CheckpointStore(root, job.spec.checkpoint.keep)

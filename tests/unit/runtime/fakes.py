@@ -153,7 +153,7 @@ class CountingTrainer:
         return await self.start(method, *args).result(timeout_s)
 
     def train_step(self, batches: Sequence[Any], step: int) -> dict[str, float]:
-        self.on_step(step)
+        self.on_step(step + 1)  # 1 for the first step
         self.updates += 1
         self.batches.append(batches)
         return {"train/total_loss": float(self.updates)}

@@ -114,7 +114,7 @@ class Component(SpecModel):
     engine: Engine | None = None
     """Engine of a Rollout component; a Rollout without it gets vLLM with defaults."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of one worker for numerics; when not set, the node's cores divided by its devices."""
+    """CPU threads of one worker for numerics; when not set, its share of the node's cores among those that work at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of this component's workers."""
     offload: ComponentOffload = ComponentOffload()

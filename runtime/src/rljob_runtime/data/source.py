@@ -161,7 +161,7 @@ class PromptSource:
         self._streams: list[_Stream] = []
         for source in sources:
             own_seed = _derived_seed(seed, source.name)
-            rows = _open(source, own_seed)
+            rows = open_rows(source, own_seed)
             self._streams.append(_Stream(config=source, rows=rows, encoder=encoder, seed=own_seed, max_prompt_tokens=max_prompt_tokens))
 
     def next(self, count: int) -> list[Prompt]:
@@ -217,7 +217,7 @@ class PromptSource:
         )
 
 
-def _open(source: SourceConfig, seed: int) -> _Rows:
+def open_rows(source: SourceConfig, seed: int) -> _Rows:
     if isinstance(source, ReasoningGymSource):
         return ReasoningGymRows(source, seed=seed)
     return read_rows(source)

@@ -28,7 +28,6 @@ PHASE_COLOURS: Mapping[str, str] = {
     "train": "#6aa67a",
     "sync": "#9a83c4",
     "checkpoint": "#9aa3ad",
-    "wait": "#d5dae0",
 }
 _SERIES_COLOURS = ("#3f77b5", "#d98e3b", "#4f9463", "#8a6fc0", "#c2606b", "#7a8793")
 _OTHER_COLOURS = ("#7fb6b0", "#c58fb0", "#b7a36b", "#8895c9", "#cf8f78", "#93a868")
@@ -125,9 +124,6 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
     charts: list[Chart] = []
     if _has(table, "reward/mean"):
         figure = _smoothed(table, "reward/mean", _SERIES_COLOURS[0], "score")
-        evaluations = [n for n in table.columns if n.startswith("eval/reward_mean/") and _has(table, n)]
-        for name, colour in zip(evaluations, _SERIES_COLOURS[1:], strict=False):
-            _curve(figure, table.steps, table.column(name), name.removeprefix("eval/reward_mean/") + " (evaluation)", colour)
         charts.append(Chart(title="Reward", note=describe("reward/mean").meaning, figure=figure))
     if _has(table, "reward/pass_rate"):
         figure = _smoothed(table, "reward/pass_rate", _SERIES_COLOURS[2], "share passed")

@@ -26,7 +26,6 @@ SHORT_PHASES: Mapping[str, str] = {
     "train": "train",
     "sync": "sync",
     "checkpoint": "ckpt",
-    "wait": "wait",
 }
 
 

@@ -31,7 +31,6 @@ PHASE_STYLES = {
     "train": "green4",
     "sync": "medium_purple3",
     "checkpoint": "grey50",
-    "wait": "grey35",
 }
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _LABEL_WIDTH = 11

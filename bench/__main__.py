@@ -1,0 +1,83 @@
+"""``python -m bench``: run every measurement in turn and write an index of what lies in ``bench/results``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.measure import RESULTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One module and what it answers."""
+
+    name: str
+    """Module under ``bench`` and stem of its files in ``results``."""
+    answers: str
+    timeout_s: float
+
+
+MEASUREMENTS = (
+    Measurement(name="logprob_memory", answers="memory and time of log-probs without full logits, against full logits", timeout_s=600.0),
+    Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1200.0),
+)
+
+
+def main() -> int:
+    """Returns 1 when a measurement failed; the others still run."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *(m.name for m in MEASUREMENTS)], help="which (default: all)")
+    names = parser.parse_args().names
+    failed = []
+    for measurement in MEASUREMENTS:
+        if names and measurement.name not in names:
+            continue
+        sys.stderr.write(f"\n{measurement.name}: {measurement.answers}\n")
+        if not _run(measurement):
+            failed.append(measurement.name)
+    (RESULTS / "README.md").write_text(index(RESULTS))
+    if failed:
+        sys.stderr.write(f"failed: {', '.join(failed)}\n")
+    return 1 if failed else 0
+
+
+def _run(measurement: Measurement) -> bool:
+    started_s = time.monotonic()
+    try:
+        done = subprocess.run([sys.executable, "-m", f"bench.{measurement.name}"], check=False, timeout=measurement.timeout_s)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"{measurement.name}: not done after {measurement.timeout_s:.0f} s\n")
+        return False
+    sys.stderr.write(f"{measurement.name}: exit code {done.returncode} after {time.monotonic() - started_s:.0f} s\n")
+    return done.returncode == 0
+
+
+def index(folder: Path) -> str:
+    """A markdown list of the measurements whose results are in ``folder``."""
+    lines = ["# Results", "", "Written by `python -m bench` (`make bench`); every figure comes from a run on one machine.", ""]
+    for measurement in MEASUREMENTS:
+        data = folder / f"{measurement.name}.json"
+        if not data.is_file():
+            continue
+        text = folder / f"{measurement.name}.md"
+        target = text if text.is_file() else data
+        lines.append(f"- [{measurement.name}]({target.name}): {measurement.answers}{_headline(data)}")
+    return "\n".join([*lines, ""])
+
+
+def _headline(data: Path) -> str:
+    """The ratios of a comparison, where its file has some."""
+    values = json.loads(data.read_text())
+    found = values.get("workloads", []) if isinstance(values, dict) else []
+    ratios = [f"({w['key']}) {w['summary']['ratio']:.2f} times" for w in found]
+    return f": {', '.join(ratios)}" if ratios else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
