@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import yaml
 from rljob_runtime.report import METRICS
 from rljob_runtime.tiny.model import make
 from rljob_runtime.tiny.warmstart import WarmStartConfig
-from tests.integration.jobs import Running, job
+from tests.integration.jobs import LENGTH_REWARD, Running, job
 
 pytestmark = pytest.mark.timeout(600)
 LOSSES = ("step", "reward/mean", "train/total_loss", "train/grad_norm", "response/mean_tokens", "rollout/logprob_mean")
@@ -137,3 +139,22 @@ def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tm
     assert sum(m["reward/errors"] for m in metrics) > 0
     assert all(m["rollout/sequences"] == 16 for m in metrics)
     assert run.left_behind() == []
+
+
+def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(model, steps=20)))
+    (tmp_path / "length_reward.py").write_text(LENGTH_REWARD)
+    code = (
+        "from rljob_runtime import launch\n"
+        "launch.ENGINE_FACTORY = 'tests.integration.broken_engine:SkippingEngine'\n"
+        "from pathlib import Path\n"
+        "from rljob_runtime.run import run_job\n"
+        "path = Path('job.yaml')\n"
+        "raise SystemExit(run_job(path.read_text(), path, Path('run'), overwrite=False, resume=False))\n"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "actor_infer-0 and the trainer disagree by" in done.stdout
+    assert "the engine does not hold the trainer's weights" in done.stdout

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from rljob_runtime.errors import CheckpointError, ModelError, WeightSyncError
 from rljob_runtime.losses.config import KlEstimator, LossAggregation, LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import METRICS
+from rljob_runtime.training import model
 from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import learning_rate_at
+from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
@@ -97,10 +109,10 @@ def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> Tr
     )
 
 
-def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, torch.Tensor]:
+def gradients(worker: PolicyWorker, batch: TrainBatch, *, shared: bool = False) -> dict[str, torch.Tensor]:
     """Full gradients of one batch's loss; leaves the model as it was."""
     device = torch.device("cpu")
-    (prepared,) = prepare_batches([batch], worker.config, device)
+    (prepared,) = prepare_batches([batch], worker.config, device, worker._require().costs if shared else None)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(device), fresh=True)
     result = {name: p.grad.full_tensor().clone() for name, p in worker.model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
     worker.model.zero_grad(set_to_none=True)
@@ -112,25 +124,77 @@ def full_weights(worker: PolicyWorker) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_transformers_full_softmax(start: Start, model_folder: Path, temperature: float) -> None:
-    batch = make_batch()
-    got = start(token_budget=30, logprob_chunk_tokens=7).compute_logprobs(batch.token_ids, batch.lengths, temperature)
-    plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    begin = 0
+def make_group_batch(seed: int = 0, reference: bool = False) -> TrainBatch:
+    """Three prompts with four responses each, out of order; two responses begin alike and two are equal."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, VOCAB, n) for n in (3, 9, 6)]
+    sequences = []
+    for prompt in prompts:
+        responses = [rng.integers(0, VOCAB, n) for n in (1, 4, 6)]
+        for response in (*responses, np.r_[responses[1][:2], responses[2]], responses[1]):
+            sequences.append((np.r_[prompt, response], np.r_[np.zeros(prompt.size), np.ones(response.size)]))
+    order = rng.permutation(len(sequences))
+    mask = np.concatenate([sequences[i][1] for i in order]).astype(np.float32)
+    noise = rng.normal(0, 0.2, (2, mask.size)).astype(np.float32) - np.float32(np.log(VOCAB))
+    return TrainBatch(
+        token_ids=np.concatenate([sequences[i][0] for i in order]).astype(np.int32),
+        lengths=np.array([sequences[i][0].size for i in order], np.int32),
+        response_mask=mask,
+        behaviour_logprobs=noise[0] * mask,
+        advantages=rng.normal(0, 1, mask.size).astype(np.float32) * mask,
+        reference_logprobs=noise[1] * mask if reference else None,
+        global_tokens=int(mask.sum()),
+        global_sequences=len(sequences),
+        version=0,
+    )
+
+
+def assert_layout(worker: PolicyWorker, batch: TrainBatch, *, shared: bool) -> None:
+    costs = worker._require().costs if shared else None
+    (prepared,) = prepare_batches([batch], worker.config, torch.device("cpu"), costs)
+    assert {micro.until is not None for micro in prepared.micro_batches} == {shared}
+
+
+def reference_logprobs(folder: Path, batch: TrainBatch, temperature: float) -> np.ndarray:
+    """Each sequence on its own through transformers and a full softmax; 0 at first positions."""
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected, begin = np.zeros(batch.token_ids.shape, np.float32), 0
     for length in batch.lengths.tolist():
         tokens = torch.from_numpy(batch.token_ids[begin : begin + length]).long()
         with torch.no_grad():
             full = (plain(tokens[None], use_cache=False).logits[0] / temperature).log_softmax(-1)
-        expected = full[:-1].gather(1, tokens[1:, None]).squeeze(1)
-        np.testing.assert_allclose(got[begin + 1 : begin + length], expected.numpy(), atol=5e-6)
-        assert got[begin] == 0.0
+        expected[begin + 1 : begin + length] = full[:-1].gather(1, tokens[1:, None]).squeeze(1).numpy()
         begin += length
+    return expected
 
 
-def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_folder: Path) -> None:
-    batch = make_batch(reference=True)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_equal_transformers_full_softmax(start: Start, model_folder: Path, temperature: float) -> None:
+    worker = start(token_budget=30, logprob_chunk_tokens=7)
+    for batch in (make_batch(), make_group_batch()):
+        got = worker.compute_logprobs(batch.token_ids, batch.lengths, temperature)
+        np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, temperature), atol=2e-6)
+
+
+@pytest.mark.parametrize("budget", [20, 10_000])
+def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layout(start: Start, model_folder: Path, budget: int) -> None:
+    worker = start(token_budget=budget)
+    batch = make_group_batch()
+    assert_layout(worker, batch, shared=True)
+    got = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask)
+    assert np.array_equal(got, worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask))
+    np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, 1.0) * batch.response_mask, atol=2e-6)
+    plain = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0) * batch.response_mask
+    np.testing.assert_allclose(got, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_folder: Path, shared: bool) -> None:
+    batch = make_group_batch(reference=True) if shared else make_batch(reference=True)
     loss_config = LossConfig(aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.3, kl_estimator=KlEstimator.K2)
-    got = gradients(start(loss=loss_config, token_budget=40), batch)
+    worker = start(loss=loss_config, token_budget=40)
+    assert_layout(worker, batch, shared=shared)
+    got = gradients(worker, batch, shared=shared)
     plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     assert batch.reference_logprobs is not None
     loss, begin = torch.zeros(()), 0
@@ -155,9 +219,69 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_f
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
 
 
-def test_micro_batched_gradients_equal_one_big_batch(start: Start) -> None:
+def test_gradients_do_not_depend_on_the_layout(start: Start) -> None:
+    worker = start()
+    batch = make_group_batch()
+    plain = gradients(worker, batch)
+    for settings in ({}, {"token_budget": 25}, {"activation_checkpointing": True}):
+        worker = start(**settings)
+        assert_layout(worker, batch, shared=True)
+        shared = gradients(worker, batch, shared=True)
+        for name, gradient in plain.items():
+            torch.testing.assert_close(shared[name], gradient, atol=1e-6, rtol=0)
+
+
+def test_metrics_do_not_depend_on_the_layout(start: Start) -> None:
+    worker = start()
+    batch = make_group_batch()
+    shared = worker.train_step([batch], step=0)
+    worker = start(attn_implementation="eager")
+    assert worker._require().costs is None
+    plain = worker.train_step([batch], step=0)
+    for name, value in plain.items():
+        if not name.startswith("time/"):
+            assert shared[name] == pytest.approx(value, abs=2e-6), name
+
+
+def test_arrays_that_cannot_be_written_train_without_a_warning(start: Start) -> None:
+    batch = make_group_batch(reference=True)
+    for field in dataclasses.fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        start(loss=LossConfig(kl_coefficient=0.1)).train_step([batch], step=0)
+
+
+SMALL = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+}
+
+
+def test_only_models_that_honour_a_mask_share_prompts() -> None:
+    def costs(config: PretrainedConfig, attention: str = "sdpa") -> LayerCosts | None:
+        return model.layer_costs(AutoModelForCausalLM.from_config(config, attn_implementation=attention))
+
+    per_layer = 2 * 24 * 24 + 24 + 2 * (24 * 12 + 12) + 3 * 24 * 40 + 2 * 24  # query and output, key and value, MLP, norms
+    assert costs(Qwen2Config(**SMALL)) == LayerCosts(linear_flops=2.0 * 2 * per_layer, attention_flops=4.0 * 24 * 2)
+    assert costs(LlamaConfig(**SMALL)) is not None
+    assert costs(Qwen2Config(**SMALL), attention="eager") is None
+    assert costs(Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)) is None
+    assert costs(MistralConfig(**SMALL, sliding_window=8)) is None
+    assert costs(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)) is None
+
+
+@pytest.mark.parametrize("one_unit_bytes", [0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])
+def test_micro_batched_gradients_equal_one_big_batch(start: Start, monkeypatch: pytest.MonkeyPatch, one_unit_bytes: int) -> None:
     batch = make_batch()
     whole = gradients(start(token_budget=10_000), batch)
+    monkeypatch.setattr(model, "ONE_UNIT_BYTES", one_unit_bytes)
     for settings in ({"token_budget": 14}, {"token_budget": 40, "activation_checkpointing": True}):
         parts = gradients(start(**settings), batch)
         for name, gradient in whole.items():
@@ -165,7 +289,7 @@ def test_micro_batched_gradients_equal_one_big_batch(start: Start) -> None:
 
 
 def test_same_seed_gives_bit_identical_steps(start: Start) -> None:
-    batches = [make_batch(0), make_batch(1)]
+    batches = [make_batch(0), make_group_batch(1)]
     runs = []
     for _ in range(2):
         worker = start()

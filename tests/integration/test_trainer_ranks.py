@@ -19,6 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rljob_runtime.losses.config import LossAggregation, LossConfig
 from rljob_runtime.records import TrainBatch
+from rljob_runtime.training import model
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
@@ -45,7 +46,10 @@ def make_model(folder: Path) -> None:
 
 
 def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
-    """This rank's part of one global batch; the last rank gets two sequences only, so that the others have more micro-batches."""
+    """This rank's part of one global batch; the last rank gets two sequences only, so that the others have more micro-batches.
+
+    There are three prompts, so that ranks share them, each as it sees fit.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, 14, 11).astype(np.int32)
     total = int(lengths.sum())
@@ -54,6 +58,8 @@ def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
     for begin, length in zip(starts, lengths, strict=True):
         mask[begin + 3 : begin + length] = 1.0
     tokens = rng.integers(0, VOCAB, total).astype(np.int32)
+    for index, begin in enumerate(starts):
+        tokens[begin : begin + 3] = (7, 11 + index % 3, 5)
     behaviour = (rng.normal(-np.log(VOCAB), 0.2, total).astype(np.float32)) * mask
     advantages = rng.normal(0, 1, total).astype(np.float32) * mask
     rows = np.arange(11) if world_size == 1 else (np.arange(9), np.arange(9, 11))[rank]
@@ -70,10 +76,10 @@ def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
     )
 
 
-def run_rank(rank: int, world_size: int, port: int, model: str, out: Path, resume_from: str | None = None) -> None:
+def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path, resume_from: str | None = None) -> None:
     """What one rank does; rank 0 leaves ``result.npz`` and ``metrics.json`` in ``out``."""
     loss = LossConfig(aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN)
-    worker = PolicyWorker(PolicyConfig(model_path=model, learning_rate=1e-3, token_budget=26, loss=loss), rank, world_size)
+    worker = PolicyWorker(PolicyConfig(model_path=model_folder, learning_rate=1e-3, token_budget=26, loss=loss), rank, world_size)
     worker.setup("127.0.0.1", port, timeout_s=30.0)
     try:
         if resume_from is not None:
@@ -87,7 +93,8 @@ def run_rank(rank: int, world_size: int, port: int, model: str, out: Path, resum
         worker.compute_logprobs(*((everything.token_ids, everything.lengths) if rank == 0 else (empty, empty)), 1.0)
 
         cpu = torch.device("cpu")
-        (prepared,) = prepare_batches([make_batch(rank, world_size)], worker.config, cpu)
+        (prepared,) = prepare_batches([make_batch(rank, world_size)], worker.config, cpu, worker._require().costs)
+        assert any(micro.until is not None for micro in prepared.micro_batches) is (rank == 0)  # the two of rank 1 differ in prompts
         accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
         arrays |= {f"grad/{n}": p.grad.full_tensor().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[union-attr]
         worker.model.zero_grad(set_to_none=True)
@@ -115,24 +122,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+@pytest.fixture(scope="module", params=[0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Folder of results by number of ranks."""
     base = tmp_path_factory.mktemp("ranks")
-    model, one, two = base / "model", base / "one", base / "two"
-    make_model(model)
-    for folder in (one, two):
-        folder.mkdir()
+    folder, one, two = base / "model", base / "one", base / "two"
+    make_model(folder)
+    one.mkdir()
+    two.mkdir()
     port = free_port()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(port), str(model), str(two)], env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, __file__, str(rank), str(port), str(folder), str(two), str(request.param)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
     try:
-        run_rank(0, 1, free_port(), str(model), one)
+        run_rank(0, 1, free_port(), str(folder), one)
         for rank, process in enumerate(processes):
             _, errors = process.communicate(timeout=DEADLINE_S)
             assert process.returncode == 0, f"rank {rank} failed:\n{errors}"
@@ -192,13 +202,13 @@ def test_export_equals_full_weights(runs: dict[int, Path], world_size: int) -> N
 
 @pytest.mark.parametrize("saved_by", [1, 2])
 def test_one_rank_resumes_from_any_number_of_ranks(runs: dict[int, Path], saved_by: int, tmp_path: Path) -> None:
-    model = runs[1].parent / "model"
     worker_out = tmp_path / "resumed"
     worker_out.mkdir()
-    run_rank(0, 1, free_port(), str(model), worker_out, resume_from=str(runs[saved_by] / "checkpoint"))
+    run_rank(0, 1, free_port(), str(runs[1].parent / "model"), worker_out, resume_from=str(runs[saved_by] / "checkpoint"))
     expected = metrics(runs[saved_by])[2]["train/total_loss"]
     assert metrics(worker_out)[0]["train/total_loss"] == (expected if saved_by == 1 else pytest.approx(expected, abs=1e-6))
 
 
 if __name__ == "__main__":
+    model.ONE_UNIT_BYTES = int(sys.argv[5])
     run_rank(int(sys.argv[1]), 2, int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

@@ -1,13 +1,16 @@
-"""Micro-batches want every wanted token once, stay within the budget and pad little."""
+"""Micro-batches want every wanted token once, stay within the budget, pad little and compute common prompts once where that is cheaper."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_runtime.training.microbatch import filler, make_micro_batches, plan_rows
+from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
+from rljob_runtime.training.sharing import LayerCosts, micro_batch_cost, plan_rows
 
 repeatable = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -76,3 +79,142 @@ def test_refuses_a_wanted_first_token() -> None:
 def test_refuses_arrays_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"lengths sum to 4 but token_ids have shape \(3,\)"):
         make_micro_batches(np.ones(3, np.int32), np.asarray([4], np.int32), np.zeros(3, np.float32), 10)
+
+
+# Common prompts. Costs with which sharing always gains, and with which it hardly ever does.
+LINEAR = LayerCosts(linear_flops=1.0, attention_flops=0.0)
+QUADRATIC = LayerCosts(linear_flops=0.01, attention_flops=1.0)
+QUICKSTART = LayerCosts(linear_flops=2.0 * 328_000, attention_flops=4.0 * 128 * 2)
+
+groups = st.tuples(
+    st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(0, 5), min_size=1, max_size=5)), max_size=6),  # prompt, response lengths
+    st.integers(1, 60),
+    st.sampled_from([LINEAR, QUADRATIC, QUICKSTART, LayerCosts(linear_flops=3.0, attention_flops=0.4)]),
+    st.randoms(use_true_random=False),
+)
+Groups = tuple[list[tuple[int, list[int]]], int, LayerCosts, random.Random]
+
+
+def build_groups(case: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Groups with random prompts of few tokens (some equal, some a prefix of others), shuffled; some response tokens unwanted."""
+    shape, _, _, rng = case
+    sequences: list[tuple[list[int], list[int]]] = []
+    for prompt_length, responses in shape:
+        prompt = [rng.randrange(2) for _ in range(prompt_length)]
+        for length in responses:
+            mask = [1] + [rng.randrange(2) for _ in range(length - 1)] if length else []
+            sequences.append((prompt + [rng.randrange(9) for _ in range(length)], [0] * prompt_length + mask))
+    rng.shuffle(sequences)
+    tokens = np.asarray([t for s, _ in sequences for t in s], np.int32)
+    return tokens, np.asarray([len(s) for s, _ in sequences], np.int32), np.asarray([m for _, mask in sequences for m in mask], np.float32)
+
+
+def visible(micro: MicroBatch, row: int, column: int) -> list[tuple[int, int]]:
+    """(position, token) of all that a token sees, itself included, by the documented rule."""
+    if micro.until is None or micro.position_ids is None:
+        return list(enumerate(micro.input_ids[row, : column + 1].tolist()))
+    seen = [c for c in range(column + 1) if column < micro.until[row, c]]
+    return [(int(micro.position_ids[row, c]), int(micro.input_ids[row, c])) for c in seen]
+
+
+@repeatable
+@given(groups)
+def test_with_shared_prompts_every_wanted_token_once_predicted_by_its_own_prefix(case: Groups) -> None:
+    tokens, lengths, wanted = build_groups(case)
+    row_start = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    seen: list[int] = []
+    for micro in make_micro_batches(tokens, lengths, wanted, case[1], case[2]):
+        for position, target, source in zip(micro.positions, micro.targets, micro.sources, strict=True):
+            row, column = divmod(int(position), micro.input_ids.shape[1])
+            assert visible(micro, row, column) == list(enumerate(tokens[row_start[source] : source].tolist()))
+            assert target == tokens[source]
+        seen += micro.sources.tolist()
+    assert sorted(seen) == np.flatnonzero(wanted).tolist()
+
+
+@repeatable
+@given(groups)
+def test_budget_holds_with_shared_prompts_unless_a_single_sequence_is_longer(case: Groups) -> None:
+    tokens, lengths, wanted = build_groups(case)
+    row_of = np.repeat(np.arange(lengths.size), lengths)
+    for micro in make_micro_batches(tokens, lengths, wanted, case[1], case[2]):
+        assert micro.input_ids.size <= case[1] or np.unique(row_of[micro.sources]).size == 1
+
+
+def total_cost(micro_batches: list[MicroBatch], costs: LayerCosts) -> float:
+    return sum(micro_batch_cost(*m.input_ids.shape, shared=m.until is not None, costs=costs) for m in micro_batches)
+
+
+@repeatable
+@given(groups)
+def test_the_chosen_layout_never_costs_more_than_the_plain_one(case: Groups) -> None:
+    tokens, lengths, wanted = build_groups(case)
+    chosen = make_micro_batches(tokens, lengths, wanted, case[1], case[2])
+    plain = make_micro_batches(tokens, lengths, wanted, case[1])
+    assert total_cost(chosen, case[2]) <= total_cost(plain, case[2])
+
+
+@repeatable
+@given(st.integers(1, 9), st.integers(1, 200), st.floats(0.1, 1e3), st.floats(0.1, 1e3))
+def test_cost_follows_its_formula(rows: int, width: int, linear: float, attention: float) -> None:
+    costs = LayerCosts(linear_flops=linear, attention_flops=attention)
+    dense = micro_batch_cost(rows, width, shared=True, costs=costs)
+    assert dense == pytest.approx(linear * (rows * width + 256) + attention * rows * width * width)
+    assert dense - micro_batch_cost(rows, width, shared=False, costs=costs) == pytest.approx(attention * rows * width * width / 2)
+
+
+def group_of(prompt: int, response: int, samples: int, equal: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One prompt with equally long responses that differ from their first token on, or not at all."""
+    tokens = np.tile(np.arange(prompt + response, dtype=np.int32), samples)
+    if not equal:
+        tokens[prompt :: prompt + response] += np.arange(samples, dtype=np.int32)
+    mask = np.tile(np.r_[np.zeros(prompt), np.ones(response)], samples).astype(np.float32)
+    return tokens, np.full(samples, prompt + response, np.int32), mask
+
+
+def test_layout_of_the_documented_example() -> None:
+    a, b, c, d, e, f, dot = range(1, 8)
+    tokens = np.array([a, b, c, d, dot, a, b, f, dot, a, b, c, e, dot], np.int32)
+    wanted = np.array([0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1], np.float32)
+    (micro,) = make_micro_batches(tokens, np.array([5, 4, 5], np.int32), wanted, 99, LINEAR)
+    assert micro.position_ids is not None
+    assert micro.until is not None
+    assert micro.input_ids.tolist() == [[a, b, c, d, e, f]]
+    assert micro.position_ids.tolist() == [[0, 1, 2, 3, 3, 2]]
+    assert micro.until.tolist() == [[6, 6, 5, 4, 5, 6]]
+    assert micro.positions.tolist() == [1, 2, 3, 1, 5, 1, 2, 4]
+    assert micro.targets.tolist() == [c, d, dot, f, dot, c, e, dot]
+
+
+def test_equal_sequences_are_computed_once() -> None:
+    tokens, lengths, wanted = group_of(4, 3, 5, equal=True)
+    (micro,) = make_micro_batches(tokens, lengths, wanted, 99, LINEAR)
+    assert micro.input_ids.tolist() == [tokens[:6].tolist()]
+    assert micro.positions.tolist() == [3, 4, 5] * 5
+
+
+def test_short_responses_share_and_long_ones_do_not() -> None:
+    large = LayerCosts(linear_flops=2.0 * 358e6, attention_flops=4.0 * 896 * 24)  # Qwen2.5-0.5B
+    for arguments, shared in ((group_of(9, 3, 8), True), (group_of(500, 200, 8), True), (group_of(50, 3000, 8), False)):
+        (micro,) = make_micro_batches(*arguments, 10**6, large)
+        assert (micro.until is not None) is shared
+        assert micro.input_ids.shape[0] == (1 if shared else 8)
+
+
+def test_groups_that_gain_share_beside_groups_that_do_not() -> None:
+    (a, b, c), (d, e, f) = group_of(100, 2, 8), group_of(3, 600, 4)
+    costs = LayerCosts(linear_flops=1.0, attention_flops=0.1)
+    micro_batches = make_micro_batches(np.r_[a, d + 7], np.r_[b, e], np.r_[c, f], 10**6, costs)
+    assert [(m.until is not None, m.input_ids.shape) for m in micro_batches] == [(True, (1, 108)), (False, (4, 602))]
+
+
+def test_nothing_in_common_keeps_the_maskless_layout() -> None:
+    tokens, lengths, wanted = build([5, 5, 4], [True] * 14)
+    with_costs, without = (make_micro_batches(tokens, lengths, wanted, 100, costs) for costs in (LINEAR, None))
+    assert [m.until for m in with_costs] == [None]
+    assert with_costs[0].input_ids.tolist() == without[0].input_ids.tolist()
+
+
+def test_a_group_beyond_the_budget_is_cut_between_responses() -> None:
+    micro_batches = make_micro_batches(*group_of(10, 5, 8), 20, LINEAR)
+    assert [m.input_ids.shape for m in micro_batches] == [(1, 18)] * 4

@@ -1,8 +1,19 @@
 """Cuts a train batch into padded micro-batches; numpy, no torch.
 
 Rows are sorted by length and cut so that ``rows * width <= token_budget``, padding included. Padding stands right: under a causal mask
-no trained token ever looks at it, so no attention mask is needed. The last token of a row predicts nothing and is not computed;
-rows without a trained token are left out.
+no trained token ever looks at it. The last token of a row predicts nothing and is not computed; sequences without a trained token are
+left out. Two layouts, chosen by :mod:`~rljob_runtime.training.sharing`:
+
+plain
+    One sequence per row: positions are columns, attention is causal, no mask is needed.
+shared
+    A tree of sequences with equal prompts, depth first, e.g. for the prompt ``a b`` and the responses ``c d .``, ``c e .`` and ``f .``
+    (a response's last token is not computed)::
+
+        columns   0 1 2 3 4 5
+        tokens    a b c d e f     b predicts c, c and f; c predicts d and e
+        positions 0 1 2 3 3 2
+        until     6 6 5 4 5 6     a token is seen by itself and later columns before ``until``, that is by its own subtree
 """
 
 from __future__ import annotations
@@ -13,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.records import IntArray
-
-LongArray = npt.NDArray[np.int64]
+from rljob_runtime.training.sharing import LayerCosts, LongArray, Plan, Sequences, plan_layouts, ranges, sort_by_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +33,12 @@ class MicroBatch:
 
     input_ids: LongArray
     """Shape (rows, width), right-padded with 0."""
+    position_ids: LongArray | None = None
+    """Shape (rows, width), in the shared layout; None: columns."""
+    until: LongArray | None = None
+    """Shape (rows, width), in the shared layout: the token in column k is seen from columns q with ``k <= q < until``."""
     positions: LongArray
-    """Shape (N,): index into the flattened (rows * width) hidden states that predict each wanted token."""
+    """Shape (N,): index into the flattened (rows * width) hidden states that predict each wanted token; repeats where shared."""
     targets: LongArray
     """Shape (N,): the wanted tokens."""
     sources: LongArray
@@ -33,36 +47,21 @@ class MicroBatch:
     """True for a micro-batch that only keeps this rank in step with the others; its terms weigh 0."""
 
 
-def plan_rows(lengths: npt.NDArray[np.integer], token_budget: int) -> list[LongArray]:
-    """Partition rows into micro-batches, longest first.
-
-    Args:
-        lengths: shape (S,), tokens computed per row, at least 1.
-        token_budget: most tokens of a micro-batch, padding included; a single longer row still makes one.
-
-    Returns:
-        Row indexes of each micro-batch; together each row once.
-    """
-    order = np.argsort(-lengths.astype(np.int64), kind="stable").astype(np.int64)
-    plan: list[LongArray] = []
-    start = 0
-    while start < order.size:
-        rows = max(1, token_budget // int(lengths[order[start]]))
-        plan.append(order[start : start + rows])
-        start += rows
-    return plan
-
-
 def make_micro_batches(
-    token_ids: IntArray, lengths: IntArray, wanted: npt.NDArray[np.floating] | npt.NDArray[np.bool_], token_budget: int
+    token_ids: IntArray,
+    lengths: IntArray,
+    wanted: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
+    token_budget: int,
+    costs: LayerCosts | None = None,
 ) -> list[MicroBatch]:
     """Cut sequences into micro-batches.
 
     Args:
         token_ids: shape (T,), sequences one after another.
         lengths: shape (S,), sums to T.
-        wanted: shape (T,), non-zero where the token's log-prob is needed.
-        token_budget: most tokens of a micro-batch, padding included.
+        wanted: shape (T,), non-zero where the token's log-prob is needed. What comes before a sequence's first is its prompt.
+        token_budget: most tokens of a micro-batch, padding included; a single longer sequence still makes one.
+        costs: of the model, to compute common prompts once where that is cheaper; None never does.
 
     Returns:
         Micro-batches that together want every wanted token once; empty if none is wanted.
@@ -81,10 +80,18 @@ def make_micro_batches(
     nonempty = lengths > 0
     if flags[starts[nonempty]].any():
         raise ValueError("the mask is set on the first token of a sequence, which no token predicts; a prompt needs at least one token")
-    before = np.concatenate(([0], np.cumsum(flags, dtype=np.int64)))
-    rows = np.flatnonzero(before[ends] > before[starts])
-    widths = lengths[rows] - 1
-    return [_collate(token_ids, starts[rows[part]], widths[part], flags) for part in plan_rows(widths, token_budget)]
+    places = np.flatnonzero(flags)
+    first = np.searchsorted(places, starts)
+    kept = np.flatnonzero(first < np.searchsorted(places, ends))
+    none = np.zeros_like(kept)
+    sequences = Sequences(
+        starts=starts[kept], prompts=places[first[kept]] - starts[kept], widths=lengths[kept].astype(np.int64) - 1, groups=none, common=none
+    )
+    if costs is not None:
+        sequences = sort_by_prompt(token_ids, sequences)
+    collate = {False: _collate, True: _collate_shared}
+    plans = plan_layouts(sequences, token_budget, costs)
+    return [collate[plan.shared](token_ids, plan, part, sequences, flags) for plan in plans for part in plan.micro_batches]
 
 
 def filler(token_id: int = 0) -> MicroBatch:
@@ -93,13 +100,56 @@ def filler(token_id: int = 0) -> MicroBatch:
     return MicroBatch(input_ids=np.full((1, 1), token_id, dtype=np.int64), positions=zero, targets=zero, sources=zero, is_filler=True)
 
 
-def _collate(token_ids: IntArray, starts: LongArray, widths: npt.NDArray[np.integer], flags: npt.NDArray[np.bool_]) -> MicroBatch:
-    """Pad rows to the widest and find the wanted tokens; all rows have at least one."""
-    width = int(widths.max())
-    columns = np.arange(width, dtype=np.int64)
+def _collate(token_ids: IntArray, plan: Plan, part: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_]) -> MicroBatch:
+    """Pad rows of one sequence to the widest and find the wanted tokens; all rows have at least one."""
+    starts, widths = sequences.starts[plan.begins[part]], plan.widths[part]
+    columns = np.arange(int(widths.max()), dtype=np.int64)
     inside = columns < widths[:, None]
     flat = np.where(inside, starts[:, None] + columns, 0)
     input_ids = np.where(inside, token_ids[flat], 0).astype(np.int64)
     positions = np.flatnonzero(inside & flags[np.where(inside, flat + 1, 0)])
     sources = flat.reshape(-1)[positions] + 1
     return MicroBatch(input_ids=input_ids, positions=positions, targets=token_ids[sources].astype(np.int64), sources=sources)
+
+
+def _collate_shared(token_ids: IntArray, plan: Plan, part: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_]) -> MicroBatch:
+    """Write rows as trees, pad them to the widest and find the wanted tokens. Places are indexes into the flattened (rows * width)."""
+    rows, width = part.size, int(plan.widths[part].max())
+    row, nth = ranges(plan.sizes[part])
+    members = plan.begins[part][row] + nth
+    starts, prompts = sequences.starts[members], sequences.prompts[members]
+    bodies = sequences.widths[members] - prompts  # computed tokens behind the prompt
+    common = np.where(nth == 0, 0, sequences.common[members])
+    ends = np.cumsum(bodies - common)
+    ends -= np.concatenate(([0], ends))[np.flatnonzero(nth == 0)][row] - row * width - prompts  # place behind each sequence's own tokens
+
+    owner, depth = ranges(bodies)
+    first = np.cumsum(bodies) - bodies
+    node = np.where(depth < common[owner], first[owner - 1] + depth, np.arange(owner.size))  # of each token, what it equals
+    while not np.array_equal(further := node[node], node):  # and the one before that, until each is at the token that is written
+        node = further
+    place = ((ends - bodies)[owner] + depth)[node]
+    lead = np.flatnonzero(nth == 0)
+    prompt_row, column = ranges(prompts[lead])
+    input_ids, position_ids = np.zeros((2, rows * width), dtype=np.int64)
+    until = np.tile(np.int64(width), rows * width)
+    input_ids[prompt_row * width + column] = token_ids[starts[lead][prompt_row] + column]
+    position_ids[prompt_row * width + column] = column
+    flat = (starts + prompts)[owner] + depth
+    input_ids[place], position_ids[place] = token_ids[flat], prompts[owner] + depth
+    until[place] = 0
+    np.maximum.at(until, place, (ends - row * width)[owner])
+
+    later = flags[flat + 1]
+    positions = np.concatenate([row * width + prompts - 1, place[later]])  # a prompt predicts what ended it, the first wanted token
+    sources = np.concatenate([starts + prompts, flat[later] + 1])
+    order = np.argsort(sources)
+    positions, sources = positions[order], sources[order]
+    return MicroBatch(
+        input_ids=input_ids.reshape(rows, width),
+        position_ids=position_ids.reshape(rows, width),
+        until=until.reshape(rows, width),
+        positions=positions,
+        targets=token_ids[sources].astype(np.int64),
+        sources=sources,
+    )

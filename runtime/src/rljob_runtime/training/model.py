@@ -1,8 +1,9 @@
 """Loads a Hugging Face causal language model and shards it with FSDP2.
 
-Every decoder layer is one FSDP unit, the rest (embeddings, final norm, head) the root unit. The policy's only entry is the method
-``token_logprobs`` put on the model and registered with FSDP: calling parts of the model directly would bypass the all-gather hooks.
-World size 1 takes the same path (about a tenth of a small model's step), so names, checkpoints and code do not depend on it.
+Every decoder layer is one FSDP unit, the rest (embeddings, final norm, head) the root unit; a small model is one unit as a whole. The
+policy's only entry is the method ``token_logprobs`` put on the model and registered with FSDP: calling parts of the model directly would
+bypass the all-gather hooks. World size 1 takes the same path (about a tenth of a small model's step), so names, checkpoints and code do
+not depend on it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import types
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
@@ -22,9 +24,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.logprob import selected_logprobs
+from rljob_runtime.training.sharing import LayerCosts
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 """What of a Hub repository is needed; leaves out the same weights in other formats."""
+
+ONE_UNIT_BYTES = 32 * 2**20
+"""A model up to this size is gathered as one unit: layer by layer saves little memory, and took a tenth longer per step (quickstart)."""
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Config keys of models whose logits are more than ``hidden @ head``; their log-probs would be silently wrong here."""
@@ -79,8 +85,10 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) 
     """Shard in place over the one-dimensional ``mesh`` and put ``token_logprobs`` on the model."""
     low_precision = config.dtype != "float32" and config.trainable
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
-    for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    layers = decoder_layers(model)
+    if sum(p.numel() * p.element_size() for p in model.parameters()) > ONE_UNIT_BYTES:
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     model.token_logprobs = types.MethodType(_token_logprobs, model)
     register_fsdp_forward_method(model, "token_logprobs")
@@ -105,18 +113,67 @@ def reshard(model: nn.Module) -> None:
     model.reshard()
 
 
+def layer_costs(model: PreTrainedModel) -> LayerCosts | None:
+    """What the decoder layers cost, for deciding whether sequences share a prompt; None where they cannot.
+
+    Sharing needs a model that honours a mask of its own and given positions: transformers' own code, attention by ``sdpa`` over all
+    earlier tokens in every layer (no sliding window, no chunks, no recurrent state), and rotary positions.
+
+    Args:
+        model: not yet sharded, which changes its class.
+    """
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    whole = set(kinds) == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
+    rotary = hasattr(model.base_model, "rotary_emb")
+    own_code = type(model).__module__.startswith("transformers.")
+    if not (whole and rotary and own_code) or model._is_stateful or config._attn_implementation != "sdpa":
+        return None
+    layers = decoder_layers(model)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return LayerCosts(
+        linear_flops=2.0 * sum(p.numel() for layer in layers for p in layer.parameters()),
+        attention_flops=4.0 * config.num_attention_heads * head_dim * len(layers),
+    )
+
+
 def _token_logprobs(
-    self: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: float, chunk_tokens: int
+    self: PreTrainedModel,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    position_ids: torch.Tensor | None = None,
+    until: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Log-probs (N,) float32 of ``targets`` (N,) after the hidden states at flat ``positions`` (N,) of ``input_ids`` (rows, width).
 
-    No attention mask: rows are padded right and the mask is causal. No cache: with one, transformers takes packed-sequence guesses.
+    Without ``until`` no attention mask: rows are padded right and attention is causal. No cache: with one, transformers takes
+    packed-sequence guesses.
     """
-    hidden = self.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    # index_select, not hidden[positions]: its backward adds in a fixed order, so losses are bit-identical over runs
-    chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+    mask = None if until is None else tree_mask(until)
+    hidden = self.base_model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).last_hidden_state
+    # embedding, not hidden[positions] or index_select: positions repeat where prompts are shared, and its backward adds in a fixed order
+    # on the CPU and on CUDA (there it sorts first; the others use atomics on one of the two), so losses are bit-identical over runs
+    chosen = F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
     weight = self.get_output_embeddings().weight
     return selected_logprobs(chosen, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+
+
+def tree_mask(until: torch.Tensor) -> torch.Tensor:
+    """Who sees whom in the shared layout: query q sees key k where ``k <= q < until[k]``.
+
+    Args:
+        until: shape (rows, width), see :class:`~rljob_runtime.training.microbatch.MicroBatch`.
+
+    Returns:
+        Shape (rows, 1, width of queries, width of keys), bool. Transformers hands four dimensions to the attention as they are, and
+        ``sdpa`` then applies no causal mask of its own.
+    """
+    column = torch.arange(until.shape[1], device=until.device)
+    query = column[:, None]
+    return ((column <= query) & (query < until[:, None, :]))[:, None]
 
 
 def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:

@@ -19,6 +19,7 @@ from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
+from rljob_runtime.training.sharing import LayerCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +34,33 @@ class PreparedBatch:
     temperature: float
 
 
-def prepare_batches(batches: Sequence[TrainBatch], config: PolicyConfig, device: torch.device) -> list[PreparedBatch]:
+def prepare_batches(
+    batches: Sequence[TrainBatch], config: PolicyConfig, device: torch.device, costs: LayerCosts | None = None
+) -> list[PreparedBatch]:
     """Cut batches into micro-batches and bring all ranks to the same number of them, with one collective.
+
+    Args:
+        batches: this rank's, one per update.
+        config: of the policy.
+        device: where tensors go.
+        costs: of the model, to compute common prompts once where that is cheaper; None never does.
 
     Raises:
         ValueError: a batch does not fit its own shapes or denominators, or lacks reference log-probs that the KL term needs.
     """
-    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget) for b in batches]
+    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs) for b in batches]
     counts = torch.tensor([len(c) for c in cut], dtype=torch.int64, device=device)
     if dist.get_world_size() > 1:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
-    prepared = []
+    prepared, cpu = [], torch.device("cpu")
     for batch, micro_batches, count in zip(batches, cut, counts.tolist(), strict=True):
         if config.loss.kl_coefficient > 0 and batch.reference_logprobs is None:
             raise ValueError(
                 f"kl_coefficient is {config.loss.kl_coefficient} but the batch has no reference_logprobs; run the reference first"
             )
         weights = token_weights(
-            torch.from_numpy(batch.response_mask),
-            torch.from_numpy(batch.lengths),
+            to_device(batch.response_mask, cpu),
+            to_device(batch.lengths, cpu),
             config.loss.aggregation,
             global_tokens=batch.global_tokens,
             global_sequences=batch.global_sequences,
@@ -107,7 +116,13 @@ def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: floa
     """Log-probs of the micro-batch's wanted tokens, shape (N,), float32."""
     device = model.device
     logprobs: torch.Tensor = model.token_logprobs(
-        to_device(micro.input_ids, device), to_device(micro.positions, device), to_device(micro.targets, device), temperature, chunk_tokens
+        to_device(micro.input_ids, device),
+        to_device(micro.positions, device),
+        to_device(micro.targets, device),
+        temperature,
+        chunk_tokens,
+        None if micro.position_ids is None else to_device(micro.position_ids, device),
+        None if micro.until is None else to_device(micro.until, device),
     )
     return logprobs
 

@@ -25,8 +25,9 @@ from rljob_runtime.training import checkpoint, export, weights
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import filler, make_micro_batches
-from rljob_runtime.training.model import load_model, reshard, resolve_folder, shard_model
+from rljob_runtime.training.model import layer_costs, load_model, reshard, resolve_folder, shard_model
 from rljob_runtime.training.optimizer import build_optimizer, clip_gradients, learning_rate_at
+from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
 
 
@@ -56,6 +57,8 @@ class _Ready:
     device: torch.device
     folder: Path
     vocab_size: int
+    costs: LayerCosts | None
+    """None where the model cannot share prompts."""
     steps_done: int = 0
 
 
@@ -100,6 +103,7 @@ class PolicyWorker:
         )
         try:
             model = load_model(self.config, folder)
+            costs = layer_costs(model)
             shard_model(model, self.config, init_device_mesh(device.type, (self.world_size,)))
             optimizer = build_optimizer(model, self.config) if self.config.trainable else None
         except BaseException:
@@ -107,7 +111,12 @@ class PolicyWorker:
             raise
         text_config = model.config.get_text_config()
         self._ready = _Ready(
-            model=model, optimizer=optimizer, device=device, folder=folder, vocab_size=model.get_input_embeddings().num_embeddings
+            model=model,
+            optimizer=optimizer,
+            device=device,
+            folder=folder,
+            vocab_size=model.get_input_embeddings().num_embeddings,
+            costs=costs,
         )
         return ModelInfo(
             folder=str(folder),
@@ -157,7 +166,7 @@ class PolicyWorker:
             group["lr"] = rate
         meter = StepMeter(ready.device)
         meter.add_tokens(sum(batch.token_ids.size for batch in batches))
-        prepared = prepare_batches(batches, self.config, ready.device)
+        prepared = prepare_batches(batches, self.config, ready.device, ready.costs)
         norms, forward_backward_s, optimizer_s = [], 0.0, 0.0
         for index, batch in enumerate(prepared):
             started = time.perf_counter()
@@ -192,10 +201,12 @@ class PolicyWorker:
         """
         ready = self._require()
         _check_tokens(token_ids, ready.vocab_size)
-        if wanted is None:
+        costs = ready.costs
+        if wanted is None:  # no prompt ends anywhere, so there is none to share
+            costs = None
             wanted = np.ones(token_ids.shape, dtype=np.float32)
             wanted[(np.cumsum(lengths, dtype=np.int64) - lengths)[lengths > 0]] = 0.0
-        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget)
+        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs)
         count = torch.tensor(len(micro_batches), device=ready.device)
         if self.world_size > 1:
             dist.all_reduce(count, dist.ReduceOp.MAX)
