@@ -32,7 +32,7 @@ MEASUREMENTS = (
 def main() -> int:
     """Returns 1 when a measurement failed; the others still run."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *(m.name for m in MEASUREMENTS)], help="which (default: all)")
+    parser.add_argument("names", nargs="*", metavar="name", choices=[[], *(m.name for m in MEASUREMENTS)], help="which (default: all)")
     names = parser.parse_args().names
     failed = []
     for measurement in MEASUREMENTS:

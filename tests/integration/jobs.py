@@ -18,9 +18,16 @@ START_TIMEOUT_S = 240.0
 LENGTH_REWARD = '''
 """A reward that any model can raise: how many digits the answer has."""
 
+import time
+
 
 def score(prompt, response, answer, metadata):
     return sum(c.isdigit() for c in response) / 8
+
+
+def slow_score(prompt, response, answer, metadata):
+    time.sleep(0.05)  # a step takes most of a second, so that it can be interrupted
+    return score(prompt, response, answer, metadata)
 '''
 
 

@@ -66,7 +66,8 @@ def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running
 def test_ctrl_c_checkpoints_leaves_nothing_behind_and_resume_repeats_the_uninterrupted_losses(
     whole: Running, model: Path, tmp_path: Path
 ) -> None:
-    run = Running(tmp_path, job(model, steps=6))
+    slow = [{"name": "digits", "type": "Function", "function": "length_reward:slow_score"}]
+    run = Running(tmp_path, job(model, steps=6, rewards=slow))
     run.until("step 2", lambda: len(run.metrics()) >= 2)
     run.interrupt()
     assert run.wait(60) == 130, run.output
@@ -74,7 +75,7 @@ def test_ctrl_c_checkpoints_leaves_nothing_behind_and_resume_repeats_the_uninter
     assert run.left_behind() == []
     done = len(run.metrics())
     assert 2 <= done < 6, "the interruption came too late to show anything"
-    again = Running(tmp_path, job(model, steps=6), "--resume")
+    again = Running(tmp_path, job(model, steps=6, rewards=slow), "--resume")
     assert again.wait() == 0, again.output
     assert losses(again) == losses(whole)
 

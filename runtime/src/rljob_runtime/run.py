@@ -148,6 +148,7 @@ async def _attempt(attempt: _Attempt, reporter: Reporter) -> None:
                 raise Interrupted("stopped at once, without a checkpoint of the step under way") from None
             raise
         finally:
+            interrupt.ending = True
             with reporter.phase("stopping"):
                 await launch.shut_down(cluster, workers)
 
@@ -169,10 +170,14 @@ class _Interrupt:
     def __init__(self, main: asyncio.Task[None] | None, reporter: Reporter) -> None:
         self.stop = asyncio.Event()
         self.orderly = False
+        self.ending = False
+        """The run is over and its processes are being ended: nothing is left to interrupt."""
         self._main = main
         self._reporter = reporter
 
     def _interrupted(self) -> None:
+        if self.ending:
+            return
         at_once = self.stop.is_set() or not self.orderly
         self.stop.set()
         if at_once and self._main is not None:

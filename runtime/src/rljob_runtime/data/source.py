@@ -218,6 +218,7 @@ class PromptSource:
 
 
 def open_rows(source: SourceConfig, seed: int) -> _Rows:
+    """The rows of a source, unshuffled. Raises DataError when they cannot be read, or there are none."""
     if isinstance(source, ReasoningGymSource):
         return ReasoningGymRows(source, seed=seed)
     return read_rows(source)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -55,17 +56,21 @@ def make_batches(groups: Sequence[Group], *, advantage: AdvantageFunction, confi
 def _split(
     chosen: Sequence[int], samples: Sequence[Trajectory], advantages: FloatArray, config: BatchingConfig, version: int
 ) -> list[TrainBatch]:
-    """One update's samples over the ranks: longest first to the rank with the fewest tokens."""
+    """One update's samples over the ranks: the longest unit first to the rank with the fewest tokens.
+
+    Units are whole groups, so that a rank computes a shared prompt once, or single samples where there are fewer groups than ranks.
+    """
     lengths = {i: len(samples[i].prompt.token_ids) + len(samples[i].completion.token_ids) for i in chosen}
+    units = [list(members) for _, members in groupby(chosen, key=lambda i: samples[i].group_id)]
+    if len(units) < config.num_ranks:
+        units = [[i] for i in chosen]
     shares: list[list[int]] = [[] for _ in range(config.num_ranks)]
-    if config.num_ranks == 1:
-        shares[0] = list(chosen)
-    else:
-        loads = [0] * config.num_ranks
-        for i in sorted(chosen, key=lambda i: (-lengths[i], i)):
-            rank = min(range(config.num_ranks), key=lambda r: (loads[r], r))
-            shares[rank].append(i)
-            loads[rank] += lengths[i]
+    loads = [0] * config.num_ranks
+    for unit in sorted(units, key=lambda members: (-sum(lengths[i] for i in members), members[0])):
+        rank = min(range(config.num_ranks), key=lambda r: (loads[r], r))
+        shares[rank] += unit
+        loads[rank] += sum(lengths[i] for i in unit)
+    shares = [sorted(share) for share in shares]
     response_lengths = [len(samples[i].completion.token_ids) for i in chosen]
     totals = (sum(response_lengths), sum(1 for n in response_lengths if n))
     return [_pack([samples[i] for i in share], advantages[share], config.temperature, totals, version) for share in shares]
