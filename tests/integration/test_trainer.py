@@ -30,7 +30,7 @@ from rljob_runtime.training import model
 from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import learning_rate_at
-from rljob_runtime.training.sharing import LayerCosts
+from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
@@ -236,7 +236,7 @@ def test_metrics_do_not_depend_on_the_layout(start: Start) -> None:
     batch = make_group_batch()
     shared = worker.train_step([batch], step=0)
     worker = start(attn_implementation="eager")
-    assert worker._require().costs is None
+    assert not worker._require().costs.may_share
     plain = worker.train_step([batch], step=0)
     for name, value in plain.items():
         if not name.startswith("time/"):
@@ -264,17 +264,26 @@ SMALL = {
 }
 
 
-def test_only_models_that_honour_a_mask_share_prompts() -> None:
-    def costs(config: PretrainedConfig, attention: str = "sdpa") -> LayerCosts | None:
-        return model.layer_costs(AutoModelForCausalLM.from_config(config, attn_implementation=attention))
+def costs_of(config: PretrainedConfig, attention: str = "sdpa", device: str = "cpu") -> LayerCosts:
+    return model.layer_costs(AutoModelForCausalLM.from_config(config, attn_implementation=attention), torch.device(device))
 
+
+def test_only_models_that_honour_a_mask_share_prompts() -> None:
     per_layer = 2 * 24 * 24 + 24 + 2 * (24 * 12 + 12) + 3 * 24 * 40 + 2 * 24  # query and output, key and value, MLP, norms
-    assert costs(Qwen2Config(**SMALL)) == LayerCosts(linear_flops=2.0 * 2 * per_layer, attention_flops=4.0 * 24 * 2)
-    assert costs(LlamaConfig(**SMALL)) is not None
-    assert costs(Qwen2Config(**SMALL), attention="eager") is None
-    assert costs(Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)) is None
-    assert costs(MistralConfig(**SMALL, sliding_window=8)) is None
-    assert costs(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)) is None
+    known = LayerCosts(linear_flops=2.0 * 2 * per_layer, attention_flops=4.0 * 24 * 2)
+    assert costs_of(Qwen2Config(**SMALL)) == known
+    assert costs_of(LlamaConfig(**SMALL)).may_share
+    assert costs_of(Qwen2Config(**SMALL), attention="eager") == dataclasses.replace(known, may_share=False)
+    assert costs_of(Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)) == LINEAR_ONLY
+    assert costs_of(MistralConfig(**SMALL, sliding_window=8)) == LINEAR_ONLY
+    assert costs_of(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)) == LINEAR_ONLY
+
+
+@pytest.mark.parametrize("config", [Qwen2Config(**SMALL), MistralConfig(**SMALL, sliding_window=8)], ids=["known", "unknown"])
+def test_a_micro_batch_costs_more_by_itself_on_an_accelerator(config: PretrainedConfig) -> None:
+    on_cpu = costs_of(config)
+    assert on_cpu.overhead_tokens == 256
+    assert costs_of(config, device="cuda") == dataclasses.replace(on_cpu, overhead_tokens=2048)
 
 
 @pytest.mark.parametrize("one_unit_bytes", [0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])

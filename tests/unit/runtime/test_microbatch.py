@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -52,13 +54,105 @@ def test_budget_holds_unless_a_single_row_is_longer(case: tuple[list[int], list[
         assert micro.input_ids.size <= budget or micro.input_ids.shape[0] == 1
 
 
+# Where rows are cut.
+cut_costs = st.builds(
+    LayerCosts,
+    linear_flops=st.sampled_from([1.0, 64.0]),
+    attention_flops=st.sampled_from([0.0, 0.3, 2.0]),
+    overhead_tokens=st.sampled_from([0, 1, 8, 40, 256, 2048]),
+)
+
+
+def planned(lengths: list[int], budget: int, shared: bool, costs: LayerCosts) -> list[list[int]]:
+    return [rows.tolist() for rows in plan_rows(np.asarray(lengths, dtype=np.int64), budget, shared=shared, costs=costs)]
+
+
+def cost_of(parts: list[list[int]], lengths: list[int], shared: bool, costs: LayerCosts) -> float:
+    return sum(micro_batch_cost(len(part), max(lengths[row] for row in part), shared=shared, costs=costs) for part in parts)
+
+
+def fits(part: list[int], lengths: list[int], budget: int) -> bool:
+    return len(part) == 1 or len(part) * max(lengths[row] for row in part) <= budget
+
+
+def filled_to_the_budget(lengths: list[int], budget: int) -> list[list[int]]:
+    """Widest first, as many rows as fit: the fewest micro-batches."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    parts: list[list[int]] = []
+    for row in order:
+        if parts and fits([*parts[-1], row], lengths, budget):
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
+
+
+def partitions(rows: int) -> Iterator[list[list[int]]]:
+    """All ways to put rows into parts, in any order."""
+    if rows == 0:
+        yield []
+        return
+    for parts in partitions(rows - 1):
+        yield [*parts, [rows - 1]]
+        for index in range(len(parts)):
+            yield [*parts[:index], [*parts[index], rows - 1], *parts[index + 1 :]]
+
+
 @repeatable
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
-def test_plan_is_a_partition_sorted_by_length(lengths: list[int], budget: int) -> None:
-    plan = plan_rows(np.asarray(lengths, dtype=np.int64), budget)
-    order = [int(row) for rows in plan for row in rows]
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 600), st.booleans(), cut_costs)
+def test_plan_is_a_partition_sorted_by_length_and_no_dearer_than_filling_up(
+    lengths: list[int], budget: int, shared: bool, costs: LayerCosts
+) -> None:
+    plan = planned(lengths, budget, shared, costs)
+    order = [row for rows in plan for row in rows]
     assert sorted(order) == list(range(len(lengths)))
     assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
+    assert all(plan)
+    assert all(fits(part, lengths, budget) for part in plan)
+    assert cost_of(plan, lengths, shared, costs) <= cost_of(filled_to_the_budget(lengths, budget), lengths, shared, costs) * (1 + 1e-12)
+
+
+@repeatable
+@given(st.lists(st.integers(1, 20), max_size=6), st.integers(1, 80), st.booleans(), cut_costs)
+def test_no_partition_costs_less(lengths: list[int], budget: int, shared: bool, costs: LayerCosts) -> None:
+    allowed = [parts for parts in partitions(len(lengths)) if all(fits(part, lengths, budget) for part in parts)]
+    cheapest = min(cost_of(parts, lengths, shared, costs) for parts in allowed)
+    assert cost_of(planned(lengths, budget, shared, costs), lengths, shared, costs) == pytest.approx(cheapest, rel=1e-12)
+
+
+@repeatable
+@given(st.lists(st.integers(1, 90), max_size=40), st.integers(1, 900) | st.just(10_000), st.booleans(), cut_costs)
+def test_no_cut_of_the_sorted_rows_costs_less(lengths: list[int], budget: int, shared: bool, costs: LayerCosts) -> None:
+    ordered = sorted(lengths, reverse=True)
+    least = [0.0]
+    for end in range(1, len(ordered) + 1):
+        begins = [b for b in range(end) if fits(list(range(b, end)), ordered, budget)]
+        least.append(min(least[b] + micro_batch_cost(end - b, ordered[b], shared=shared, costs=costs) for b in begins))
+    assert cost_of(planned(lengths, budget, shared, costs), lengths, shared, costs) == pytest.approx(least[-1], rel=1e-12)
+
+
+def test_a_heavy_tail_pads_little() -> None:
+    quantiles = (np.arange(256) + 0.5) / 256
+    lengths = (9 + np.clip(8 * (1 - quantiles) ** -0.95, 8, 256)).astype(int).tolist()  # a prompt, and Pareto's quantiles up to 256
+    real = sum(lengths)
+    filled = sum(len(part) * lengths[part[0]] for part in filled_to_the_budget(lengths, 16_384))
+    plan = planned(lengths, 16_384, False, QUICKSTART)
+    assert filled > 2 * real
+    assert sum(len(part) * lengths[part[0]] for part in plan) < 1.3 * real
+    assert len(plan) <= 10
+
+
+def test_what_a_micro_batch_costs_by_itself_decides_how_many_there_are() -> None:
+    lengths = [100] * 10 + [10] * 10
+    for overhead, parts in ((1000, [20]), (800, [10, 10]), (256, [10, 10])):
+        costs = LayerCosts(linear_flops=2.0, attention_flops=0.0, overhead_tokens=overhead)
+        assert [len(part) for part in planned(lengths, 16_384, False, costs)] == parts
+
+
+def test_trees_are_cut_sooner_because_their_mask_makes_padding_dearer() -> None:
+    costs = LayerCosts(linear_flops=2.0, attention_flops=0.003, overhead_tokens=1000)
+    lengths = [100] * 10 + [10] * 10
+    assert [[len(part) for part in planned(lengths, 16_384, shared, costs)] for shared in (False, True)] == [[20], [10, 10]]
 
 
 def test_rows_without_wanted_tokens_and_last_tokens_cost_nothing() -> None:
@@ -159,7 +253,7 @@ def test_the_chosen_layout_never_costs_more_than_the_plain_one(case: Groups) -> 
 def test_cost_follows_its_formula(rows: int, width: int, linear: float, attention: float) -> None:
     costs = LayerCosts(linear_flops=linear, attention_flops=attention)
     dense = micro_batch_cost(rows, width, shared=True, costs=costs)
-    assert dense == pytest.approx(linear * (rows * width + 256) + attention * rows * width * width)
+    assert dense == pytest.approx(linear * (rows * width + costs.overhead_tokens) + attention * rows * width * width)
     assert dense - micro_batch_cost(rows, width, shared=False, costs=costs) == pytest.approx(attention * rows * width * width / 2)
 
 
@@ -213,6 +307,17 @@ def test_nothing_in_common_keeps_the_maskless_layout() -> None:
     with_costs, without = (make_micro_batches(tokens, lengths, wanted, 100, costs) for costs in (LINEAR, None))
     assert [m.until for m in with_costs] == [None]
     assert with_costs[0].input_ids.tolist() == without[0].input_ids.tolist()
+
+
+def test_a_model_that_may_not_share_is_cut_by_its_costs_all_the_same() -> None:
+    (a, b, c), (d, e, f) = group_of(40, 5, 4), group_of(40, 20, 4)
+    arguments = np.r_[a, d + 100], np.r_[b, e], np.r_[c, f], 10**6
+    for attention, shapes in ((0.0, [(8, 59)]), (0.07, [(4, 59), (4, 44)])):
+        costs = LayerCosts(linear_flops=1.0, attention_flops=attention)
+        assert any(m.until is not None for m in make_micro_batches(*arguments, costs))
+        micro_batches = make_micro_batches(*arguments, dataclasses.replace(costs, may_share=False))
+        assert [(m.until is not None, m.input_ids.shape) for m in micro_batches] == [(False, shape) for shape in shapes]
+    assert [(m.until, m.input_ids.shape) for m in make_micro_batches(*arguments)] == [(None, (8, 59))]
 
 
 def test_a_group_beyond_the_budget_is_cut_between_responses() -> None:

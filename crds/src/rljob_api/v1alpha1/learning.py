@@ -178,7 +178,7 @@ class Training(SpecModel):
     epochs: Count = 1
     """How often a step's samples are used."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
-    """Tokens, padding included, of one forward and backward pass on one device."""
+    """At most this many tokens, padding included, in one forward and backward pass on one device."""
     logprob_chunk_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Tokens whose vocabulary logits exist at one time."""
     activation_checkpointing: bool = False

@@ -1,8 +1,8 @@
 """Cuts a train batch into padded micro-batches; numpy, no torch.
 
-Rows are sorted by length and cut so that ``rows * width <= token_budget``, padding included. Padding stands right: under a causal mask
-no trained token ever looks at it. The last token of a row predicts nothing and is not computed; sequences without a trained token are
-left out. Two layouts, chosen by :mod:`~rljob_runtime.training.sharing`:
+Rows are sorted by length and cut where that is cheapest, with ``rows * width <= token_budget``, padding included. Padding stands right:
+under a causal mask no trained token ever looks at it. The last token of a row predicts nothing and is not computed; sequences without a
+trained token are left out. Two layouts, chosen by :mod:`~rljob_runtime.training.sharing`:
 
 plain
     One sequence per row: positions are columns, attention is causal, no mask is needed.
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.records import IntArray
-from rljob_runtime.training.sharing import LayerCosts, LongArray, Plan, Sequences, plan_layouts, ranges, sort_by_prompt
+from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts, LongArray, Plan, Sequences, plan_layouts, ranges, sort_by_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ def make_micro_batches(
         lengths: shape (S,), sums to T.
         wanted: shape (T,), non-zero where the token's log-prob is needed. What comes before a sequence's first is its prompt.
         token_budget: most tokens of a micro-batch, padding included; a single longer sequence still makes one.
-        costs: of the model, to compute common prompts once where that is cheaper; None never does.
+        costs: of the model, to cut where that is cheapest and, if it may share, to compute common prompts once where that is cheaper;
+            None shares nothing and counts positions only.
 
     Returns:
         Micro-batches that together want every wanted token once; empty if none is wanted.
@@ -87,7 +88,8 @@ def make_micro_batches(
     sequences = Sequences(
         starts=starts[kept], prompts=places[first[kept]] - starts[kept], widths=lengths[kept].astype(np.int64) - 1, groups=none, common=none
     )
-    if costs is not None:
+    costs = costs or LINEAR_ONLY
+    if costs.may_share:
         sequences = sort_by_prompt(token_ids, sequences)
     collate = {False: _collate, True: _collate_shared}
     plans = plan_layouts(sequences, token_budget, costs)

@@ -8,6 +8,7 @@ not depend on it.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.logprob import selected_logprobs
-from rljob_runtime.training.sharing import LayerCosts
+from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 """What of a Hub repository is needed; leaves out the same weights in other formats."""
@@ -113,27 +114,32 @@ def reshard(model: nn.Module) -> None:
     model.reshard()
 
 
-def layer_costs(model: PreTrainedModel) -> LayerCosts | None:
-    """What the decoder layers cost, for deciding whether sequences share a prompt; None where they cannot.
+def layer_costs(model: PreTrainedModel, device: torch.device) -> LayerCosts:
+    """What the decoder layers cost, for deciding which rows are padded together and whether sequences share a prompt.
 
     Sharing needs a model that honours a mask of its own and given positions: transformers' own code, attention by ``sdpa`` over all
-    earlier tokens in every layer (no sliding window, no chunks, no recurrent state), and rotary positions.
+    earlier tokens in every layer (no sliding window, no chunks, no recurrent state), and rotary positions. Of other models than these,
+    whatever computes the attention, only the number of positions counts.
 
     Args:
         model: not yet sharded, which changes its class.
+        device: where it will compute; sets what a micro-batch costs whatever is in it.
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     whole = set(kinds) == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
     rotary = hasattr(model.base_model, "rotary_emb")
     own_code = type(model).__module__.startswith("transformers.")
-    if not (whole and rotary and own_code) or model._is_stateful or config._attn_implementation != "sdpa":
-        return None
+    overhead_tokens = CPU_OVERHEAD_TOKENS if device.type == "cpu" else ACCELERATOR_OVERHEAD_TOKENS
+    if not (whole and rotary and own_code) or model._is_stateful:
+        return dataclasses.replace(LINEAR_ONLY, overhead_tokens=overhead_tokens)
     layers = decoder_layers(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return LayerCosts(
         linear_flops=2.0 * sum(p.numel() for layer in layers for p in layer.parameters()),
         attention_flops=4.0 * config.num_attention_heads * head_dim * len(layers),
+        overhead_tokens=overhead_tokens,
+        may_share=config._attn_implementation == "sdpa",
     )
 
 

@@ -43,7 +43,7 @@ def prepare_batches(
         batches: this rank's, one per update.
         config: of the policy.
         device: where tensors go.
-        costs: of the model, to compute common prompts once where that is cheaper; None never does.
+        costs: of the model, as :func:`~rljob_runtime.training.microbatch.make_micro_batches` takes them.
 
     Raises:
         ValueError: a batch does not fit its own shapes or denominators, or lacks reference log-probs that the KL term needs.

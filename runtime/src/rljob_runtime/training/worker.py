@@ -6,6 +6,7 @@ that misses one makes the others fail after ``timeout_s`` with torch's own error
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Sequence
@@ -57,8 +58,7 @@ class _Ready:
     device: torch.device
     folder: Path
     vocab_size: int
-    costs: LayerCosts | None
-    """None where the model cannot share prompts."""
+    costs: LayerCosts
     steps_done: int = 0
 
 
@@ -103,7 +103,7 @@ class PolicyWorker:
         )
         try:
             model = load_model(self.config, folder)
-            costs = layer_costs(model)
+            costs = layer_costs(model, device)
             shard_model(model, self.config, init_device_mesh(device.type, (self.world_size,)))
             optimizer = build_optimizer(model, self.config) if self.config.trainable else None
         except BaseException:
@@ -203,7 +203,7 @@ class PolicyWorker:
         _check_tokens(token_ids, ready.vocab_size)
         costs = ready.costs
         if wanted is None:  # no prompt ends anywhere, so there is none to share
-            costs = None
+            costs = dataclasses.replace(costs, may_share=False)
             wanted = np.ones(token_ids.shape, dtype=np.float32)
             wanted[(np.cumsum(lengths, dtype=np.int64) - lengths)[lengths > 0]] = 0.0
         micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs)
