@@ -30,7 +30,7 @@ def read_rows(source: JsonlSource) -> list[Row]:
     try:
         lines = source.path.read_bytes().splitlines()
     except FileNotFoundError as error:
-        raise DataError(f"{where}: file does not exist; fix the source's path (relative paths start at the job file's folder)") from error
+        raise DataError(f"{where}: file does not exist; fix the source's path (relative paths start at the working directory)") from error
     except OSError as error:
         raise DataError(f"{where}: cannot be read: {error.strerror}; the path must name a readable file") from error
     rows: list[Row] = []
