@@ -22,12 +22,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from rljob_api.vocabulary import Aggregation, KLEstimator, Schedule
 from rljob_runtime.errors import CheckpointError, ModelError, WeightSyncError
-from rljob_runtime.losses.config import KlEstimator, LossAggregation, LossConfig
+from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import METRICS
 from rljob_runtime.training import model
-from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
+from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import learning_rate_at
 from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts
@@ -191,7 +192,7 @@ def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layou
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_folder: Path, shared: bool) -> None:
     batch = make_group_batch(reference=True) if shared else make_batch(reference=True)
-    loss_config = LossConfig(aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.3, kl_estimator=KlEstimator.K2)
+    loss_config = LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.3, kl_estimator=KLEstimator.K2)
     worker = start(loss=loss_config, token_budget=40)
     assert_layout(worker, batch, shared=shared)
     got = gradients(worker, batch, shared=shared)
@@ -468,12 +469,12 @@ def test_model_with_absolute_positions_works_too(start: Start, tmp_path: Path) -
 
 
 def test_learning_rate_schedules() -> None:
-    def rates(schedule: LearningRateSchedule, steps: list[int]) -> list[float]:
+    def rates(schedule: Schedule, steps: list[int]) -> list[float]:
         config = PolicyConfig(model_path="m", learning_rate=1.0, warmup_steps=2, total_steps=6, lr_schedule=schedule)
         return [learning_rate_at(config, step) for step in steps]
 
-    assert rates(LearningRateSchedule.CONSTANT, [0, 1, 2, 100]) == [0.5, 1.0, 1.0, 1.0]
-    assert rates(LearningRateSchedule.LINEAR, [0, 2, 4, 6, 9]) == [0.5, 1.0, 0.5, 0.0, 0.0]
-    assert rates(LearningRateSchedule.COSINE, [2, 4, 6]) == pytest.approx([1.0, 0.5, 0.0])
+    assert rates(Schedule.CONSTANT, [0, 1, 2, 100]) == [0.5, 1.0, 1.0, 1.0]
+    assert rates(Schedule.LINEAR, [0, 2, 4, 6, 9]) == [0.5, 1.0, 0.5, 0.0, 0.0]
+    assert rates(Schedule.COSINE, [2, 4, 6]) == pytest.approx([1.0, 0.5, 0.0])
     with pytest.raises(ValueError, match="set total_steps above warmup_steps"):
-        PolicyConfig(model_path="m", lr_schedule=LearningRateSchedule.LINEAR)
+        PolicyConfig(model_path="m", lr_schedule=Schedule.LINEAR)

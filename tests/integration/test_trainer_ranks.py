@@ -17,7 +17,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rljob_runtime.losses.config import LossAggregation, LossConfig
+from rljob_api.vocabulary import Aggregation
+from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training import model
 from rljob_runtime.training.config import PolicyConfig
@@ -78,7 +79,7 @@ def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
 
 def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path, resume_from: str | None = None) -> None:
     """What one rank does; rank 0 leaves ``result.npz`` and ``metrics.json`` in ``out``."""
-    loss = LossConfig(aggregation=LossAggregation.SEQ_MEAN_TOKEN_MEAN)
+    loss = LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN)
     worker = PolicyWorker(PolicyConfig(model_path=model_folder, learning_rate=1e-3, token_budget=26, loss=loss), rank, world_size)
     worker.setup("127.0.0.1", port, timeout_s=30.0)
     try:

@@ -20,10 +20,11 @@ from rljob_api.naming import RESERVED_LABEL_PREFIXES
 from rljob_api.plan import Plan
 from rljob_api.supported import unsupported, unsupported_sharing
 from rljob_api.v1alpha1.components import Component, Role
-from rljob_api.v1alpha1.data import DataSourceType, Extraction, PromptFormat, RewardType
+from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_api.v1alpha1.nodes import EnvVar
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
+from rljob_api.vocabulary import Extraction, RewardType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.engine.protocol import EngineConfig
-from rljob_runtime.losses.config import KlEstimator, LossAggregation, LossConfig
+from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.records import Sampling
-from rljob_runtime.rewards.config import Extraction, RewardConfig, RewardType
-from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
+from rljob_runtime.rewards.config import RewardConfig
+from rljob_runtime.training.config import PolicyConfig
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 """KV cache of an engine on CPU devices where the spec sets none."""
@@ -80,7 +80,7 @@ def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyCon
         eps=training.epsilon,
         weight_decay=training.weight_decay,
         warmup_steps=training.warmup_steps,
-        lr_schedule=LearningRateSchedule(training.schedule.value),
+        lr_schedule=training.schedule,
         total_steps=training.steps,
         max_grad_norm=training.max_grad_norm,
         token_budget=training.micro_batch_tokens,
@@ -90,9 +90,9 @@ def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyCon
             clip_low=loss.clip_low,
             clip_high=loss.clip_high,
             dual_clip=loss.dual_clip,
-            aggregation=LossAggregation(loss.aggregation.value),
+            aggregation=loss.aggregation,
             kl_coefficient=kl.coefficient,
-            kl_estimator=KlEstimator(kl.estimator.value),
+            kl_estimator=kl.estimator,
         ),
         seed=spec.seed,
         threads=num_threads,
@@ -155,11 +155,11 @@ def reward_config(reward: RewardSpec) -> RewardConfig:
     """One reward."""
     return RewardConfig(
         name=reward.name,
-        type=RewardType(reward.type.value),
+        type=reward.type,
         weight=reward.weight,
         timeout_s=reward.timeout_seconds,
         pass_threshold=reward.pass_threshold,
-        extraction=Extraction(reward.extraction.value),
+        extraction=reward.extraction,
         function=reward.function,
     )
 

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_api.vocabulary import Aggregation, KLEstimator
 from rljob_runtime.losses.aggregate import token_weights
-from rljob_runtime.losses.config import KlEstimator, LossAggregation, LossConfig
+from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.losses.kl import kl_terms
 from rljob_runtime.losses.policy import clipped_policy_loss
 
@@ -81,19 +82,19 @@ def test_huge_log_ratio_stays_finite() -> None:
 @pytest.mark.parametrize(
     ("estimator", "formula"),
     [
-        (KlEstimator.K1, lambda p, q: p - q),
-        (KlEstimator.K2, lambda p, q: (p - q) ** 2 / 2),
-        (KlEstimator.K3, lambda p, q: math.exp(q - p) - (q - p) - 1),
+        (KLEstimator.K1, lambda p, q: p - q),
+        (KLEstimator.K2, lambda p, q: (p - q) ** 2 / 2),
+        (KLEstimator.K3, lambda p, q: math.exp(q - p) - (q - p) - 1),
     ],
 )
-def test_kl_terms_equal_their_formula(estimator: KlEstimator, formula) -> None:  # type: ignore[no-untyped-def]
+def test_kl_terms_equal_their_formula(estimator: KLEstimator, formula) -> None:  # type: ignore[no-untyped-def]
     policy, reference = [-1.0, -2.5, -0.1], [-1.5, -2.0, -0.1]
     terms = kl_terms(torch.tensor(policy, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64), estimator)
     np.testing.assert_allclose(terms.numpy(), [formula(p, q) for p, q in zip(policy, reference, strict=True)], atol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", [KlEstimator.K1, KlEstimator.K3])
-def test_unbiased_kl_estimators_average_to_the_exact_divergence(estimator: KlEstimator) -> None:
+@pytest.mark.parametrize("estimator", [KLEstimator.K1, KLEstimator.K3])
+def test_unbiased_kl_estimators_average_to_the_exact_divergence(estimator: KLEstimator) -> None:
     policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     exact = (policy * (policy / reference).log()).sum()
@@ -101,13 +102,13 @@ def test_unbiased_kl_estimators_average_to_the_exact_divergence(estimator: KlEst
     assert expectation.item() == pytest.approx(exact.item(), abs=1e-12)
 
 
-def reference_aggregate(values: list[list[float]], masks: list[list[int]], aggregation: LossAggregation) -> float:
+def reference_aggregate(values: list[list[float]], masks: list[list[int]], aggregation: Aggregation) -> float:
     """The three means written with loops over sequences."""
     kept = [[v for v, m in zip(row, mask, strict=True) if m] for row, mask in zip(values, masks, strict=True)]
     kept = [row for row in kept if row]
-    if aggregation is LossAggregation.TOKEN_MEAN:
+    if aggregation is Aggregation.TOKEN_MEAN:
         return sum(sum(row) for row in kept) / sum(len(row) for row in kept)
-    if aggregation is LossAggregation.SEQ_MEAN_TOKEN_MEAN:
+    if aggregation is Aggregation.SEQ_MEAN_TOKEN_MEAN:
         return sum(sum(row) / len(row) for row in kept) / len(kept)
     return sum(sum(row) for row in kept) / len(kept)
 
@@ -117,7 +118,7 @@ rows = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 1)), min_siz
 )
 
 
-def weights_of(masks: list[list[int]], aggregation: LossAggregation, tokens: int, sequences: int) -> torch.Tensor:
+def weights_of(masks: list[list[int]], aggregation: Aggregation, tokens: int, sequences: int) -> torch.Tensor:
     return token_weights(
         torch.tensor([m for row in masks for m in row], dtype=torch.float32),
         torch.tensor([len(row) for row in masks]),
@@ -128,8 +129,8 @@ def weights_of(masks: list[list[int]], aggregation: LossAggregation, tokens: int
 
 
 @repeatable
-@given(rows, st.sampled_from(LossAggregation))
-def test_aggregation_equals_loops_over_sequences(all_rows: list[list[tuple[float, int]]], aggregation: LossAggregation) -> None:
+@given(rows, st.sampled_from(Aggregation))
+def test_aggregation_equals_loops_over_sequences(all_rows: list[list[tuple[float, int]]], aggregation: Aggregation) -> None:
     values = [[v for v, _ in row] for row in all_rows]
     masks = [[m for _, m in row] for row in all_rows]
     weights = weights_of(masks, aggregation, sum(map(sum, masks)), sum(1 for row in masks if any(row)))
@@ -138,9 +139,9 @@ def test_aggregation_equals_loops_over_sequences(all_rows: list[list[tuple[float
 
 
 @repeatable
-@given(rows, st.sampled_from(LossAggregation), st.integers(0, 6))
+@given(rows, st.sampled_from(Aggregation), st.integers(0, 6))
 def test_aggregation_does_not_depend_on_how_sequences_are_split(
-    all_rows: list[list[tuple[float, int]]], aggregation: LossAggregation, cut: int
+    all_rows: list[list[tuple[float, int]]], aggregation: Aggregation, cut: int
 ) -> None:
     masks = [[m for _, m in row] for row in all_rows]
     tokens, sequences = sum(map(sum, masks)), sum(1 for row in masks if any(row))
@@ -151,9 +152,9 @@ def test_aggregation_does_not_depend_on_how_sequences_are_split(
 
 def test_aggregation_refuses_local_instead_of_global_denominators() -> None:
     with pytest.raises(ValueError, match="holds 3 trained tokens in 2 sequences"):
-        weights_of([[0, 1, 1], [1]], LossAggregation.TOKEN_MEAN, 2, 2)
+        weights_of([[0, 1, 1], [1]], Aggregation.TOKEN_MEAN, 2, 2)
     with pytest.raises(ValueError, match="global_tokens=0"):
-        weights_of([[0, 0]], LossAggregation.TOKEN_MEAN, 0, 1)
+        weights_of([[0, 0]], Aggregation.TOKEN_MEAN, 0, 1)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("clip_low", 1.5), ("clip_high", -0.1), ("dual_clip", 1.0), ("kl_coefficient", -1.0)])

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import FUNCTION_PATTERN, FreeForm, Label, PathText, Positive, ShortText, SpecModel, Text
+from rljob_api.vocabulary import Extraction, RewardType
 
 
 class DType(StrEnum):
@@ -115,34 +116,6 @@ class Data(SpecModel):
     """Sources of validation prompts."""
     prompt: PromptFormat = PromptFormat()
     """Format of all prompts."""
-
-
-class RewardType(StrEnum):
-    """How a response is judged."""
-
-    TASK = "Task"
-    """The reasoning-gym task's own verifier."""
-    EXACT_MATCH = "ExactMatch"
-    """1 when the extracted answer equals the reference answer."""
-    MATH_VERIFY = "MathVerify"
-    """1 when math-verify finds the extracted answer mathematically equal."""
-    FUNCTION = "Function"
-    """A Python function of the user."""
-
-
-class Extraction(StrEnum):
-    """Which part of a response is the answer."""
-
-    WHOLE = "Whole"
-    """All of it."""
-    LAST_LINE = "LastLine"
-    """The last line with text."""
-    BOXED = "Boxed"
-    """Inside the last \\boxed{}."""
-    TAG = "Tag"
-    """The text between <answer> and </answer>."""
-    LAST_NUMBER = "LastNumber"
-    """The last number."""
 
 
 class Reward(SpecModel):

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Seconds, SpecModel
+from rljob_api.vocabulary import Aggregation, KLEstimator, Schedule
 
 
 class AdvantageEstimator(StrEnum):
@@ -46,28 +47,6 @@ class PolicyLossVariant(StrEnum):
     """Squared-error form with a penalty towards the behaviour policy."""
     GSPO = "GSPO"
     """Clipped ratio of whole sequences."""
-
-
-class Aggregation(StrEnum):
-    """How token losses become one number."""
-
-    TOKEN_MEAN = "TokenMean"
-    """Mean over all response tokens of the batch."""
-    SEQ_MEAN_TOKEN_MEAN = "SeqMeanTokenMean"
-    """Mean over sequences of their token means."""
-    SEQ_MEAN_TOKEN_SUM = "SeqMeanTokenSum"
-    """Mean over sequences of their token sums."""
-
-
-class KLEstimator(StrEnum):
-    """Estimator of KL(policy || reference) on drawn tokens (Schulman, "Approximating KL divergence")."""
-
-    K1 = "K1"
-    """Log ratio: unbiased, high variance."""
-    K2 = "K2"
-    """Half the squared log ratio: biased, low variance."""
-    K3 = "K3"
-    """Ratio minus 1 minus log ratio: unbiased, low variance."""
 
 
 class Advantage(SpecModel):
@@ -139,17 +118,6 @@ class Rollout(SpecModel):
     """Tokens that end a response besides the model's end-of-sequence token."""
     stall_timeout_seconds: Seconds = 1800
     """The run fails when no response finishes for this long although some are running."""
-
-
-class Schedule(StrEnum):
-    """Learning rate over the steps, after the warm-up."""
-
-    CONSTANT = "Constant"
-    """Stays at the peak."""
-    LINEAR = "Linear"
-    """Falls to 0 at the last step."""
-    COSINE = "Cosine"
-    """Falls to 0 at the last step along a half cosine."""
 
 
 class Training(SpecModel):

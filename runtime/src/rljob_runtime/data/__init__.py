@@ -5,7 +5,7 @@
     SourceConfig (JSONL file, reasoning-gym task) -> rows -> PromptFormat + tokenizer -> PromptSource.next(n) -> Prompt
 """
 
-from .config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
-from .source import PromptSource
+from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
+from rljob_runtime.data.source import PromptSource
 
 __all__ = ["JsonlSource", "PromptFormat", "PromptSource", "ReasoningGymSource", "SourceConfig"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import DataError
+from rljob_runtime.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import DataError
-from .config import PromptFormat
+from rljob_runtime.data.config import PromptFormat
+from rljob_runtime.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

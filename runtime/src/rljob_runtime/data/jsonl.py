@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from ..errors import DataError
-from .config import JsonlSource
+from rljob_runtime.data.config import JsonlSource
+from rljob_runtime.errors import DataError
 
 MAX_REPORTED_LINES = 10
 

@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import DataError
-from .config import ReasoningGymSource
-from .jsonl import Row
+from rljob_runtime.data.config import ReasoningGymSource
+from rljob_runtime.data.jsonl import Row
+from rljob_runtime.errors import DataError
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..errors import DataError
-from ..records import Prompt
-from .config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig, check_sources
-from .encode import PromptEncoder
-from .jsonl import Row, read_rows
-from .reasoning_gym_source import ReasoningGymRows
+from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig, check_sources
+from rljob_runtime.data.encode import PromptEncoder
+from rljob_runtime.data.jsonl import Row, read_rows
+from rljob_runtime.data.reasoning_gym_source import ReasoningGymRows
+from rljob_runtime.errors import DataError
+from rljob_runtime.records import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import torch
 
-from rljob_runtime.losses.config import LossAggregation
+from rljob_api.vocabulary import Aggregation
 
 
 def token_weights(
-    mask: torch.Tensor, lengths: torch.Tensor, aggregation: LossAggregation, *, global_tokens: int, global_sequences: int
+    mask: torch.Tensor, lengths: torch.Tensor, aggregation: Aggregation, *, global_tokens: int, global_sequences: int
 ) -> torch.Tensor:
     """Weight of every token of a batch.
 
@@ -48,9 +48,9 @@ def token_weights(
             f"in {local_sequences} sequences; sum both over all ranks, and train no update without tokens"
         )
     match aggregation:
-        case LossAggregation.TOKEN_MEAN:
+        case Aggregation.TOKEN_MEAN:
             return mask / global_tokens
-        case LossAggregation.SEQ_MEAN_TOKEN_MEAN:
+        case Aggregation.SEQ_MEAN_TOKEN_MEAN:
             return mask / (tokens_of_row.clamp(min=1)[row_of_token] * global_sequences)
-        case LossAggregation.SEQ_MEAN_TOKEN_SUM:
+        case Aggregation.SEQ_MEAN_TOKEN_SUM:
             return mask / global_sequences

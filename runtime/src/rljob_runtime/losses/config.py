@@ -3,26 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class LossAggregation(StrEnum):
-    """How per-token terms become one scalar; formulas in :mod:`rljob_runtime.losses.aggregate`."""
-
-    TOKEN_MEAN = "TokenMean"
-    """Mean over all response tokens of the update (DAPO): long responses weigh more."""
-    SEQ_MEAN_TOKEN_MEAN = "SeqMeanTokenMean"
-    """Mean over tokens of each response, then over responses (GRPO)."""
-    SEQ_MEAN_TOKEN_SUM = "SeqMeanTokenSum"
-    """Sum over tokens of each response, then mean over responses (Dr. GRPO up to a constant)."""
-
-
-class KlEstimator(StrEnum):
-    """Per-token estimators of KL(policy || reference); formulas in :mod:`rljob_runtime.losses.kl`."""
-
-    K1 = "K1"
-    K2 = "K2"
-    K3 = "K3"
+from rljob_api.vocabulary import Aggregation, KLEstimator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +17,10 @@ class LossConfig:
     """Upper clip distance; above ``clip_low`` it is DAPO's clip-higher."""
     dual_clip: float | None = None
     """Bound on the loss at negative advantages, in units of \\|advantage\\|; above 1; None switches it off."""
-    aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
+    aggregation: Aggregation = Aggregation.TOKEN_MEAN
     kl_coefficient: float = 0.0
     """Weight of the KL term; 0 leaves it out, and no reference log-probs are needed."""
-    kl_estimator: KlEstimator = KlEstimator.K3
+    kl_estimator: KLEstimator = KLEstimator.K3
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning.

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import torch
 
-from rljob_runtime.losses.config import KlEstimator
+from rljob_api.vocabulary import KLEstimator
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before exp: e^20 is 5e8, far inside float32, and beyond any ratio worth following."""
 
 
-def kl_terms(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+def kl_terms(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:
     """Estimate the divergence at each token; differentiable in ``logprobs``.
 
     Args:
@@ -32,9 +32,9 @@ def kl_terms(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator
     """
     difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match estimator:
-        case KlEstimator.K1:
+        case KLEstimator.K1:
             return -difference
-        case KlEstimator.K2:
+        case KLEstimator.K2:
             return 0.5 * difference.square()
-        case KlEstimator.K3:
+        case KLEstimator.K3:
             return torch.expm1(difference) - difference

@@ -7,6 +7,7 @@
 The pool is ``rljob_runtime.rewards.pool.RewardPool``; it is not imported here so that a child starts without numpy.
 """
 
-from .config import Extraction, RewardConfig, RewardType
+from rljob_api.vocabulary import Extraction, RewardType
+from rljob_runtime.rewards.config import RewardConfig
 
 __all__ = ["Extraction", "RewardConfig", "RewardType"]

@@ -28,9 +28,9 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import RewardSetupError
-from .config import RewardConfig
-from .functions import Judge, extract, load, to_scores
+from rljob_runtime.errors import RewardSetupError
+from rljob_runtime.rewards.config import RewardConfig
+from rljob_runtime.rewards.functions import Judge, extract, load, to_scores
 
 READY, FAILED = b"R", b"F"
 LENGTH = struct.Struct("<I")

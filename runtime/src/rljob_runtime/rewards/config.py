@@ -6,38 +6,9 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from ..errors import RewardSetupError
-
-
-class RewardType(StrEnum):
-    """How a response is judged."""
-
-    TASK = "Task"
-    """The reasoning-gym task's own ``score_answer`` against its entry; for prompts of reasoning-gym sources."""
-    EXACT_MATCH = "ExactMatch"
-    """1 when the text equals the reference answer, else 0; surrounding white space does not count."""
-    MATH_VERIFY = "MathVerify"
-    """1 when math-verify finds the mathematical value equal to the reference answer's, else 0."""
-    FUNCTION = "Function"
-    """A user's function."""
-
-
-class Extraction(StrEnum):
-    """Which part of the response is judged; a response without it scores 0."""
-
-    WHOLE = "Whole"
-    """Everything, surrounding white space removed."""
-    LAST_LINE = "LastLine"
-    """The last line that is not blank."""
-    BOXED = "Boxed"
-    """What the last ``\\boxed{...}`` holds."""
-    TAG = "Tag"
-    """What the last ``<answer>...</answer>`` holds; ``RewardConfig.tag`` names the tag."""
-    LAST_NUMBER = "LastNumber"
-    """The last number; thousands commas are removed."""
-
+from rljob_api.vocabulary import Extraction, RewardType
+from rljob_runtime.errors import RewardSetupError
 
 BUILT_IN_PARAMS: Mapping[RewardType, Mapping[str, type]] = {
     RewardType.TASK: {},

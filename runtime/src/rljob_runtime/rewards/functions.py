@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import DataError, RewardSetupError
-from .config import Extraction, RewardConfig, RewardType
+from rljob_api.vocabulary import Extraction, RewardType
+from rljob_runtime.errors import DataError, RewardSetupError
+from rljob_runtime.rewards.config import RewardConfig
 
 Judge = Callable[[str, str, str, Mapping[str, object]], object]
 """``judge(prompt, response, answer, metadata)``: a number or a mapping with ``score``."""
@@ -92,7 +93,7 @@ def _exact_match(*, ignore_case: bool) -> Judge:
 def _load_task() -> Judge:
     import reasoning_gym  # noqa: F401 - imported here so that the first judgement does not pay for it
 
-    from ..data.reasoning_gym_source import ENTRY_KEY, PARAMS_KEY, TASK_KEY, create_task
+    from rljob_runtime.data.reasoning_gym_source import ENTRY_KEY, PARAMS_KEY, TASK_KEY, create_task
 
     scorers: dict[str, Callable[[str, dict[str, object]], float]] = {}
 

@@ -31,10 +31,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..errors import RewardSetupError
-from ..records import RewardRequest, RewardResult
-from .child import FAILED, LENGTH, READY, RESULT, Setup, WireSample
-from .config import RewardConfig, check_rewards
+from rljob_runtime.errors import RewardSetupError
+from rljob_runtime.records import RewardRequest, RewardResult
+from rljob_runtime.rewards.child import FAILED, LENGTH, READY, RESULT, Setup, WireSample
+from rljob_runtime.rewards.config import RewardConfig, check_rewards
 
 _log = logging.getLogger(__name__)
 

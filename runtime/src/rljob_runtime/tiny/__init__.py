@@ -88,6 +88,6 @@ def make_tiny_model(
     Raises ModelError for a folder with something else in it, a task without whole-number answers, or a missed target;
     DataError for an unknown task or parameter.
     """
-    from .model import make
+    from rljob_runtime.tiny.model import make
 
     return make(out_folder, task=task, size=size, seed=seed, target_pass=target_pass, progress=progress, num_threads=num_threads)

@@ -18,11 +18,11 @@ import transformers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging as transformers_logging
 
-from ..data.reasoning_gym_source import create_task
-from ..errors import ModelError
-from . import QUICKSTART, TINY_FILE, TinySize, TinySummary, TinyTask
-from .tokenizer import build_tokenizer
-from .warmstart import Example, Progress, WarmStartConfig, WarmStartReport, pass_rate, warm_start
+from rljob_runtime.data.reasoning_gym_source import create_task
+from rljob_runtime.errors import ModelError
+from rljob_runtime.tiny import QUICKSTART, TINY_FILE, TinySize, TinySummary, TinyTask
+from rljob_runtime.tiny.tokenizer import build_tokenizer
+from rljob_runtime.tiny.warmstart import Example, Progress, WarmStartConfig, WarmStartReport, pass_rate, warm_start
 
 _FORMAT = 1
 _NUM_EXAMPLES = 12_000

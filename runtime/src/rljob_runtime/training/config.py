@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from rljob_api.vocabulary import Schedule
 from rljob_runtime.losses.config import LossConfig
-
-
-class LearningRateSchedule(StrEnum):
-    """Shape of the learning rate after warm-up."""
-
-    CONSTANT = "Constant"
-    LINEAR = "Linear"
-    """To 0 at ``total_steps``."""
-    COSINE = "Cosine"
-    """Half a cosine to 0 at ``total_steps``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +25,7 @@ class PolicyConfig:
     weight_decay: float = 0.0
     """Decoupled decay of matrices; vectors (norms, biases) are never decayed."""
     warmup_steps: int = 0
-    lr_schedule: LearningRateSchedule = LearningRateSchedule.CONSTANT
+    lr_schedule: Schedule = Schedule.CONSTANT
     total_steps: int | None = None
     """Training steps of the whole run; needed by Linear and Cosine."""
     max_grad_norm: float | None = 1.0
@@ -71,7 +61,7 @@ class PolicyConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")
-        if self.lr_schedule is not LearningRateSchedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):
+        if self.lr_schedule is not Schedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             raise ValueError(
                 f"lr_schedule {self.lr_schedule} with total_steps {self.total_steps} and warmup_steps {self.warmup_steps}; "
                 "set total_steps above warmup_steps"

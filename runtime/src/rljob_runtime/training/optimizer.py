@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from rljob_runtime.training.config import LearningRateSchedule, PolicyConfig
+from rljob_api.vocabulary import Schedule
+from rljob_runtime.training.config import PolicyConfig
 
 
 def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW:
@@ -43,11 +44,11 @@ def learning_rate_at(config: PolicyConfig, step: int) -> float:
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    if config.lr_schedule is LearningRateSchedule.CONSTANT:
+    if config.lr_schedule is Schedule.CONSTANT:
         return config.learning_rate
     assert config.total_steps is not None
     done = min(1.0, (step - config.warmup_steps) / (config.total_steps - config.warmup_steps))
-    if config.lr_schedule is LearningRateSchedule.LINEAR:
+    if config.lr_schedule is Schedule.LINEAR:
         return config.learning_rate * (1.0 - done)
     return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
 
