@@ -138,7 +138,7 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_the_panel(monkeypatch):
 
 def _frame(width: int, steps: int) -> str:
     clock = FakeClock()
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False, _environ={"TERM": "xterm"})
     display = LiveDisplay(console, clock=clock)
     display.started(INFO, Path("runs/math-grpo"), None)
     display.close()  # frames are asked for by hand
@@ -151,7 +151,7 @@ def _frame(width: int, steps: int) -> str:
         display.event("checkpoint of step 10 written", Level.INFO)
     display.phase_started("saving the model" if steps else "loading the engine")
     clock.advance(2.5)
-    out = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    out = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False, _environ={"TERM": "xterm"})
     out.print(display.render())
     return out.file.getvalue()
 
