@@ -138,7 +138,9 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_the_panel(monkeypatch):
 
 def _frame(width: int, steps: int) -> str:
     clock = FakeClock()
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False, _environ={"TERM": "xterm"})
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False, _environ={"TERM": "xterm"}
+    )
     display = LiveDisplay(console, clock=clock)
     display.started(INFO, Path("runs/math-grpo"), None)
     display.close()  # frames are asked for by hand
