@@ -131,7 +131,7 @@ def make_trainer(
         loss_type="dapo",
         scale_rewards="group" if spec.algorithm.advantage.normalize_std else "none",
         learning_rate=training.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type={"Constant": "constant_with_warmup", "Linear": "linear", "Cosine": "cosine"}[training.schedule.value],
         warmup_steps=training.warmup_steps,
         adam_beta1=training.beta1,
         adam_beta2=training.beta2,

@@ -116,7 +116,7 @@ def _heavy(spec: dict[str, Any], folder: Path, total: int) -> int:
     spec["data"] = {"train": [{"name": "routes", "type": "JSONL", "jsonl": {"path": str(prompts)}}]}
     spec["rewards"] = [{"name": "checksum", "type": "Function", "function": "bench_reward:score"}]
     spec["rollout"] |= {"maxResponseTokens": lengths.MAX_TOKENS}
-    spec["training"] |= {"learningRate": 1e-7}
+    spec["training"] |= {"learningRate": 1e-7, "warmupSteps": 0, "schedule": "Constant"}
     # Trainer and engine take turns, so that each may have both cores.
     for component in spec["components"]:
         if component["role"] in ("Trainer", "Rollout"):

@@ -29,7 +29,6 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +159,7 @@ class Driver:
             await self._save()
         saved_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
+        await asyncio.sleep(0)  # the next requests leave before the probe's, so that the engine does not begin with the probe alone
         counters = self._parts.scheduler.take_counters()
         difference = await self._parts.publisher.probe(self._step)
         self._step_ended_s = saved_s
@@ -245,15 +245,6 @@ async def add_reference_logprobs(batches: list[list[TrainBatch]], references: Se
         for batch, answer in zip(wave, await gather_all(calls, timeout_s), strict=False):
             answers[id(batch)] = answer
     return [[replace(b, reference_logprobs=answers[id(b)]) for b in share] for share in batches]
-
-
-async def export_model(trainers: Sequence[Worker], folder: Path) -> None:
-    """Write the trained policy as a Hugging Face folder.
-
-    Raises:
-        DeadlineError: it took too long.
-    """
-    await gather_all([w.start("export_hf", str(folder)) for w in trainers], IO_TIMEOUT_S)
 
 
 async def _run_beside(main: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -169,6 +169,17 @@ async def assemble(
     return parts, _loop_config(spec, len(workers.trainers))
 
 
+async def export(spec: RLJobSpec, workers: Workers, folder: Path) -> None:
+    """Write the trained policy as a Hugging Face folder, with its tokenizer also when that came from elsewhere.
+
+    Raises:
+        DeadlineError: it took too long.
+    """
+    await gather_all([w.start("export_hf", str(folder)) for w in workers.trainers], IO_TIMEOUT_S)
+    if spec.model.tokenizer_path is not None:
+        await asyncio.to_thread(lambda: _load_tokenizer(spec).save_pretrained(folder))
+
+
 async def shut_down(cluster: Cluster, workers: Workers | None = None) -> None:
     """End all workers, reward workers in order so that their children end with them, then the cluster."""
     if workers is not None:
@@ -197,7 +208,7 @@ async def _set_up(group: Sequence[Worker], timeout_s: float) -> None:
 def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path, log_dir: Path) -> list[WorkerSpec]:
     made = []
     for process in component.processes:
-        resource = resolve.device_resource(spec, plan, process)
+        resource = resolve.device_resource(plan, process)
         num_threads = resolve.threads(spec, plan, component, process)
         env = resolve.worker_env(spec, plan, component, process)
         kwargs: dict[str, Any]

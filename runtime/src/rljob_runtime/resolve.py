@@ -32,7 +32,7 @@ def component_spec(spec: RLJobSpec, name: str) -> Component:
     return next(c for c in spec.components if c.name == name)
 
 
-def device_resource(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> str:
+def device_resource(plan: Plan, process: PlannedProcess) -> str:
     """Kubernetes resource of a process's devices."""
     return plan.nodes[process.node_rank].device_resource
 
@@ -116,6 +116,7 @@ def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_th
         enable_prefix_caching=engine.prefix_caching,
         seed=spec.seed,
         threads=num_threads if on_cpu else None,
+        start_timeout_s=spec.startup_deadline_seconds,
     )
 
 

@@ -31,7 +31,7 @@ from rljob_api.v1alpha1 import RLJob
 from rljob_api.validation import check
 from rljob_runtime import launch
 from rljob_runtime.checkpointing import CheckpointStore, DriverState
-from rljob_runtime.driver import Driver, export_model
+from rljob_runtime.driver import Driver
 from rljob_runtime.errors import DeadlineError, Interrupted, RuntimeFault
 from rljob_runtime.report import FolderMode, Level, Reporter, RunFolder, RunInfo, TrajectorySampling, make_display
 from rljob_runtime.resolve import devices_in_words, spec_fingerprint
@@ -142,7 +142,7 @@ async def _attempt(attempt: _Attempt, reporter: Reporter) -> None:
                 await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()
                 interrupt.orderly = False
                 with reporter.phase("writing the model"):
-                    await export_model(workers.trainers, attempt.folder.model)
+                    await launch.export(spec, workers, attempt.folder.model)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
                 raise Interrupted("stopped at once, without a checkpoint of the step under way") from None
