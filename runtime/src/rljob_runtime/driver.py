@@ -110,14 +110,15 @@ class Driver:
                 await self._save()
                 raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
             await self._train_on(groups)
+        await self._parts.publisher.probe(self._step)
         await self._save()
 
     async def _publish_first(self) -> None:
-        """Serve the starting weights, so that a resumed run samples from what it resumed, and check the way once."""
+        """Serve the starting weights, so that a resumed run samples from what it resumed."""
         with self._parts.reporter.phase("first weight sync"):
             await self._parts.publisher.publish(self._step)
-            await self._parts.publisher.probe(self._step)
         self._parts.scheduler.open()
+        self._parts.publisher.expect()
 
     async def _take(self) -> list[Group] | None:
         """The next batch, or None when the run is to stop."""
@@ -144,11 +145,13 @@ class Driver:
         version = self._step
         started_s = self._step_ended_s
         taken_s = time.monotonic()
+        probing = asyncio.ensure_future(self._parts.publisher.probe(version))  # the engines are idle now; must pass before anything is kept
         batches = await self._batches(groups, version)
-        trained = await gather_all(
+        training = gather_all(
             [w.start("train_step", share, version) for w, share in zip(self._parts.trainers, batches, strict=True)],
             self._config.step_timeout_s,
         )
+        trained, difference = await asyncio.gather(training, probing)
         trained_s = time.monotonic()
         sync = await self._parts.publisher.publish(version + 1)
         synced_s = time.monotonic()
@@ -159,9 +162,8 @@ class Driver:
             await self._save()
         saved_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
-        await asyncio.sleep(0)  # the next requests leave before the probe's, so that the engine does not begin with the probe alone
+        self._parts.publisher.expect()
         counters = self._parts.scheduler.take_counters()
-        difference = await self._parts.publisher.probe(self._step)
         self._step_ended_s = saved_s
         generated_s = min(max(counters.last_completion_s, started_s), taken_s)
         metrics = group_metrics(groups, trainer_version=version) | trained[0]

@@ -55,6 +55,8 @@ class WeightPublisher:
         self._manifest = manifest
         self._timeout_s = timeout_s
         self._probe = probe
+        self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
+        self._expected: list[Pending] = []
         self._syncs = 0
 
     async def publish(self, version: int) -> SyncReport:
@@ -79,25 +81,31 @@ class WeightPublisher:
         self._syncs += 1
         return SyncReport(version=version, size_bytes=self._manifest.total_bytes, elapsed_s=time.monotonic() - started)
 
-    async def probe(self, version: int) -> float | None:
-        """Largest difference of a probe token's log-prob between trainer and engines; None when not due.
+    def expect(self) -> None:
+        """Let the trainer score the probes under the version just published, while engines already generate with it.
 
-        The engines score while they generate. Log-probs are raw (temperature 1) on both sides.
+        Log-probs are raw (temperature 1) on both sides.
+        """
+        self._expected = []
+        if self._probe.every_syncs and (self._syncs - 1) % self._probe.every_syncs == 0:
+            flat = np.array([t for s in self._probe.sequences for t in s], dtype=np.int32)
+            self._expected = [t.start("compute_logprobs", flat, self._lengths, 1.0) for t in self._trainers]
+
+    async def probe(self, version: int) -> float | None:
+        """Largest difference of a probe token's log-prob between trainer and engines under ``version``; None when not due.
+
+        Called between :meth:`expect` and the next :meth:`publish`; costs least while the engines have nothing to generate.
 
         Raises:
             WeightSyncError: the difference is above the limit, or not a number.
         """
-        if not self._probe.every_syncs or (self._syncs - 1) % self._probe.every_syncs:
+        if not self._expected:
             return None
-        sequences = self._probe.sequences
-        flat = np.array([t for s in sequences for t in s], dtype=np.int32)
-        lengths = np.array([len(s) for s in sequences], dtype=np.int32)
-        calls = [t.start("compute_logprobs", flat, lengths, 1.0) for t in self._trainers]
-        calls += [e.start("score", sequences, self._timeout_s) for e in self._engines]
-        answers = await gather_all(calls, self._timeout_s)
-        expected = _without_first(answers[0], lengths)
+        scoring = [e.start("score", self._probe.sequences, self._timeout_s) for e in self._engines]
+        answers = await gather_all([*self._expected, *scoring], self._timeout_s)
+        expected = _without_first(answers[0], self._lengths)
         worst = 0.0
-        for engine, scores in zip(self._engines, answers[len(self._trainers) :], strict=True):
+        for engine, scores in zip(self._engines, answers[len(self._expected) :], strict=True):
             found = np.array([x for s in scores for x in s], dtype=np.float32)
             difference = float(np.max(np.abs(found - expected)))
             if not difference <= self._probe.max_difference:
