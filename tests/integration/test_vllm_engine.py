@@ -29,8 +29,10 @@ TOLERANCE = 1e-4
 
 
 def new_model(*, tied: bool, seed: int) -> Qwen2ForCausalLM:
-    """Random two-layer Qwen2; weights large enough that distributions are far from uniform. Only the tied one knows an end token."""
-    torch.manual_seed(seed)
+    """Random two-layer Qwen2; weights large enough that distributions are far from uniform. Only the tied one knows an end token.
+
+    Drawn from a generator of its own: the engine's thread draws from torch's global one while a test makes a model.
+    """
     config = Qwen2Config(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -44,7 +46,13 @@ def new_model(*, tied: bool, seed: int) -> Qwen2ForCausalLM:
         eos_token_id=EOS if tied else None,
         initializer_range=0.2,
     )
-    return Qwen2ForCausalLM(config).float().eval()
+    model = Qwen2ForCausalLM(config).float().eval()
+    own = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, config.initializer_range, generator=own)
+    return model
 
 
 def save(model: Qwen2ForCausalLM, folder: Path) -> str:
