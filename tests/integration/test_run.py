@@ -113,13 +113,14 @@ def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_p
         nodeGroups=groups,
         components=components,
         algorithm={"kl": {"coefficient": 0.1}, "advantage": {"estimator": "RLOO"}, "policyLoss": {"aggregation": "SeqMeanTokenMean"}},
-        training={"steps": 3, "learningRate": 1e-3, "miniBatches": 2, "epochs": 2},
+        training={"steps": 3, "learningRate": 1e-5, "miniBatches": 2, "epochs": 2},
         weightSync={"bucketBytes": 65536},
     )
     run = Running(tmp_path, manifest)
     assert run.wait(400) == 0, run.output
     metrics = run.metrics()
     assert [m["sync/version"] for m in metrics] == [1, 2, 3]
+    assert 0 < metrics[0]["train/kl_loss"] < 0.01, "the policy starts as the reference"
     assert metrics[0]["train/kl_loss"] < metrics[-1]["train/kl_loss"]
     assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)
     assert run.left_behind() == []
