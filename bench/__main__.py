@@ -62,12 +62,10 @@ def index(folder: Path) -> str:
     """A markdown list of the measurements whose results are in ``folder``."""
     lines = ["# Results", "", "Written by `python -m bench` (`make bench`); every figure comes from a run on one machine.", ""]
     for measurement in MEASUREMENTS:
-        data = folder / f"{measurement.name}.json"
-        if not data.is_file():
-            continue
-        text = folder / f"{measurement.name}.md"
-        target = text if text.is_file() else data
-        lines.append(f"- [{measurement.name}]({target.name}): {measurement.answers}{_headline(data)}")
+        for data in sorted(folder.glob(f"{measurement.name}*.json")):  # one file a workload where they were measured one by one
+            text = data.with_suffix(".md")
+            target = text if text.is_file() else data
+            lines.append(f"- [{data.stem}]({target.name}): {measurement.answers}{_headline(data)}")
     return "\n".join([*lines, ""])
 
 
