@@ -12,6 +12,7 @@ None of them goes away by trying again.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,6 +46,18 @@ def show(value: object) -> str:
     """A value as one line of JSON, cut to :data:`MAX_SHOWN_VALUE` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= MAX_SHOWN_VALUE else f"{text[: MAX_SHOWN_VALUE - 3]}..."
+
+
+def field_error(path: str, value: object, problem: str, remedy: str) -> FieldError:
+    """A problem about a value that is still plain data; None when there is no value to show, or it must not be shown."""
+    return FieldError(path=path, value=None if value is None else show(value), problem=problem, remedy=remedy)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """A remedy for a misspelt word, or None when nothing is near."""
+    folded = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
+    return f"did you mean {folded[near[0]]}?" if near else None
 
 
 class ApiError(Exception):

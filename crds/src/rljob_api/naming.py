@@ -10,8 +10,59 @@ MAX_JOB_NAME = 43
 """Characters of ``metadata.name``."""
 MAX_RAYJOB_NAME = 47
 """Characters KubeRay allows for a RayJob."""
+JOB_LABEL = "rljob.dev/job"
+"""Label of every child object and pod: name of the RLJob."""
+ATTEMPT_LABEL = "rljob.dev/attempt"
+"""Label of every child of one attempt: its number."""
+NODE_RANK_LABEL = "rljob.dev/node-rank"
+"""Ray node label that carries the planned rank of the node."""
+PROGRESS_FIELD_MANAGER = "rljob-runtime"
+"""Field manager under which the driver applies ``.status.progress``."""
+RAY_CONTAINER = "ray"
+"""Name of the first container of every pod, which podTemplate refers to."""
+SPEC_FILE = "/etc/rljob/rljob.yaml"
+"""Where the head finds the resolved RLJob of its attempt, from a ConfigMap."""
+ENV_NAMESPACE, ENV_JOB, ENV_ATTEMPT = "RLJOB_NAMESPACE", "RLJOB_NAME", "RLJOB_ATTEMPT"
+"""Environment of the head: which RLJob and attempt this is."""
+ENV_RUN_FOLDER = "RLJOB_RUN_FOLDER"
+"""Environment of every pod: the run folder; on the shared volume when the job has one."""
+ENV_STORAGE_SHARED = "RLJOB_STORAGE_SHARED"
+"""Environment of every pod: "1" when the run folder is shared by all pods, else "0"."""
+ENV_NODE_RANK = "RLJOB_NODE_RANK"
+"""Environment of every worker pod: the planned rank of the node."""
+HOME_FOLDER, TEMPORARY_FOLDER, SHARED_MEMORY_FOLDER = "/home/rljob", "/tmp", "/dev/shm"
+"""Writable folders of every pod; the root file system is not."""
+RESERVED_ENV_PREFIX = "RLJOB_"
+"""Environment variables that start so are set by the system."""
+RESERVED_ENV = frozenset(
+    {
+        "FQ_RAY_IP",
+        "KUBERAY_GEN_RAY_START_CMD",
+        "RAY_ADDRESS",
+        "RAY_AUTH_MODE",
+        "RAY_AUTH_TOKEN",
+        "RAY_CLOUD_INSTANCE_ID",
+        "RAY_CLUSTER_NAME",
+        "RAY_CLUSTER_NAMESPACE",
+        "RAY_ENABLE_K8S_TOKEN_AUTH",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+        "RAY_IP",
+        "RAY_NODE_TYPE_NAME",
+        "RAY_OVERRIDE_LABELS",
+        "RAY_OVERRIDE_RESOURCES",
+        "RAY_PORT",
+        "RAY_REDIS_ADDRESS",
+        "RAY_USAGE_STATS_KUBERAY_IN_USE",
+        "RAY_enable_autoscaler_v2",
+        "REDIS_PASSWORD",
+        "REDIS_USERNAME",
+    }
+)
+"""Environment variables that KubeRay, Ray or the operator set, or that KubeRay refuses."""
 NODE_GROUP_LABEL = "ray.io/node-group"
 """Ray node label (and pod label) that carries the name of the node group."""
+RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")
+"""Pod labels by which KubeRay's services find the head."""
 RESERVED_LABEL_PREFIXES = ("ray.io/", "rljob.dev/", "kubernetes.io/", "k8s.io/")
 """Label prefixes that users cannot set in ``nodeGroups[].labels``."""
 
@@ -34,3 +85,15 @@ def rayjob_name(job: str, attempt: int) -> str:
 def worker_name(component: str, rank: int) -> str:
     """Name of a worker process, its actor and its log file: ``<component>-<rank>``."""
     return f"{component}-{rank}"
+
+
+def access_name(job: str) -> str:
+    """Name of a job's ServiceAccount, Role, RoleBinding and NetworkPolicy: ``<job>-rljob``."""
+    return f"{job}-rljob"
+
+
+def ray_resource(device_resource: str) -> str:
+    """Ray's name for a Kubernetes device resource: GPU for ``*/gpu``, else a custom resource."""
+    if device_resource == "cpu":
+        return "rljob_cpu_device"
+    return "GPU" if device_resource.endswith("/gpu") else device_resource.replace("/", "_").replace(".", "_")

@@ -14,7 +14,8 @@ from typing import Any
 
 from rljob_api import docstrings, paths, schema
 from rljob_api.naming import MAX_JOB_NAME
-from rljob_api.v1alpha1.conditions import ConditionType, Reason
+from rljob_api.v1alpha1.conditions import ConditionType
+from rljob_api.vocabulary import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from rljob_api.docstrings import attribute_docs
 from rljob_api.errors import SchemaError
 from rljob_api.naming import MAX_JOB_NAME
+from rljob_api.pods import RESERVED_GROUP_NAMES
 from rljob_api.v1alpha1.rljob import KIND, RLJob, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 
@@ -27,6 +28,7 @@ MUTABLE_SPEC_FIELDS = frozenset({"suspend", "activeDeadlineSeconds", "ttlSeconds
 """What may change after the job was made."""
 
 LIST_MAP_KEYS = {
+    "spec.head.env": "name",
     "spec.nodeGroups": "name",
     "spec.nodeGroups[].env": "name",
     "spec.components": "name",
@@ -40,9 +42,20 @@ LIST_MAP_KEYS = {
 }
 """Lists whose entries the server identifies, merges and keeps unique by a key."""
 
+_ONE_VALUE = (("has(self.value) != has(self.secretKeyRef)", "give exactly one of value and secretKeyRef"),)
 _ONE_PLACEMENT = "[has(self.ranks), has(self.deviceMapping), has(self.workers)].filter(given, given).size() == 1"
 CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "": ((f"self.metadata.name.size() <= {MAX_JOB_NAME}", f"metadata.name must have at most {MAX_JOB_NAME} characters"),),
+    "spec.head.env[]": _ONE_VALUE,
+    "spec.nodeGroups[].env[]": _ONE_VALUE,
+    "spec.components[].env[]": _ONE_VALUE,
+    "spec.nodeGroups[]": (
+        ("self.deviceResource != 'cpu' || self.deviceType != 'CUDA'", "deviceType CUDA contradicts deviceResource cpu"),
+        (
+            f"!(self.name in [{', '.join(repr(name) for name in RESERVED_GROUP_NAMES)}])",
+            f"{', '.join(RESERVED_GROUP_NAMES)} are names of the system",
+        ),
+    ),
     "spec.components": (
         ("self.exists_one(c, c.role == 'Trainer')", "exactly one component must have role Trainer"),
         ("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),

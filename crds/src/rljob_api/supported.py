@@ -14,7 +14,7 @@ from rljob_api import paths
 from rljob_api.errors import FieldError, show
 from rljob_api.plan import Plan
 from rljob_api.v1alpha1.components import ComponentOffload, Role
-from rljob_api.v1alpha1.operations import FailurePolicy, Offload, Overlap, Validation
+from rljob_api.v1alpha1.operations import Offload, Overlap, Validation
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 Condition = Callable[[Any], bool]
@@ -53,7 +53,6 @@ class Unsupported:
     remedy: str = "remove it"
 
 
-_KUBERNETES = "running on Kubernetes"
 _OFFLOAD = "time-division of shared devices"
 _OVERLAP = "rollout-train overlap"
 _VALIDATION = "validation during training"
@@ -74,24 +73,8 @@ def _back_to(default: object) -> str:
 
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    Unsupported(path="suspend", when=is_set, waits_for=_KUBERNETES, remedy="remove it or write false"),
-    Unsupported(path="managedBy", when=is_set, waits_for=_KUBERNETES),
-    Unsupported(path="queue", when=is_set, waits_for=_KUBERNETES),
-    Unsupported(path="image", when=is_set, waits_for=_KUBERNETES),
-    Unsupported(path="ttlSecondsAfterFinished", when=lambda value: value is not None, waits_for=_KUBERNETES),
-    *_defaults("failurePolicy", FailurePolicy, "restarts"),
-    *(
-        Unsupported(path=f"nodeGroups[].{field}", when=is_set, waits_for=_KUBERNETES)
-        for field in ("resources.memory", "resources.sharedMemory", "nodeSelector", "tolerations", "affinity", "image", "podTemplate")
-    ),
     Unsupported(path="nodeGroups[].hardware", when=is_set, waits_for="placement on hardware other than accelerators"),
     Unsupported(path="nodeGroups[].ignoreHardware", when=is_set, waits_for="placement on hardware other than accelerators"),
-    Unsupported(
-        path="nodeGroups[].deviceResource",
-        when=other_than("cpu", "nvidia.com/gpu"),
-        waits_for="other accelerators",
-        remedy="write cpu or nvidia.com/gpu",
-    ),
     Unsupported(path="components[].role", when=one_of("Critic"), waits_for="GAE", remedy="remove the component"),
     Unsupported(path="components[].role", when=one_of("Environment"), waits_for=_AGENTIC, remedy="remove the component"),
     Unsupported(path="components[].engine.type", when=one_of("SGLang"), waits_for="the SGLang engine", remedy="write VLLM"),

@@ -3,8 +3,8 @@
 Two stages; the second needs the types of the first, each reports all it finds:
 
 1. :mod:`rljob_api.manifest`: YAML, traps, types, unknown keys.
-2. :func:`plan_or_problems`: rules between fields (here), fields without effect (:mod:`rljob_api.supported`), placement
-   (:mod:`rljob_api.planner`).
+2. :func:`plan_or_problems`: rules between fields (here and :mod:`rljob_api.pods`), fields without effect
+   (:mod:`rljob_api.supported`), placement (:mod:`rljob_api.planner`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rljob_api import manifest, paths, planner
-from rljob_api.errors import FieldError, SpecInvalidError, show
-from rljob_api.naming import RESERVED_LABEL_PREFIXES
+from rljob_api import manifest, paths, planner, pods
+from rljob_api.errors import FieldError, SpecInvalidError
+from rljob_api.errors import field_error as _error
+from rljob_api.naming import RESERVED_LABEL_PREFIXES, RESERVED_LABELS
 from rljob_api.plan import Plan
 from rljob_api.supported import unsupported, unsupported_sharing
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.learning import AdvantageEstimator
-from rljob_api.v1alpha1.nodes import EnvVar
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
 from rljob_api.vocabulary import Extraction, RewardType
 
@@ -62,10 +62,6 @@ def plan_or_problems(spec: RLJobSpec) -> Plan | list[FieldError]:
     errors += [error for rule in PLAN_RULES for error in rule(spec, plan)]
     errors += unsupported_sharing(plan)
     return errors or plan
-
-
-def _error(path: str, value: object, problem: str, remedy: str) -> FieldError:
-    return FieldError(path=path, value=None if value is None else show(value), problem=problem, remedy=remedy)
 
 
 def _with_role(spec: RLJobSpec, role: Role) -> list[tuple[int, Component]]:
@@ -111,14 +107,8 @@ def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
     )
     for path, items in named:
         yield from _repeats(path, [item.name for item in items])
-    for index, group in enumerate(spec.node_groups):
-        yield from _repeats(f"spec.nodeGroups[{index}].env", _env_names(group.env))
-    for index, component in enumerate(spec.components):
-        yield from _repeats(f"spec.components[{index}].env", _env_names(component.env))
-
-
-def _env_names(env: Iterable[EnvVar]) -> list[str]:
-    return [variable.name for variable in env]
+    for path, env in pods.environments(spec):
+        yield from _repeats(path, [variable.name for variable in env])
 
 
 def _repeats(path: str, names: list[str]) -> Iterator[FieldError]:
@@ -136,6 +126,9 @@ def _labels(spec: RLJobSpec) -> Iterator[FieldError]:
             if prefix is not None:
                 path = paths.join(("spec", "nodeGroups", index, "labels", key))
                 yield _error(path, value, f"labels that start with {prefix} are set by the system", "use a prefix of your own")
+            elif key in RESERVED_LABELS:
+                path = paths.join(("spec", "nodeGroups", index, "labels", key))
+                yield _error(path, value, "is a label that KubeRay sets", "use a prefix of your own")
 
 
 def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -302,6 +295,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _algorithm,
     _prompt,
     _schedule,
+    *pods.RULES,
 )
 """Rules between fields, each independent of the others."""
 

@@ -1,6 +1,6 @@
-"""Words that the spec and the runtime share: enums without pydantic, so that a judging process starts in a twentieth of a second.
+"""Words that spec, operator and runtime share: enums without pydantic, so that a judging process starts in a twentieth of a second.
 
-The spec's models use them for fields, the runtime's own small configurations for the same settings.
+The spec's models use them for fields, the runtime's own small configurations for the same settings, errors for their reason.
 """
 
 from __future__ import annotations
@@ -67,3 +67,110 @@ class Schedule(StrEnum):
     """Falls to 0 at the last step."""
     COSINE = "Cosine"
     """Falls to 0 at the last step along a half cosine."""
+
+
+class Reason(StrEnum):
+    """Why a condition is as it is; one CamelCase word that tools may rely on."""
+
+    PENDING = "Pending"
+    """Not looked at yet."""
+    SPEC_VALID = "SpecValid"
+    """Every check passed and every process has a place."""
+    SPEC_INVALID = "SpecInvalid"
+    """A check failed; the message lists every problem with its path. No child exists."""
+    CHILD_REJECTED = "ChildRejected"
+    """KubeRay or the API server refused the RayJob made from the spec; the message is theirs."""
+    SUSPENDED = "Suspended"
+    """spec.suspend is true."""
+    NOT_SUSPENDED = "NotSuspended"
+    """spec.suspend is false."""
+    QUEUED = "Queued"
+    """Waits for quota in its queue, or was preempted there."""
+    STARTING = "Starting"
+    """Nodes or workers of the current attempt are starting; the message counts them."""
+    CHILD_NAME_TAKEN = "ChildNameTaken"
+    """Another object already has the name of the RayJob to make; delete it or rename the RLJob."""
+    UNSCHEDULABLE = "Unschedulable"
+    """A pod finds no node with what it needs; the message is the scheduler's."""
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    """A pod's image cannot be pulled; the message names pod, image and the node's error."""
+    POD_FAILED = "PodFailed"
+    """A pod cannot start or keeps ending; the message names pod, container and why."""
+    NODES_READY = "NodesReady"
+    """All nodes are there."""
+    RUNNING = "Running"
+    """The driver trains."""
+    RESTARTING = "Restarting"
+    """An attempt failed and another one follows; the message says when and why."""
+    COMPLETED = "Completed"
+    """All steps are done."""
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
+    """Nodes or workers were not ready within startupDeadlineSeconds; the message says what was missing."""
+    ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"
+    """The job ran longer than activeDeadlineSeconds."""
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    """A step, a weight sync or another wait of the run passed its deadline; the message names it."""
+    NODES_MISMATCH = "NodesMismatch"
+    """The Ray cluster does not offer what the plan needs: a node, label or device is missing."""
+    MODEL_INVALID = "ModelInvalid"
+    """The model or its tokenizer cannot be loaded."""
+    DATA_INVALID = "DataInvalid"
+    """The data cannot be read or is empty."""
+    REWARD_INVALID = "RewardInvalid"
+    """A reward function cannot be imported or called; the message carries the Python error."""
+    CHECKPOINT_FAILED = "CheckpointFailed"
+    """A checkpoint cannot be written or read, or is another job's."""
+    WEIGHT_SYNC_FAILED = "WeightSyncFailed"
+    """Trainer and engines do not hold the same weights."""
+    WORKER_FAILED = "WorkerFailed"
+    """A worker raised an error; the message carries it."""
+    WORKER_LOST = "WorkerLost"
+    """A worker process or its pod ended without an error of its own."""
+    HEAD_LOST = "HeadLost"
+    """The pod of the driver ended or was replaced."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    """A container was killed for its memory use; the message names it."""
+    DRIVER_FAILED = "DriverFailed"
+    """The driver ended with an error of no other kind; the message ends with the last lines of its log."""
+    SUBMISSION_FAILED = "SubmissionFailed"
+    """KubeRay could not hand the job to its Ray cluster."""
+    STOPPED = "Stopped"
+    """Somebody stopped the Ray job, for example in the dashboard."""
+    CHILD_DELETED = "ChildDeleted"
+    """Somebody deleted the RayJob of the current attempt."""
+
+    @property
+    def is_machine_failure(self) -> bool:
+        """Whether an attempt that failed so is worth another one: the machine failed, not the spec, the data or the user's code."""
+        return self in _MACHINE_FAILURES
+
+    @property
+    def ends_attempt(self) -> bool:
+        """Whether an attempt can end so; only about these a rule of failurePolicy can say something."""
+        return self in _MACHINE_FAILURES or self in _OTHER_FAILURES
+
+
+_MACHINE_FAILURES = frozenset(
+    {
+        Reason.STARTUP_DEADLINE_EXCEEDED,
+        Reason.DEADLINE_EXCEEDED,
+        Reason.NODES_MISMATCH,
+        Reason.WEIGHT_SYNC_FAILED,
+        Reason.WORKER_LOST,
+        Reason.HEAD_LOST,
+        Reason.OUT_OF_MEMORY,
+        Reason.DRIVER_FAILED,
+        Reason.SUBMISSION_FAILED,
+        Reason.CHILD_DELETED,
+    }
+)
+_OTHER_FAILURES = frozenset(
+    {
+        Reason.MODEL_INVALID,
+        Reason.DATA_INVALID,
+        Reason.REWARD_INVALID,
+        Reason.CHECKPOINT_FAILED,
+        Reason.WORKER_FAILED,
+        Reason.STOPPED,
+    }
+)

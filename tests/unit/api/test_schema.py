@@ -13,7 +13,8 @@ from rljob_api import generate, reference, schema
 from rljob_api.errors import SchemaError
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.base import SpecModel
-from rljob_api.v1alpha1.conditions import ConditionType, Reason
+from rljob_api.v1alpha1.conditions import ConditionType
+from rljob_api.vocabulary import Reason
 from tests.unit.api.manifests import manifest
 from tests.unit.api.structural import violations, with_defaults
 

@@ -36,6 +36,9 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
 LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+SECRET_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+SECRET_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
+ABSOLUTE_PATH_PATTERN = r"^/[^:]*$"
 FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 PATTERN_WORDS = {
     LABEL_PATTERN: "lower-case letters, digits and inner dashes",
@@ -45,6 +48,9 @@ PATTERN_WORDS = {
     LABEL_KEY_PATTERN: 'a Kubernetes label key such as "team" or "example.com/team"',
     LABEL_VALUE_PATTERN: "at most 63 letters, digits, and inner dashes, underscores and dots",
     ENV_NAME_PATTERN: "letters, digits and underscores, not starting with a digit",
+    SECRET_NAME_PATTERN: "lower-case letters, digits, inner dashes and dots",
+    SECRET_KEY_PATTERN: "letters, digits, dashes, underscores and dots",
+    ABSOLUTE_PATH_PATTERN: "a path that starts with / and has no colon",
     FUNCTION_PATTERN: "module:function, for example my_rewards:brevity",
 }
 """What a value that fails a pattern should look like, in words."""

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import SpecModel
+from rljob_api.vocabulary import Reason
 
 
 class ConditionType(StrEnum):
@@ -40,47 +41,6 @@ class ConditionStatus(StrEnum):
     """It does not hold."""
     UNKNOWN = "Unknown"
     """Not known yet."""
-
-
-class Reason(StrEnum):
-    """Why a condition is as it is; one CamelCase word that tools may rely on."""
-
-    PENDING = "Pending"
-    """Not looked at yet."""
-    SPEC_VALID = "SpecValid"
-    """Every check passed and every process has a place."""
-    SPEC_INVALID = "SpecInvalid"
-    """A check failed; the message lists every problem with its path."""
-    SUSPENDED = "Suspended"
-    """spec.suspend is true."""
-    NOT_SUSPENDED = "NotSuspended"
-    """spec.suspend is false."""
-    QUEUED = "Queued"
-    """Waits for quota in its queue."""
-    STARTING = "Starting"
-    """Nodes or workers of the current attempt are starting."""
-    NODES_READY = "NodesReady"
-    """All nodes are there."""
-    NODES_MISMATCH = "NodesMismatch"
-    """A node has other labels or devices than the plan counts on."""
-    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
-    """Workers were not ready within startupDeadlineSeconds."""
-    RUNNING = "Running"
-    """Training steps are made."""
-    RESTARTING = "Restarting"
-    """An attempt failed and another one follows."""
-    COMPLETED = "Completed"
-    """All steps are done."""
-    ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"
-    """The job ran longer than activeDeadlineSeconds."""
-    WORKER_FAILED = "WorkerFailed"
-    """A worker raised an error; the message carries it."""
-    WORKER_LOST = "WorkerLost"
-    """A worker or its pod ended without an error of its own."""
-    OUT_OF_MEMORY = "OutOfMemory"
-    """A pod was killed for its memory use."""
-    RESTARTS_EXHAUSTED = "RestartsExhausted"
-    """The attempt failed and failurePolicy.maxRestarts allows no further one."""
 
 
 class Condition(SpecModel):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import (
+    ABSOLUTE_PATH_PATTERN,
     ENV_NAME_PATTERN,
+    SECRET_KEY_PATTERN,
+    SECRET_NAME_PATTERN,
     FreeForm,
     Label,
     LabelKey,
@@ -33,13 +37,63 @@ class NodeResources(SpecModel):
     """Size of /dev/shm."""
 
 
+class SecretKeyRef(SpecModel):
+    """One key of a Kubernetes Secret."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=SECRET_NAME_PATTERN)]
+    """Name of the Secret, in the job's namespace."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=SECRET_KEY_PATTERN)]
+    """Key inside it."""
+
+
 class EnvVar(SpecModel):
-    """An environment variable with a literal value."""
+    """An environment variable: a literal value, or a reference to a Secret, never both."""
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME_PATTERN)]
     """Name of the variable."""
-    value: Text
+    value: Text | None = None
     """Its value."""
+    secret_key_ref: SecretKeyRef | None = None
+    """Secret that holds the value; a local run takes it from its own environment variable of the same name."""
+
+
+class DeviceType(StrEnum):
+    """What computes on the devices of a node group."""
+
+    AUTO = "Auto"
+    """CPU when deviceResource is cpu, else CUDA."""
+    CPU = "CPU"
+    """The node's cores; the devices only count."""
+    CUDA = "CUDA"
+    """Accelerators that PyTorch addresses as cuda."""
+
+
+class Head(SpecModel):
+    """The pod of the Ray head and the driver: it coordinates, no worker runs on it."""
+
+    resources: NodeResources = NodeResources()
+    """CPU, memory and shared memory of the pod."""
+    node_selector: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
+    """Kubernetes node labels the pod needs."""
+    tolerations: tuple[FreeForm, ...] = Field(default=(), max_length=32)
+    """Kubernetes tolerations of the pod."""
+    affinity: FreeForm | None = None
+    """Kubernetes affinity of the pod."""
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
+    """Environment of head and driver."""
+    pod_template: FreeForm | None = None
+    """Partial pod template, merged last over the generated one; the Ray container is called ray."""
+
+
+class Storage(SpecModel):
+    """A volume that head and all nodes share. The run folder lies on it: logs, metrics, checkpoints, the trained model."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253, pattern=SECRET_NAME_PATTERN)]
+    """PersistentVolumeClaim; with several nodes its access mode must be ReadWriteMany unless all pods share one machine."""
+    mount_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=ABSOLUTE_PATH_PATTERN)] = "/storage"
+    """Where it is mounted in every pod."""
+    sub_path: Annotated[str, Field(max_length=1024)] = ""
+    """Folder of the volume that is mounted; its root when empty."""
 
 
 class HardwareConfig(SpecModel):
@@ -74,6 +128,8 @@ class NodeGroup(SpecModel):
     """Devices of one node; 0 makes a CPU-only group."""
     device_resource: ShortText = "nvidia.com/gpu"
     """Kubernetes resource that counts devices, or "cpu": virtual devices that share the node's cores."""
+    device_type: DeviceType = DeviceType.AUTO
+    """What computes on the devices."""
     resources: NodeResources = NodeResources()
     """CPU, memory and shared memory of one node."""
     labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
@@ -89,7 +145,7 @@ class NodeGroup(SpecModel):
     image: PathText | None = None
     """Container image of this group; the job's image when not set."""
     pod_template: FreeForm | None = None
-    """Partial pod template, merged last over the generated one."""
+    """Partial pod template, merged last over the generated one; the Ray container is called ray."""
     hardware: Hardware | None = None
     """Robots and other hardware; placements of this group then count its pieces instead of devices."""
     ignore_hardware: bool = False

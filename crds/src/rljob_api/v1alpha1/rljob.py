@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from rljob_api.v1alpha1.base import JOB_NAME_PATTERN, PathText, Seconds, ShortText, SpecModel
+from rljob_api.v1alpha1.base import JOB_NAME_PATTERN, FreeForm, PathText, Seconds, ShortText, SpecModel
 from rljob_api.v1alpha1.components import Component
 from rljob_api.v1alpha1.data import Data, Environment, Model, Reward
 from rljob_api.v1alpha1.learning import Algorithm, Rollout, Training
-from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.v1alpha1.nodes import Head, NodeGroup, Storage
 from rljob_api.v1alpha1.operations import (
     Checkpoint,
     FailurePolicy,
@@ -57,9 +57,15 @@ class RLJobSpec(SpecModel):
     queue: Queue | None = None
     """Kueue queue."""
     image: PathText | None = None
-    """Container image of head and workers."""
+    """Container image of head and workers; the operator's default image when not set."""
     ray_version: ShortText | None = None
-    """Ray version inside the image; a local run checks it against the installed one."""
+    """Ray version inside the image; that of the operator's default image when not set. A run checks it against the installed one."""
+    head: Head = Head()
+    """Pod of the Ray head and the driver."""
+    storage: Storage | None = None
+    """Volume for logs, checkpoints and the model; without one they are lost with the pods, and a restart begins at step 0."""
+    pod_template: FreeForm | None = None
+    """Partial pod template merged over every generated pod, before the head's and the groups' own."""
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1, max_length=16)
     """Machines, in rank order."""
     components: tuple[Component, ...] = Field(min_length=1, max_length=64)

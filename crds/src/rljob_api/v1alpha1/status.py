@@ -34,6 +34,8 @@ class NodeGroupStatus(SpecModel):
 class Progress(SpecModel):
     """How far training is; written by the job itself, best effort."""
 
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """Attempt that wrote this."""
     step: Annotated[int, Field(ge=0)] = 0
     """Training steps that are done."""
     total_steps: Annotated[int, Field(ge=0)] = 0
@@ -61,6 +63,10 @@ class LastFailure(SpecModel):
     """Pod that failed."""
     exit_code: int | None = None
     """Exit code of its container."""
+    attempt: Annotated[int, Field(ge=1)]
+    """Attempt that ended so."""
+    time: Time
+    """When this was recorded; a restart waits its backoff from here."""
 
 
 class RLJobStatus(SpecModel):
@@ -74,6 +80,10 @@ class RLJobStatus(SpecModel):
     """Number of the current or last attempt, counted from 1."""
     ray_job_name: ShortText | None = None
     """RayJob of that attempt."""
+    start_time: Time | None = None
+    """When the first attempt was made since the job was last suspended; activeDeadlineSeconds counts from here."""
+    completion_time: Time | None = None
+    """When the job succeeded or failed for good; ttlSecondsAfterFinished counts from here."""
     nodes: Annotated[str, Field(max_length=32)] | None = None
     """Ready and desired nodes over all groups, for example 3/4; for people."""
     node_groups: tuple[NodeGroupStatus, ...] = Field(default=(), max_length=16)

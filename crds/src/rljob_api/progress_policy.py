@@ -1,0 +1,66 @@
+"""The ValidatingAdmissionPolicy that lets a job's own account change ``status.progress`` of its RLJob and nothing else.
+
+RBAC can only say "the status of this object"; this says which part of it. Pure: written to a file by :mod:`rljob_api.generate`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api import naming
+from rljob_api.schema import GROUP
+from rljob_api.v1alpha1.status import RLJobStatus
+
+NAME = "rljob-progress"
+MESSAGE = "the job's own account may change status.progress only"
+
+
+def manifests() -> list[dict[str, Any]]:
+    """The policy and its binding, as plain JSON."""
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": NAME},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [
+                    {"apiGroups": [GROUP], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["rljobs/status"]},
+                ]
+            },
+            "matchConditions": [{"name": "job-account", "expression": _is_job_account()}],
+            "variables": [
+                {"name": "before", "expression": "has(oldObject.status) ? oldObject.status : {}"},
+                {"name": "after", "expression": "has(object.status) ? object.status : {}"},
+            ],
+            "validations": [
+                {"expression": _unchanged(str(info.alias), is_list=info.default == ()), "message": MESSAGE}
+                for info in RLJobStatus.model_fields.values()
+                if info.alias != "progress"
+            ],
+        },
+    }
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": NAME},
+        "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+    }
+    return [policy, binding]
+
+
+def _is_job_account() -> str:
+    """Whether the request comes from the account of the very object that it changes.
+
+    Not just any account whose name ends alike: a Helm release may well call the operator's own account so.
+    """
+    suffix = naming.access_name("")
+    return f"request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name + '{suffix}'"
+
+
+def _unchanged(field: str, *, is_list: bool) -> str:
+    """Same value before and after. An absent list equals an empty one: the server fills in that default with the first progress."""
+    before, after = f"variables.before.{field}", f"variables.after.{field}"
+    if is_list:
+        return f"(has({before}) ? {before} : []) == (has({after}) ? {after} : [])"
+    return f"has({before}) == has({after}) && (!has({before}) || {before} == {after})"
