@@ -1,0 +1,43 @@
+"""What a job's own account may do: patch the status of its RLJob, nothing else. An admission policy narrows that to the progress."""
+
+from __future__ import annotations
+
+from rljob_api import naming
+from rljob_api.schema import GROUP
+from rljob_operator.desired.metadata import child_metadata, job_labels
+from rljob_operator.model import JobView, Manifest
+
+_RBAC = "rbac.authorization.k8s.io"
+
+
+def service_account(job: JobView) -> Manifest:
+    """The account of the head; nothing gets its token unless the pod asks for it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": child_metadata(job, naming.access_name(job.key.name), job_labels(job)),
+        "automountServiceAccountToken": False,
+    }
+
+
+def role(job: JobView) -> Manifest:
+    """Patch the status of this one object."""
+    rule = {"apiGroups": [GROUP], "resources": ["rljobs/status"], "resourceNames": [job.key.name], "verbs": ["patch"]}
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "Role",
+        "metadata": child_metadata(job, naming.access_name(job.key.name), job_labels(job)),
+        "rules": [rule],
+    }
+
+
+def role_binding(job: JobView) -> Manifest:
+    """Gives the role to the account."""
+    name = naming.access_name(job.key.name)
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": child_metadata(job, name, job_labels(job)),
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.key.namespace}],
+    }

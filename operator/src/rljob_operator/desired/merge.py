@@ -1,0 +1,49 @@
+"""Merge a partial pod template over a generated one.
+
+Maps merge key by key and null removes a key. Lists whose entries have a name of their own (see :data:`rljob_api.podtemplate.LIST_KEYS`)
+merge entry by entry: what is there keeps its place, what is new follows. Tolerations are added. Every other list is replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_api.podtemplate import LIST_KEYS
+
+APPENDED = frozenset({"tolerations"})
+REPLACED_ENTRIES = frozenset({"env", "volumes", "volumeMounts"})
+"""Lists whose entries are replaced as a whole: half of a volume or variable beside half of another kind of it is neither."""
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """``overlay`` over ``base``; neither is changed, and the result shares nothing with them."""
+    result: dict[str, Any] = copy.deepcopy(dict(base))
+    for key, value in overlay.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _value(key, result.get(key), value)
+    return result
+
+
+def _value(key: str, below: Any, above: Any) -> Any:
+    if isinstance(above, Mapping):
+        return merge(below if isinstance(below, Mapping) else {}, above)
+    if isinstance(above, list) and key in APPENDED:
+        here = below if isinstance(below, list) else []
+        return [*here, *(copy.deepcopy(item) for item in above if item not in here)]
+    if isinstance(above, list) and key in LIST_KEYS:
+        return _entries(key, below if isinstance(below, list) else [], above)
+    return copy.deepcopy(above)
+
+
+def _entries(field: str, below: list[Any], above: list[Any]) -> list[Any]:
+    """Entries by their key, in the order in which they first appear."""
+    key = LIST_KEYS[field]
+    entries: dict[Any, dict[str, Any]] = {item[key]: item for item in below}
+    for item in above:
+        start = {} if field in REPLACED_ENTRIES else entries.get(item[key], {})
+        entries[item[key]] = merge(start, item)
+    return list(entries.values())

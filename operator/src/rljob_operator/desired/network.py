@@ -1,0 +1,33 @@
+"""Who may reach the pods of a job: its own pods, and KubeRay the dashboard. Outgoing traffic stays free: models and data lie anywhere."""
+
+from __future__ import annotations
+
+from rljob_api import naming
+from rljob_operator.desired.metadata import child_metadata, job_labels
+from rljob_operator.model import JobView, Manifest
+from rljob_operator.settings import Settings
+
+DASHBOARD_PORT = 8265
+
+
+def network_policy(job: JobView, settings: Settings) -> Manifest:
+    """The policy of all attempts of a job."""
+    own_pods = {"matchLabels": {naming.JOB_LABEL: job.key.name}}
+    namespace = settings.kuberay_namespace
+    kuberay = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}} if namespace else {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": child_metadata(job, naming.access_name(job.key.name), job_labels(job)),
+        "spec": {
+            "podSelector": own_pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": own_pods}]},
+                {"from": [kuberay], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
+            ],
+        },
+    }

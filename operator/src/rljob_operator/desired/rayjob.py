@@ -1,0 +1,101 @@
+"""The KubeRay RayJob of an attempt.
+
+KubeRay gets no policy to decide: no retries, no deadlines, no autoscaling. It makes the pods, hands the driver to the head, and removes
+the pods when the driver has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from decimal import Decimal
+
+from rljob_api import naming
+from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.v1alpha1.rljob import RLJob
+from rljob_operator.desired import pods
+from rljob_operator.desired.metadata import attempt_labels, child_metadata
+from rljob_operator.model import JobView, Manifest
+
+ENTRYPOINT = ("python", "-m", "rljob_runtime.incluster")
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+_SCALES = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3)}
+_SCALES |= {letter: Decimal(1000**power) for power, letter in enumerate("MGTP", start=2)}
+_SCALES |= {f"{letter}i": Decimal(1024**power) for power, letter in enumerate("KMGTP", start=1)}
+
+
+def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
+    """The RayJob; suspended from birth only when a queue is to admit it."""
+    spec, queue = resolved.spec, resolved.spec.queue
+    labels = attempt_labels(job, attempt)
+    if queue is not None:
+        labels[QUEUE_LABEL] = queue.name
+        if queue.priority_class is not None:
+            labels[PRIORITY_LABEL] = queue.priority_class
+    first_ranks = [sum(group.nodes for group in spec.node_groups[:index]) for index in range(len(spec.node_groups))]
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": child_metadata(job, naming.rayjob_name(job.key.name, attempt), labels),
+        "spec": {
+            "submissionMode": "HTTPMode",
+            "entrypoint": shlex.join(ENTRYPOINT),
+            "backoffLimit": 0,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": 0,
+            **({"suspend": True} if queue is not None else {}),
+            "rayClusterSpec": {
+                "rayVersion": spec.ray_version,
+                "authOptions": {"mode": "token"},
+                "headGroupSpec": {
+                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},
+                    "template": pods.head_template(job, resolved, attempt),
+                },
+                "workerGroupSpecs": [
+                    _worker_group(job, resolved, attempt, group, first_rank)
+                    for group, first_rank in zip(spec.node_groups, first_ranks, strict=True)
+                ],
+            },
+        },
+    }
+
+
+def _worker_group(job: JobView, resolved: RLJob, attempt: int, group: NodeGroup, first_rank: int) -> Manifest:
+    return {
+        "groupName": group.name,
+        "replicas": group.nodes,
+        "minReplicas": group.nodes,
+        "maxReplicas": group.nodes,
+        "numOfHosts": 1,
+        **({"labels": dict(group.labels)} if group.labels else {}),
+        "rayStartParams": ray_start_params(group),
+        "template": pods.worker_template(job, resolved, attempt, group, first_rank),
+    }
+
+
+def ray_start_params(group: NodeGroup) -> dict[str, str]:
+    """What the Ray node of a group offers, said in full, so that KubeRay guesses nothing from resource names."""
+    resource = naming.ray_resource(group.device_resource)
+    is_gpu = resource == "GPU"
+    params = {"num-gpus": str(group.devices_per_node if is_gpu else 0)}
+    if group.resources.cpu is not None:
+        params["num-cpus"] = str(whole(group.resources.cpu))
+    if group.devices_per_node and not is_gpu:
+        # Single quotes: KubeRay puts the value into a shell line as it is, and reads it as JSON after taking the quotes off.
+        params["resources"] = f"'{json.dumps({resource: group.devices_per_node})}'"
+    return params
+
+
+def whole(quantity: str) -> int:
+    """A Kubernetes quantity as a whole number, rounded up as KubeRay does: "500m" is 1.
+
+    Raises:
+        ValueError: not a quantity.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]{0,2})", quantity)
+    if match is None or match[2] not in _SCALES:
+        raise ValueError(f"{quantity!r} is not a quantity such as 4 or 500m")
+    return math.ceil(Decimal(match[1]) * _SCALES[match[2]])

@@ -1,0 +1,64 @@
+"""Everything the operator raises on purpose, one picklable tree.
+
+::
+
+    OperatorError              (RuntimeError)
+    ├── SettingsError                          the operator's own configuration is wrong -> it does not start
+    └── KubeError                              the API server answered with an error, or not at all
+        ├── NotFoundError                      404: the object is gone
+        ├── AlreadyExistsError                 409 on create: an object of that name is there
+        ├── ConflictError                      409 on update: somebody else wrote in between -> look again
+        ├── RejectedError                      400, 403, 422: the request itself is refused -> tell the user
+        └── UnavailableError                   429, 5xx, no connection, deadline -> try again later
+"""
+
+from __future__ import annotations
+
+
+class OperatorError(RuntimeError):
+    """Base of all."""
+
+
+class SettingsError(OperatorError):
+    """Raised when an environment variable of the operator is missing or malformed."""
+
+
+class KubeError(OperatorError):
+    """Raised for an answer of the API server that is not a success."""
+
+    def __init__(self, action: str, status: int, message: str) -> None:
+        """Keep what was tried and what came back; plain values so that it pickles."""
+        super().__init__(action, status, message)
+        self.action = action
+        self.status = status
+        self.message = message
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return f"{self.action}: {self.status} {self.message}"
+
+
+class NotFoundError(KubeError):
+    """Raised for 404."""
+
+
+class AlreadyExistsError(KubeError):
+    """Raised for 409 with reason AlreadyExists."""
+
+
+class ConflictError(KubeError):
+    """Raised for any other 409."""
+
+
+class RejectedError(KubeError):
+    """Raised for 400, 403 and 422."""
+
+
+class UnavailableError(KubeError):
+    """Raised for 429, 5xx, a lost connection or a deadline."""
+
+    def __init__(self, action: str, status: int, message: str, retry_after_s: float | None = None) -> None:
+        """Also keep what the server says about when to come back."""
+        super().__init__(action, status, message)
+        self.args = (action, status, message, retry_after_s)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,74 @@
+"""News about an RLJob: at most one event per condition, for what people would want to be told, after the status was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
+from rljob_api.vocabulary import Reason
+from rljob_operator.model import ConditionValue, Event
+from rljob_operator.policies.situation import stored_conditions
+
+PROBLEMS = (Reason.UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.CHILD_NAME_TAKEN)
+"""Why nodes are missing, when waiting may not help."""
+
+
+def events(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> tuple[Event, ...]:
+    """What changed from one status to the next, in the order of the conditions; a new message alone is no news."""
+    old, new = stored_conditions(old_status), stored_conditions(new_status)
+    told = []
+    for type_, tell in _TELL.items():
+        before, after = old[type_], new[type_]
+        if (before.status, before.reason) != (after.status, after.reason):
+            event = tell(before, after)
+            if event is not None:
+                told.append(event)
+    return tuple(told)
+
+
+def _event(value: ConditionValue, *, is_warning: bool, message: str = "") -> Event:
+    return Event(is_warning=is_warning, reason=str(value.reason), message=value.message or message)
+
+
+def _accepted(before: ConditionValue, after: ConditionValue) -> Event | None:
+    return _event(after, is_warning=after.status is ConditionStatus.FALSE, message="The spec is valid and every process has a place.")
+
+
+def _suspended(before: ConditionValue, after: ConditionValue) -> Event | None:
+    if after.status is ConditionStatus.TRUE:
+        return _event(after, is_warning=False)
+    if before.status is ConditionStatus.TRUE:
+        return Event(is_warning=False, reason=str(after.reason), message="The job is no longer held.")
+    return None
+
+
+def _cluster_ready(before: ConditionValue, after: ConditionValue) -> Event | None:
+    if after.status is ConditionStatus.TRUE:
+        return None if before.status is ConditionStatus.TRUE else _event(after, is_warning=False)
+    return _event(after, is_warning=True) if after.reason in PROBLEMS else None
+
+
+def _running(before: ConditionValue, after: ConditionValue) -> Event | None:
+    if after.status is ConditionStatus.TRUE or (after.reason is Reason.STARTING and before.reason not in PROBLEMS):
+        return _event(after, is_warning=False)
+    return _event(after, is_warning=True) if after.reason is Reason.RESTARTING else None
+
+
+def _succeeded(before: ConditionValue, after: ConditionValue) -> Event | None:
+    return _event(after, is_warning=False) if after.status is ConditionStatus.TRUE else None
+
+
+def _failed(before: ConditionValue, after: ConditionValue) -> Event | None:
+    return _event(after, is_warning=True) if after.status is ConditionStatus.TRUE else None
+
+
+_TELL: Mapping[ConditionType, Callable[[ConditionValue, ConditionValue], Event | None]] = {
+    ConditionType.ACCEPTED: _accepted,
+    ConditionType.SUSPENDED: _suspended,
+    ConditionType.CLUSTER_READY: _cluster_ready,
+    ConditionType.RUNNING: _running,
+    ConditionType.SUCCEEDED: _succeeded,
+    ConditionType.FAILED: _failed,
+}
+"""What is news about each condition."""

@@ -1,0 +1,209 @@
+"""The Kubernetes API through the official client, as plain JSON. The only module that imports it.
+
+Only the client's connection, authentication and configuration are used (``call_api``); its generated models would double the time of
+every request and decode kinds the operator never touches. Nothing is tried again here: an answer becomes a value or an error of
+:mod:`rljob_operator.errors`, and the queue decides when to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+from pydantic_core import from_json
+
+from rljob_operator.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    RejectedError,
+    SettingsError,
+    UnavailableError,
+)
+from rljob_operator.model import Manifest
+from rljob_operator.protocol import FIELD_MANAGER, Kind
+
+REQUEST_TIMEOUT_S: Final = 10.0
+"""Limit of one request, connecting included."""
+LIST_TIMEOUT_S: Final = 60.0
+"""Limit of one page of a list."""
+PAGE_SIZE: Final = 100
+"""Objects of one page of a list: about 1 MB of RayJobs, 10 MB when decoded."""
+JSON: Final = "application/json"
+MERGE: Final = "application/merge-patch+json"
+APPLY: Final = "application/apply-patch+yaml"
+
+Observer = Callable[[str, str, int], None]
+"""Is told of every request: verb, kind, HTTP status (0: no answer)."""
+
+
+class KubernetesClient:
+    """The :class:`~rljob_operator.protocol.KubeClient` for a real cluster; make it with :meth:`connect`."""
+
+    def __init__(self, configuration: Configuration, *, max_in_flight: int, observe: Observer) -> None:
+        """Take a finished configuration; ``max_in_flight`` bounds requests and connections."""
+        configuration.connection_pool_maxsize = max_in_flight
+        # The API server sets no cookies, and a pod reaches it without a proxy: nothing to look up for every request.
+        session: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar()}
+        if _in_cluster():
+            session["trust_env"] = False
+        configuration.client_session_kwargs = session
+        self._api: Any = ApiClient(configuration)  # its methods have no types
+        self._host = configuration.host
+        self._slots = asyncio.Semaphore(max_in_flight)
+        self._observe = observe
+
+    @classmethod
+    async def connect(cls, *, max_in_flight: int, observe: Observer) -> KubernetesClient:
+        """A client for the cluster this pod runs in, else for the current context of the kubeconfig.
+
+        In a pod the token file is read again every minute, as its rotation demands.
+
+        Raises:
+            SettingsError: neither is there, or it cannot be read.
+        """
+        configuration = Configuration()
+        load: Any = kube_config  # its functions have no types
+        try:
+            if _in_cluster():
+                load.load_incluster_config(client_configuration=configuration)
+            else:
+                await load.load_kube_config(client_configuration=configuration)
+        except (kube_config.ConfigException, OSError) as error:
+            raise SettingsError(
+                f"no access to a cluster: {error}; run the operator in a pod with a service account or set KUBECONFIG"
+            ) from error
+        return cls(configuration, max_in_flight=max_in_flight, observe=observe)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        kind = Kind(manifest["kind"])
+        metadata = manifest["metadata"]
+        path = _path(kind, metadata["namespace"])
+        return await self._request("create", kind, "POST", path, metadata.get("name", ""), body=manifest)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        return await self._request("get", kind, "GET", f"{_path(kind, namespace)}/{name}", name)
+
+    async def pages(self, kind: Kind, namespace: str | None, label_selector: str = "") -> AsyncIterator[Manifest]:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        query = {"limit": str(PAGE_SIZE)}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        while True:
+            path = f"{_path(kind, namespace)}?{urlencode(query)}"
+            page = await self._request("list", kind, "GET", path, "", timeout_s=LIST_TIMEOUT_S)
+            yield page
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    async def patch_merge(self, kind: Kind, namespace: str, name: str, patch: Manifest) -> Manifest:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        path = f"{_path(kind, namespace)}/{name}"
+        return await self._request("patch", kind, "PATCH", path, name, body=patch, content_type=MERGE)
+
+    async def apply_status(self, manifest: Manifest) -> Manifest:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        kind = Kind(manifest["kind"])
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        path = f"{_path(kind, namespace)}/{name}/status?fieldManager={FIELD_MANAGER}&force=true"
+        return await self._request("apply_status", kind, "PATCH", path, name, body=manifest, content_type=APPLY)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> Manifest | None:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        answer = await self._request("delete", kind, "DELETE", f"{_path(kind, namespace)}/{name}", name, body=options)
+        # A finalizer answers with the object; so does a graceful deletion. Without either it is gone and the answer is a Status.
+        return answer if answer.get("kind") == kind and answer["metadata"].get("deletionTimestamp") else None
+
+    async def close(self) -> None:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        await self._api.close()
+
+    async def _request(
+        self,
+        verb: str,
+        kind: Kind,
+        method: str,
+        path: str,
+        name: str,
+        *,
+        body: Manifest | None = None,
+        content_type: str = JSON,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> Manifest:
+        """One request and its answer as JSON."""
+        action = f"{verb} {kind} {name}".rstrip()
+        headers = {"Content-Type": content_type, "Accept": JSON, "User-Agent": FIELD_MANAGER}
+        status = 0
+        try:
+            async with self._slots:
+                # Also reads the token file again when it is due.
+                await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
+                timeout = aiohttp.ClientTimeout(total=timeout_s)
+                response = await self._api.call_api(method, self._host + path, headers, body, _request_timeout=timeout)
+                data = await response.read()
+                status = response.status
+        except TimeoutError as error:
+            raise UnavailableError(action, 0, f"no answer from {self._host} within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(action, 0, f"no connection to {self._host}: {error}") from error
+        finally:
+            self._observe(verb, kind, status)
+        if status < 300:
+            return _decode(action, status, data)
+        raise _error(action, status, data, response.headers.get("Retry-After"))
+
+
+def _in_cluster() -> bool:
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _path(kind: Kind, namespace: str | None) -> str:
+    """Path of a collection."""
+    prefix = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
+    return f"{prefix}/{kind.plural}" if namespace is None else f"{prefix}/namespaces/{namespace}/{kind.plural}"
+
+
+def _decode(action: str, status: int, data: bytes) -> Manifest:
+    try:
+        answer: Any = from_json(data)  # twice as fast as the standard library's, which counts for lists of thousands
+    except ValueError as error:
+        raise UnavailableError(action, status, f"the answer is not JSON: {data[:200]!r}") from error
+    if not isinstance(answer, dict):
+        raise UnavailableError(action, status, f"the answer is not an object: {data[:200]!r}")
+    return answer
+
+
+def _error(action: str, status: int, data: bytes, retry_after: str | None) -> KubeError:
+    """The error that an answer stands for."""
+    try:
+        answer = json.loads(data)
+        message, reason = str(answer["message"]), str(answer.get("reason", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # A proxy in between, or the server's own short text for 429.
+        message, reason = data[:500].decode(errors="replace").strip(), ""
+    if status == 404:
+        return NotFoundError(action, status, message)
+    if status == 409:
+        return (AlreadyExistsError if reason == "AlreadyExists" else ConflictError)(action, status, message)
+    # 401: the token has just expired; the next request reads the new one. 408: the server's own deadline. 410: a list took too long.
+    if status in (401, 408, 410, 429) or status >= 500:
+        return UnavailableError(action, status, message, _seconds(retry_after))
+    return RejectedError(action, status, message)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After as Kubernetes writes it: whole seconds."""
+    return float(retry_after) if retry_after and retry_after.isdigit() else None

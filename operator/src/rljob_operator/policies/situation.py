@@ -1,0 +1,184 @@
+"""What all policies look at: one observation, sorted once.
+
+::
+
+    Observed, now --assess--> Situation --policies--> Decision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rljob_api.errors import SpecInvalidError
+from rljob_api.naming import rayjob_name
+from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
+from rljob_api.vocabulary import Reason
+from rljob_operator import times
+from rljob_operator.model import ChildView, ConditionValue, Failure, JobView, Observed, PodView
+from rljob_operator.policies import options
+
+MAX_ATTEMPT = 99
+"""Attempt numbers have at most two digits, see :mod:`rljob_api.naming`."""
+ENDED = ("Complete", "Failed", "ValidationFailed")
+"""RayJob states that KubeRay never leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A failure as the status holds it."""
+
+    failure: Failure
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """One RLJob at one time."""
+
+    observed: Observed
+    now: datetime
+    """Whole seconds, so that a time means the same before and after it was stored."""
+    options: options.Options
+    stored: Mapping[ConditionType, ConditionValue]
+    """Conditions as last written."""
+    attempt: int | None
+    """Current or last attempt; None before the first."""
+    child: ChildView | None
+    """Its RayJob."""
+    strays: tuple[ChildView, ...]
+    """Live RayJobs of other attempts; there should be none."""
+    pods: tuple[PodView, ...]
+    """Pods of the RayJob's current cluster, by name."""
+    last_failure: Recorded | None
+    start_time: datetime | None
+    completion_time: datetime | None
+
+    @property
+    def job(self) -> JobView:
+        """The RLJob."""
+        return self.observed.job
+
+    @property
+    def is_spec_valid(self) -> bool:
+        """Whether children may be made from the spec."""
+        return not isinstance(self.observed.checked, SpecInvalidError)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job succeeded or failed for good, as stored."""
+        return self.stored[ConditionType.SUCCEEDED].status is not ConditionStatus.UNKNOWN
+
+    @property
+    def is_failure_recorded(self) -> bool:
+        """Whether the current attempt has failed and the status says so."""
+        return self.last_failure is not None and self.last_failure.failure.attempt == self.attempt
+
+    @property
+    def live_child(self) -> ChildView | None:
+        """The RayJob of the current attempt while it may hold pods."""
+        return self.child if self.child is not None and is_live(self.child) else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job is meant to hold no devices now: deadlines do not count."""
+        queued = self.options.is_queued and self.live_child is not None and self.live_child.suspend
+        return self.options.suspend or queued
+
+    @property
+    def started(self) -> datetime:
+        """When the job was started or resumed; now, when that is being done.
+
+        A process that died between making a RayJob and saying so leaves no start time; then the RayJob's own creation stands for it,
+        unless Kueue may have held it since.
+        """
+        is_unsaid = self.child is not None and self.job.status.get("attempt") != self.attempt and not self.options.is_queued
+        return self.start_time or (self.child.created if self.child is not None and is_unsaid and not self.child.suspend else self.now)
+
+    def ready_nodes(self, group: str) -> int:
+        """Pods of a node group that are ready."""
+        return sum(pod.ready and not pod.deleting and not pod.is_head and pod.group == group for pod in self.pods)
+
+    @property
+    def num_ready(self) -> int:
+        """Ready nodes, at most the planned ones of each group."""
+        return sum(min(self.ready_nodes(group.name), group.nodes) for group in self.options.groups)
+
+
+def is_live(child: ChildView) -> bool:
+    """Whether a RayJob may have pods: not ended. One that KubeRay refused after it had made its cluster keeps the cluster."""
+    return child.deployment_status not in ENDED or (child.deployment_status == "ValidationFailed" and child.cluster_name != "")
+
+
+def assess(observed: Observed, now: datetime) -> Situation:
+    """Sort an observation; children of other owners or with other names than the derived ones are left out."""
+    job = observed.job
+    children = {child.attempt: child for child in observed.children if _is_ours(job, child)}
+    attempt = max([*children, _number(job.status.get("attempt"))], default=0) or None
+    child = None if attempt is None else children.get(attempt)
+    return Situation(
+        observed=observed,
+        now=times.whole_seconds(now),
+        options=options.read(job.spec),
+        stored=stored_conditions(job.status),
+        attempt=attempt,
+        child=child,
+        strays=tuple(c for number, c in sorted(children.items()) if number != attempt and is_live(c)),
+        pods=_pods(observed, attempt, child),
+        last_failure=_last_failure(job.status),
+        start_time=times.parse(job.status.get("startTime")),
+        completion_time=times.parse(job.status.get("completionTime")),
+    )
+
+
+def stored_conditions(status: Mapping[str, Any]) -> dict[ConditionType, ConditionValue]:
+    """All six conditions as a status holds them; Unknown where it holds none that is understood."""
+    found = dict.fromkeys(ConditionType, ConditionValue(status=ConditionStatus.UNKNOWN, reason=Reason.PENDING))
+    conditions = status.get("conditions")
+    for item in conditions if isinstance(conditions, list | tuple) else ():
+        try:
+            value = ConditionValue(
+                status=ConditionStatus(item["status"]), reason=Reason(item["reason"]), message=str(item.get("message") or "")
+            )
+            found[ConditionType(item["type"])] = value
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _is_ours(job: JobView, child: ChildView) -> bool:
+    if child.owner_uid != job.uid or not 1 <= child.attempt <= MAX_ATTEMPT:
+        return False
+    return child.name == rayjob_name(job.key.name, child.attempt)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ATTEMPT else 0
+
+
+def _pods(observed: Observed, attempt: int | None, child: ChildView | None) -> tuple[PodView, ...]:
+    def belongs(pod: PodView) -> bool:
+        return pod.attempt == attempt and (child is None or not child.cluster_name or pod.cluster == child.cluster_name)
+
+    return tuple(sorted((pod for pod in observed.pods if belongs(pod)), key=lambda pod: pod.name))
+
+
+def _last_failure(status: Mapping[str, Any]) -> Recorded | None:
+    raw = status.get("lastFailure")
+    if not isinstance(raw, Mapping):
+        return None
+    attempt, time = _number(raw.get("attempt")), times.parse(raw.get("time"))
+    if not attempt or time is None:
+        return None
+    known = {str(reason): reason for reason in Reason}
+    pod_name, exit_code = raw.get("podName"), raw.get("exitCode")
+    failure = Failure(
+        attempt=attempt,
+        reason=known.get(str(raw.get("reason")), Reason.DRIVER_FAILED),
+        message=str(raw.get("message") or ""),
+        pod_name=pod_name if isinstance(pod_name, str) else None,
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+    )
+    return Recorded(failure=failure, time=time)

@@ -1,0 +1,320 @@
+"""One look at one RLJob, whatever woke it: observe, decide, apply, one status write, events.
+
+::
+
+    queue --key--> observe: cache, plan of the spec, GET for a child whose absence would matter
+                      |
+                      v
+                   decide(observed, now)            pure; says what should be, not how to get there
+                      |
+                      v
+                   apply: suspend patches, deletions, children of an attempt (RayJob last)
+                      |        refused or foreign name -> into what was observed -> decide again
+                      v
+                   status.render -> changed? -> one server-side apply -> answer into the cache -> events
+                      |
+                      v
+                   when to look again: at once after the end of an attempt was recorded, else the nearest deadline
+
+Named promises: ONE-CHILD (names follow from the attempt, which only the stored status raises), QUIET (no write when nothing changed),
+and that a process may die between any two writes: the next look finds what is there and goes on.
+
+====================  =====================================================================================
+error                 then
+====================  =====================================================================================
+AlreadyExistsError    ours (owner reference): go on; foreign: condition ChildNameTaken
+RejectedError         of a child: condition ChildRejected; of anything else: to the queue
+NotFoundError         of what is deleted or patched: it is gone, the cache learns it
+ConflictError         the object is read again, then to the queue
+UnavailableError      to the queue
+====================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from rljob_api import naming, validation
+from rljob_api.errors import SpecInvalidError
+from rljob_api.failure import shorten
+from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
+from rljob_api.v1alpha1.rljob import API_VERSION, KIND
+from rljob_api.validation import CheckedJob
+from rljob_operator import desired, events, status
+from rljob_operator.cache import Cache, Source
+from rljob_operator.decide import decide
+from rljob_operator.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RejectedError
+from rljob_operator.metrics import Metrics
+from rljob_operator.model import Decision, Event, JobView, Key, Manifest, Observed
+from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
+from rljob_operator.settings import Settings
+from rljob_operator.workqueue import utc_now
+
+NUM_CHECKED_SPECS: Final = 256
+"""Checked specs that are kept; one costs about 15 kB, and 0.4 ms to make anew."""
+
+MAX_EVENT_MESSAGE: Final = 1024
+"""Characters; the API server refuses longer ones."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Obstacle:
+    """Why the children of an attempt cannot be made; fields as in Observed."""
+
+    taken_name: str | None = None
+    rejected: str | None = None
+
+
+class Reconciler:
+    """Brings one RLJob at a time closer to what it should be."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cache: Cache,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """``clock`` is the only source of the time that decisions see."""
+        self._client = client
+        self._cache = cache
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._checked: OrderedDict[tuple[str, int], CheckedJob | SpecInvalidError] = OrderedDict()
+        self._event_names = itertools.count()
+
+    async def reconcile(self, key: Key) -> datetime | None:
+        """Look at one job. When to look again even if nothing happens; None: never.
+
+        Raises:
+            KubeError: the API server did not do what was asked; to be tried again.
+        """
+        job = self._cache.job(key)
+        if job is None or job.deleting:
+            return None  # its children follow it by their owner references
+        now = self._clock()
+        observed = await self._observe(job)
+        decision = decide(observed, now)
+        observed, decision = await self._apply(observed, decision, now)
+        await self._write_status(job, observed, decision, now)
+        if decision.delete_job:
+            await self._delete(Kind.RLJOB, key, key.name, job.uid)
+            return None
+        # The end of an attempt is recorded now; what follows from it is decided from the record.
+        return now if decision.failure is not None else decision.next_check
+
+    # --- observe -------------------------------------------------------------------------------------------------------------------
+
+    async def _observe(self, job: JobView) -> Observed:
+        await self._confirm_absence(job)
+        key = job.key
+        return Observed(
+            job=job,
+            checked=self._check(job),
+            children=tuple(child for child in self._cache.children(key) if child.owner_uid == job.uid),
+            clusters=self._cache.clusters(key),
+            pods=self._cache.pods(key),
+        )
+
+    async def _confirm_absence(self, job: JobView) -> None:
+        """Ask the API server for the current RayJob if the cache, which may lag, does not hold it and the job is not finished."""
+        attempt = job.status.get("attempt")
+        if not attempt or _is_finished(job.status):
+            return
+        name = naming.rayjob_name(job.key.name, attempt)
+        if self._cache.uid(Kind.RAYJOB, job.key, name) is None:
+            await self._refresh(Kind.RAYJOB, job.key, name)
+
+    async def _refresh(self, kind: Kind, key: Key, name: str) -> None:
+        """Put into the cache what the API server says about one object now."""
+        try:
+            self._cache.put(kind, await self._client.get(kind, key.namespace, name), Source.OTHER)
+        except NotFoundError:
+            self._cache.forget(kind, key.namespace, name)
+
+    def _check(self, job: JobView) -> CheckedJob | SpecInvalidError:
+        """The plan of the spec, or its problems; kept, because neither changes within a generation."""
+        memo = (job.uid, job.generation)
+        found = self._checked.get(memo)
+        if found is None:
+            manifest = {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {"name": job.key.name, "namespace": job.key.namespace},
+                "spec": job.spec,
+            }
+            try:
+                found = validation.check(manifest)
+            except SpecInvalidError as error:
+                found = error.with_traceback(None)  # a traceback would keep all its frames alive
+            self._checked[memo] = found
+            if len(self._checked) > NUM_CHECKED_SPECS:
+                self._checked.popitem(last=False)
+        self._checked.move_to_end(memo)
+        return found
+
+    # --- apply ---------------------------------------------------------------------------------------------------------------------
+
+    async def _apply(self, observed: Observed, decision: Decision, now: datetime) -> tuple[Observed, Decision]:
+        """Do what was decided. What was learned by it, and what is decided in its light, which holds no further action."""
+        key = observed.job.key
+        for name, suspend in decision.set_suspend.items():
+            await self._suspend(key, name, suspend)
+        for name in decision.delete_children:
+            uid = self._cache.uid(Kind.RAYJOB, key, name)
+            if uid is not None:
+                await self._delete(Kind.RAYJOB, key, name, uid)
+        if decision.create_attempt is None:
+            return observed, decision
+        if isinstance(observed.checked, SpecInvalidError):
+            raise TypeError(f"attempt {decision.create_attempt} of {key} was decided although its spec is not valid")
+        obstacle = await self._create_attempt(observed.job, observed.checked, decision.create_attempt)
+        if obstacle is None:
+            return observed, decision
+        learned = replace(observed, taken_name=obstacle.taken_name, rejected=obstacle.rejected)
+        return learned, decide(learned, now)
+
+    async def _create_attempt(self, job: JobView, checked: CheckedJob, attempt: int) -> _Obstacle | None:
+        """Make the children of an attempt, the RayJob last; what stands in the way."""
+        *helpers, rayjob = desired.attempt_objects(job, checked, attempt, self._settings)
+        outcomes = await asyncio.gather(*(self._ensure(job, manifest) for manifest in helpers), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        obstacles = [outcome for outcome in outcomes if isinstance(outcome, _Obstacle)]
+        if obstacles:
+            return obstacles[0]
+        return await self._ensure(job, rayjob)
+
+    async def _ensure(self, job: JobView, manifest: Manifest) -> _Obstacle | None:
+        """Make one child, or find that it is there; what stands in the way."""
+        kind, name = Kind(manifest["kind"]), manifest["metadata"]["name"]
+        try:
+            stored = await self._client.create(manifest)
+        except RejectedError as error:
+            return _Obstacle(rejected=f"{kind} {name}: {error.message}")
+        except AlreadyExistsError:
+            stored = await self._client.get(kind, job.key.namespace, name)
+            if not _is_owned(stored, job.uid):
+                return _Obstacle(taken_name=f"{kind} {name}")
+            if kind is not Kind.RAYJOB and not _covers(stored, manifest):
+                # Made for an earlier attempt, by an earlier version of the operator. A live RayJob is never edited.
+                stored = await self._client.patch_merge(kind, job.key.namespace, name, manifest)
+        if kind is Kind.RAYJOB:
+            self._cache.put(kind, stored, Source.OTHER)
+        return None
+
+    async def _suspend(self, key: Key, name: str, suspend: bool) -> None:
+        uid = self._cache.uid(Kind.RAYJOB, key, name)
+        if uid is None:
+            return  # gone since it was observed; its deletion wakes the job again
+        patch = {"metadata": {"uid": uid}, "spec": {"suspend": suspend}}
+        try:
+            self._cache.put(Kind.RAYJOB, await self._client.patch_merge(Kind.RAYJOB, key.namespace, name, patch), Source.OTHER)
+        except NotFoundError:
+            self._cache.forget(Kind.RAYJOB, key.namespace, name)
+            raise
+        except ConflictError:
+            await self._refresh(Kind.RAYJOB, key, name)
+            raise
+
+    async def _delete(self, kind: Kind, key: Key, name: str, uid: str) -> None:
+        """Delete what has this uid; that it is gone already is as good."""
+        try:
+            held = await self._client.delete(kind, key.namespace, name, uid)
+        except NotFoundError:
+            held = None
+        except ConflictError:
+            await self._refresh(kind, key, name)
+            raise
+        if held is None:
+            self._cache.forget(kind, key.namespace, name)
+        else:
+            self._cache.put(kind, held, Source.OTHER)
+
+    # --- status and events ---------------------------------------------------------------------------------------------------------
+
+    async def _write_status(self, job: JobView, observed: Observed, decision: Decision, now: datetime) -> None:
+        """Write the status if it says something new, and only then tell it in events."""
+        new = status.render(observed, decision, now)
+        if not status.changed(job.status, new):
+            return
+        metadata = {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid}
+        try:
+            stored = await self._client.apply_status({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(new)})
+        except NotFoundError:
+            self._cache.forget(Kind.RLJOB, job.key.namespace, job.key.name)
+            return  # deleted in the meantime; nobody is left to tell
+        except ConflictError:
+            await self._refresh(Kind.RLJOB, job.key, job.key.name)
+            raise
+        self._cache.put(Kind.RLJOB, stored, Source.OTHER)
+        for event in events.events(job.status, new):
+            await self._tell(job, event, now)
+
+    async def _tell(self, job: JobView, event: Event, now: datetime) -> None:
+        """Write one event; one that cannot be written is counted, because the status says the same."""
+        try:
+            await self._client.create(_event_manifest(job, event, now, next(self._event_names)))
+        except KubeError as error:
+            self._metrics.events_lost.labels(type(error).__name__).inc()
+            logger.warning("%s/%s: event %s is lost: %s", job.key.namespace, job.key.name, event.reason, error)
+
+
+def _is_finished(current: Mapping[str, Any]) -> bool:
+    return any(
+        entry["type"] == ConditionType.SUCCEEDED and entry["status"] != ConditionStatus.UNKNOWN for entry in current.get("conditions") or ()
+    )
+
+
+def _is_owned(stored: Manifest, uid: str) -> bool:
+    """Whether the object's controller is the RLJob with this uid."""
+    return any(owner.get("controller") and owner["uid"] == uid for owner in stored["metadata"].get("ownerReferences") or ())
+
+
+def _covers(stored: Any, wanted: Any) -> bool:
+    """Whether everything that is wanted is stored; what the server added does not count."""
+    if isinstance(wanted, dict):
+        return isinstance(stored, dict) and all(name in stored and _covers(stored[name], value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(stored, list) and len(stored) == len(wanted) and all(map(_covers, stored, wanted))
+    return bool(stored == wanted)
+
+
+def _event_manifest(job: JobView, event: Event, now: datetime, number: int) -> Manifest:
+    """An event about an RLJob as ``kubectl describe`` shows it."""
+    time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": Kind.EVENT.api_version,
+        "kind": str(Kind.EVENT),
+        "metadata": {"name": f"{job.key.name}.{int(now.timestamp() * 1e6):x}-{number:x}", "namespace": job.key.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": job.key.namespace,
+            "name": job.key.name,
+            "uid": job.uid,
+        },
+        "type": "Warning" if event.is_warning else "Normal",
+        "reason": event.reason,
+        "message": shorten(event.message, MAX_EVENT_MESSAGE),
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": FIELD_MANAGER,
+        "reportingInstance": os.environ.get("HOSTNAME", FIELD_MANAGER),
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }

@@ -1,0 +1,90 @@
+"""What the operator is configured with, from environment variables that the Helm chart sets. Read once at start-up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+from rljob_operator.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Each field is read from ``RLJOB_OPERATOR_<FIELD NAME IN UPPER CASE>``."""
+
+    runtime_image: str
+    """Image of jobs that set no spec.image."""
+    runtime_ray_version: str
+    """Ray version inside that image."""
+    namespaces: str = ""
+    """Comma-separated namespaces to watch; empty: all."""
+    kuberay_namespace: str = ""
+    """Namespace of the KubeRay operator, which alone may reach the dashboards of jobs from outside; empty: any namespace."""
+    network_policy: bool = True
+    """Make a NetworkPolicy for every job."""
+    workers: int = 8
+    """RLJobs that are reconciled at the same time."""
+    requests: int = 16
+    """Requests to the API server that are under way at the same time."""
+    health_port: int = 8080
+    """Port of /healthz."""
+    metrics_port: int = 8081
+    """Port of /metrics."""
+    log_level: str = "INFO"
+    """Least important level that is logged: DEBUG, INFO, WARNING or ERROR."""
+    log_format: str = "json"
+    """One JSON object per line ("json"), or lines for people ("text")."""
+
+    @property
+    def namespace_list(self) -> tuple[str, ...]:
+        """The namespaces to watch; empty: all."""
+        return tuple(n.strip() for n in self.namespaces.split(",") if n.strip())
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read and check all settings.
+
+        Raises:
+            SettingsError: with every variable that is missing, unknown or malformed.
+        """
+        prefix = "RLJOB_OPERATOR_"
+        known = {f"{prefix}{f.name.upper()}": f for f in fields(cls)}
+        problems = [f"{name} is not a known setting" for name in environment if name.startswith(prefix) and name not in known]
+        values: dict[str, object] = {}
+        for name, field in known.items():
+            text = environment.get(name)
+            if text is None:
+                if field.name in ("runtime_image", "runtime_ray_version"):
+                    problems.append(f"{name} is not set")
+                continue
+            try:
+                values[field.name] = _PARSERS[str(field.type)](text)
+            except ValueError:
+                problems.append(f"{name}={text!r} is not of type {field.type}")
+        problems += _out_of_range(values)
+        if problems:
+            raise SettingsError("; ".join(problems) + "; known are: " + ", ".join(known))
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _out_of_range(values: Mapping[str, object]) -> list[str]:
+    """Values that have the right type and still cannot be."""
+    problems = []
+    for name, choices in (("log_level", ("DEBUG", "INFO", "WARNING", "ERROR")), ("log_format", ("json", "text"))):
+        if values.get(name, choices[0]) not in choices:
+            problems.append(f"RLJOB_OPERATOR_{name.upper()}={values[name]!r} is not one of {', '.join(choices)}")
+    for name, most in (("workers", 256), ("requests", 256), ("health_port", 65535), ("metrics_port", 65535)):
+        value = values.get(name, 1)
+        if isinstance(value, int) and not 1 <= value <= most:
+            problems.append(f"RLJOB_OPERATOR_{name.upper()}={value} is not between 1 and {most}")
+    return problems
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {"str": str, "int": int, "bool": _boolean}

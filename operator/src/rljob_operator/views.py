@@ -1,0 +1,185 @@
+"""Raw Kubernetes JSON to the views of :mod:`rljob_operator.model`: pure, tolerant of absent fields, and small.
+
+Views of all objects are kept in memory; so long texts are cut here, where they come in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from rljob_api import failure
+from rljob_api.naming import ATTEMPT_LABEL
+from rljob_operator import times
+from rljob_operator.model import ChildView, ClusterView, JobView, Key, PodView
+
+Raw = Mapping[str, Any]
+EPOCH = datetime.fromtimestamp(0, UTC)
+"""Stands for an absent creation time."""
+MAX_TEXT = 600
+"""Characters kept of a message."""
+MAX_LOG = 2000
+"""Characters kept of the end of a driver's log."""
+MAX_LOG_LINES = 25
+"""Lines kept of the end of a driver's log."""
+MAX_WORD = 2400
+"""Characters kept of the driver's last word."""
+STARTING = ("", "ContainerCreating", "PodInitializing")
+"""Reasons to wait that every container passes through."""
+_NOT_PRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def job_view(raw: Raw) -> JobView:
+    """An RLJob."""
+    metadata = _map(raw, "metadata")
+    return JobView(
+        key=Key(namespace=_text(metadata, "namespace"), name=_text(metadata, "name")),
+        uid=_text(metadata, "uid"),
+        generation=_int(metadata, "generation", 0),
+        created=_created(metadata),
+        spec=_map(raw, "spec"),
+        status=_map(raw, "status"),
+        deleting=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def child_view(raw: Raw) -> ChildView:
+    """A RayJob."""
+    metadata, status = _map(raw, "metadata"), _map(raw, "status")
+    return ChildView(
+        name=_text(metadata, "name"),
+        attempt=_attempt(metadata),
+        owner_uid=_controller(metadata),
+        created=_created(metadata),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        suspend=_map(raw, "spec").get("suspend") is True,
+        deployment_status=_text(status, "jobDeploymentStatus"),
+        job_status=_text(status, "jobStatus"),
+        reason=_text(status, "reason"),
+        message=digest(_text(status, "message")),
+        cluster_name=_text(status, "rayClusterName"),
+        job_started=times.parse(_map(status, "rayJobInfo").get("startTime")),
+    )
+
+
+def cluster_view(raw: Raw) -> ClusterView:
+    """A RayCluster."""
+    found = _condition(_map(raw, "status"), "ReplicaFailure", "True")
+    text = None if found is None else clean(_text(found, "message") or _text(found, "reason"), MAX_TEXT)
+    return ClusterView(name=_text(_map(raw, "metadata"), "name"), replica_failure=text)
+
+
+def pod_view(raw: Raw) -> PodView:
+    """A pod that KubeRay made."""
+    metadata, status = _map(raw, "metadata"), _map(raw, "status")
+    labels = _map(metadata, "labels")
+    ended = _ended(status)
+    unschedulable = _condition(status, "PodScheduled", "False")
+    return PodView(
+        name=_text(metadata, "name"),
+        cluster=_text(labels, "ray.io/cluster"),
+        group=_text(labels, "ray.io/group"),
+        is_head=labels.get("ray.io/node-type") == "head",
+        attempt=_attempt(metadata),
+        created=_created(metadata),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        phase=_text(status, "phase"),
+        ready=_condition(status, "Ready", "True") is not None,
+        unschedulable=clean(_text(unschedulable, "message") or _text(unschedulable, "reason"), MAX_TEXT) if unschedulable else None,
+        waiting=_waiting(status),
+        terminated=None if ended is None else ended[:3],
+        terminated_at=None if ended is None else ended[3],
+        deletion_time=times.parse(metadata.get("deletionTimestamp")),
+    )
+
+
+def digest(log: str) -> str:
+    """What decisions need of RayJob status.message: its first line, the end of the log, and the driver's last word as its last line."""
+    word = failure.decode(log)
+    lines = [line for line in clean(log, len(log)).splitlines() if failure.MARKER not in line and line.strip()]
+    kept = lines[-MAX_LOG_LINES:]
+    while len(kept) > 1 and len("\n".join(kept)) > MAX_LOG:
+        kept = kept[1:]
+    first = [lines[0][:MAX_TEXT]] if lines and len(kept) < len(lines) else []
+    parts = [*first, "\n".join(kept)[-MAX_LOG:]] if kept else []
+    if word is not None:
+        parts.append(failure.encode(replace(word, message=clean(word.message, MAX_WORD), worker=word.worker and clean(word.worker, 100))))
+    return "\n".join(parts)
+
+
+def clean(text: str, limit: int) -> str:
+    """Text for people: no colours or control characters but line breaks, at most ``limit`` characters."""
+    return failure.shorten(_NOT_PRINTABLE.sub(" ", text).strip(), limit)
+
+
+def _map(raw: Raw, key: str) -> Raw:
+    value = raw.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(raw: Raw, key: str) -> list[Raw]:
+    value = raw.get(key)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _text(raw: Raw, key: str) -> str:
+    value = raw.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _int(raw: Raw, key: str, default: int) -> int:
+    value = raw.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _created(metadata: Raw) -> datetime:
+    return times.parse(metadata.get("creationTimestamp")) or EPOCH
+
+
+def _attempt(metadata: Raw) -> int:
+    label = _text(_map(metadata, "labels"), ATTEMPT_LABEL)
+    return int(label) if label.isascii() and label.isdigit() and len(label) < 4 else 0
+
+
+def _controller(metadata: Raw) -> str | None:
+    owners = (owner for owner in _maps(metadata, "ownerReferences") if owner.get("controller") is True)
+    return next((_text(owner, "uid") for owner in owners), None)
+
+
+def _condition(status: Raw, type_: str, value: str) -> Raw | None:
+    return next((c for c in _maps(status, "conditions") if c.get("type") == type_ and c.get("status") == value), None)
+
+
+def _containers(status: Raw) -> Iterator[Raw]:
+    yield from _maps(status, "initContainerStatuses")
+    yield from _maps(status, "containerStatuses")
+
+
+def _waiting(status: Raw) -> tuple[str, str, str] | None:
+    for container in _containers(status):
+        waiting = _map(_map(container, "state"), "waiting")
+        reason = _text(waiting, "reason")
+        if reason not in STARTING:
+            # The kubelet goes back and forth between ErrImagePull and ImagePullBackOff; the error inside both is the same text.
+            message = _text(waiting, "message")
+            message = message.partition("ErrImagePull: ")[2] or message
+            return _text(container, "name"), reason[:100], clean(message, MAX_TEXT)
+    return None
+
+
+def _ended(status: Raw) -> tuple[str, str, int, datetime | None] | None:
+    """Container, reason, exit code and time of the most telling bad end: one for lack of memory, else the first."""
+    found = []
+    for container in _containers(status):
+        for state in ("state", "lastState"):
+            end = _map(_map(container, state), "terminated")
+            reason, code = _text(end, "reason"), _int(end, "exitCode", 0)
+            if code != 0 or reason == "OOMKilled":
+                found.append((_text(container, "name"), reason[:100] or "Error", code, times.parse(end.get("finishedAt"))))
+    found.sort(key=lambda end: end[1] != "OOMKilled")
+    if not found and status.get("phase") == "Failed":
+        return "", _text(status, "reason")[:100] or "Failed", -1, None
+    return found[0] if found else None

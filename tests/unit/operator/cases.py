@@ -1,0 +1,551 @@
+"""The table of observations and what follows: every row is run by test_decide.py; the union of its reasons covers the enum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rljob_api.vocabulary import Reason
+from tests.unit.operator.builders import Scene, at, scene, word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One observation."""
+
+    name: str
+    scene: Scene
+    expected: dict[str, str]
+    """Condition type -> "<status> <reason>"; types that are left out are not looked at."""
+    seconds: float = 60
+    actions: dict[str, object] = field(default_factory=dict)
+    """Fields of the decision that are not empty."""
+    failure: tuple[Reason, str] | None = None
+    """Reason of the new failure and a piece of its message."""
+    message: str = ""
+    """A piece of the message of Running, or of Failed once that is True."""
+
+
+def waits(reason: str, cluster: str | None = None, **others: str) -> dict[str, str]:
+    """Conditions of a job that is not finished and does not train."""
+    return {
+        "Accepted": "True SpecValid",
+        "Suspended": "False NotSuspended",
+        "ClusterReady": f"False {reason}" if cluster is None else cluster,
+        "Running": f"False {reason}",
+        "Succeeded": f"Unknown {reason}",
+        "Failed": f"False {reason}",
+    } | others
+
+
+def over(reason: str, **others: str) -> dict[str, str]:
+    """Conditions of a job that has failed for good."""
+    conditions = waits(reason) | {"Succeeded": f"False {reason}", "Failed": f"True {reason}"}
+    return conditions | others
+
+
+RUNS = {
+    "Accepted": "True SpecValid",
+    "Suspended": "False NotSuspended",
+    "ClusterReady": "True NodesReady",
+    "Running": "True Running",
+    "Succeeded": "Unknown Running",
+    "Failed": "False Running",
+}
+COMPLETED = {
+    "Accepted": "True SpecValid",
+    "Suspended": "False NotSuspended",
+    "ClusterReady": "False Completed",
+    "Running": "False Completed",
+    "Succeeded": "True Completed",
+    "Failed": "False Completed",
+}
+HELD = waits("Suspended", Suspended="True Suspended")
+QUEUED = waits("Queued", Suspended="True Queued")
+PULL = ("ray", "ImagePullBackOff", "manifest unknown: there-is-no-such-image:1")
+OOM = ("ray", "OOMKilled", 137)
+
+
+def app_failed(message: str, **fields: object) -> Scene:
+    """A first attempt whose driver failed, and no restart left."""
+    return scene().stored(attempt=1).child(1, "Failed", job_status="FAILED", reason="AppFailed", message=message, **fields)
+
+
+CASES = [
+    # --- before the first attempt
+    Case(name="a new job gets its first attempt", scene=scene(), expected=waits("Starting"), actions={"create_attempt": 1}),
+    Case(name="a deleted job is left alone", scene=scene().deleting(), expected={"Succeeded": "Unknown Pending"}),
+    Case(name="a deleted job with a child too", scene=scene().running().deleting(), expected={"Succeeded": "Unknown Pending"}),
+    Case(
+        name="another controller's job is left alone",
+        scene=scene().spec(managedBy="kueue.x-k8s.io/multikueue"),
+        expected={"Accepted": "Unknown Pending"},
+    ),
+    Case(
+        name="the operator's own name is its job",
+        scene=scene().spec(managedBy="rljob.dev/operator"),
+        expected=waits("Starting"),
+        actions={"create_attempt": 1},
+    ),
+    Case(name="an invalid spec makes no child", scene=scene().invalid(), expected=waits("SpecInvalid", Accepted="False SpecInvalid")),
+    Case(
+        name="an invalid suspended spec says both",
+        scene=scene().suspended().invalid(),
+        expected=waits("SpecInvalid", Accepted="False SpecInvalid", Suspended="True Suspended"),
+    ),
+    Case(name="suspended before the start", scene=scene().suspended(), expected=HELD),
+    Case(
+        name="a taken name",
+        scene=scene().taken("math-grpo-a1"),
+        expected=waits("ChildNameTaken"),
+        actions={"next_check": at(90)},
+        message="math-grpo-a1 exists and is not this job's",
+    ),
+    Case(
+        name="a child the API server refuses",
+        scene=scene().refused("exceeded quota: pods"),
+        expected=waits("ChildRejected", Accepted="False ChildRejected"),
+        actions={"next_check": at(120)},
+        message="exceeded quota",
+    ),
+    Case(
+        name="the head pod of a deleted job of the same name is waited for",
+        scene=scene().pod("old-head", 3, head=True),
+        expected=waits("Starting"),
+        actions={"next_check": at(600)},
+        message="pod old-head",
+    ),
+    Case(
+        name="but not for ever",
+        scene=scene().pod("old-head", 3, head=True),
+        seconds=600,
+        expected=waits("Starting"),
+        actions={"create_attempt": 1},
+    ),
+    Case(
+        name="a foreign RayJob of the same label is not ours",
+        scene=scene().child(1, "Running", owner_uid="somebody"),
+        expected=waits("Starting"),
+        actions={"create_attempt": 1},
+    ),
+    # --- starting
+    Case(
+        name="nodes start",
+        scene=scene().child(1, "Initializing").pod("n0").pod("n1", ready=False),
+        expected=waits("Starting"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="an image that cannot be pulled",
+        scene=scene().child(1, "Initializing").pod("n0", ready=False, waiting=PULL),
+        expected=waits("ImageUnavailable"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="a pod without a place",
+        scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", unschedulable="0/1 nodes: Insufficient gpu"),
+        expected=waits("Unschedulable"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="a pod that keeps ending",
+        scene=scene()
+        .child(1, "Initializing")
+        .pod("n0", ready=False, waiting=("ray", "CrashLoopBackOff", ""), terminated=("ray", "Error", 1)),
+        expected=waits("PodFailed"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="pods that KubeRay cannot make",
+        scene=scene().child(1, "Initializing").cluster("math-grpo-a1-c", "pods is forbidden: exceeded quota"),
+        expected=waits("PodFailed"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="all nodes are ready, the driver is not there",
+        scene=scene().child(1, "Initializing").nodes(),
+        expected=waits("Starting", cluster="True NodesReady"),
+        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="the driver is submitted",
+        scene=scene().child(1, "Running", job_status="PENDING"),
+        expected=waits("Starting", cluster="True NodesReady"),
+    ),
+    Case(name="the driver trains", scene=scene().running(), expected=RUNS),
+    Case(
+        name="a spec that became invalid keeps its child",
+        scene=scene().running().invalid(),
+        expected=RUNS | {"Accepted": "False SpecInvalid"},
+    ),
+    Case(
+        name="nodes were not there in time",
+        scene=scene().spec(startupDeadlineSeconds=25).child(1, "Initializing").pod("n0", ready=False, waiting=PULL),
+        seconds=25,
+        expected=over("StartupDeadlineExceeded"),
+        failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "(25 s): 0 of 3 nodes are ready. Pod n0"),
+        message="there-is-no-such-image",
+    ),
+    Case(
+        name="a resumed job has the whole start-up time again",
+        scene=scene().spec(startupDeadlineSeconds=25).stored(startTime="2026-01-31T12:00:50Z").child(1, "Initializing"),
+        expected=waits("Starting"),
+        actions={"next_check": at(75)},
+    ),
+    # --- ends of attempts
+    Case(name="success", scene=scene().child(1, "Complete", job_status="SUCCEEDED"), expected=COMPLETED),
+    Case(
+        name="success counts although a failure was recorded",
+        scene=scene().failed(1).child(1, "Complete", job_status="SUCCEEDED"),
+        expected=COMPLETED,
+    ),
+    Case(
+        name="success counts although the time is over",
+        scene=scene().spec(activeDeadlineSeconds=10).stored(startTime="2026-01-31T12:00:00Z").child(1, "Complete", job_status="SUCCEEDED"),
+        expected=COMPLETED,
+    ),
+    Case(
+        name="the driver says why",
+        scene=app_failed(word(Reason.REWARD_INVALID, "RuntimeError: no answers", "reward-0")),
+        expected=over("RewardInvalid"),
+        failure=(Reason.REWARD_INVALID, "reward-0: RuntimeError: no answers"),
+        message="RuntimeError: no answers",
+    ),
+    Case(
+        name="a driver without a last word",
+        scene=app_failed("Job entrypoint command failed with exit code 3\nTraceback\nImportError: nope"),
+        expected=over("DriverFailed"),
+        failure=(Reason.DRIVER_FAILED, "exit code 3 and did not say why.\n"),
+        message="ImportError: nope",
+    ),
+    Case(
+        name="a lost worker whose pod was killed for its memory",
+        scene=app_failed(word(Reason.WORKER_LOST, "actor_train-0 is gone")).pod("n0", terminated=OOM, deleting=True),
+        expected=over("OutOfMemory"),
+        failure=(Reason.OUT_OF_MEMORY, "Pod n0, container ray ended: OOMKilled, exit code 137. actor_train-0 is gone"),
+    ),
+    Case(
+        name="a lost worker whose pod was evicted",
+        scene=app_failed(word(Reason.WORKER_LOST, "actor_train-0 is gone")).pod("n0", phase="Failed", terminated=("", "Evicted", -1)),
+        expected=over("WorkerLost"),
+        failure=(Reason.WORKER_LOST, "Pod n0 ended: Evicted. actor_train-0 is gone"),
+    ),
+    Case(
+        name="killed for memory without a last word",
+        scene=app_failed("").pod("head", head=True, terminated=OOM),
+        expected=over("OutOfMemory"),
+        failure=(Reason.OUT_OF_MEMORY, "Pod head, container ray"),
+    ),
+    Case(
+        name="KubeRay could not submit",
+        scene=scene().child(1, "Failed", reason="SubmissionFailed", message="submitter pod: BackoffLimitExceeded"),
+        expected=over("SubmissionFailed"),
+        failure=(Reason.SUBMISSION_FAILED, "(SubmissionFailed).\nsubmitter pod"),
+    ),
+    Case(
+        name="KubeRay's own deadline",
+        scene=scene().child(1, "Failed", reason="DeadlineExceeded"),
+        expected=over("DeadlineExceeded"),
+        failure=(Reason.DEADLINE_EXCEEDED, "RayJob math-grpo-a1 ended as Failed"),
+    ),
+    Case(
+        name="KubeRay's start-up deadline",
+        scene=scene().child(1, "Failed", reason="PreRunningDeadlineExceeded"),
+        expected=over("StartupDeadlineExceeded"),
+        failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "PreRunningDeadlineExceeded"),
+    ),
+    Case(
+        name="KubeRay lost the driver's status",
+        scene=scene().child(1, "Failed", reason="JobDeploymentStatusTransitionGracePeriodExceeded", job_status="FAILED"),
+        expected=over("HeadLost"),
+        failure=(Reason.HEAD_LOST, "GracePeriodExceeded"),
+    ),
+    Case(
+        name="KubeRay finds no job after its submitter ended",
+        scene=scene().child(1, "Failed", reason="AppFailed", job_status="RUNNING", message="Ray job not found in RayCluster."),
+        expected=over("HeadLost"),
+        failure=(Reason.HEAD_LOST, "not found"),
+    ),
+    Case(
+        name="stopped in the dashboard",
+        scene=scene().child(1, "Complete", job_status="STOPPED"),
+        expected=over("Stopped"),
+        failure=(Reason.STOPPED, "stopped"),
+    ),
+    Case(
+        name="refused by KubeRay",
+        scene=scene().restarts(3).child(1, "ValidationFailed", reason="ValidationFailed", message="name too long", cluster_name=""),
+        expected=over("ChildRejected", Accepted="False ChildRejected"),
+        failure=(Reason.CHILD_REJECTED, "name too long"),
+    ),
+    Case(
+        name="the RayJob was deleted",
+        scene=scene().stored(attempt=1),
+        expected=over("ChildDeleted"),
+        failure=(Reason.CHILD_DELETED, "deleted by somebody"),
+    ),
+    Case(
+        name="the RayJob is being deleted",
+        scene=scene().child(1, "Running", job_status="RUNNING", deleting=True),
+        expected=over("ChildDeleted"),
+        failure=(Reason.CHILD_DELETED, "math-grpo-a1 was deleted"),
+    ),
+    Case(
+        name="the head was made anew",
+        scene=scene().running().pod("head", head=True, created=at(70)),
+        expected=over("HeadLost"),
+        failure=(Reason.HEAD_LOST, "pod head was made in its place"),
+    ),
+    Case(
+        name="a head that seems younger than its driver by no more than clocks may differ",
+        scene=scene().running().pod("head", head=True, created=at(40)),
+        expected=RUNS,
+    ),
+    Case(
+        name="the head ended",
+        scene=scene().running().pod("head", head=True, phase="Failed", terminated=("ray", "Error", 1)),
+        expected=over("HeadLost"),
+        failure=(Reason.HEAD_LOST, "Pod head, container ray ended: Error, exit code 1"),
+    ),
+    Case(
+        name="the head ended for its memory",
+        scene=scene().running().pod("head", head=True, terminated=OOM, terminated_at=at(50)),
+        expected=over("OutOfMemory"),
+        failure=(Reason.OUT_OF_MEMORY, "OOMKilled"),
+    ),
+    Case(
+        name="a head that was started again before the driver ran is well",
+        scene=scene().running().pod("head", head=True, terminated=("ray", "Error", 1), terminated_at=at(10)),
+        expected=RUNS,
+    ),
+    Case(
+        name="a head that ends with its cluster is no loss",
+        scene=scene().running().pod("head", head=True, phase="Failed", terminated=("ray", "Error", 143), deleting=True),
+        expected=RUNS,
+    ),
+    Case(
+        name="the head of a cluster before a suspension is no loss",
+        scene=scene().running().pod("other-head", head=True, cluster="older", created=at(50)),
+        expected=RUNS,
+    ),
+    Case(
+        name="a head that ends while the job is being suspended is no loss",
+        scene=scene()
+        .suspended()
+        .child(1, "Running", job_status="RUNNING", job_started=at(30), suspend=True)
+        .pod("head", head=True, phase="Failed"),
+        expected=waits("Suspended", Suspended="False Suspended"),
+    ),
+    Case(
+        name="refused by KubeRay after its cluster was made",
+        scene=scene().failed(1, Reason.STOPPED).restarts(1, rules=(("Stopped", "Restart"),)).child(1, "ValidationFailed"),
+        seconds=500,
+        expected=waits("Restarting"),
+        actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    Case(
+        name="a node that ended or was made anew is the driver's to notice",
+        scene=scene().running().pod("node-0", phase="Failed", terminated=("ray", "Error", 1)).pod("node-1", created=at(50)),
+        expected=RUNS,
+    ),
+    Case(
+        name="the job ran too long",
+        scene=scene().restarts(5).spec(activeDeadlineSeconds=50).stored(attempt=1, startTime="2026-01-31T12:00:00Z").running(),
+        seconds=50,
+        expected=over("ActiveDeadlineExceeded"),
+        failure=(Reason.ACTIVE_DEADLINE_EXCEEDED, "(50 s) from 2026-01-31T12:00:00Z"),
+    ),
+    Case(
+        name="the time is over between two attempts",
+        scene=scene().restarts(5, 600).spec(activeDeadlineSeconds=110).failed(1).child(1, "Failed"),
+        seconds=110,
+        expected=over("ActiveDeadlineExceeded"),
+        failure=(Reason.ACTIVE_DEADLINE_EXCEEDED, "Attempt 1 had failed before: WorkerLost: it broke"),
+    ),
+    # --- restarts
+    Case(
+        name="a failure is recorded before anything else",
+        scene=scene().restarts(3).running().pod("head", head=True, created=at(70)),
+        expected=waits("Restarting"),
+        failure=(Reason.HEAD_LOST, "driver is gone"),
+        actions={"next_check": at(60)},
+        message="Attempt 2 of at most 4 starts at 2026-01-31T12:01:10Z, when RayJob math-grpo-a1 is gone.",
+    ),
+    Case(
+        name="then its live RayJob is deleted",
+        scene=scene().restarts(3).failed(1, seconds=59).running(),
+        expected=waits("Restarting"),
+        actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    Case(
+        name="which is waited for",
+        scene=scene().restarts(3).failed(1).child(1, "Running", deleting=True),
+        seconds=500,
+        expected=waits("Restarting"),
+        message="when RayJob math-grpo-a1 is gone",
+    ),
+    Case(
+        name="then the backoff",
+        scene=scene().restarts(3).failed(1).child(1, "Failed"),
+        seconds=109,
+        expected=waits("Restarting"),
+        actions={"next_check": at(110)},
+        message="Attempt 1 failed: WorkerLost: it broke. Attempt 2 of at most 4 starts at 2026-01-31T12:01:50Z.",
+    ),
+    Case(
+        name="then the old head pod",
+        scene=scene().restarts(3).failed(1).child(1, "Failed").pod("head", head=True, deleting=True, deletion_time=at(130)),
+        seconds=120,
+        expected=waits("Restarting"),
+        actions={"next_check": at(730)},
+        message="when pod head of the driver before it is gone, or at 2026-01-31T12:12:10Z at the latest",
+    ),
+    Case(
+        name="a head pod that ended is not waited for",
+        scene=scene().restarts(3).failed(1).child(1, "Failed").pod("head", head=True, phase="Failed"),
+        seconds=110,
+        expected=waits("Starting"),
+        actions={"create_attempt": 2},
+    ),
+    Case(
+        name="then the next attempt",
+        scene=scene().restarts(3).failed(1).child(1, "Failed"),
+        seconds=110,
+        expected=waits("Starting"),
+        actions={"create_attempt": 2},
+    ),
+    Case(
+        name="its name may be taken",
+        scene=scene().restarts(3).failed(1).taken("math-grpo-a2"),
+        seconds=110,
+        expected=waits("ChildNameTaken"),
+        actions={"next_check": at(140)},
+    ),
+    Case(
+        name="no next attempt from a spec that became invalid",
+        scene=scene().restarts(3).failed(1).invalid(),
+        seconds=110,
+        expected=waits("SpecInvalid", Accepted="False SpecInvalid"),
+    ),
+    Case(
+        name="no next attempt while suspended",
+        scene=scene().restarts(3).failed(1).suspended().child(1, "Failed"),
+        seconds=500,
+        expected=HELD,
+        message="Attempt 1 failed: WorkerLost",
+    ),
+    Case(
+        name="a live RayJob of a failed attempt is deleted while suspended too",
+        scene=scene().restarts(3).failed(1).suspended().running(),
+        expected=waits("Suspended", Suspended="False Suspended"),
+        actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    Case(
+        name="when no restart is left the message says so",
+        scene=scene().restarts(2).failed(2).child(3, "Failed", reason="AppFailed", job_status="FAILED", message=word(Reason.WORKER_LOST)),
+        seconds=200,
+        expected=over("WorkerLost"),
+        failure=(Reason.WORKER_LOST, "it broke"),
+        message="it broke After 2 restarts.",
+    ),
+    Case(
+        name="a failure of the spec is not tried again",
+        scene=scene().restarts(2).failed(1).child(2, "Failed", reason="AppFailed", job_status="FAILED", message=word(Reason.MODEL_INVALID)),
+        seconds=200,
+        expected=over("ModelInvalid"),
+        failure=(Reason.MODEL_INVALID, "it broke"),
+        message="After 1 restart of 2; ModelInvalid is not followed by another.",
+    ),
+    Case(
+        name="unless a rule says so",
+        scene=scene()
+        .restarts(2, rules=(("ModelInvalid", "Restart"), ("ModelInvalid", "Fail")))
+        .child(1, "Failed", reason="AppFailed", job_status="FAILED", message=word(Reason.MODEL_INVALID)),
+        expected=waits("Restarting"),
+        failure=(Reason.MODEL_INVALID, "it broke"),
+        actions={"next_check": at(60)},
+    ),
+    Case(
+        name="a rule may end the job",
+        scene=scene().restarts(2, rules=(("HeadLost", "Fail"),)).running().pod("head", head=True, created=at(70)),
+        expected=over("HeadLost"),
+        failure=(Reason.HEAD_LOST, "gone"),
+    ),
+    Case(
+        name="a live RayJob of another attempt is deleted and never joined by a new one",
+        scene=scene().restarts(3).failed(2).child(1, "Running").child(2, "Failed"),
+        seconds=500,
+        expected=waits("Restarting"),
+        actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    # --- suspend
+    Case(
+        name="a live RayJob is suspended",
+        scene=scene().suspended().running(),
+        expected=waits("Suspended", Suspended="False Suspended"),
+        actions={"set_suspend": {"math-grpo-a1": True}},
+        message="RayJob math-grpo-a1 still holds nodes",
+    ),
+    Case(
+        name="it takes its time",
+        scene=scene().suspended().child(1, "Suspending", suspend=True).nodes(),
+        expected=waits("Suspended", Suspended="False Suspended"),
+    ),
+    Case(name="then it is suspended", scene=scene().suspended().child(1, "Suspended", suspend=True), expected=HELD),
+    Case(
+        name="no deadline counts meanwhile",
+        scene=scene().suspended().spec(activeDeadlineSeconds=5, startupDeadlineSeconds=5).child(1, "Suspended", suspend=True),
+        seconds=5000,
+        expected=HELD,
+    ),
+    Case(
+        name="it resumes",
+        scene=scene().child(1, "Suspended", suspend=True),
+        expected=waits("Starting"),
+        actions={"set_suspend": {"math-grpo-a1": False}, "next_check": at(1860)},
+    ),
+    Case(
+        name="it resumes only once it is suspended",
+        scene=scene().child(1, "Suspending", suspend=True),
+        expected=waits("Starting"),
+        actions={"next_check": at(1860)},
+        message="when KubeRay has finished suspending it",
+    ),
+    Case(
+        name="it resumes when the old head pod is gone",
+        scene=scene().child(1, "Suspended", suspend=True).pod("head", head=True, deleting=True),
+        expected=waits("Starting"),
+        actions={"next_check": at(660)},
+        message="when pod head",
+    ),
+    Case(
+        name="a suspension that KubeRay does not finish ends at the start-up deadline",
+        scene=scene().stored(startTime="2026-01-31T12:00:00Z").child(1, "Suspending", suspend=True),
+        seconds=1800,
+        expected=over("StartupDeadlineExceeded"),
+        failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "(1800 s)"),
+    ),
+    Case(name="Kueue holds a new RayJob", scene=scene().queued().child(1, "Initializing", suspend=True), expected=QUEUED),
+    Case(
+        name="Kueue preempts a running one",
+        scene=scene().queued().child(1, "Suspending", suspend=True).nodes(),
+        expected=waits("Queued", Suspended="False Queued"),
+    ),
+    Case(name="Kueue alone lets it go", scene=scene().queued().child(1, "Suspended", suspend=True), seconds=99999, expected=QUEUED),
+    Case(
+        name="no deadline counts in the queue, whatever was stored",
+        scene=scene()
+        .queued()
+        .spec(activeDeadlineSeconds=5, startupDeadlineSeconds=5)
+        .stored(attempt=1, startTime="2026-01-31T12:00:00Z")
+        .child(1, "Suspending", suspend=True),
+        seconds=5000,
+        expected=QUEUED,
+    ),
+    Case(name="a queued job that was let go runs", scene=scene().queued().running(), expected=RUNS),
+    Case(
+        name="a queued job may be suspended too",
+        scene=scene().queued().suspended().running(),
+        expected=waits("Suspended", Suspended="False Suspended"),
+        actions={"set_suspend": {"math-grpo-a1": True}},
+    ),
+]

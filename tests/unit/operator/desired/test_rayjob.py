@@ -1,0 +1,256 @@
+"""The objects of an attempt: golden files, KubeRay's schema and rules, Pod Security."""
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api import naming
+from rljob_api.generate import to_yaml
+from rljob_api.validation import check
+from rljob_operator.desired import attempt_objects
+from rljob_operator.desired.rayjob import whole
+from tests.unit.api.manifests import manifest
+from tests.unit.operator.desired import builders, kuberay
+from tests.unit.operator.desired.builders import GOLDEN, SETTINGS, SOURCES, container, environment, groups, objects, one, ray_job
+
+CASES = pytest.mark.parametrize("source", list(SOURCES.values()), ids=list(SOURCES))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_objects_are_the_golden_ones(name: str) -> None:
+    text = "---\n".join(to_yaml(item) for item in objects(SOURCES[name].read_text()))
+    golden = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_no_golden_file_without_a_source() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.yaml") if not path.name.endswith(".job.yaml")} == set(SOURCES)
+
+
+@CASES
+def test_kuberay_accepts_it(source: Path) -> None:
+    job = ray_job(source.read_text())
+    assert kuberay.schema_problems(job) == []
+    assert kuberay.rule_problems(job) == []
+
+
+def test_the_checks_of_kuberay_see_what_is_wrong() -> None:
+    job = ray_job(SOURCES["gpus"].read_text())
+    job["metadata"]["name"] = "x" * 48
+    cluster = job["spec"]["rayClusterSpec"]
+    cluster |= {"rayVersion": "2.51.0", "networkPolicy": {}}
+    cluster["workerGroupSpecs"][0]["rayStartParams"]["labels"] = "a=b"
+    cluster["workerGroupSpecs"][0]["maxReplicas"] = 1
+    container(cluster["workerGroupSpecs"][1])["enviroment"] = []
+    container(cluster["headGroupSpec"])["env"].append({"name": "HOME", "value": "/"})
+    assert {problem.split(":")[0] for problem in kuberay.schema_problems(job)} == {
+        "$.spec.rayClusterSpec",
+        "$.spec.rayClusterSpec.workerGroupSpecs[1].template.spec.containers[0]",
+        "$.spec.rayClusterSpec.headGroupSpec.template.spec.containers[0].env",
+    }
+    assert kuberay.rule_problems(job) == ["name", "token needs Ray 2.52", "train: labels in rayStartParams", "train: replicas 2 2 1"]
+
+
+@CASES
+def test_pods_satisfy_the_restricted_level(source: Path) -> None:
+    for group in groups(ray_job(source.read_text())):
+        assert list(kuberay.pod_security_problems(group["template"])) == []
+
+
+def test_the_check_of_pod_security_sees_what_is_wrong() -> None:
+    document = manifest()
+    document["spec"]["podTemplate"] = {
+        "spec": {
+            "hostIPC": True,
+            "securityContext": {"runAsUser": 0, "seccompProfile": None},
+            "volumes": [{"name": "tmp", "hostPath": {"path": "/tmp"}}],
+            "containers": [{"name": "ray", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}, "readOnlyRootFilesystem": False}}],
+        }
+    }
+    (head, _) = groups(ray_job(document))
+    assert list(kuberay.pod_security_problems(head["template"])) == [
+        "runs as root",
+        "seccompProfile",
+        "hostIPC",
+        "volume tmp",
+        "ray: capabilities",
+        "ray: readOnlyRootFilesystem",
+    ]
+
+
+@CASES
+def test_order_owner_and_labels(source: Path) -> None:
+    found = objects(source.read_text(), attempt=3)
+    kinds = ["ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap", "RayJob"]
+    assert [item["kind"] for item in found] == kinds
+    for item in found:
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["controller"], owner["blockOwnerDeletion"]) == ("RLJob", True, True)
+        assert item["metadata"]["namespace"] == "team-rl"
+        labels = item["metadata"]["labels"]
+        assert labels[naming.JOB_LABEL] == owner["name"]
+        assert labels.get(naming.ATTEMPT_LABEL) == ("3" if item["kind"] in ("ConfigMap", "RayJob") else None)
+    for group in groups(found[-1]):
+        labels = group["template"]["metadata"]["labels"]
+        assert (labels[naming.JOB_LABEL], labels[naming.ATTEMPT_LABEL]) == (owner["name"], "3")
+        assert not set(labels) & set(naming.RESERVED_LABELS)
+
+
+def test_what_is_the_same_for_every_attempt_is_equal() -> None:
+    first, second = (objects(SOURCES["gpus"].read_text(), attempt) for attempt in (1, 2))
+    assert first[:4] == second[:4]
+    assert [item["metadata"]["name"] for item in second[4:]] == ["math-grpo-a2", "math-grpo-a2"]
+
+
+def test_the_account_may_patch_the_status_of_its_job_and_nothing_else() -> None:
+    found = objects(manifest())
+    rule = {"apiGroups": ["rljob.dev"], "resources": ["rljobs/status"], "resourceNames": ["case"], "verbs": ["patch"]}
+    assert one(found, "Role")["rules"] == [rule]
+    binding = one(found, "RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "case-rljob", "namespace": "team-rl"}]
+    assert binding["roleRef"]["name"] == one(found, "Role")["metadata"]["name"] == "case-rljob"
+    head, worker = (group["template"]["spec"] for group in groups(one(found, "RayJob")))
+    assert (head["serviceAccountName"], head["automountServiceAccountToken"]) == ("case-rljob", True)
+    assert ("serviceAccountName" in worker, worker["automountServiceAccountToken"]) == (False, False)
+
+
+def test_network_policy() -> None:
+    policy = one(objects(manifest()), "NetworkPolicy")
+    own, kuberay_rule = policy["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}
+    assert policy["spec"]["podSelector"] == {"matchLabels": {naming.JOB_LABEL: "case"}}
+    assert kuberay_rule["from"][0]["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "kuberay"}}
+    anywhere = one(objects(manifest(), settings=builders.settings(kuberay_namespace="")), "NetworkPolicy")
+    assert anywhere["spec"]["ingress"][1]["from"][0]["namespaceSelector"] == {}
+    assert "NetworkPolicy" not in {item["kind"] for item in objects(manifest(), settings=builders.settings(network_policy=False))}
+
+
+@CASES
+def test_the_config_map_holds_the_resolved_job(source: Path) -> None:
+    found = objects(source.read_text())
+    stored = one(found, "ConfigMap")
+    assert stored["immutable"] is True
+    job = check(stored["data"]["rljob.yaml"]).job
+    original = check(source.read_text()).job
+    assert (job.spec.image, job.spec.ray_version) == (original.spec.image or SETTINGS.runtime_image, original.spec.ray_version or "2.60.0")
+    update: dict[str, Any] = {"image": job.spec.image, "ray_version": job.spec.ray_version}
+    assert job.spec == original.spec.model_copy(update=update)
+    head = groups(one(found, "RayJob"))[0]["template"]["spec"]
+    assert {"name": "rljob-spec", "configMap": {"name": stored["metadata"]["name"]}} in head["volumes"]
+
+
+def test_a_suspended_job_is_stored_as_running_and_only_a_queue_suspends_the_rayjob() -> None:
+    document = manifest()
+    document["spec"]["suspend"] = True
+    found = objects(document)
+    assert check(one(found, "ConfigMap")["data"]["rljob.yaml"]).job.spec.suspend is False
+    assert "suspend" not in one(found, "RayJob")["spec"]
+    document["spec"]["queue"] = {"name": "q"}
+    queued = ray_job(document)
+    assert queued["spec"]["suspend"] is True
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert "kueue.x-k8s.io/priority-class" not in queued["metadata"]["labels"]
+
+
+def test_environment() -> None:
+    head, train, rollout = groups(ray_job(SOURCES["gpus"].read_text(), attempt=4))
+    assert environment(head) | {"WANDB_API_KEY": None} == {
+        "HOME": "/home/rljob",
+        "USER": "rljob",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        "RLJOB_RUN_FOLDER": "/mnt/jobs/math-grpo",
+        "RLJOB_STORAGE_SHARED": "1",
+        "RLJOB_NAMESPACE": "team-rl",
+        "RLJOB_NAME": "math-grpo",
+        "RLJOB_ATTEMPT": "4",
+        "RAY_JOB_STOP_WAIT_TIME_S": "110",
+        "WANDB_API_KEY": None,
+    }
+    assert environment(train)["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert environment(train)["NCCL_DEBUG"] == "INFO"
+    assert kuberay.expand(environment(rollout)["PROMPT"], {"HOME": "x"}) == "costs $5, $(HOME) stays"
+    (alone, _) = groups(ray_job(manifest()))
+    assert (environment(alone)["RLJOB_RUN_FOLDER"], environment(alone)["RLJOB_STORAGE_SHARED"]) == ("/tmp/rljob/case", "0")
+
+
+def test_what_nodes_offer_to_ray_and_ask_of_kubernetes() -> None:
+    head, train, rollout = groups(ray_job(SOURCES["gpus"].read_text()))
+    assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"}
+    assert train["rayStartParams"] == {"num-gpus": "8", "num-cpus": "64"}
+    assert rollout["rayStartParams"] == {"num-gpus": "4", "num-cpus": "16"}
+    assert container(train)["resources"] == {
+        "requests": {"cpu": "64", "memory": "512Gi"},
+        "limits": {"memory": "512Gi", "nvidia.com/gpu": "8", "rdma/hca": "1"},
+    }
+    _, trainers, engines, judges = groups(ray_job(SOURCES["virtual"].read_text()))
+    assert json.loads(trainers["rayStartParams"]["resources"].strip("'")) == {"example_com_virtual-gpu": 2}
+    assert (trainers["rayStartParams"]["num-gpus"], trainers["rayStartParams"]["num-cpus"]) == ("0", "1")
+    assert container(engines)["resources"]["limits"] == {"memory": "3Gi", "example.com/virtual-gpu": "1"}
+    assert (judges["rayStartParams"], container(judges)["resources"]) == ({"num-gpus": "0"}, {})
+    (_, local) = groups(ray_job(SOURCES["quickstart"].read_text()))
+    assert (json.loads(local["rayStartParams"]["resources"].strip("'")), container(local)["resources"]) == ({"rljob_cpu_device": 2}, {})
+
+
+def test_images() -> None:
+    assert [container(group)["image"] for group in groups(ray_job(SOURCES["gpus"].read_text()))] == [
+        "registry.example/team/rljob:7",
+        "registry.example/team/rljob:7",
+        "registry.example/team/rljob-rollout:7",
+    ]
+    assert {container(group)["image"] for group in groups(ray_job(manifest()))} == {SETTINGS.runtime_image}
+
+
+def test_pod_templates_apply_from_the_general_to_the_particular() -> None:
+    document = manifest()
+    document["spec"]["podTemplate"] = {"spec": {"priorityClassName": "all", "schedulerName": "all", "tolerations": [{"key": "a"}]}}
+    document["spec"]["head"] = {"podTemplate": {"spec": {"priorityClassName": "head"}}}
+    document["spec"]["nodeGroups"][0]["tolerations"] = [{"key": "b"}]
+    document["spec"]["nodeGroups"][0]["podTemplate"] = {"spec": {"schedulerName": None, "tolerations": [{"key": "c"}]}}
+    head, worker = (group["template"]["spec"] for group in groups(ray_job(document)))
+    assert (head["priorityClassName"], head["schedulerName"]) == ("head", "all")
+    assert (worker["priorityClassName"], "schedulerName" in worker) == ("all", False)
+    assert worker["tolerations"] == [{"key": "b"}, {"key": "a"}, {"key": "c"}]
+    assert head["containers"][0]["name"] == worker["containers"][0]["name"] == "ray"
+
+
+def test_the_longest_names_fit() -> None:
+    document = manifest()
+    document["metadata"]["name"] = "x" * naming.MAX_JOB_NAME
+    found = objects(document, attempt=99)
+    assert kuberay.rule_problems(one(found, "RayJob")) == []
+    assert max(len(item["metadata"]["name"]) for item in found) <= 63
+    with pytest.raises(ValueError, match="cannot name a RayJob"):
+        objects(document, attempt=100)
+
+
+@CASES
+def test_pure(source: Path) -> None:
+    """Same input, same output; the result shares nothing with the spec or with another result."""
+    job = builders.checked(source.read_text())
+    view, before = builders.view(job), job.job.model_dump()
+    first = attempt_objects(view, job, 1, SETTINGS)
+    kept = copy.deepcopy(first)
+    for group in groups(one(first, "RayJob")):
+        for part in (group["template"]["spec"].get("tolerations", []), group["template"]["spec"].get("affinity", {}).values()):
+            for item in part:
+                item["changed"] = True
+        group["template"]["metadata"]["labels"].clear()
+    assert job.job.model_dump() == before
+    assert attempt_objects(view, job, 1, SETTINGS) == kept
+
+
+@pytest.mark.parametrize(("text", "expected"), [("64", 64), ("500m", 1), ("15500m", 16), ("0.1", 1), ("2k", 2000), ("1Ki", 1024), ("0", 0)])
+def test_quantities_round_up(text: str, expected: int) -> None:
+    assert whole(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "1x", "-1", "1.5.2", "1iK"])
+def test_other_text_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        whole(text)

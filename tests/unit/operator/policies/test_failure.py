@@ -1,0 +1,66 @@
+"""Messages of failures: what happened first, then the end of the log; never longer than a status can hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.vocabulary import Reason
+from rljob_operator import views
+from rljob_operator.model import Failure
+from rljob_operator.policies import failure
+from rljob_operator.policies.situation import assess
+from tests.unit.operator.builders import Scene, at, scene, word
+
+
+def found(built: Scene) -> Failure:
+    result = failure.find(assess(built.observed(), at(60)))
+    assert result is not None
+    return result
+
+
+def ended(message: str) -> Scene:
+    return scene().child(1, "Failed", job_status="FAILED", reason="AppFailed", message=views.digest(message))
+
+
+def test_the_end_of_the_log_follows_what_happened() -> None:
+    log = "Job entrypoint command failed with exit code 2\n" + "\n".join(f"line {i}" for i in range(500))
+    result = found(ended(log))
+    lines = result.message.splitlines()
+    assert lines[0] == "The driver ended with exit code 2 and did not say why."
+    assert lines[1] == "Job entrypoint command failed with exit code 2"
+    assert lines[-1] == "line 499"
+    assert len(lines) == 2 + views.MAX_LOG_LINES
+    assert (result.reason, result.exit_code, result.pod_name) == (Reason.DRIVER_FAILED, 2, None)
+
+
+def test_no_message_is_longer_than_a_status_can_hold() -> None:
+    for text in (word(Reason.MODEL_INVALID, "x" * 9000), "y" * 20_000):
+        assert len(found(ended(text)).message) <= failure.MAX_MESSAGE
+
+
+def test_pods_that_end_with_their_cluster_are_not_blamed() -> None:
+    built = ended(word(Reason.WORKER_LOST)).pod("n0", deleting=True, terminated=("ray", "Error", 143))
+    assert (found(built).pod_name, found(built).exit_code) == (None, None)
+    built.pod("n1", terminated=("ray", "Error", 9))
+    assert (found(built).pod_name, found(built).exit_code) == ("n1", 9)
+
+
+def test_a_memory_kill_does_not_hide_what_the_driver_knows_better() -> None:
+    built = ended(word(Reason.REWARD_INVALID)).pod("n0", terminated=("ray", "OOMKilled", 137))
+    assert found(built).reason is Reason.REWARD_INVALID
+
+
+@pytest.mark.parametrize("status", ["Complete", "Failed"])
+def test_a_stopped_job_is_stopped_however_kuberay_calls_it(status: str) -> None:
+    assert found(scene().child(1, status, job_status="STOPPED")).reason is Reason.STOPPED
+
+
+def test_a_rayjob_that_kuberay_calls_complete_without_success_has_failed() -> None:
+    assert found(scene().child(1, "Complete", job_status="FAILED")).reason is Reason.DRIVER_FAILED
+
+
+@pytest.mark.parametrize(("message", "expected"), [("broke", "broke."), ("broke.\nlog", "broke."), ("why?", "why?"), ("x" * 999, None)])
+def test_a_headline_is_one_sentence(message: str, expected: str | None) -> None:
+    headline = failure.headline(message)
+    assert len(headline) <= failure.MAX_HEADLINE + 1
+    assert expected in (None, headline)

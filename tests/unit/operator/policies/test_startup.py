@@ -1,0 +1,47 @@
+"""The most telling problem of the pods, and how it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.vocabulary import Reason
+from rljob_operator.policies import startup
+from rljob_operator.policies.situation import assess
+from tests.unit.operator.builders import Scene, at, scene
+
+PULL = ("ray", "ErrImagePull", "x:1 not found")
+ROOM = "Insufficient gpu"
+
+
+def problem(built: Scene) -> startup.Problem | None:
+    return startup.problem(assess(built.observed(), at(60)))
+
+
+def starting() -> Scene:
+    return scene().child(1, "Initializing")
+
+
+def test_what_waiting_does_not_cure_is_told_first() -> None:
+    built = starting().pod("a", ready=False, unschedulable=ROOM).pod("b", ready=False, terminated=("ray", "Error", 2))
+    assert problem(built) == (Reason.POD_FAILED, "Pod b, container ray ended: Error, exit code 2")
+    built.pod("c", ready=False, waiting=PULL)
+    assert problem(built) == (Reason.IMAGE_UNAVAILABLE, "Pod c, container ray: image cannot be pulled: x:1 not found")
+
+
+def test_pods_with_the_same_problem_are_counted() -> None:
+    built = starting().pod("b", ready=False, unschedulable=ROOM).pod("a", ready=False, unschedulable=ROOM)
+    assert problem(built) == (Reason.UNSCHEDULABLE, "Pod a: Insufficient gpu (1 more like it)")
+
+
+@pytest.mark.parametrize("fields", [{"ready": True}, {"deleting": True, "ready": False}, {"cluster": "older", "ready": False}])
+def test_pods_that_do_not_matter(fields: dict[str, object]) -> None:
+    assert problem(starting().pod("a", unschedulable=ROOM, **fields)) is None
+
+
+def test_another_clusters_failure_does_not_matter() -> None:
+    assert problem(starting().cluster("older", "no quota")) is None
+
+
+def test_ready_nodes_beyond_the_plan_do_not_stand_for_missing_ones() -> None:
+    built = starting().pod("a").pod("b").pod("c")
+    assert assess(built.observed(), at(60)).num_ready == 2

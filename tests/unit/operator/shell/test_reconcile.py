@@ -1,0 +1,308 @@
+"""The reconciler against a strict API server: it dies at every write, the cache lags, requests fail, names are taken."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rljob_operator.errors import ConflictError, KubeError, RejectedError, UnavailableError
+from rljob_operator.protocol import Kind
+from tests.unit.operator.shell.world import KEY, World, rljob
+
+RETRYING = {"maxRestarts": 3}
+
+
+def _fails_once(attempt: int) -> str:
+    return "FAILED" if attempt == 1 else "SUCCEEDED"
+
+
+SCENARIOS: dict[str, tuple[dict[str, Any], Any]] = {
+    "succeeds": ({}, lambda attempt: "SUCCEEDED"),
+    "fails for good": ({"failurePolicy": {"maxRestarts": 0}}, lambda attempt: "FAILED"),
+    "fails, restarts, succeeds": ({"failurePolicy": RETRYING}, _fails_once),
+    "succeeds and is deleted": ({"ttlSecondsAfterFinished": 60}, lambda attempt: "SUCCEEDED"),
+    "is refused": ({"model": {"path": "models/tiny", "dtype": "float32"}, "components": []}, lambda attempt: "SUCCEEDED"),
+}
+
+
+async def _live(name: str, die_after_write: int | None = None) -> World:
+    spec, outcome = SCENARIOS[name]
+    world = World(outcome)
+    world.kube.add(rljob(**spec))
+    world.kube.die_after_write = die_after_write
+    await world.settle()
+    return world
+
+
+def test_a_job_runs_to_its_end_with_few_writes():
+    world = asyncio.run(_live("succeeds"))
+    assert world.condition("Succeeded") == ("True", "Completed")
+    assert world.created(Kind.RAYJOB) == ["math-a1"]
+    writes = [write for write in world.kube.writes if not write.startswith("create Event")]
+    assert len([write for write in writes if write.startswith("apply_status")]) <= 5, writes
+    assert not world.errors
+
+
+def test_the_rayjob_is_made_last():
+    world = asyncio.run(_live("succeeds"))
+    creates = [write for write in world.kube.writes if write.startswith("create ") and "Event" not in write]
+    assert creates[-1] == "create RayJob math-a1"
+    assert len(creates) == 6
+
+
+def test_a_failed_attempt_is_followed_by_the_next():
+    world = asyncio.run(_live("fails, restarts, succeeds"))
+    assert world.condition("Succeeded") == ("True", "Completed")
+    assert world.created(Kind.RAYJOB) == ["math-a1", "math-a2"]
+    assert world.most_live == 1
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_process_that_dies_after_any_write_ends_in_the_same_state(name):
+    whole = asyncio.run(_live(name))
+    assert whole.kube.writes
+    for number in range(1, len(whole.kube.writes) + 1):
+        world = asyncio.run(_live(name, die_after_write=number))
+        where = f"died after write {number}: {whole.kube.writes[number - 1]}"
+        assert world.end_state() == whole.end_state(), where
+        assert world.created(Kind.RAYJOB) == whole.created(Kind.RAYJOB), where
+        assert world.most_live <= 1, where
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_looking_again_writes_nothing(name):
+    async def scenario() -> tuple[list[str], list[str]]:
+        world = await _live(name)
+        before = list(world.kube.writes)
+        world.is_booted = False
+        await world.settle()
+        return before, world.kube.writes
+
+    before, after = asyncio.run(scenario())
+    assert before == after
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_cache_that_lags_makes_no_second_rayjob(name):
+    """Watch events arrive only when the operator has nothing else to do."""
+
+    async def scenario() -> World:
+        spec, outcome = SCENARIOS[name]
+        world = World(outcome)
+        world.kube.add(rljob(**spec))
+        await world.settle(slow_watch=True)
+        return world
+
+    world = asyncio.run(scenario())
+    whole = asyncio.run(_live(name))
+    assert world.created(Kind.RAYJOB) == whole.created(Kind.RAYJOB)
+    assert world.end_state() == whole.end_state()
+
+
+def test_a_rayjob_that_no_watch_told_of_is_not_taken_for_deleted():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob())
+        await world.settle()
+        assert world.condition("Running")[0] == "True"
+        world.cache._drop((Kind.RAYJOB, "team", "math-a1"))  # as if neither list nor watch had told of it
+        world.pending.add(KEY)
+        await world.work()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Running")[0] == "True"
+    assert world.kube.reads[-1] == "get RayJob math-a1"
+    assert world.created(Kind.RAYJOB) == ["math-a1"]
+
+
+def test_a_rayjob_that_was_deleted_is_told_so_and_followed_by_the_next():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob(failurePolicy=RETRYING))
+        await world.settle()
+        world.kube.remove(Kind.RAYJOB, "team", "math-a1")
+        await world.settle(hours=1)
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.status()["attempt"] == 2
+    assert world.status()["lastFailure"]["reason"] == "ChildDeleted"
+    assert world.created(Kind.RAYJOB) == ["math-a1", "math-a2"]
+
+
+def test_a_deletion_that_no_watch_told_of_is_found_by_the_next_full_list():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob(failurePolicy=RETRYING))
+        await world.settle()
+        world.kube.lose = lambda type_, kind, obj: type_ == "DELETED"
+        world.kube.remove(Kind.RAYJOB, "team", "math-a1")
+        await world.settle(hours=0.1)
+        assert world.status()["attempt"] == 1
+        await world.resync.compare()
+        await world.settle(hours=1)
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.status()["lastFailure"]["reason"] == "ChildDeleted"
+    assert world.status()["attempt"] == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("x", 429, "too many requests", 1.0),
+        UnavailableError("x", 500, "etcd leader changed"),
+        UnavailableError("x", 0, "no connection"),
+        ConflictError("x", 409, "the object has been modified"),
+    ],
+    ids=["429", "500", "no answer", "409"],
+)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_requests_that_fail_now_and_then_change_nothing_in_the_end(name, error):
+    async def scenario() -> World:
+        spec, outcome = SCENARIOS[name]
+        world = World(outcome)
+        world.kube.add(rljob(**spec))
+        seen: set[tuple[str, str]] = set()
+
+        def fault(verb: str, kind: Kind, what: str) -> KubeError | None:
+            """The first request of each sort fails; events are best effort and stay out of it."""
+            sort = (verb, str(kind))
+            if sort in seen or kind is Kind.EVENT or verb == "list":
+                return None
+            seen.add(sort)
+            return error
+
+        world.kube.fault = fault
+        await world.settle()
+        assert world.errors
+        return world
+
+    world, whole = asyncio.run(scenario()), asyncio.run(_live(name))
+    assert world.created(Kind.RAYJOB) == whole.created(Kind.RAYJOB)
+    left, right = world.end_state(), whole.end_state()
+    assert left.keys() == right.keys()
+    if "RLJob math" in right:
+        assert world.condition("Succeeded") == whole.condition("Succeeded")
+    assert world.most_live <= 1
+
+
+def test_a_foreign_rayjob_is_named_and_left_alone():
+    async def scenario() -> World:
+        world = World()
+        world.kube.add(
+            {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "math-a1", "namespace": "team"}, "spec": {"a": 1}}
+        )
+        world.kuberay.step = lambda: False  # type: ignore[method-assign]
+        world.kube.add(rljob())
+        await world.settle(hours=0.01)
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Succeeded") == ("Unknown", "ChildNameTaken")
+    assert world.kube.one(Kind.RAYJOB, "math-a1")["spec"] == {"a": 1}
+    message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "Succeeded")
+    assert "RayJob math-a1 exists and is not this job's" in message
+
+
+def test_a_foreign_service_account_is_named_and_no_rayjob_is_made():
+    async def scenario() -> World:
+        world = World()
+        world.kube.add({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "math-rljob", "namespace": "team"}})
+        world.kube.add(rljob())
+        await world.settle(hours=0.01)
+        assert world.condition("Succeeded") == ("Unknown", "ChildNameTaken")
+        assert world.created(Kind.RAYJOB) == []
+        world.kube.remove(Kind.SERVICE_ACCOUNT, "team", "math-rljob")
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Succeeded") == ("True", "Completed")
+
+
+def test_a_refused_rayjob_is_told_and_tried_again():
+    async def scenario() -> World:
+        world = World()
+        world.kube.add(rljob())
+        refusal = RejectedError("create RayJob math-a1", 403, "exceeded quota: gpus")
+        world.kube.fault = lambda verb, kind, name: refusal if (verb, kind) == ("create", Kind.RAYJOB) else None
+        await world.settle(hours=0.01)
+        message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "Succeeded")
+        assert world.condition("Succeeded") == ("Unknown", "ChildRejected")
+        assert "exceeded quota: gpus" in message
+        world.kube.fault = lambda verb, kind, name: None
+        await world.settle()
+        return world
+
+    assert asyncio.run(scenario()).condition("Succeeded") == ("True", "Completed")
+
+
+def test_suspend_and_resume():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob())
+        await world.settle()
+        world.kube.edit(Kind.RLJOB, "team", "math", {"spec": {"suspend": True}})
+        await world.settle()
+        assert world.condition("Suspended") == ("True", "Suspended")
+        assert world.kube.names(Kind.POD) == []
+        world.kube.edit(Kind.RLJOB, "team", "math", {"spec": {"suspend": False}})
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Running")[0] == "True"
+    assert world.created(Kind.RAYJOB) == ["math-a1"]
+
+
+def test_progress_of_the_job_survives_the_operators_writes():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob())
+        await world.settle()
+        progress = {"attempt": 1, "step": 7, "totalSteps": 200}
+        manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "math", "namespace": "team"}}
+        world.kube.apply_status_as("rljob-runtime", {**manifest, "status": {"progress": progress}})
+        before = len(world.kube.writes)
+        await world.settle()
+        assert len(world.kube.writes) == before, "progress alone is no reason to write"
+        world.kuberay.outcome = lambda attempt: "SUCCEEDED"
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.status()["progress"] == {"attempt": 1, "step": 7, "totalSteps": 200}
+    assert world.condition("Succeeded") == ("True", "Completed")
+
+
+def test_events_that_cannot_be_written_are_counted_and_change_nothing():
+    async def scenario() -> World:
+        world = World()
+        world.kube.add(rljob())
+        refusal = RejectedError("create Event", 403, "no")
+        world.kube.fault = lambda verb, kind, name: refusal if kind is Kind.EVENT else None
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Succeeded") == ("True", "Completed")
+    assert world.metrics.registry.get_sample_value("rljob_operator_events_lost_total", {"error": "RejectedError"})
+
+
+def test_a_deleted_job_is_left_to_the_garbage_collector():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob())
+        await world.settle()
+        before = len(world.kube.writes)
+        world.kube.remove(Kind.RLJOB, "team", "math")
+        await world.settle()
+        assert len(world.kube.writes) == before
+        return world
+
+    world = asyncio.run(scenario())
+    assert [where for where in world.kube.objects if where[0] is not Kind.EVENT] == []
+    assert world.cache.keys() == []

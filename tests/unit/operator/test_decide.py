@@ -1,0 +1,109 @@
+"""What follows from each observation of the table, and that the table leaves no reason out."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
+from rljob_api.vocabulary import Reason
+from rljob_operator.decide import is_managed
+from tests.unit.operator.builders import at, child, scene, summary, time_text, word
+from tests.unit.operator.cases import CASES, COMPLETED, Case, app_failed, over
+
+DRIVER_ONLY = {
+    Reason.NODES_MISMATCH,
+    Reason.DATA_INVALID,
+    Reason.CHECKPOINT_FAILED,
+    Reason.WEIGHT_SYNC_FAILED,
+    Reason.WORKER_FAILED,
+}
+"""Reasons that only a driver's last word carries; the runtime's errors produce them."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_follows(case: Case) -> None:
+    decision = case.scene.decide(case.seconds)
+    found = summary(decision)
+    assert {type_: found[type_] for type_ in case.expected} == case.expected
+    actions = {
+        "create_attempt": decision.create_attempt,
+        "set_suspend": dict(decision.set_suspend),
+        "delete_children": decision.delete_children,
+        "delete_job": decision.delete_job,
+    }
+    if "next_check" in case.actions:
+        actions["next_check"] = decision.next_check
+    assert {name: value for name, value in actions.items() if value} == case.actions
+    if case.failure is None:
+        assert decision.failure is None
+    else:
+        assert decision.failure is not None
+        assert decision.failure.reason is case.failure[0]
+        assert case.failure[1] in decision.failure.message
+    ended = decision.conditions[ConditionType.FAILED].status is ConditionStatus.TRUE
+    assert case.message in decision.conditions[ConditionType.FAILED if ended else ConditionType.RUNNING].message
+    assert (decision.completion_time is not None) == (decision.conditions[ConditionType.SUCCEEDED].status is not ConditionStatus.UNKNOWN)
+
+
+def test_every_reason_is_produced_by_the_table_or_by_the_driver_alone() -> None:
+    produced = set()
+    for case in CASES:
+        decision = case.scene.decide(case.seconds)
+        produced |= {value.reason for value in decision.conditions.values()}
+    assert produced | DRIVER_ONLY == set(Reason)
+    assert produced & DRIVER_ONLY == set(), "these need not be excused any more"
+
+
+@pytest.mark.parametrize("reason", sorted(DRIVER_ONLY))
+def test_the_drivers_own_reasons_pass_through(reason: Reason) -> None:
+    assert summary(app_failed(word(reason)).decide()) == over(str(reason))
+
+
+def test_ends_that_are_stored_are_kept_whatever_happens() -> None:
+    done = scene().child(1, "Complete", job_status="SUCCEEDED").written()
+    for changed in (done.suspended(), done.invalid(), done.spec(activeDeadlineSeconds=1)):
+        decision = changed.decide(9999)
+        assert {**summary(decision), "Suspended": ""} == {**COMPLETED, "Suspended": ""}
+        assert (decision.set_suspend, decision.delete_children, decision.create_attempt, decision.failure) == ({}, (), None, None)
+    done.children.clear()
+    assert summary(done.decide(9999)) == COMPLETED
+
+
+def test_a_failed_job_keeps_no_live_rayjob() -> None:
+    ended = scene().spec(startupDeadlineSeconds=25).child(1, "Initializing").written(25)
+    assert ended.decide(26).delete_children == ("math-grpo-a1",)
+    ended.children = [child(1, "Initializing", deleting=True)]
+    assert ended.decide(27).delete_children == ()
+
+
+def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
+    done = scene().spec(ttlSecondsAfterFinished=30).child(1, "Complete", job_status="SUCCEEDED").written(100)
+    before, after = done.decide(129), done.decide(130)
+    assert (before.delete_job, before.next_check) == (False, at(130))
+    assert after.delete_job
+    assert not scene().spec(ttlSecondsAfterFinished=0).running().decide(9999).delete_job
+
+
+def test_the_backoff_doubles_up_to_ten_minutes() -> None:
+    waits_s = []
+    for attempt in range(1, 9):
+        decision = scene().restarts(98, 10).failed(attempt, seconds=0).child(attempt, "Failed").decide(1)
+        assert decision.next_check is not None
+        waits_s.append((decision.next_check - at(0)).total_seconds())
+    assert waits_s == [10, 20, 40, 80, 160, 320, 600, 600]
+
+
+def test_the_clock_of_the_active_deadline_starts_stops_and_starts_anew() -> None:
+    assert scene().decide(5).start_time == at(5)
+    assert scene().decide(5.9).start_time == at(5), "as it will be read back"
+    assert scene().stored(startTime=time_text(5)).running().decide(60).start_time == at(5)
+    assert scene().stored(startTime=time_text(5)).suspended().running().decide(60).start_time is None
+    assert scene().queued().stored(startTime=time_text(5)).child(1, "Suspended", suspend=True).decide(60).start_time is None
+    assert scene().child(1, "Suspended", suspend=True).decide(60).start_time == at(60)
+    assert scene().restarts(1).failed(1).child(1, "Failed").decide(200).start_time == at(0), "all attempts share it"
+
+
+def test_only_another_controllers_job_is_not_managed() -> None:
+    assert is_managed(scene().job)
+    assert is_managed(scene().spec(managedBy="rljob.dev/operator").job)
+    assert not is_managed(scene().spec(managedBy="kueue.x-k8s.io/multikueue").job)
