@@ -125,3 +125,93 @@ class Running:
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(command)
         return left
+
+
+CLUSTER_HOST = """
+import asyncio, dataclasses, json, sys
+from pathlib import Path
+from rljob_api.validation import check
+from rljob_runtime.cluster.embedded import EmbeddedCluster
+
+manifest, log_dir, left_out = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+plan = check(manifest.read_text()).plan
+there = dataclasses.replace(plan, nodes=tuple(n for n in plan.nodes if n.rank not in left_out))
+groups = {n.group for n in plan.nodes}
+cluster = EmbeddedCluster(log_dir, dict.fromkeys(groups, 2), {group: {} for group in groups})
+print(cluster.start_processes(there), flush=True)
+sys.stdin.read()
+asyncio.run(cluster.stop())
+"""
+"""Starts the nodes of a manifest's plan, some left out, prints the address, and ends them when its standard input is closed."""
+
+
+class RayNodes:
+    """What KubeRay would have started: Ray's head and labelled nodes, without a driver."""
+
+    def __init__(self, manifest: Path, folder: Path, left_out: tuple[int, ...] = ()) -> None:
+        environment = os.environ | {"RAY_ADDRESS": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER_HOST, str(manifest), str(folder), json.dumps(left_out)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, "the Ray nodes did not start"
+
+    def __enter__(self) -> "RayNodes":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate(timeout=60)
+
+
+class Driving:
+    """``python -m rljob_runtime.incluster`` as KubeRay runs it on the head, with the environment that the operator gives it."""
+
+    def __init__(self, folder: Path, address: str, attempt: int = 1, shared: str = "1", steps_file: str = "job.yaml") -> None:
+        self.run_dir = folder / "run"
+        self.state_folder = folder / "state"
+        self.output_file = folder / f"output-{attempt}-{time.monotonic_ns()}.txt"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
+        environment |= {
+            "RAY_ADDRESS": address,
+            "RLJOB_NAMESPACE": "default",
+            "RLJOB_NAME": "small",
+            "RLJOB_ATTEMPT": str(attempt),
+            "RLJOB_RUN_FOLDER": str(self.run_dir),
+            "RLJOB_STORAGE_SHARED": shared,
+        }
+        options = ["--spec-file", str(folder / steps_file), "--state-folder", str(self.state_folder)]
+        with self.output_file.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_runtime.incluster", *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.output_file.read_text()
+
+    def metrics(self) -> list[dict[str, float]]:
+        path = self.run_dir / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def until(self, what: str, true: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait for a state of the run that only files show."""
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"{what} not within {timeout_s:.0f} s:\n{self.output}"
+            try:
+                self.process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
+        return self.process.wait(timeout_s)

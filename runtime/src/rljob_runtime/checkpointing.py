@@ -2,6 +2,8 @@
 
 Layout: ``<root>/step-000100/{policy/, driver.json, COMPLETE}``. The policy is saved by the trainer ranks with torch's
 distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
+
+Pods that share no storage cannot write a checkpoint together: :class:`NoCheckpoints` stands in for the store then.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rljob_runtime.errors import CheckpointError
 
@@ -36,8 +39,64 @@ class DriverState:
     """Of the parts of the spec that must not change between attempts."""
 
 
+class Checkpoints(Protocol):
+    """Where the loop keeps its state."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether anything is kept; when not, ``begin`` and ``complete`` are not called."""
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the checkpoint after ``step`` steps."""
+
+    def complete(self, folder: Path, state: DriverState) -> None:
+        """Everything is in ``folder``: mark it."""
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+
+    def load(self, folder: Path, spec_fingerprint: str) -> DriverState:
+        """The driver's state in ``folder``."""
+
+
+class NoCheckpoints:
+    """Keeps nothing: for workers that share no storage with the driver and the next attempt."""
+
+    kept = False
+
+    def begin(self, step: int) -> Path:
+        """There is no place.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(f"no checkpoint after step {step}: the pods share no storage; set spec.storage")
+
+    def complete(self, folder: Path, state: DriverState) -> None:
+        """There is no place.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(f"no checkpoint {folder} after step {state.step}: the pods share no storage; set spec.storage")
+
+    def newest(self) -> Path | None:
+        """Nothing was kept."""
+        return None
+
+    def load(self, folder: Path, spec_fingerprint: str) -> DriverState:
+        """Nothing was kept.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(f"{folder} (spec {spec_fingerprint}) is not resumed from: the pods share no storage; set spec.storage")
+
+
 class CheckpointStore:
     """Folders below one root."""
+
+    kept = True
 
     def __init__(self, root: Path, keep: int) -> None:
         """``keep`` complete checkpoints stay, older ones are removed."""
@@ -94,7 +153,7 @@ class CheckpointStore:
         if state.spec_fingerprint != spec_fingerprint:
             raise CheckpointError(
                 f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
-                "(training.steps may grow); start anew with --overwrite or restore the spec"
+                "(training.steps may grow); start anew in another run folder (locally: --overwrite) or restore the spec"
             )
         return state
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from rljob_runtime.checkpointing import POLICY_FOLDER, CheckpointStore, DriverState
+from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Worker, gather_all
 from rljob_runtime.errors import Interrupted
 from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig, make_batches
@@ -75,7 +75,7 @@ class Parts:
     scheduler: RolloutScheduler
     publisher: WeightPublisher
     advantage: AdvantageFunction
-    checkpoints: CheckpointStore
+    checkpoints: Checkpoints
     reporter: Reporter
 
 
@@ -96,7 +96,7 @@ class Driver:
         """Train to the last step.
 
         Raises:
-            Interrupted: ``stop`` was set; a checkpoint of the last finished step is on disk.
+            Interrupted: ``stop`` was set; a checkpoint of the last finished step is on disk, if checkpoints are kept.
             RuntimeFault: something broke; the newest checkpoint is untouched.
         """
         await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
@@ -204,10 +204,10 @@ class Driver:
         reporter.trajectories(self._step, [t for g in groups for t in g.trajectories])
 
     async def _save(self) -> None:
-        """Checkpoint the last finished step, once."""
-        if self._saved_step == self._step:
-            return
+        """Checkpoint the last finished step, once; nothing where none are kept."""
         store = self._parts.checkpoints
+        if self._saved_step == self._step or not store.kept:
+            return
         folder = await asyncio.to_thread(store.begin, self._step)
         await gather_all([w.start("save_checkpoint", str(folder / POLICY_FOLDER)) for w in self._parts.trainers], IO_TIMEOUT_S)
         scheduler = self._parts.scheduler

@@ -3,6 +3,7 @@
 ::
 
     RuntimeFault                     (RuntimeError)   something broke while running -> exit 3
+    ├── SetupError                                    what the spec names is not on this machine or in this image -> exit 2
     ├── ClusterError                                  nodes, placement group, Ray itself
     ├── WorkerLostError                               a worker process ended; names it, its exit and its log file
     ├── WorkerFailedError                             a worker raised; carries its text
@@ -12,31 +13,49 @@
     ├── DataError                                     empty or malformed data
     ├── ModelError                                    model folder missing or not loadable
     └── DeadlineError                (TimeoutError)   a wait ran out; says what it waited for
+        ├── StartupDeadlineError                      spec.startupDeadlineSeconds
+        └── ActiveDeadlineError                       spec.activeDeadlineSeconds
     Interrupted                                       the user asked to stop -> exit 130
 
-Two questions each answers: whose fault (``retryable`` False means the spec or the data, True means the machine) and what
-to do (the message ends with the remedy).
+Each carries its ``reason``, the word that conditions show; whose fault it is follows from it (``Reason.is_machine_failure``). What to do
+is said at the end of the message.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
+
+from rljob_api.vocabulary import Reason
 
 
 class RuntimeFault(RuntimeError):
     """Raised when a run cannot go on; caught by the CLI, which prints it and exits 3."""
 
-    retryable: bool = False
+    reason: ClassVar[Reason] = Reason.DRIVER_FAILED
+    """What a condition calls it."""
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another attempt may go better: the machine failed, not the spec, the data or the user's code."""
+        return self.reason.is_machine_failure
+
+
+class SetupError(RuntimeFault):
+    """Raised when this machine or image lacks what the spec asks for, before anything is started."""
+
+    reason = Reason.SPEC_INVALID
 
 
 class ClusterError(RuntimeFault):
     """Raised when the Ray cluster does not offer what the plan needs."""
 
-    retryable = True
+    reason = Reason.NODES_MISMATCH
 
 
 class WorkerLostError(RuntimeFault):
     """Raised when a worker process is gone."""
 
-    retryable = True
+    reason = Reason.WORKER_LOST
 
     def __init__(self, worker: str, exit_detail: str, log_file: str) -> None:
         """Keep the three facts a user needs; all strings so that it pickles."""
@@ -52,6 +71,8 @@ class WorkerLostError(RuntimeFault):
 
 class WorkerFailedError(RuntimeFault):
     """Raised when a worker's method raised something that is not of this tree."""
+
+    reason = Reason.WORKER_FAILED
 
     def __init__(self, worker: str, method: str, detail: str, log_file: str) -> None:
         """Keep where and what; all strings so that it pickles."""
@@ -69,30 +90,52 @@ class WorkerFailedError(RuntimeFault):
 class WeightSyncError(RuntimeFault):
     """Raised when engines and trainer do not hold the same weights after a sync."""
 
-    retryable = True
+    reason = Reason.WEIGHT_SYNC_FAILED
 
 
 class CheckpointError(RuntimeFault):
     """Raised when a checkpoint cannot be written or read."""
 
+    reason = Reason.CHECKPOINT_FAILED
+
 
 class RewardSetupError(RuntimeFault):
     """Raised when a reward cannot be set up; a reward that fails on one sample raises nothing."""
+
+    reason = Reason.REWARD_INVALID
 
 
 class DataError(RuntimeFault):
     """Raised when prompts cannot be produced."""
 
+    reason = Reason.DATA_INVALID
+
 
 class ModelError(RuntimeFault):
     """Raised when a model or tokenizer cannot be loaded."""
+
+    reason = Reason.MODEL_INVALID
 
 
 class DeadlineError(RuntimeFault, TimeoutError):
     """Raised when a wait ran past its deadline; the message names what was awaited."""
 
-    retryable = True
+    reason = Reason.DEADLINE_EXCEEDED
+
+
+class StartupDeadlineError(DeadlineError):
+    """Raised when the workers were not ready within spec.startupDeadlineSeconds."""
+
+    reason = Reason.STARTUP_DEADLINE_EXCEEDED
+
+
+class ActiveDeadlineError(DeadlineError):
+    """Raised when the run did not end within spec.activeDeadlineSeconds."""
+
+    reason = Reason.ACTIVE_DEADLINE_EXCEEDED
 
 
 class Interrupted(BaseException):
     """Raised when the user interrupts the run; not a fault, so not in the tree above."""
+
+    reason: ClassVar[Reason] = Reason.STOPPED

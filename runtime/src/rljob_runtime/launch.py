@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +19,14 @@ from rljob_api.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import AdvantageEstimator
+from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime import resolve
-from rljob_runtime.checkpointing import POLICY_FOLDER, CheckpointStore, DriverState
+from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
 from rljob_runtime.engine.environment import engine_environment
-from rljob_runtime.errors import ClusterError, ModelError
+from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
 from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig
 from rljob_runtime.overlap.judge import RewardRouter
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
@@ -62,52 +64,52 @@ class Workers:
         return [*self.trainers, *self.references, *self.engines, *self.rewards]
 
 
-def preflight(spec: RLJobSpec, job_folder: Path) -> None:
+def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     """Find out before any process starts what the spec names and is not there: about a second.
 
+    Reward functions are only looked for when there is a job folder: in a cluster the reward workers' image decides, not this one.
+
     Raises:
-        ClusterError: another Ray is installed than ``spec.rayVersion`` asks for.
+        SetupError: another Ray is installed than ``spec.rayVersion`` asks for.
         ModelError: neither a local folder nor a Hub id that can be resolved.
         DataError: a file or task that cannot be read, or is empty.
         RewardSetupError: a reward function that cannot be imported from ``job_folder``.
     """
     installed = version("ray")
     if spec.ray_version not in (None, installed):
-        raise ClusterError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
+        raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
     for path in {spec.model.path, spec.model.tokenizer_path or spec.model.path}:
         _check_model_path(path)
     for source in spec.data.train:
         open_rows(resolve.source_config(source), spec.seed)
     functions = [resolve.reward_config(r) for r in spec.rewards if r.function is not None]
-    if functions:
+    if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
 
 
-def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
-    """The embedded cluster of a local run."""
-    from rljob_runtime.cluster.embedded import EmbeddedCluster
-
-    return EmbeddedCluster(log_dir.resolve(), resolve.node_cpus(spec), {g.name: dict(g.labels) for g in spec.node_groups})
-
-
-async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path, log_dir: Path) -> Workers:
+async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path | None, log_dir: Path) -> Workers:
     """Start the cluster and all workers; returns when trainers, references and engines hold the model.
 
     Raises:
-        ClusterError, WorkerLostError, WorkerFailedError, ModelError, RewardSetupError, DeadlineError.
+        ClusterError, WorkerLostError, WorkerFailedError, ModelError, RewardSetupError, StartupDeadlineError.
     """
-    spec, timeout_s = job.spec, float(job.spec.startup_deadline_seconds)
+    spec = job.spec
+    deadline = time.monotonic() + spec.startup_deadline_seconds
+
+    def left_s() -> float:
+        return max(deadline - time.monotonic(), 1.0)
+
     with reporter.phase("starting the Ray cluster"):
-        await cluster.start(plan, timeout_s)
+        await cluster.start(plan, left_s(), reporter.event)
     with reporter.phase("loading model and engines"):
         specs = {c.name: _worker_specs(spec, plan, c, job_folder, log_dir) for c in plan.components}
-        started = iter(await cluster.start_workers([s for part in specs.values() for s in part], timeout_s))
+        started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
         by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
         for component in plan.components:
             by_role[component.role] += [next(started) for _ in specs[component.name]]
         groups = [by_role[Role.TRAINER], by_role[Role.REFERENCE]]
-        await asyncio.gather(*(_set_up(group, timeout_s) for group in groups if group))
+        await _set_up_all([group for group in groups if group], left_s(), float(spec.startup_deadline_seconds))
     return Workers(
         trainers=by_role[Role.TRAINER],
         references=by_role[Role.REFERENCE],
@@ -122,7 +124,7 @@ async def load_policy(workers: Workers, folder: Path) -> None:
 
 
 async def assemble(
-    spec: RLJobSpec, workers: Workers, store: CheckpointStore, state: DriverState | None, reporter: Reporter
+    spec: RLJobSpec, workers: Workers, store: Checkpoints, state: DriverState | None, reporter: Reporter
 ) -> tuple[Parts, LoopConfig]:
     """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on."""
     tokenizer = await asyncio.to_thread(_load_tokenizer, spec)
@@ -199,22 +201,34 @@ def make_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSo
     )
 
 
-async def _set_up(group: Sequence[Worker], timeout_s: float) -> None:
+async def _set_up_all(groups: Sequence[Sequence[Worker]], timeout_s: float, collective_timeout_s: float) -> None:
+    """Form all process groups at once; ``collective_timeout_s`` bounds every later collective of theirs.
+
+    Raises:
+        StartupDeadlineError: one did not form within ``timeout_s``.
+    """
+    try:
+        await asyncio.gather(*(_set_up(group, timeout_s, collective_timeout_s) for group in groups))
+    except DeadlineError as error:
+        raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
+
+
+async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_s: float) -> None:
     """Form the process group of one component and load its model."""
     host, port = await group[0].address(timeout_s)
-    await gather_all([w.start("setup", host, port, timeout_s) for w in group], timeout_s)
+    await gather_all([w.start("setup", host, port, collective_timeout_s) for w in group], timeout_s)
 
 
-def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path, log_dir: Path) -> list[WorkerSpec]:
+def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
     made = []
     for process in component.processes:
-        resource = resolve.device_resource(plan, process)
+        device_type = resolve.device_type(spec, plan, process)
         num_threads = resolve.threads(spec, plan, component, process)
         env = resolve.worker_env(spec, plan, component, process)
         kwargs: dict[str, Any]
         if component.role is Role.ROLLOUT:
             config = resolve.engine_config(
-                spec, resolve.component_spec(spec, component.name), on_cpu=resource == "cpu", num_threads=num_threads
+                spec, resolve.component_spec(spec, component.name), on_cpu=device_type is DeviceType.CPU, num_threads=num_threads
             )
             factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
             env = engine_environment(config) | env
@@ -233,7 +247,8 @@ def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_
                 kwargs=kwargs,
                 node_rank=process.node_rank,
                 local_devices=process.local_devices,
-                device_resource=resource,
+                device_resource=resolve.device_resource(plan, process),
+                device_type=device_type,
                 env=env,
                 concurrency=concurrency,
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
@@ -16,6 +16,7 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
+from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, NodeGroup
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.losses.config import LossConfig
@@ -25,6 +26,10 @@ from rljob_runtime.training.config import PolicyConfig
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 """KV cache of an engine on CPU devices where the spec sets none."""
+
+
+_QUANTITY_SCALES: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "i": 1}
+"""Of suffixes; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
 
 
 def component_spec(spec: RLJobSpec, name: str) -> Component:
@@ -37,9 +42,28 @@ def device_resource(plan: Plan, process: PlannedProcess) -> str:
     return plan.nodes[process.node_rank].device_resource
 
 
+def device_type(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> DeviceType:
+    """What computes on a process's devices: CPU or CUDA, never Auto."""
+    group = node_group(spec, plan, process)
+    if group.device_type is not DeviceType.AUTO:
+        return group.device_type
+    return DeviceType.CPU if group.device_resource == "cpu" else DeviceType.CUDA
+
+
+def node_group(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> NodeGroup:
+    """The node group that a process runs on."""
+    return next(g for g in spec.node_groups if g.name == plan.nodes[process.node_rank].group)
+
+
 def node_cpus(spec: RLJobSpec) -> dict[str, int]:
-    """CPU cores of one node by group: as declared, else this machine's cores."""
-    return {g.name: int(float(g.resources.cpu)) if g.resources.cpu else (os.cpu_count() or 1) for g in spec.node_groups}
+    """Whole CPU cores of one node by group, at least one: as declared, else this machine's cores."""
+    return {g.name: _cores(g.resources.cpu) if g.resources.cpu else (os.cpu_count() or 1) for g in spec.node_groups}
+
+
+def _cores(quantity: str) -> int:
+    """Whole cores of a Kubernetes quantity: 4 for "4", 1 for "1500m"."""
+    number = quantity.rstrip("".join(_QUANTITY_SCALES))
+    return max(1, int(float(number) * _QUANTITY_SCALES.get(quantity[len(number) :].removesuffix("i"), 1)))
 
 
 def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> int:
@@ -58,12 +82,18 @@ def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: P
 
 
 def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
-    """Environment of a worker: thread limits, then the node group's, then the component's own variables."""
-    group = next(g for g in spec.node_groups if g.name == plan.nodes[process.node_rank].group)
+    """Environment of a worker: thread limits, then the node group's, then the component's own variables.
+
+    Variables that come from a Secret are in the environment of the worker's process already: the container's, or this command's.
+    """
+    group = node_group(spec, plan, process)
     count = str(threads(spec, plan, component, process))
     env = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": ""}
-    env |= {e.name: e.value for e in group.env}
-    return env | {e.name: e.value for e in component_spec(spec, component.name).env}
+    return env | _literal(group.env) | _literal(component_spec(spec, component.name).env)
+
+
+def _literal(variables: Sequence[EnvVar]) -> dict[str, str]:
+    return {e.name: e.value for e in variables if e.value is not None}
 
 
 def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rljob_runtime.checkpointing import CheckpointStore, DriverState
+from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.driver import Driver, LoopConfig, Parts
 from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
 from rljob_runtime.overlap.batching import BatchingConfig
@@ -35,6 +35,7 @@ class Run:
     prompts: CountingPrompts = field(default_factory=CountingPrompts)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     every: int = 0
+    shared: bool = True
 
     def drive(self) -> None:
         asyncio.run(self._drive())
@@ -44,6 +45,7 @@ class Run:
         folder = RunFolder.open(self.root / "run", FolderMode.RESUME if self.start else FolderMode.NEW)
         info = RunInfo(job_name="job", model="m", algorithm="GRPO PPO", devices="-", total_steps=STEPS, seed=0, spec_yaml="a: 1\n")
         self.store = CheckpointStore(folder.checkpoints, keep=2)
+        checkpoints: Checkpoints = self.store if self.shared else NoCheckpoints()
         scheduler = RolloutScheduler(
             prompts=self.prompts,
             decode=no_texts,
@@ -75,7 +77,7 @@ class Run:
                 scheduler=scheduler,
                 publisher=WeightPublisher(trainers=[self.trainer], engines=[self.engine], manifest=MANIFEST, timeout_s=10.0, probe=probe),
                 advantage=lambda rewards, groups: (rewards - rewards.mean()).astype(np.float32),
-                checkpoints=self.store,
+                checkpoints=checkpoints,
                 reporter=reporter,
             )
             await Driver(parts, config, start_step=start, stop=self.stop).run()
@@ -162,3 +164,15 @@ def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> 
     newest = run.store.newest()
     assert newest is not None
     assert newest.name == "step-000004"
+
+
+def test_without_shared_storage_all_steps_are_trained_and_nothing_is_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1, shared=False)
+    run.drive()
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert run.store.newest() is None
+    stopped = Run(tmp_path / "stopped", every=1, shared=False)
+    stopped.trainer.on_step = lambda step: stopped.stop.set() if step == 2 else None
+    with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
+        stopped.drive()
+    assert list(stopped.store.root.iterdir()) == []

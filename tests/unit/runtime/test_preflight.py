@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "misspelt_task": {"data": task("basic_arithmetik")},
     "reward_function_not_found": {"rewards": REWARD},
     "reward_module_not_found": {"rewards": [REWARD[0] | {"function": "no_such_rewards:score"}]},
-    "other_ray": {"rayVersion": "2.1.0"},
+    "other_ray": {"rayVersion": "2.52.0"},
     "misspelt_key": {"trainng": {"steps": 3}},
 }
 

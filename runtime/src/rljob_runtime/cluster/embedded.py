@@ -10,12 +10,15 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from ray.cluster_utils import Cluster as RayProcesses
 
+from rljob_api.naming import NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
 from rljob_api.plan import Plan, PlannedNode
-from rljob_runtime.cluster.ray_cluster import GROUP_LABEL, RANK_LABEL, RayCluster, own_signal_handlers, ray_resource
+from rljob_runtime.cluster.host import KEEP_VISIBLE_DEVICES, POD_VISIBLE_DEVICES
+from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
 from rljob_runtime.errors import ClusterError
 
 HEAD_STORE_BYTES = 100 * 2**20
@@ -34,19 +37,28 @@ class EmbeddedCluster(RayCluster):
         self._node_labels = node_labels
         self._processes: RayProcesses | None = None
 
-    async def start(self, plan: Plan, timeout_s: float) -> None:
+    async def start(self, plan: Plan, timeout_s: float, say: Callable[[str], None]) -> None:
         """See the protocol."""
-        os.environ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        self.start_processes(plan)
+        await super().start(plan, timeout_s, say)
+
+    def start_processes(self, plan: Plan) -> str:
+        """Start the head and the nodes of the plan without connecting to them; returns the cluster's address.
+
+        Raises:
+            ClusterError: a process did not start.
+        """
+        os.environ[KEEP_VISIBLE_DEVICES] = "1"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-            os.environ["RLJOB_POD_VISIBLE_DEVICES"] = visible
+            os.environ[POD_VISIBLE_DEVICES] = visible
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             with own_signal_handlers():
                 self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
         except (RuntimeError, TimeoutError, OSError) as error:
             raise ClusterError(f"the embedded Ray cluster did not start: {error}") from error
-        await super().start(plan, timeout_s)
+        return self._address
 
     async def stop(self) -> None:
         """See the protocol."""
@@ -70,7 +82,7 @@ class EmbeddedCluster(RayCluster):
         arguments: dict[str, object] = {
             "num_cpus": self._node_cpus[node.group],
             "num_gpus": node.num_devices if resource == "GPU" else 0,
-            "labels": {**self._node_labels[node.group], GROUP_LABEL: node.group, RANK_LABEL: str(node.rank)},
+            "labels": {**self._node_labels[node.group], NODE_GROUP_LABEL: node.group, NODE_RANK_LABEL: str(node.rank)},
         }
         if resource != "GPU" and node.num_devices:
             arguments["resources"] = {resource: node.num_devices}

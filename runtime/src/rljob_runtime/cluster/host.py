@@ -1,34 +1,60 @@
-"""The process that hosts one worker: environment first, log file second, heavy imports last."""
+"""The process that hosts one worker: environment first, log file second, heavy imports last.
+
+In a pod its log lines are also copied to the pod's own output, and a pid file lets the pod's stop hook wait for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rljob_api.naming import ENV_NODE_RANK
+from rljob_runtime import pidfile
+from rljob_runtime.podlog import POD_OUTPUT, Follower, PodOutput
+
+POD_VISIBLE_DEVICES = "RLJOB_POD_VISIBLE_DEVICES"
+"""Environment of a node: the CUDA_VISIBLE_DEVICES it was given itself."""
+KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""Environment of a node: Ray leaves CUDA_VISIBLE_DEVICES of its workers alone."""
+START_WORD = "starts"
+"""Word in the line that begins a process's part of its log; earlier attempts may have written parts before it."""
 
 
 class WorkerHost:
     """Builds the worker inside its process and forwards calls to it."""
 
     def __init__(self, name: str, factory: str, kwargs: Mapping[str, Any], env: Mapping[str, str], log_file: str) -> None:
-        """Prepare the process, then construct ``module:Class`` with ``kwargs``.
+        """Prepare the process; :meth:`build` constructs ``module:Class`` with ``kwargs``.
 
         Everything the worker or its libraries print goes to ``log_file``, so that it survives the process.
         """
+        in_pod = ENV_NODE_RANK in os.environ
         os.environ.update(env)
         _redirect_output(log_file)
-        sys.stderr.write(f"[{name}] pid {os.getpid()} starts {factory}\n")
-        module_name, _, class_name = factory.partition(":")
-        self._worker = getattr(importlib.import_module(module_name), class_name)(**kwargs)
+        if in_pod:
+            _join_pod(name, log_file)
+        sys.stderr.write(f"{start_line(name)} pid {os.getpid()} {START_WORD} {factory}\n")
+        self._factory = factory
+        self._kwargs = kwargs
+        self._worker: Any = None
+
+    def build(self) -> None:
+        """Construct the worker; a call of its own, so that its error arrives as it is and not as the death of the process."""
+        module_name, _, class_name = self._factory.partition(":")
+        with _traceback_in_log():
+            self._worker = getattr(importlib.import_module(module_name), class_name)(**self._kwargs)
 
     def address(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it, for a process group; its answer means that the worker is constructed."""
+        """This node's address and a port that is free on it, for a process group."""
         host = _own_address()
         with socket.socket() as probe:
             probe.bind((host, 0))
@@ -40,7 +66,40 @@ class WorkerHost:
 
     def call(self, method: str, *args: Any) -> Any:
         """Run one method of the worker."""
-        return getattr(self._worker, method)(*args)
+        with _traceback_in_log():
+            return getattr(self._worker, method)(*args)
+
+
+def start_line(name: str) -> str:
+    """How the first line of a worker's process in its log begins."""
+    return f"[{name}]"
+
+
+@contextlib.contextmanager
+def _traceback_in_log() -> Iterator[None]:
+    """Leave the traceback of an error in the log, for it does not travel to the driver."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def _join_pod(name: str, log_file: str) -> None:
+    """Copy the log to the pod's output and tell the stop hook of this process; neither is worth failing for."""
+    output = PodOutput(POD_OUTPUT, f"[{name}] ")
+    try:
+        pidfile.write(pidfile.worker_file(pidfile.STATE_FOLDER, name))
+        if output.is_open:
+            Follower(Path(log_file), output)
+    except OSError as error:
+        sys.stderr.write(f"[{name}] is not shown by kubectl logs, or not awaited when its pod stops: {error}\n")
+
+
+def pod_visible_devices(environment: Mapping[str, str]) -> str | None:
+    """The CUDA_VISIBLE_DEVICES that the node itself was given, read in a worker's process; None when it was given all."""
+    own = environment.get("CUDA_VISIBLE_DEVICES") if environment.get(KEEP_VISIBLE_DEVICES) == "1" else None
+    return environment.get(POD_VISIBLE_DEVICES) or own or None
 
 
 def visible_devices(local_devices: tuple[int, ...], pod_visible: str | None) -> str:

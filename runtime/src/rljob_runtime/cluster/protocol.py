@@ -8,11 +8,12 @@ the value over without a way through the driver.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rljob_api.plan import Plan
+from rljob_api.v1alpha1.nodes import DeviceType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class WorkerSpec:
     """Device indexes on the node, as planned."""
     device_resource: str = "cpu"
     """Kubernetes name of the devices; ``cpu`` means virtual devices."""
+    device_type: DeviceType = DeviceType.CPU
+    """What computes on them: CPU or CUDA."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Set before anything heavy is imported."""
     concurrency: int = 1
@@ -79,8 +82,8 @@ class Worker(Protocol):
 class Cluster(Protocol):
     """Nodes that match a plan."""
 
-    async def start(self, plan: Plan, timeout_s: float) -> None:
-        """Connect, wait until every planned node is there, reserve its devices.
+    async def start(self, plan: Plan, timeout_s: float, say: Callable[[str], None]) -> None:
+        """Connect, wait until exactly the planned nodes are there, reserve their devices; ``say`` is told now and then what is missing.
 
         Raises:
             ClusterError: what is missing, by node, group and device count.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,19 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rljob_api.naming import NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
 from rljob_api.plan import Plan, PlannedNode
-from rljob_runtime.cluster.host import WorkerHost, visible_devices
+from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_runtime.cluster.host import WorkerHost, pod_visible_devices, visible_devices
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec
-from rljob_runtime.errors import ClusterError, DeadlineError, RuntimeFault, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import ClusterError, DeadlineError, RuntimeFault, StartupDeadlineError, WorkerFailedError, WorkerLostError
 
-RANK_LABEL = "rljob.dev/node-rank"
-GROUP_LABEL = "ray.io/node-group"
 NAMESPACE = "rljob"
+SAY_EVERY_S = 15.0
+"""How often a wait for nodes says what is missing."""
+PLACEMENT_WAIT_S = 1.0
+HEAD_RESOURCE = "node:__internal_head__"
+"""Only Ray's head offers it."""
 WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
 CPU_SHARE = 0.01
@@ -44,13 +50,6 @@ def own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ray_resource(device_resource: str) -> str:
-    """Ray's name for a Kubernetes device resource."""
-    if device_resource == "cpu":
-        return "rljob_cpu_device"
-    return "GPU" if device_resource.endswith("/gpu") else device_resource.replace("/", "_").replace(".", "_")
-
-
 class RayCluster:
     """Implements :class:`rljob_runtime.cluster.protocol.Cluster` on an existing Ray cluster."""
 
@@ -63,27 +62,42 @@ class RayCluster:
         self._actors: list[Any] = []
         self._connected = False
 
-    async def start(self, plan: Plan, timeout_s: float) -> None:
+    async def start(self, plan: Plan, timeout_s: float, say: Callable[[str], None]) -> None:
         """See the protocol."""
         deadline = time.monotonic() + timeout_s
-        with own_signal_handlers():
-            ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        try:
+            with own_signal_handlers():
+                ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        except (RuntimeError, ConnectionError, ValueError, RayError) as error:
+            where = os.environ.get("RAY_ADDRESS", self._address)
+            raise ClusterError(f"the Ray cluster at {where} cannot be reached: {error}") from error
         self._connected = True
-        await wait_for_nodes(plan, deadline)
+        await wait_for_nodes(plan, deadline, say)
         used = _used_nodes(plan)
         self._bundle_of_rank = {node.rank: index for index, node in enumerate(used)}
         self._group = placement_group(
             [_bundle(node) for node in used],
             strategy="PACK",
-            bundle_label_selector=[{RANK_LABEL: str(node.rank)} for node in used],
+            bundle_label_selector=[{NODE_RANK_LABEL: str(node.rank)} for node in used],
         )
-        ready = await asyncio.to_thread(self._group.wait, max(deadline - time.monotonic(), 1.0))
-        if not ready:
-            wanted = ", ".join(f"node {n.rank} ({n.group}): {_bundle(n)}" for n in used)
-            raise ClusterError(
-                f"the devices were not free within {timeout_s:.0f} s; wanted {wanted}; free now {ray.available_resources()}. "
-                "Stop the job that holds them or raise spec.startupDeadlineSeconds"
-            )
+        await self._wait_for_devices(self._group, used, deadline, say)
+
+    async def _wait_for_devices(
+        self, group: PlacementGroup, nodes: Sequence[PlannedNode], deadline: float, say: Callable[[str], None]
+    ) -> None:
+        """Wait until the placement group is placed, in short waits, so that a stop is not held up by Ray's own."""
+        say_at = time.monotonic() + SAY_EVERY_S
+        while not await asyncio.to_thread(group.wait, PLACEMENT_WAIT_S):
+            now = time.monotonic()
+            wanted = ", ".join(f"node {n.rank} ({n.group}): {_bundle(n)}" for n in nodes)
+            if now >= deadline:
+                raise ClusterError(
+                    "the devices were not free within the time that spec.startupDeadlineSeconds sets; "
+                    f"wanted {wanted}; free now {ray.available_resources()}. Stop the job that holds them or raise the deadline"
+                )
+            if now >= say_at:
+                say_at = now + SAY_EVERY_S
+                say(f"waiting for free devices, {deadline - now:.0f} s left: wanted {wanted}")
 
     async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
         """See the protocol."""
@@ -150,12 +164,19 @@ class RayWorker:
         return self._log_file
 
     async def started(self, timeout_s: float) -> None:
-        """Wait until the worker is constructed."""
-        await self.address(timeout_s)
+        """Wait until the worker is constructed.
+
+        Raises:
+            StartupDeadlineError: it was not within ``timeout_s``.
+        """
+        try:
+            await RayPending(self, "start", self._actor.build.remote()).result(timeout_s)
+        except DeadlineError as error:
+            raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """See the protocol."""
-        host, port = await RayPending(self, "start", self._actor.address.remote()).result(timeout_s)
+        host, port = await RayPending(self, "address", self._actor.address.remote()).result(timeout_s)
         return host, port
 
     async def watch(self) -> None:
@@ -196,7 +217,7 @@ class RayPending:
         except RayTaskError as error:
             raise _unwrapped(error, self._worker, self._method) from error
         except RayActorError as error:
-            raise WorkerLostError(self._worker.name, _exit_detail(error), self._worker.log_file) from error
+            raise _lost(error, self._worker) from error
         except RayError as error:
             raise ClusterError(f"Ray failed while {self._worker.name} ran {self._method}: {error}") from error
 
@@ -205,42 +226,69 @@ class _HostActor(WorkerHost):
     """The actor's class: adds the translation of planned devices to the pod's own."""
 
     def __init__(self, spec: WorkerSpec, log_file: str) -> None:
-        import os
-
         env = dict(spec.env)
-        if spec.device_resource != "cpu" and spec.local_devices:
-            env["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.local_devices, os.environ.get("RLJOB_POD_VISIBLE_DEVICES"))
+        if spec.local_devices:
+            on_cuda = spec.device_type is DeviceType.CUDA
+            env["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.local_devices, pod_visible_devices(os.environ)) if on_cuda else ""
         super().__init__(spec.name, spec.factory, spec.kwargs, env, log_file)
 
 
-async def wait_for_nodes(plan: Plan, deadline: float) -> None:
-    """Wait until every planned node is alive with its label, group and device count.
+async def wait_for_nodes(plan: Plan, deadline: float, say: Callable[[str], None]) -> None:
+    """Wait until the nodes are the planned ones; tells ``say`` what is wrong, now and then while that is so.
 
     Raises:
-        ClusterError: at the deadline, with everything that is still missing.
+        ClusterError: at the deadline, with everything that is still wrong.
     """
-    while missing := missing_nodes(plan, ray.nodes()):
-        if time.monotonic() >= deadline:
-            raise ClusterError("the Ray cluster does not match the plan: " + "; ".join(missing))
-        await asyncio.sleep(0.05)
+    say_at = time.monotonic() + SAY_EVERY_S
+    while problems := missing_nodes(plan, ray.nodes()):
+        now = time.monotonic()
+        if now >= deadline:
+            raise ClusterError(
+                f"the Ray cluster does not match the plan within the time that spec.startupDeadlineSeconds sets: {'; '.join(problems)}"
+            )
+        if now >= say_at:
+            say_at = now + SAY_EVERY_S
+            say(f"waiting for the planned nodes, {deadline - now:.0f} s left: {'; '.join(problems)}")
+        await asyncio.sleep(0.1)
 
 
 def missing_nodes(plan: Plan, ray_nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """What ``ray.nodes()`` lacks of the plan, one sentence each; empty when all is there."""
-    by_rank = {n["Labels"].get(RANK_LABEL): n for n in ray_nodes if n["Alive"]}
-    problems = []
-    for node in plan.nodes:
-        found = by_rank.get(str(node.rank))
-        if found is None:
-            problems.append(f"node {node.rank} (group {node.group}, index {node.index}) has not joined")
-            continue
-        group = found["Labels"].get(GROUP_LABEL)
-        if group != node.group:
-            problems.append(f"node {node.rank} is labelled {GROUP_LABEL}={group}, planned {node.group}")
-        have = found["Resources"].get(ray_resource(node.device_resource), 0)
-        if have < node.num_devices:
-            problems.append(f"node {node.rank} (group {node.group}) offers {have:g} of {node.num_devices} {node.device_resource}")
+    """How ``ray.nodes()`` differs from the plan, one sentence each; empty when exactly the planned nodes are there.
+
+    Two nodes of one rank, or one too many, are mostly a pod that was replaced and is not yet known to be gone: worth waiting for.
+    """
+    alive = [n for n in ray_nodes if n["Alive"] and HEAD_RESOURCE not in n["Resources"]]
+    by_rank: dict[str, list[dict[str, Any]]] = {}
+    for found in alive:
+        by_rank.setdefault(found["Labels"].get(NODE_RANK_LABEL, ""), []).append(found)
+    problems = [problem for node in plan.nodes for problem in _node_problems(node, by_rank.pop(str(node.rank), []))]
+    for rank, surplus in sorted(by_rank.items()):
+        where = ", ".join(_address(n) for n in surplus)
+        what = (
+            f"carries {NODE_RANK_LABEL}={rank}, planned are 0 to {len(plan.nodes) - 1}" if rank else f"carries no label {NODE_RANK_LABEL}"
+        )
+        problems.append(f"the node at {where} {what}")
     return problems
+
+
+def _node_problems(node: PlannedNode, found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What is wrong with the nodes that claim a planned node's rank."""
+    if not found:
+        yield f"node {node.rank} (group {node.group}, index {node.index}) has not joined"
+        return
+    if len(found) > 1:
+        yield f"node {node.rank} (group {node.group}) is there {len(found)} times: {', '.join(_address(n) for n in found)}"
+    for one in found:
+        group = one["Labels"].get(NODE_GROUP_LABEL)
+        if group != node.group:
+            yield f"node {node.rank} at {_address(one)} is labelled {NODE_GROUP_LABEL}={group}, planned {node.group}"
+        have = one["Resources"].get(ray_resource(node.device_resource), 0)
+        if have != node.num_devices:
+            yield f"node {node.rank} (group {node.group}) offers {have:g} {node.device_resource}, planned {node.num_devices}"
+
+
+def _address(ray_node: dict[str, Any]) -> str:
+    return str(ray_node.get("NodeManagerAddress", "an unknown address"))
 
 
 def _used_nodes(plan: Plan) -> list[PlannedNode]:
@@ -261,8 +309,15 @@ def _unwrapped(error: RayTaskError, worker: RayWorker, method: str) -> RuntimeFa
     if isinstance(cause, RuntimeFault):
         return cause
     if isinstance(cause, RayActorError):
-        return WorkerLostError(worker.name, _exit_detail(cause), worker.log_file)
+        return _lost(cause, worker)
     return WorkerFailedError(worker.name, method, f"{type(cause).__name__}: {cause}", worker.log_file)
+
+
+def _lost(error: RayActorError, worker: RayWorker) -> RuntimeFault:
+    """A process that ended, or one that raised before it was a worker."""
+    if error.actor_init_failed:
+        return WorkerFailedError(worker.name, "start", str(error).strip().splitlines()[-1][:300], worker.log_file)
+    return WorkerLostError(worker.name, _exit_detail(error), worker.log_file)
 
 
 def _exit_detail(error: RayActorError) -> str:

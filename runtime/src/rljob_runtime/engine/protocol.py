@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rljob_api.vocabulary import Reason
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
 
@@ -29,7 +30,7 @@ exactly as the new weights would), or ``keep`` the old ones (no work is repeated
 class EngineDiedError(RuntimeFault):
     """Raised by every call once the engine's own thread ended, by a fault or by ``shutdown``; the message carries the cause."""
 
-    retryable = True
+    reason = Reason.WORKER_LOST  # like a lost process: another attempt may go better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 The driver uses ``Reporter``; everything else here is a part of it. Nothing in this package imports ray or torch.
 """
 
-from rljob_runtime.report.display import Display, Level, PlainDisplay, RunInfo, make_display
+from rljob_runtime.report.display import Display, Displays, Level, PhaseView, PlainDisplay, RunInfo, make_display
 from rljob_runtime.report.folder import FolderMode, RunFolder
 from rljob_runtime.report.metrics import MetricsTable, load_metrics
 from rljob_runtime.report.names import METRICS, MetricInfo, UnknownMetricError, markdown_table
@@ -14,10 +14,12 @@ from rljob_runtime.report.trajectories import TrajectorySampling
 __all__ = [
     "METRICS",
     "Display",
+    "Displays",
     "FolderMode",
     "Level",
     "MetricInfo",
     "MetricsTable",
+    "PhaseView",
     "PlainDisplay",
     "Reporter",
     "RunFolder",

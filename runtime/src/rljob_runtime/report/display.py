@@ -223,6 +223,59 @@ class PlainDisplay:
         """Nothing to give back."""
 
 
+class Displays:
+    """Several displays that are told the same, in order."""
+
+    def __init__(self, displays: Sequence[Display]) -> None:
+        """Order matters where one of them reports on another's stream."""
+        self._displays = tuple(displays)
+
+    def started(self, info: RunInfo, folder: Path, resumed_step: int | None) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.started(info, folder, resumed_step)
+
+    def history(self, records: Sequence[StepRecord]) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.history(records)
+
+    def phase_started(self, name: str) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.phase_started(name)
+
+    def phase_ended(self, phase: PhaseView, *, failed: bool) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.phase_ended(phase, failed=failed)
+
+    def step(self, record: StepRecord) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.step(record)
+
+    def event(self, text: str, level: Level) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.event(text, level)
+
+    def tick(self, running: Sequence[PhaseView]) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.tick(running)
+
+    def finished(self, summary: RunSummary, report: Path | None) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.finished(summary, report)
+
+    def close(self) -> None:
+        """See :class:`Display`."""
+        for display in self._displays:
+            display.close()
+
+
 def make_display(stream: TextIO, *, clock: Clock, plain_every_s: float = 5.0) -> Display:
     """Live on a terminal that can show it, plain lines otherwise."""
     from rich.console import Console

@@ -1,0 +1,212 @@
+"""One attempt of a job on a cluster: the one way a run goes, whether on this machine or in pods. Called by ``run`` and ``incluster``.
+
+::
+
+    checked job, run folder, store -> Attempt -> Reporter -> launch (cluster, workers) -> Driver -> model, summary
+
+| exit code | meaning                                                          |
+|-----------|------------------------------------------------------------------|
+| 0         | all steps trained                                                |
+| 2         | the spec, or something it names, is invalid; nothing was started |
+| 3         | the run failed; the newest checkpoint is kept                    |
+| 130       | interrupted; a checkpoint of the last finished step was written  |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from rljob_api.validation import CheckedJob
+from rljob_runtime import launch
+from rljob_runtime.checkpointing import Checkpoints, DriverState
+from rljob_runtime.cluster.protocol import Cluster
+from rljob_runtime.driver import Driver
+from rljob_runtime.errors import ActiveDeadlineError, Interrupted, RuntimeFault
+from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
+from rljob_runtime.resolve import devices_in_words, spec_fingerprint
+
+EXIT_OK = 0
+EXIT_INVALID = 2
+EXIT_FAILED = 3
+EXIT_INTERRUPTED = 130
+NO_SAMPLING_STEPS = 10**9
+"""A step number that no run reaches: trajectory sampling switched off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What is run, where its files go, and where it goes on."""
+
+    checked: CheckedJob
+    folder: RunFolder
+    store: Checkpoints
+    model_folder: Path | None
+    """Where the trained model is written; None: nowhere that would outlive the run."""
+    resume_folder: Path | None
+    """The checkpoint to go on from."""
+    state: DriverState | None
+    """The driver's part of that checkpoint."""
+    job_folder: Path | None
+    """Searched first for reward functions."""
+    notes: tuple[str, ...] = ()
+    """What users should know about this run; shown once, at its start."""
+
+
+def prepare(
+    checked: CheckedJob,
+    folder: RunFolder,
+    store: Checkpoints,
+    *,
+    resume: bool,
+    job_folder: Path | None,
+    model_folder: Path | None,
+    notes: tuple[str, ...] = (),
+) -> Attempt:
+    """An attempt that goes on from the newest complete checkpoint of ``store`` when ``resume`` is set and there is one.
+
+    Raises:
+        CheckpointError: that checkpoint cannot be read or is another job's.
+    """
+    newest = store.newest() if resume else None
+    return Attempt(
+        checked=checked,
+        folder=folder,
+        store=store,
+        model_folder=model_folder,
+        resume_folder=newest,
+        state=store.load(newest, spec_fingerprint(checked.job.spec)) if newest else None,
+        job_folder=job_folder,
+        notes=notes,
+    )
+
+
+def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
+    """Run it to its end; files and the display tell the rest.
+
+    Raises:
+        Interrupted: stopped by SIGINT or SIGTERM.
+        RuntimeFault: the run failed.
+    """
+    job = attempt.checked.job
+    spec = job.spec
+    info = RunInfo(
+        job_name=job.metadata.name,
+        model=spec.model.path,
+        algorithm=f"{spec.algorithm.advantage.estimator} {spec.algorithm.policy_loss.variant}",
+        devices=devices_in_words(attempt.checked.plan),
+        total_steps=spec.training.steps,
+        seed=spec.seed,
+        spec_yaml=yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False),
+    )
+    sampling = TrajectorySampling(
+        per_step=spec.report.trajectories_per_step, every_steps=spec.report.trajectories_every_steps or NO_SAMPLING_STEPS
+    )
+    reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.state.step if attempt.state else None, sampling=sampling)
+    with reporter:
+        for note in attempt.notes:
+            reporter.event(note, Level.WARNING)
+        asyncio.run(_run(attempt, cluster, reporter))
+
+
+async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
+    job, plan = attempt.checked.job, attempt.checked.plan
+    interrupt = Interruption(asyncio.current_task(), reporter, checkpoint=attempt.store.kept)
+    workers: launch.Workers | None = None
+    with interrupt.handling_signals():
+        try:
+            async with _deadline(job.spec.active_deadline_seconds):
+                workers = await launch.launch(job, plan, cluster, reporter, attempt.job_folder, attempt.folder.logs.resolve())
+                await _train(attempt, workers, reporter, interrupt)
+        except asyncio.CancelledError:
+            if interrupt.stop.is_set():
+                raise Interrupted("stopped at once, without a checkpoint of the step under way") from None
+            raise
+        finally:
+            interrupt.ending = True
+            with reporter.phase("stopping"):
+                await launch.shut_down(cluster, workers)
+
+
+async def _train(attempt: Attempt, workers: launch.Workers, reporter: Reporter, interrupt: Interruption) -> None:
+    spec = attempt.checked.job.spec
+    if attempt.resume_folder is not None:
+        with reporter.phase("loading the checkpoint"):
+            await launch.load_policy(workers, attempt.resume_folder)
+    parts, config = await launch.assemble(spec, workers, attempt.store, attempt.state, reporter)
+    start_step = attempt.state.step if attempt.state else 0
+    interrupt.orderly = True
+    await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()
+    interrupt.orderly = False
+    if attempt.model_folder is None:
+        reporter.event("the trained model is not written: no storage outlives the pods; set spec.storage", Level.WARNING)
+        return
+    with reporter.phase("writing the model"):
+        await launch.export(spec, workers, attempt.model_folder)
+
+
+@contextlib.asynccontextmanager
+async def _deadline(active_deadline_s: int | None) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(active_deadline_s):
+            yield
+    except TimeoutError as error:
+        if isinstance(error, RuntimeFault):
+            raise
+        raise ActiveDeadlineError(f"the run did not end within {active_deadline_s} s (spec.activeDeadlineSeconds)") from error
+
+
+class Announcer(Protocol):
+    """Takes lines for users; a :class:`Reporter`."""
+
+    def event(self, text: str, level: Level = Level.INFO) -> None:
+        """Show one line."""
+
+
+class Interruption:
+    """SIGINT and SIGTERM: the first ends the run in order while it trains, at once before and after; a second SIGINT ends it at once.
+
+    A second SIGTERM changes nothing: Ray's job stop, the pod's stop hook and the kubelet each send one.
+    """
+
+    def __init__(self, main: asyncio.Task[None] | None, reporter: Announcer, *, checkpoint: bool) -> None:
+        """``main`` is cancelled to end at once; ``checkpoint`` says whether an orderly end leaves one."""
+        self.stop = asyncio.Event()
+        self.orderly = False
+        self.ending = False
+        """The run is over and its processes are being ended: nothing is left to interrupt."""
+        self._main = main
+        self._reporter = reporter
+        self._checkpoint = checkpoint
+
+    def _interrupted(self, number: signal.Signals) -> None:
+        repeated = self.stop.is_set()
+        if self.ending or (repeated and number is signal.SIGTERM):
+            return
+        self.stop.set()
+        if (repeated or not self.orderly) and self._main is not None:
+            self._reporter.event("stopping at once", Level.WARNING)
+            self._main.cancel()
+            return
+        what = "with a checkpoint" if self._checkpoint else "without a checkpoint, for none are kept"
+        self._reporter.event(f"{number.name}: stopping after this step, {what}; interrupt again (Ctrl-C) to stop at once", Level.WARNING)
+
+    @contextlib.contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle both signals inside the block; after it SIGTERM has nothing left to end but the report, which is soon written."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupted, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,248 @@
+"""``python -m rljob_runtime.incluster``: the driver of one attempt, on the head pod of a running Ray cluster. Started by KubeRay.
+
+::
+
+    spec file -> rljob_api (validate, plan) -> preflight -> RunFolder -> attempt on the cluster that RAY_ADDRESS names
+
+It can be started again at any time, by the next attempt or by KubeRay after the head was lost: it goes on from the newest complete
+checkpoint in the run folder. Its output goes to the Ray job's log, to ``logs/driver-a<attempt>.log`` in the run folder and to the pod's
+own output. Whatever ends it, the last line says why (:mod:`rljob_api.failure`). Exit codes: see :mod:`rljob_runtime.attempt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self, TextIO
+
+from rljob_api import naming
+from rljob_api.errors import SpecInvalidError
+from rljob_api.failure import encode
+from rljob_api.v1alpha1.status import Progress
+from rljob_api.validation import CheckedJob, check
+from rljob_runtime import attempt, launch, pidfile, progress
+from rljob_runtime.attempt import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK
+from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, NoCheckpoints
+from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
+from rljob_runtime.lastword import failure_of
+from rljob_runtime.podlog import POD_OUTPUT, ByteSink, PodOutput, Tee
+from rljob_runtime.report import Display, Displays, FolderMode, PlainDisplay, RunFolder
+
+RUNNING_CLUSTER = "auto"
+"""Ray's word for the cluster that RAY_ADDRESS names."""
+NO_STORAGE = (
+    "spec.storage is not set, so nothing outlives the pods: no checkpoints are written, another attempt begins at step 0, "
+    "and the trained model is lost"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What the operator says about this pod."""
+
+    namespace: str
+    job: str
+    attempt: int
+    run_folder: Path
+    has_storage: bool
+    """Whether all pods, also those of later attempts, share the run folder."""
+
+
+def place_of(environment: Mapping[str, str]) -> Place:
+    """Read it from the pod's environment.
+
+    Raises:
+        SetupError: a variable is missing or malformed.
+    """
+    names = (naming.ENV_NAMESPACE, naming.ENV_JOB, naming.ENV_ATTEMPT, naming.ENV_RUN_FOLDER, naming.ENV_STORAGE_SHARED)
+    if missing := [name for name in names if not environment.get(name)]:
+        raise SetupError(f"{', '.join(missing)} must be set in the head's environment; the operator does that, podTemplate must leave it")
+    number, shared = environment[naming.ENV_ATTEMPT], environment[naming.ENV_STORAGE_SHARED]
+    if not number.isdecimal() or int(number) < 1 or shared not in ("0", "1"):
+        raise SetupError(f"{naming.ENV_ATTEMPT}={number} must be a number from 1, {naming.ENV_STORAGE_SHARED}={shared} must be 0 or 1")
+    return Place(
+        namespace=environment[naming.ENV_NAMESPACE],
+        job=environment[naming.ENV_JOB],
+        attempt=int(number),
+        run_folder=Path(environment[naming.ENV_RUN_FOLDER]),
+        has_storage=shared == "1",
+    )
+
+
+class LastWord:
+    """A context manager that turns whatever ends its body into an exit code and a last line on standard output; nothing gets past it."""
+
+    def __init__(self) -> None:
+        """Assume the best."""
+        self.exit_code = EXIT_OK
+        self.checking = False
+        """Whether the job is still being checked and nothing has been started."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Say why, readable first."""
+        if error is None:
+            return False
+        self.exit_code = exit_code_of(error, checking=self.checking)
+        failure = failure_of(error)
+        if isinstance(error, SpecInvalidError | RuntimeFault | Interrupted):
+            said = [f"{failure.reason}: {failure.message}", *getattr(error, "__notes__", [])]
+        else:
+            said = ["".join(traceback.format_exception(error)).rstrip()]
+        sys.stdout.write("\n".join([*said, encode(failure)]) + "\n")
+        sys.stdout.flush()
+        return True
+
+
+def exit_code_of(error: BaseException, *, checking: bool) -> int:
+    """The exit code that ``error`` ends a run with."""
+    if isinstance(error, SpecInvalidError | SetupError) or (checking and isinstance(error, RuntimeFault)):
+        return EXIT_INVALID
+    return EXIT_INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else EXIT_FAILED
+
+
+def checked_job(spec_file: Path) -> CheckedJob:
+    """The job, and all it names is there.
+
+    Raises:
+        SpecInvalidError, RuntimeFault: not so.
+    """
+    try:
+        text = spec_file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"the job's spec {spec_file} cannot be read: {error}; the operator mounts it into the head") from error
+    checked = check(text)
+    launch.preflight(checked.job.spec, None)
+    return checked
+
+
+def drive(place: Place, folder: RunFolder, checked: CheckedJob) -> None:
+    """Run the attempt to its end.
+
+    Raises:
+        RuntimeFault, Interrupted: it did not end well.
+    """
+    spec = checked.job.spec
+    store: Checkpoints = NoCheckpoints()
+    if place.has_storage:
+        store = CheckpointStore(Path(spec.checkpoint.path) if spec.checkpoint.path else folder.checkpoints, spec.checkpoint.keep)
+    prepared = attempt.prepare(
+        checked,
+        folder,
+        store,
+        resume=True,
+        job_folder=None,
+        model_folder=folder.model if place.has_storage else None,
+        notes=() if place.has_storage else (NO_STORAGE,),
+    )
+    from rljob_runtime.cluster.ray_cluster import RayCluster
+
+    attempt.run(prepared, RayCluster(RUNNING_CLUSTER, folder.logs.resolve()), display_of(place))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the attempt that the environment describes; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rljob_runtime.incluster", description="Driver of one attempt of an RLJob.")
+    parser.add_argument("--spec-file", type=Path, default=Path(naming.SPEC_FILE), help="the resolved RLJob")
+    parser.add_argument("--state-folder", type=Path, default=pidfile.STATE_FOLDER, help="where the stop hook finds this process")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _stopped_early)
+    with contextlib.ExitStack() as outputs:
+        pod = outputs.enter_context(contextlib.closing(PodOutput(POD_OUTPUT, "[driver] "))) if _in_pod() else None
+        outputs.enter_context(_copied_to([pod] if pod is not None else []))
+        with LastWord() as last:
+            place = place_of(os.environ)
+            folder = RunFolder.open(place.run_folder, FolderMode.RESUME_OR_NEW)
+            log = outputs.enter_context(_opened(folder.logs / f"driver-a{place.attempt}.log"))
+            outputs.enter_context(_copied_to([log]))
+            _claim(pidfile.driver_file(options.state_folder))
+            last.checking = True
+            checked = checked_job(options.spec_file)
+            last.checking = False
+            drive(place, folder, checked)
+    return last.exit_code
+
+
+def _in_pod() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def display_of(place: Place) -> Display:
+    """Plain lines, and the RLJob's status where it can be written."""
+    lines = PlainDisplay(sys.stdout, clock=time.monotonic)
+    server = progress.api_server(os.environ)
+    if server is None:
+        sys.stdout.write("progress is not written to the RLJob's status: this process has no ServiceAccount token\n")
+        return lines
+    reachable = server
+
+    def send(value: Progress) -> str | None:
+        return progress.apply_progress(reachable, place.namespace, place.job, value)
+
+    return Displays([lines, progress.ProgressDisplay(send, attempt=place.attempt, say=_say)])
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _claim(path: Path) -> None:
+    """Let the stop hook find this process.
+
+    Raises:
+        RuntimeFault: another driver runs in this pod, or the file cannot be written.
+    """
+    if pid := pidfile.running(path):
+        raise RuntimeFault(f"another driver (pid {pid}) of this job runs in this pod already; wait for its end or stop it")
+    try:
+        pidfile.write(path)
+    except OSError as error:
+        raise RuntimeFault(f"{path} cannot be written: {error}; the pod needs a writable /tmp") from error
+
+
+def _stopped_early(number: int, frame: FrameType | None) -> None:
+    """Until the attempt handles signals itself."""
+    raise Interrupted(f"{signal.Signals(number).name} before the run began")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[ByteSink]:
+    """A log to append to, unbuffered.
+
+    Raises:
+        RuntimeFault: it cannot be written.
+    """
+    try:
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise RuntimeFault(f"{path} cannot be written: {error.strerror}; check the volume of spec.storage") from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _copied_to(copies: Sequence[ByteSink]) -> Iterator[None]:
+    """What Python prints goes to ``copies``, too."""
+    before: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
+    tee = Tee(sys.stdout, copies)
+    sys.stdout = sys.stderr = tee  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""What a manifest means on this machine: fields that only Kubernetes has a use for, secrets, folders on volumes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.base import SpecModel
+from rljob_runtime.errors import SetupError
+
+WITHOUT_EFFECT = ("managed_by", "queue", "image", "head", "storage", "pod_template", "failure_policy", "ttl_seconds_after_finished")
+GROUP_WITHOUT_EFFECT = ("node_selector", "tolerations", "affinity", "image", "pod_template")
+RESOURCES_WITHOUT_EFFECT = ("memory", "shared_memory")
+
+
+def fields_without_effect(spec: RLJobSpec) -> list[str]:
+    """Fields that are set to something and do nothing in a local run, by path, each once."""
+    found = [f"spec.{_alias(spec, name)}" for name in WITHOUT_EFFECT if _is_set(spec, name)]
+    for group in spec.node_groups:
+        found += [f"spec.nodeGroups[].{_alias(group, name)}" for name in GROUP_WITHOUT_EFFECT if _is_set(group, name)]
+        sizes = group.resources
+        found += [f"spec.nodeGroups[].resources.{_alias(sizes, name)}" for name in RESOURCES_WITHOUT_EFFECT if _is_set(sizes, name)]
+    return list(dict.fromkeys(found))
+
+
+def notes(spec: RLJobSpec) -> tuple[str, ...]:
+    """What the user should know at the start of a local run."""
+    without = fields_without_effect(spec)
+    said = [f"without effect on this machine: {', '.join(without)}"] if without else []
+    if _is_on_volume(spec):
+        said.append(f"spec.checkpoint.path {spec.checkpoint.path} lies on the volume of spec.storage: checkpoints go into the run folder")
+    return tuple(said)
+
+
+def check(spec: RLJobSpec, environment: Mapping[str, str]) -> None:
+    """Refuse what cannot be run here as it is meant.
+
+    Raises:
+        SetupError: the job is suspended, or a variable that a Secret would give is not in ``environment``.
+    """
+    if spec.suspend:
+        raise SetupError("spec.suspend is true: the job is told not to run; write false to run it")
+    sources = [(f"nodeGroups[{i}]", g.env) for i, g in enumerate(spec.node_groups)]
+    sources += [(f"components[{i}]", c.env) for i, c in enumerate(spec.components)]
+    missing = [
+        f"spec.{path}.env[{i}] takes {variable.name} from Secret {variable.secret_key_ref.name}"
+        for path, variables in sources
+        for i, variable in enumerate(variables)
+        if variable.secret_key_ref is not None and variable.name not in environment
+    ]
+    if missing:
+        raise SetupError(f"{'; '.join(missing)}; a local run takes it from its own environment, where it is not set: export it first")
+
+
+def checkpoint_folder(spec: RLJobSpec, default: Path) -> Path:
+    """Where a local run keeps checkpoints: ``default`` too when the spec names a place on a volume that is not mounted here."""
+    path = spec.checkpoint.path
+    return Path(path) if path is not None and not _is_on_volume(spec) else default
+
+
+def _is_on_volume(spec: RLJobSpec) -> bool:
+    path, storage = spec.checkpoint.path, spec.storage
+    return path is not None and storage is not None and Path(path).is_relative_to(storage.mount_path)
+
+
+def _is_set(model: SpecModel, name: str) -> bool:
+    """Whether a field differs from its default."""
+    return bool(getattr(model, name) != type(model).model_fields[name].default)
+
+
+def _alias(model: SpecModel, name: str) -> str:
+    return type(model).model_fields[name].alias or name

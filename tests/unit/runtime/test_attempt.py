@@ -1,0 +1,92 @@
+"""Signals during an attempt, and where it goes on."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rljob_api.validation import check
+from rljob_runtime.attempt import Interruption, prepare
+from rljob_runtime.checkpointing import CheckpointStore, DriverState, NoCheckpoints
+from rljob_runtime.errors import CheckpointError
+from rljob_runtime.report import FolderMode, Level, RunFolder
+from rljob_runtime.resolve import spec_fingerprint
+from tests.integration.jobs import job
+
+
+class Events:
+    """What users are told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def event(self, text: str, level: Level = Level.INFO) -> None:
+        self.texts.append(text)
+
+
+def signalled(numbers: list[signal.Signals], *, orderly: bool, checkpoint: bool = True) -> tuple[list[str], bool, bool]:
+    """Send signals to this process; returns what was said, whether the run is to stop, and whether it was ended at once."""
+
+    async def run() -> tuple[list[str], bool, bool]:
+        events = Events()
+        main = asyncio.ensure_future(asyncio.sleep(60))
+        interrupt = Interruption(main, events, checkpoint=checkpoint)
+        interrupt.orderly = orderly
+        with interrupt.handling_signals():
+            for number in numbers:
+                os.kill(os.getpid(), number)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+        at_once = main.cancelled() or bool(main.cancelling())
+        main.cancel()
+        return events.texts, interrupt.stop.is_set(), at_once
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return asyncio.run(run())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "orderly", "at_once"),
+    [
+        ([signal.SIGTERM], True, False),
+        ([signal.SIGTERM, signal.SIGTERM, signal.SIGTERM], True, False),  # Ray's job stop, the stop hook and the kubelet
+        ([signal.SIGINT], True, False),
+        ([signal.SIGINT, signal.SIGINT], True, True),
+        ([signal.SIGTERM, signal.SIGINT], True, True),
+        ([signal.SIGTERM], False, True),
+    ],
+)
+def test_the_first_signal_stops_in_order_and_only_a_second_ctrl_c_at_once(
+    numbers: list[signal.Signals], orderly: bool, at_once: bool
+) -> None:
+    said, stopping, ended = signalled(numbers, orderly=orderly)
+    assert (stopping, ended) == (True, at_once)
+    assert len(said) == 1 + (at_once and orderly)
+
+
+def test_what_is_promised_on_a_stop_is_kept() -> None:
+    assert "with a checkpoint" in signalled([signal.SIGTERM], orderly=True)[0][0]
+    assert "without a checkpoint" in signalled([signal.SIGTERM], orderly=True, checkpoint=False)[0][0]
+
+
+def test_an_attempt_goes_on_from_the_newest_complete_checkpoint_of_its_own_spec(tmp_path: Path) -> None:
+    checked = check(job(Path("m"), steps=9))
+    folder = RunFolder.open(tmp_path / "run", FolderMode.RESUME_OR_NEW)
+    store = CheckpointStore(folder.checkpoints, keep=2)
+    fresh = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
+    assert (fresh.resume_folder, fresh.state) == (None, None)
+    state = DriverState(step=3, next_group_id=12, source_state={}, done=(), spec_fingerprint=spec_fingerprint(checked.job.spec))
+    store.complete(store.begin(3), state)
+    store.begin(6)
+    resumed = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
+    assert resumed.state == state
+    assert prepare(checked, folder, NoCheckpoints(), resume=True, job_folder=None, model_folder=None).state is None
+    other = check(job(Path("other"), steps=9))
+    with pytest.raises(CheckpointError, match="was written under another spec"):
+        prepare(other, folder, store, resume=True, job_folder=None, model_folder=None)

@@ -1,0 +1,46 @@
+"""A worker's process in a pod: its log reaches the pod's output, the stop hook can find it, errors arrive as they are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import os, sys
+from pathlib import Path
+from rljob_runtime import pidfile
+from rljob_runtime.cluster import host
+
+folder = Path(sys.argv[1])
+host.POD_OUTPUT, pidfile.STATE_FOLDER = folder / "pod", folder / "state"
+worker = host.WorkerHost("w-0", sys.argv[2], {}, {"A": "1"}, str(folder / "w-0.log"))
+assert (pidfile.running(folder / "state" / "workers" / "w-0.pid") == os.getpid()) is ("RLJOB_NODE_RANK" in os.environ)
+try:
+    worker.build()
+    worker.call("elements")
+except (ValueError, TypeError) as error:
+    sys.stderr.write(f"raised {type(error).__name__}\\n")
+import time
+deadline = time.monotonic() + 10
+while "RLJOB_NODE_RANK" in os.environ and "raised" not in (folder / "pod").read_text() and time.monotonic() < deadline:
+    time.sleep(0.05)
+"""
+
+
+def run(folder: Path, factory: str, environment: dict[str, str]) -> str:
+    (folder / "pod").touch()
+    done = subprocess.run([sys.executable, "-c", CODE, str(folder), factory], env=environment, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, (folder / "w-0.log").read_text()
+    return (folder / "pod").read_text()
+
+
+def test_in_a_pod_every_line_of_the_log_is_copied_with_the_workers_name_tracebacks_too(tmp_path: Path) -> None:
+    shown = run(tmp_path, "collections:namedtuple", {"RLJOB_NODE_RANK": "0"})
+    log = (tmp_path / "w-0.log").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert log.endswith("raised TypeError\n")
+    assert shown == "".join(f"[w-0] {line}\n" for line in log.splitlines())
+
+
+def test_elsewhere_the_log_is_all(tmp_path: Path) -> None:
+    assert run(tmp_path, "collections:namedtuple", {}) == ""
+    assert (tmp_path / "w-0.log").read_text().endswith("raised TypeError\n")
