@@ -1,0 +1,165 @@
+"""Builds the programs once into the cache, each under a key of its module version, checksums and flags.
+
+Modules come from wherever the user's Go configuration says; nothing here names a host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster import shell
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.paths import TOOLS, cache_root
+from e2e.cluster.versions import KUBERAY_MODULE, Mode, Program, linker_flags, program, programs, required_version, version
+
+Say = Callable[[str], None]
+
+_BUILD_TIMEOUT_S = 3600.0
+_DOWNLOAD_TIMEOUT_S = 900.0
+_GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOWORK": "off"}
+_BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
+KUBERAY_CRDS = ("rayclusters", "rayjobs", "rayservices", "raycronjobs")
+"""Plural names of the KubeRay resources whose CRDs are installed."""
+
+
+def silent(_text: str) -> None:
+    """A :data:`Say` that says nothing."""
+
+
+def content_key(parts: Iterable[bytes]) -> str:
+    """Sixteen characters that change when any part, or where one part ends, changes."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def binary(name: str) -> Path:
+    """Where the program's binary lies in the cache, built or not.
+
+    Raises:
+        ClusterError: there is no program of that name.
+    """
+    item = program(name)
+    folder = TOOLS / item.folder
+    sources = sorted(path for path in folder.iterdir() if path.name in ("go.mod", "go.sum") or path.suffix == ".go")
+    key = content_key([*(path.read_bytes() for path in sources), linker_flags(item).encode(), *(f.encode() for f in _BUILD_FLAGS)])
+    return cache_root() / "bin" / f"{name}-{version(name)}-{key}" / name
+
+
+def missing(mode: Mode) -> list[str]:
+    """Names of the programs that ``mode`` needs and that are not built."""
+    return [item.name for item in programs(mode) if not binary(item.name).exists()]
+
+
+def require_built(mode: Mode) -> None:
+    """Fail early, in one sentence, instead of at the first start.
+
+    Raises:
+        ClusterError: something is not built.
+    """
+    absent = missing(mode)
+    if absent:
+        raise ClusterError(f"not built: {', '.join(absent)}. Remedy: python -m e2e.cluster build --mode {mode}")
+
+
+def build(mode: Mode, say: Say = silent) -> None:
+    """Build what ``mode`` needs and the cache lacks, and keep KubeRay's CRDs beside it.
+
+    Args:
+        mode: what to build for.
+        say: gets one line per step.
+
+    Raises:
+        ClusterError: no suitable Go, or a build failed.
+    """
+    if not missing(mode) and not _missing_crds():
+        return
+    with _lock():
+        absent = missing(mode)
+        if absent or _missing_crds():
+            go = require_go()
+            for name in absent:
+                started_s = time.monotonic()
+                say(f"build {name} {version(name)} ...")
+                _build_one(go, program(name))
+                say(f"build {name} {version(name)}: {time.monotonic() - started_s:.0f} s")
+            _keep_crds(go)
+
+
+def require_go() -> str:
+    """Path of a go command that can build the programs.
+
+    Raises:
+        ClusterError: there is none, or it is too old.
+    """
+    wanted = (TOOLS / "pause" / "go.mod").read_text().split("\ngo ", 1)[1].split()[0]
+    remedy = f"Remedy: install Go {wanted.rsplit('.', 1)[0]} or newer (go.dev/dl) and put its bin folder on the PATH."
+    go = shutil.which("go")
+    if go is None:
+        raise ClusterError(f"no go command on the PATH; the cluster's programs are built from source.\n{remedy}")
+    try:
+        # In the module's folder: Go itself compares its version with go.mod's, or switches to a newer toolchain if allowed to.
+        shell.run([go, "list", "-m"], cwd=TOOLS / "pause", env=_GO_ENVIRONMENT, timeout_s=_DOWNLOAD_TIMEOUT_S)
+    except ClusterError as error:
+        raise ClusterError(f"{go} cannot build the cluster's programs, which need Go {wanted}: {error}\n{remedy}") from error
+    return go
+
+
+def _build_one(go: str, item: Program) -> None:
+    target = binary(item.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{item.name}.{os.getpid()}")
+    argv = [go, "build", *_BUILD_FLAGS, "-ldflags", linker_flags(item), "-o", str(unfinished), item.package]
+    shell.run(argv, cwd=TOOLS / item.folder, env=_GO_ENVIRONMENT, timeout_s=_BUILD_TIMEOUT_S)
+    unfinished.rename(target)
+
+
+def crd_files() -> list[Path]:
+    """KubeRay's CRDs in the cache, in the order of :data:`KUBERAY_CRDS`; :func:`build` puts them there."""
+    return [_crd_folder() / f"ray.io_{plural}.yaml" for plural in KUBERAY_CRDS]
+
+
+def _crd_folder() -> Path:
+    return cache_root() / "crds" / f"kuberay-{version('ray-operator')}"
+
+
+def _missing_crds() -> bool:
+    return not all(path.exists() for path in crd_files())
+
+
+def _keep_crds(go: str) -> None:
+    """Copy KubeRay's CRDs out of its module, so that a cluster starts without Go."""
+    if not _missing_crds():
+        return
+    tools = TOOLS / "ray-operator"
+    wanted = required_version((tools / "go.mod").read_text(), KUBERAY_MODULE)
+    answer = shell.run(
+        [go, "mod", "download", "-json", f"{KUBERAY_MODULE}@{wanted}"], cwd=tools, env=_GO_ENVIRONMENT, timeout_s=_DOWNLOAD_TIMEOUT_S
+    )
+    source = Path(json.loads(answer)["Dir"]) / "config" / "crd" / "bases"
+    _crd_folder().mkdir(parents=True, exist_ok=True)
+    for target in crd_files():
+        unfinished = target.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(source / target.name, unfinished)
+        unfinished.rename(target)
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """One build at a time per cache; a second one waits and then finds everything built."""
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / "build.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,117 @@
+"""Which programs there are, and where their versions are written: the ``go.mod`` of each folder under ``tools/``, and nowhere else."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.paths import TOOLS
+
+KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+
+
+class Mode(StrEnum):
+    """How much of a cluster is wanted."""
+
+    API = "api"
+    """etcd, kube-apiserver and kube-controller-manager; no containers, no root."""
+    CLUSTER = "cluster"
+    """Everything, with one node and KubeRay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One binary built from a Go module."""
+
+    name: str
+    """File name of the binary."""
+    folder: str
+    """Folder under ``tools/`` that holds its go.mod and go.sum."""
+    module: str | None
+    """Module whose version is the program's; None for a program whose source lies in the folder itself."""
+    package: str
+    """Main package."""
+    modes: frozenset[Mode] = frozenset({Mode.CLUSTER})
+    """Where it is needed."""
+
+
+_ALL = frozenset(Mode)
+_KUBERNETES = "k8s.io/kubernetes"
+
+
+def _kubernetes(name: str, modes: frozenset[Mode] = frozenset({Mode.CLUSTER})) -> Program:
+    return Program(name=name, folder="kubernetes", module=_KUBERNETES, package=f"{_KUBERNETES}/cmd/{name}", modes=modes)
+
+
+_ETCD = "go.etcd.io/etcd/server/v3"
+_COREDNS = "github.com/coredns/coredns"
+
+PROGRAMS: tuple[Program, ...] = (
+    Program(name="etcd", folder="etcd", module=_ETCD, package=_ETCD, modes=_ALL),
+    _kubernetes("kube-apiserver", _ALL),
+    _kubernetes("kube-controller-manager", _ALL),
+    _kubernetes("kubectl", _ALL),
+    _kubernetes("kube-scheduler"),
+    _kubernetes("kubelet"),
+    _kubernetes("kube-proxy"),
+    Program(name="coredns", folder="coredns", module=_COREDNS, package=_COREDNS),
+    Program(name="ray-operator", folder="ray-operator", module=KUBERAY_MODULE, package=KUBERAY_MODULE),
+    Program(name="helm", folder="helm", module="helm.sh/helm/v4", package="helm.sh/helm/v4/cmd/helm"),
+    Program(name="pause", folder="pause", module=None, package="."),
+)
+
+
+def programs(mode: Mode) -> tuple[Program, ...]:
+    """The programs a mode needs."""
+    return tuple(program for program in PROGRAMS if mode in program.modes)
+
+
+def program(name: str) -> Program:
+    """The program called ``name``.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    for candidate in PROGRAMS:
+        if candidate.name == name:
+            return candidate
+    raise ClusterError(f"no program called {name!r}; there are {', '.join(p.name for p in PROGRAMS)}")
+
+
+def required_version(go_mod: str, module: str) -> str:
+    """The version of ``module`` in the text of a go.mod, for example ``v1.36.3``.
+
+    Raises:
+        ClusterError: the module is not required there.
+    """
+    found = re.search(rf"^\s*(?:require\s+)?{re.escape(module)}\s+(v\S+)", go_mod, re.MULTILINE)
+    if found is None:
+        raise ClusterError(f"go.mod does not require {module}; add it with go get -tool")
+    return found.group(1)
+
+
+@functools.cache
+def version(name: str) -> str:
+    """Version of a program: its module's, or ``v0`` for one of our own.
+
+    Raises:
+        ClusterError: unknown program, or its go.mod does not name its module.
+    """
+    item = program(name)
+    if item.module is None:
+        return "v0"
+    return required_version((TOOLS / item.folder / "go.mod").read_text(), item.module)
+
+
+def linker_flags(item: Program) -> str:
+    """Flags for ``-ldflags``; Kubernetes programs call themselves v0.0.0 unless told their version, and clients then complain."""
+    flags = "-s -w"
+    if item.module == _KUBERNETES:
+        full = version(item.name)
+        major, minor, _ = full.removeprefix("v").split(".", 2)
+        values = {"gitVersion": full, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+        flags += "".join(f" -X k8s.io/component-base/version.{key}={value}" for key, value in values.items())
+    return flags

@@ -1,0 +1,184 @@
+"""One installation of the chart per run: namespaces, a volume, the operator from its built image; removed at the end.
+
+`make e2e` builds the cluster and the images first. On another cluster: KUBECONFIG (its context must be on the allow-list of
+e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.cluster.guard import require_allowed_context
+
+from e2e.jobs import CLAIM, ROOT
+from e2e.kubectl import Kubectl
+
+NAMESPACE = "rljob-e2e"
+SYSTEM = "rljob-system"
+RELEASE = "rljob"
+RESTRICTED = {
+    "apiVersion": "v1",
+    "kind": "Namespace",
+    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+}
+HELM_TIMEOUT_S = 180
+
+
+def needed(variable: str) -> str:
+    value = os.environ.get(variable)
+    assert value, f"{variable} is not set; `make e2e` sets it"
+    return value
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Kubectl:
+    kubeconfig = Path(needed("KUBECONFIG"))
+    require_allowed_context(kubeconfig)
+    return Kubectl(shutil.which("kubectl") or needed("RLJOB_E2E_KUBECTL"), kubeconfig, NAMESPACE)
+
+
+class Helm:
+    """The helm binary on the same cluster."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.binary = shutil.which("helm") or needed("RLJOB_E2E_HELM")
+        self.kubeconfig = kubectl.kubeconfig
+
+    def __call__(self, *args: str) -> str:
+        done = subprocess.run(
+            [self.binary, *args, f"--kubeconfig={self.kubeconfig}", f"--namespace={SYSTEM}"],
+            capture_output=True,
+            text=True,
+            timeout=HELM_TIMEOUT_S + 30,
+            check=False,
+        )
+        assert done.returncode == 0, f"helm {' '.join(args)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def helm(kubectl: Kubectl) -> Helm:
+    return Helm(kubectl)
+
+
+def image_values(image: str, prefix: str) -> list[str]:
+    """--set arguments for an image reference repository:tag."""
+    repository, _, tag = image.rpartition(":")
+    return ["--set", f"{prefix}.repository={repository}", "--set-string", f"{prefix}.tag={tag}"]
+
+
+@pytest.fixture(scope="session")
+def chart_values() -> list[str]:
+    return [
+        *image_values(needed("RLJOB_E2E_OPERATOR_IMAGE"), "image"),
+        *image_values(needed("RLJOB_E2E_RUNTIME_IMAGE"), "runtime.image"),
+    ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installation(kubectl: Kubectl, helm: Helm, chart_values: list[str]) -> Iterator[None]:
+    """The chart is installed and the operator answers its probes."""
+    kubectl.apply(RESTRICTED)
+    helm(
+        "upgrade",
+        "--install",
+        RELEASE,
+        str(ROOT / "helm" / "rljob"),
+        "--create-namespace",
+        "--wait",
+        f"--timeout={HELM_TIMEOUT_S}s",
+        *chart_values,
+    )
+    try:
+        yield
+    finally:
+        kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
+        if "RLJOB_E2E_KEEP" not in os.environ:
+            helm("uninstall", RELEASE, "--wait")
+
+
+class Volume:
+    """Reads files of the shared volume through a pod that mounts it, so that it works on every cluster."""
+
+    POD = "inspector"
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+
+    def files(self, folder: str) -> list[str]:
+        """Paths of all files below a folder of the volume, relative to it; empty when there is none."""
+        found = self.kubectl("exec", self.POD, "--", "sh", "-c", f"cd /volume/{folder} 2>/dev/null && find . -type f || true")
+        return sorted(line.removeprefix("./") for line in found.splitlines())
+
+    def read(self, path: str) -> str:
+        return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{path}")
+
+
+@pytest.fixture(scope="session")
+def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
+    """A ReadWriteMany volume for checkpoints: a folder of the node behind a PersistentVolume, or a storage class's."""
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CLAIM},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""},
+    }
+    storage_class = os.environ.get("RLJOB_E2E_STORAGE_CLASS")
+    folder = None
+    if storage_class:
+        claim["spec"]["storageClassName"] = storage_class
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="rljob-e2e-volume-"))
+        folder.chmod(0o777)
+        claim["spec"]["volumeName"] = "rljob-e2e"
+        kubectl.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": "rljob-e2e"},
+                "spec": {
+                    "capacity": {"storage": "1Gi"},
+                    "accessModes": ["ReadWriteMany"],
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "hostPath": {"path": str(folder)},
+                    "claimRef": {"namespace": NAMESPACE, "name": CLAIM},
+                },
+            }
+        )
+    kubectl.apply(claim, inspector_pod())
+    kubectl("wait", "--for=condition=Ready", f"pod/{Volume.POD}", "--timeout=60s", timeout_s=90)
+    yield Volume(kubectl)
+    kubectl("delete", "pod", Volume.POD, "--grace-period=0", "--force")
+    if folder:
+        kubectl("delete", "pvc", CLAIM, "--wait=false")
+        kubectl("delete", "pv", "rljob-e2e", "--wait=false")
+        shutil.rmtree(folder)
+
+
+def inspector_pod() -> dict[str, object]:
+    """A restricted pod with the volume at /volume."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": Volume.POD},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "shell",
+                    "image": needed("RLJOB_E2E_OPERATOR_IMAGE"),
+                    "command": ["sleep", "3600"],
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "work", "mountPath": "/volume"}],
+                }
+            ],
+            "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": CLAIM}}],
+        },
+    }

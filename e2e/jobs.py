@@ -1,0 +1,55 @@
+"""Manifests of the scenarios: the quickstart, with as little changed as a scenario needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CLAIM = "work"
+DEVICE = "example.com/virtual-gpu"
+
+Manifest = dict[str, Any]
+
+
+def quickstart(name: str, steps: int) -> Manifest:
+    """examples/quickstart.yaml under another name, with fewer steps and a checkpoint volume."""
+    job: Manifest = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
+    job["metadata"]["name"] = name
+    spec = job["spec"]
+    spec["training"]["steps"] = steps
+    spec["training"]["warmupSteps"] = min(spec["training"]["warmupSteps"], steps // 2)
+    spec["storage"] = {"claimName": CLAIM}
+    return job
+
+
+def two_groups(name: str, steps: int, checkpoint_every: int = 5) -> Manifest:
+    """Trainer and engine on pods of their own, one device of an opaque extended resource each."""
+    job = quickstart(name, steps)
+    spec = job["spec"]
+    spec["nodeGroups"] = [
+        {"name": group, "nodes": 1, "devicesPerNode": 1, "deviceResource": DEVICE, "deviceType": "CPU"} for group in ("train", "infer")
+    ]
+    spec["components"][0]["placement"] = {"nodeGroups": ["train"], "ranks": "0"}
+    spec["components"][1]["placement"] = {"nodeGroups": ["infer"], "ranks": "0"}
+    spec["checkpoint"] = {"everySteps": checkpoint_every}
+    return job
+
+
+def with_code(job: Manifest, config_map: str) -> Manifest:
+    """The user's Python modules from a ConfigMap, on the import path of every pod."""
+    job["spec"]["podTemplate"] = {
+        "spec": {
+            "volumes": [{"name": "code", "configMap": {"name": config_map}}],
+            "containers": [
+                {
+                    "name": "ray",
+                    "volumeMounts": [{"name": "code", "mountPath": "/code"}],
+                    "env": [{"name": "PYTHONPATH", "value": "/code"}],
+                }
+            ],
+        }
+    }
+    return job

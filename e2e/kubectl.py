@@ -1,0 +1,111 @@
+"""A thin hand on the kubectl binary and the waits that every scenario needs; each wait has a deadline and says what it saw last."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+POLL_S = 0.5
+COMMAND_TIMEOUT_S = 60.0
+
+
+class KubectlError(AssertionError):
+    """kubectl ended with an error; carries what it printed."""
+
+
+class Kubectl:
+    """kubectl with one kubeconfig and one default namespace."""
+
+    def __init__(self, binary: str, kubeconfig: Path, namespace: str) -> None:
+        self.binary = binary
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+
+    def command(self, *args: str, namespace: str | None = None) -> list[str]:
+        return [self.binary, f"--kubeconfig={self.kubeconfig}", f"--namespace={namespace or self.namespace}", *args]
+
+    def __call__(self, *args: str, input: str | None = None, namespace: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        done = subprocess.run(
+            self.command(*args, namespace=namespace), input=input, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        if done.returncode != 0:
+            raise KubectlError(f"kubectl {' '.join(args)} exited with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, *manifests: Mapping[str, Any], namespace: str | None = None) -> None:
+        self("apply", "-f", "-", input=yaml.safe_dump_all(manifests), namespace=namespace)
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
+        return json.loads(self("get", kind, name, "-o", "json", namespace=namespace))
+
+    def exists(self, kind: str, name: str) -> bool:
+        return bool(self("get", kind, name, "--ignore-not-found", "-o", "name").strip())
+
+    def list(self, kind: str, selector: str = "", namespace: str | None = None) -> list[dict[str, Any]]:
+        args = ["get", kind, "-o", "json", *([f"--selector={selector}"] if selector else [])]
+        return json.loads(self(*args, namespace=namespace))["items"]
+
+    def children(self, job: str, kind: str) -> list[dict[str, Any]]:
+        """Objects of a kind that carry the job's label."""
+        return self.list(kind, selector=f"rljob.dev/job={job}")
+
+    def condition(self, job: str, kind: str) -> dict[str, Any]:
+        """One condition of an RLJob; empty while the operator has not written it."""
+        status = self.get("rljob", job).get("status", {})
+        return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
+
+    def step(self, job: str) -> int:
+        """Training steps that the job reports."""
+        return int(self.get("rljob", job).get("status", {}).get("progress", {}).get("step", 0))
+
+    def wait(self, job: str, condition: str, timeout_s: float, status: str = "True") -> None:
+        """``kubectl wait`` itself, as users call it; on a timeout the job's status is shown."""
+        try:
+            self("wait", f"--for=condition={condition}={status}", f"rljob/{job}", f"--timeout={timeout_s:.0f}s", timeout_s=timeout_s + 30)
+        except KubectlError as error:
+            raise KubectlError(f"{error}\n{self.story(job)}") from None
+
+    def until(self, what: str, probe: Callable[[], T], timeout_s: float, job: str | None = None) -> T:
+        """Ask until the answer is true."""
+        deadline = time.monotonic() + timeout_s
+        while not (answer := probe()):
+            if time.monotonic() > deadline:
+                raise KubectlError(
+                    f"{what}: not within {timeout_s:.0f} s; last answer: {answer!r}" + (f"\n{self.story(job)}" if job else "")
+                )
+            time.sleep(POLL_S)
+        return answer
+
+    def story(self, job: str) -> str:
+        """Everything one would look at when a job does not do what it should."""
+        parts = [
+            self("get", "rljob", job, "-o", "yaml", "--ignore-not-found"),
+            self("get", "rayjobs,rayclusters,pods", f"--selector=rljob.dev/job={job}", "-o", "wide"),
+            self("get", "events", "--sort-by=.lastTimestamp")[-6000:],
+        ]
+        for pod in self.children(job, "pods"):
+            name = pod["metadata"]["name"]
+            log = subprocess.run(self.command("logs", name, "--tail=60", "--all-containers"), capture_output=True, text=True, check=False)
+            parts.append(f"--- logs of {name}\n{log.stdout}{log.stderr}")
+        return "\n".join(parts)
+
+    @contextmanager
+    def watching(self, *args: str) -> Iterator[Callable[[], str]]:
+        """A ``kubectl get -w`` in the background; yields a function that returns what it has printed so far."""
+        log = Path(f"{self.kubeconfig}.watch-{time.monotonic_ns()}")
+        with log.open("w") as out:
+            process = subprocess.Popen(self.command("get", *args, "-w"), stdout=out, stderr=subprocess.STDOUT, text=True)
+            try:
+                yield log.read_text
+            finally:
+                process.terminate()
+                process.wait(timeout=10)
+        log.unlink()

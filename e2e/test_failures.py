@@ -1,0 +1,66 @@
+"""Jobs that cannot work: what the user is told, and that nothing is left running."""
+
+from __future__ import annotations
+
+from e2e.conftest import Volume
+from e2e.jobs import quickstart, two_groups, with_code
+from e2e.kubectl import Kubectl
+
+BROKEN_REWARD = """
+import json
+raise RuntimeError("the answer key is missing: " + json.dumps({"file": "answers.csv"}))
+"""
+
+
+def test_an_impossible_placement_makes_no_child(kubectl: Kubectl):
+    name = "impossible"
+    job = two_groups(name, steps=5)
+    job["spec"]["components"][0]["placement"]["ranks"] = "0-7"
+    kubectl.apply(job)
+    kubectl.until("it is refused", lambda: kubectl.condition(name, "Accepted").get("status") == "False", 30, job=name)
+    accepted = kubectl.condition(name, "Accepted")
+    assert accepted["reason"] == "SpecInvalid"
+    assert "spec.components[0].placement.ranks" in accepted["message"]
+    for kind in ("rayjobs", "configmaps", "serviceaccounts", "networkpolicies"):
+        assert kubectl.children(name, kind) == []
+
+
+def test_an_image_that_does_not_exist_is_named_until_the_startup_deadline(kubectl: Kubectl):
+    name = "no-image"
+    job = two_groups(name, steps=5)
+    del job["spec"]["storage"]
+    job["spec"] |= {"image": "localhost/there-is-no-such-image:1", "startupDeadlineSeconds": 25}
+    kubectl.apply(job)
+    kubectl.until("the reason is shown", lambda: kubectl.condition(name, "ClusterReady").get("reason") == "ImageUnavailable", 60, job=name)
+    message = kubectl.condition(name, "ClusterReady")["message"]
+    assert "localhost/there-is-no-such-image:1" in message
+    kubectl.wait(name, "Failed", 90)
+    failed = kubectl.condition(name, "Failed")
+    assert failed["reason"] == "StartupDeadlineExceeded"
+    assert "25 s" in failed["message"]
+    assert "there-is-no-such-image" in failed["message"]
+    kubectl.until("the pods are gone", lambda: not kubectl.children(name, "pods"), 150, job=name)
+
+
+def test_a_job_that_does_not_fit_says_what_the_scheduler_says(kubectl: Kubectl):
+    name = "too-large"
+    job = two_groups(name, steps=5)
+    job["spec"]["nodeGroups"][0]["devicesPerNode"] = 64
+    kubectl.apply(job)
+    kubectl.until("the reason is shown", lambda: kubectl.condition(name, "ClusterReady").get("reason") == "Unschedulable", 60, job=name)
+    assert "Insufficient example.com/virtual-gpu" in kubectl.condition(name, "ClusterReady")["message"]
+    kubectl("delete", "rljob", name)
+
+
+def test_a_crashing_user_reward_ends_up_in_the_message(kubectl: Kubectl, volume: Volume):
+    name = "reward-crash"
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "broken-code"}, "data": {"my_rewards.py": BROKEN_REWARD}}
+    job = with_code(quickstart(name, steps=5), "broken-code")
+    job["spec"]["rewards"] = [{"name": "answer", "type": "Function", "function": "my_rewards:score"}]
+    kubectl.apply(code, job)
+    kubectl.wait(name, "Failed", 240)
+    failed = kubectl.condition(name, "Failed")
+    assert failed["reason"] == "RewardInvalid"
+    assert 'RuntimeError: the answer key is missing: {"file": "answers.csv"}' in failed["message"]
+    assert kubectl.condition(name, "Succeeded")["status"] == "False"
+    assert "answer key is missing" in volume.read(f"{name}/logs/driver-a1.log")

@@ -1,0 +1,103 @@
+"""What a job's pods may do, and what nobody may see."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from e2e.conftest import SYSTEM, Helm, Volume
+from e2e.jobs import two_groups
+from e2e.kubectl import Kubectl, KubectlError
+
+SECRET = "s3cr3t-value-of-the-test"
+PROBE = """
+import json, sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1])
+try:
+    print(urllib.request.urlopen(request, timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.fixture(scope="module")
+def running(kubectl: Kubectl, volume: Volume):
+    """A job with a secret in its environment, while it trains."""
+    name = "guarded"
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
+    job = two_groups(name, steps=100_000)
+    for group in job["spec"]["nodeGroups"]:
+        group["env"] = [{"name": "HF_TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}]
+    job["spec"]["head"] = {"env": [{"name": "HF_TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}]}
+    kubectl.apply(secret, job)
+    kubectl.until("it trains", lambda: kubectl.step(name) >= 2, 300, job=name)
+    yield name
+    kubectl("delete", "rljob", name)
+
+
+def head_of(kubectl: Kubectl, job: str) -> str:
+    return kubectl.list("pods", f"rljob.dev/job={job},ray.io/node-type=head")[0]["metadata"]["name"]
+
+
+def test_the_dashboard_refuses_without_a_token(kubectl: Kubectl, running: str):
+    code = kubectl("exec", head_of(kubectl, running), "-c", "ray", "--", "python", "-c", PROBE, "http://127.0.0.1:8265/api/jobs/")
+    assert code.strip() in ("401", "403")
+
+
+def test_pods_run_restricted_and_read_only(kubectl: Kubectl, running: str):
+    pods = kubectl.children(running, "pods")
+    assert len(pods) == 3
+    for pod in pods:
+        for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, container["name"]
+    identity = kubectl("exec", head_of(kubectl, running), "-c", "ray", "--", "id", "-u").strip()
+    assert identity == "1000"
+
+
+def test_only_the_head_has_the_account_and_its_account_changes_progress_only(kubectl: Kubectl, running: str):
+    for pod in kubectl.children(running, "pods"):
+        is_head = pod["metadata"]["labels"]["ray.io/node-type"] == "head"
+        assert pod["spec"].get("automountServiceAccountToken") is is_head
+    account = f"--as=system:serviceaccount:{kubectl.namespace}:{running}-rljob"
+    kubectl(
+        "patch", "rljob", running, "--subresource=status", "--type=merge", "-p", '{"status": {"progress": {"passRate": "0.5"}}}', account
+    )
+    refused = [
+        ("patch", "rljob", running, "--subresource=status", "--type=merge", "-p", '{"status": {"attempt": 7}}', account),
+        ("patch", "rljob", running, "--subresource=status", "--type=merge", "-p", '{"status": {"conditions": []}}', account),
+        ("patch", "rljob", running, "--type=merge", "-p", '{"spec": {"suspend": true}}', account),
+        ("delete", "rljob", running, account),
+        ("get", "pods", account),
+        ("get", "secrets", account),
+    ]
+    for command in refused:
+        with pytest.raises(KubectlError, match=r"[Ff]orbidden|denied|may change status.progress only"):
+            kubectl(*command)
+
+
+def test_another_jobs_progress_is_out_of_reach(kubectl: Kubectl, running: str):
+    account = f"--as=system:serviceaccount:{kubectl.namespace}:{running}-rljob"
+    other = two_groups("other", steps=5)
+    other["spec"]["suspend"] = True
+    kubectl.apply(other)
+    with pytest.raises(KubectlError, match=r"[Ff]orbidden"):
+        kubectl("patch", "rljob", "other", "--subresource=status", "--type=merge", "-p", '{"status": {"progress": {"step": 1}}}', account)
+    kubectl("delete", "rljob", "other")
+
+
+def test_secret_values_are_nowhere_but_in_the_secret(kubectl: Kubectl, volume: Volume, running: str):
+    seen = kubectl("get", "rljobs,rayjobs,rayclusters,configmaps,events,pods", "-o", "json")
+    logs = [kubectl("logs", p["metadata"]["name"], "--all-containers") for p in kubectl.children(running, "pods")]
+    files = [
+        volume.read(f"{running}/{f}") for f in volume.files(running) if f.startswith("logs/") or f.endswith((".json", ".jsonl", ".yaml"))
+    ]
+    operator = kubectl("logs", "deployment/rljob-operator", namespace=SYSTEM)
+    assert len(files) > 3
+    for text in (seen, *logs, *files, operator):
+        assert SECRET not in text
+    assert json.loads(seen)["items"]
+
+
+def test_the_charts_own_test_passes(helm: Helm):
+    assert "Succeeded" in helm("test", "rljob", "--timeout=120s")

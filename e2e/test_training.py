@@ -1,0 +1,107 @@
+"""Jobs that train: real pods, real vLLM, real gradients, watched as a user watches them."""
+
+from __future__ import annotations
+
+import json
+
+from e2e.conftest import SYSTEM, Volume
+from e2e.jobs import quickstart, two_groups
+from e2e.kubectl import Kubectl
+
+TRAINS_S = 420.0
+STARTS_S = 300.0
+
+
+def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in volume.read(f"{job}/metrics.jsonl").splitlines()]
+
+
+def test_the_quickstart_trains_and_is_watched_by_conditions(kubectl: Kubectl, volume: Volume):
+    name = "quickstart"
+    with kubectl.watching("rlj", name) as watched:
+        kubectl.apply(quickstart(name, steps=30))
+        kubectl.wait(name, "Accepted", 30)
+        kubectl.wait(name, "ClusterReady", STARTS_S)
+        kubectl.wait(name, "Running", STARTS_S)
+        kubectl.wait(name, "Succeeded", TRAINS_S)
+        kubectl.until("the watch shows the end", lambda: "Completed" in watched(), 30)
+        rows = watched()
+    print(rows)
+
+    header, *lines = rows.splitlines()
+    assert header.split() == ["NAME", "STATUS", "STEP", "REWARD", "ATTEMPT", "NODES", "AGE"]
+    statuses = [line.split()[1] for line in lines]
+    assert [s for i, s in enumerate(statuses) if s not in statuses[:i]] == ["Starting", "Running", "Completed"]
+    assert lines[-1].split()[1:3] == ["Completed", "30"]
+    assert "1/1" in lines[-1].split()
+    seen_steps = {line.split()[2] for line in lines if line.split()[1] == "Running"}
+    assert seen_steps - {"0", "1/1"}, f"no step was visible while it ran: {rows}"
+
+    status = kubectl.get("rljob", name)["status"]
+    assert {c["type"]: c["status"] for c in status["conditions"]} == {
+        "Accepted": "True", "Suspended": "False", "ClusterReady": "False", "Running": "False", "Succeeded": "True", "Failed": "False",
+    }  # fmt: skip
+    assert status["progress"]["step"] == 30
+    assert float(status["progress"]["reward"]) > 0
+
+    files = volume.files(name)
+    assert "model/config.json" in files
+    assert any(f.startswith("checkpoints/") and f.endswith("COMPLETE") for f in files), files
+    assert {"logs/driver-a1.log", "logs/actor_train-0.log", "logs/actor_infer-0.log", "logs/reward-0.log"} <= set(files)
+    assert [m["step"] for m in metrics(volume, name)] == list(range(1, 31))
+    kubectl.until("the pods are gone", lambda: not kubectl.children(name, "pods"), 150, job=name)
+
+
+def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, volume: Volume):
+    name = "worker-lost"
+    job = two_groups(name, steps=60)
+    job["spec"]["failurePolicy"] = {"maxRestarts": 2, "restartBackoffSeconds": 1}
+    kubectl.apply(job)
+    kubectl.until("ten steps", lambda: kubectl.step(name) >= 10, STARTS_S, job=name)
+    (worker,) = [p for p in kubectl.children(name, "pods") if p["metadata"]["labels"]["ray.io/group"] == "train"]
+    kubectl("delete", "pod", worker["metadata"]["name"], "--grace-period=1")
+    kubectl.until("the second attempt", lambda: kubectl.get("rljob", name)["status"].get("attempt") == 2, 90, job=name)
+    kubectl.wait(name, "Succeeded", TRAINS_S)
+
+    status = kubectl.get("rljob", name)["status"]
+    assert status["attempt"] == 2
+    assert status["lastFailure"]["reason"] == "WorkerLost"
+    assert "actor_train-0" in status["lastFailure"]["message"]
+    steps = [m["step"] for m in metrics(volume, name)]
+    assert steps == list(range(1, 61)), "every step is trained once in the history that counts"
+    resumed = volume.read(f"{name}/logs/driver-a2.log")
+    assert "resum" in resumed.lower()
+    live = [j["metadata"]["name"] for j in kubectl.children(name, "rayjobs")]
+    assert live == [f"{name}-a1", f"{name}-a2"]
+
+
+def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume: Volume):
+    name = "interrupted"
+    kubectl.apply(two_groups(name, steps=100_000))
+    kubectl.until("six steps", lambda: kubectl.step(name) >= 6, STARTS_S, job=name)
+
+    before = {o["metadata"]["uid"] for kind in ("rayjobs", "rayclusters", "pods") for o in kubectl.children(name, kind)}
+    (operator,) = kubectl.list("pods", "app.kubernetes.io/name=rljob", namespace=SYSTEM)
+    kubectl("delete", "pod", operator["metadata"]["name"], namespace=SYSTEM, timeout_s=90)
+    kubectl("rollout", "status", "deployment", "--timeout=90s", namespace=SYSTEM, timeout_s=120)
+    step = kubectl.step(name)
+    kubectl.until("more steps under the new operator", lambda: kubectl.step(name) > step, 60, job=name)
+    after = {o["metadata"]["uid"] for kind in ("rayjobs", "rayclusters", "pods") for o in kubectl.children(name, kind)}
+    assert after == before, "the new operator neither made nor removed anything"
+
+    kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    kubectl.wait(name, "Suspended", 180)
+    kubectl.until("no pods while suspended", lambda: not kubectl.children(name, "pods"), 150, job=name)
+    saved = [f for f in volume.files(f"{name}/checkpoints") if f.endswith("COMPLETE")]
+    assert saved, "a suspension leaves a checkpoint"
+
+    kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    kubectl.wait(name, "Running", STARTS_S)
+    kubectl.until("steps after the resumption", lambda: kubectl.step(name) > step, STARTS_S, job=name)
+    steps = [m["step"] for m in metrics(volume, name)]
+    assert steps == list(range(1, len(steps) + 1)), "the resumed run goes on where the checkpoint was"
+    assert kubectl.get("rljob", name)["status"]["attempt"] == 1
+
+    kubectl("delete", "rljob", name)
+    kinds = "rayjobs,rayclusters,pods,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,services,secrets"
+    kubectl.until("nothing left", lambda: not kubectl("get", kinds, f"--selector=rljob.dev/job={name}", "-o", "name").strip(), 180)

@@ -1,0 +1,63 @@
+"""A real API server for a test session, and a namespace of its own for each test."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import build
+from e2e.cluster.api_server import ApiServer
+from e2e.cluster.crds import RLJOB_CRD
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.versions import Mode
+
+__all__ = ["ApiServer", "api_server", "build_for", "namespace"]
+
+# A CRD of KubeRay costs the server two seconds; RLJob makes RayJobs, and nothing here plays with services.
+CRDS = ("rayclusters", "rayjobs")
+FIXTURE = "api_server"
+START_LIMIT_S = 240
+"""Limit of a test that may have to start the server, on a machine with much else to do."""
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ApiServer]:
+    """The session's API server, with the CRDs of RayCluster, RayJob and RLJob."""
+    try:
+        build.build(Mode.API)
+    except ClusterError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no API server: {error}")
+    kuberay = [file for file in build.crd_files() if any(file.stem == f"ray.io_{plural}" for plural in CRDS)]
+    assert len(kuberay) == len(CRDS)
+    with ApiServer(crd_files=[*kuberay, RLJOB_CRD]) as server:
+        yield server
+
+
+@pytest.fixture
+def namespace(api_server: ApiServer) -> Iterator[str]:
+    """A namespace nobody else uses; what is in it goes away with it."""
+    name = f"test-{next(_numbers)}"
+    api_server.kubectl("create", "namespace", name)
+    yield name
+    api_server.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def build_for(session: pytest.Session) -> None:
+    """Build the server's programs, if a collected test needs them, before the clock of any test runs: cold, that takes minutes."""
+    users = [item for item in session.items if FIXTURE in getattr(item, "fixturenames", ())]
+    if not users:
+        return
+    for item in users:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(START_LIMIT_S))
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        try:
+            build.build(Mode.API, lambda text: print(f"[cluster] {text}", flush=True))
+        except ClusterError as error:
+            print(f"[cluster] {error}", flush=True)  # the fixture decides what that means

@@ -1,0 +1,86 @@
+"""``python -m rljob_operator`` as users run it, against one API server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+READY_S = 60.0
+STOP_S = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class OperatorProcess:
+    """Start, kill, start again; its log is one file over all starts."""
+
+    def __init__(self, kubeconfig: Path, log_file: Path, namespaces: str) -> None:
+        self.log_file = log_file
+        self.health_port = free_port()
+        self.metrics_port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")} | {
+            "KUBECONFIG": str(kubeconfig),
+            "RLJOB_OPERATOR_RUNTIME_IMAGE": "example.com/rljob-runtime:test",
+            "RLJOB_OPERATOR_RUNTIME_RAY_VERSION": "2.60.0",
+            "RLJOB_OPERATOR_NAMESPACES": namespaces,
+            "RLJOB_OPERATOR_HEALTH_PORT": str(self.health_port),
+            "RLJOB_OPERATOR_METRICS_PORT": str(self.metrics_port),
+        }
+
+    def start(self) -> None:
+        assert self._process is None
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "rljob_operator"], env=self._env, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + READY_S
+        while not self._healthy():
+            assert self._process.poll() is None, f"the operator ended: {self.log_file.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"the operator was not healthy within {READY_S:.0f} s: {self.log_file.read_text()[-3000:]}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """As a lost node would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """As the kubelet does; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+            return answer.read().decode()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def _end(self, number: int) -> int:
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_S)
+            raise AssertionError(f"the operator did not end within {STOP_S:.0f} s: {self.log_file.read_text()[-3000:]}") from None
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/healthz", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False

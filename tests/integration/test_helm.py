@@ -1,0 +1,166 @@
+"""The chart through the real helm binary: lint, what it renders for each way of using it, and what it refuses.
+
+`python -m e2e.cluster build` makes the binary; RLJOB_E2E_HELM or a helm 4 on the PATH serves as well. After a wanted change of the chart:
+RLJOB_UPDATE_GOLDEN=1 pytest tests/integration/test_helm.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.build import binary
+from tests.layout.tree import ROOT
+from tests.unit.helm.chart import CHART
+
+GOLDEN = ROOT / "tests" / "golden" / "helm"
+KUBE_VERSION = "1.36.3"
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+CASES = ("default", "namespaced", "everything")
+Manifest = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    candidates = (os.environ.get("RLJOB_E2E_HELM"), shutil.which("helm"), binary("helm"))
+    found = next((Path(c) for c in candidates if c and Path(c).exists()), None)
+    if found is None:
+        pytest.fail("helm is not there. Remedy: python -m e2e.cluster build (needs Go), or RLJOB_E2E_HELM=/path/to/helm")
+    return found
+
+
+def run(helm: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([helm, *args], capture_output=True, text=True, timeout=50, check=False)
+
+
+def render(helm: Path, *args: str | Path) -> str:
+    done = run(helm, "template", "rljob", CHART, "--namespace=rljob-system", f"--kube-version={KUBE_VERSION}", *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(text: str) -> dict[tuple[str, str, str], Manifest]:
+    """Kind, namespace and name -> manifest."""
+    found = {}
+    for document in yaml.safe_load_all(text):
+        if document:
+            metadata = document["metadata"]
+            key = (document["kind"], metadata.get("namespace", ""), metadata["name"])
+            assert key not in found, f"{key} is rendered twice"
+            found[key] = document
+    return found
+
+
+def test_lint(helm: Path):
+    for case in CASES:
+        done = run(helm, "lint", "--strict", f"--kube-version={KUBE_VERSION}", CHART, "--values", GOLDEN / f"{case}.values.yaml")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered(helm: Path, case: str):
+    rendered = objects(render(helm, "--values", GOLDEN / f"{case}.values.yaml"))
+    # The policy is generated and compared elsewhere.
+    own = [m for m in rendered.values() if not m["kind"].startswith("ValidatingAdmissionPolicy")]
+    assert len(rendered) - len(own) == 2
+    text = yaml.safe_dump_all(own, sort_keys=False, width=140)
+    golden = GOLDEN / f"{case}.yaml"
+    if os.environ.get("RLJOB_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text(), "RLJOB_UPDATE_GOLDEN=1 writes the golden files anew"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_labels_and_references_hold_together(helm: Path, case: str):
+    rendered = objects(render(helm, "--values", GOLDEN / f"{case}.values.yaml"))
+    pod = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["template"]
+    labels = pod["metadata"]["labels"].items()
+    assert rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["selector"]["matchLabels"].items() <= labels
+    service = rendered["Service", "rljob-system", "rljob-operator-metrics"]
+    assert service["spec"]["selector"].items() <= labels
+    assert service["spec"]["ports"][0]["targetPort"] in {p["name"] for p in pod["spec"]["containers"][0]["ports"]}
+    accounts = {key[2] for key in rendered if key[0] == "ServiceAccount"}
+    assert pod["spec"]["serviceAccountName"] in accounts
+    for (kind, namespace, _), manifest in rendered.items():
+        if kind.endswith("RoleBinding"):
+            assert (manifest["roleRef"]["kind"], namespace, manifest["roleRef"]["name"]) in rendered
+            assert {s["name"] for s in manifest["subjects"]} <= accounts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_is_restricted_and_read_only(helm: Path, case: str):
+    rendered = objects(render(helm, "--values", GOLDEN / f"{case}.values.yaml"))
+    pods = [m["spec"]["template"]["spec"] for m in rendered.values() if m["kind"] == "Deployment"]
+    pods += [m["spec"] for m in rendered.values() if m["kind"] == "Pod"]
+    assert len(pods) == 2
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert (security["allowPrivilegeEscalation"], security["capabilities"]["drop"]) == (False, ["ALL"])
+            assert security["readOnlyRootFilesystem"] is True
+            assert container["resources"]["requests"]
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_namespaced_means_no_cluster_wide_right_for_the_operator(helm: Path):
+    rendered = objects(render(helm, "--values", GOLDEN / "namespaced.values.yaml"))
+    assert {key[2] for key in rendered if key[0].startswith("ClusterRole")} == {"rljob-system-rljob-operator-test"}
+    assert {key[1] for key in rendered if key[0] == "Role" and key[2] == "rljob-operator"} == {"team-a", "team-b"}
+
+
+def test_two_releases_in_one_cluster_share_only_the_policy_that_guards_the_status(helm: Path):
+    def cluster_wide(namespace: str) -> set[str]:
+        done = run(helm, "template", "rljob", CHART, f"--namespace={namespace}", f"--kube-version={KUBE_VERSION}")
+        return {kind for kind, place, name in objects(done.stdout) if not place and namespace not in name}
+
+    assert cluster_wide("one-system") == cluster_wide("two-system") == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("watch.namespace=a", "at '/watch': additional properties 'namespace' not allowed"),
+        ("operator.workers=0", "at '/operator/workers': minimum: got 0, want 1"),
+        ("operator.logLevel=LOUD", "at '/operator/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+        ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
+        ("image.repository=registry.example/rljob-operator:1", "at '/image/repository'"),
+        ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("serviceAccount.create=false", "serviceAccount.name: name an existing account, or set serviceAccount.create to true"),
+    ],
+)
+def test_what_is_refused(helm: Path, setting: str, said: str):
+    done = run(helm, "template", "rljob", CHART, f"--kube-version={KUBE_VERSION}", "--set", setting)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_an_old_cluster_is_refused(helm: Path):
+    done = run(helm, "template", "rljob", CHART, "--kube-version=1.29.0")
+    assert done.returncode != 0
+    assert "requires kubeVersion: >=1.30.0-0" in done.stderr
+
+
+def test_a_digest_wins_over_a_tag(helm: Path):
+    deployment = objects(render(helm, f"--set=image.digest={DIGEST},image.tag=v1"))["Deployment", "rljob-system", "rljob-operator"]
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"rljob-operator@{DIGEST}"
+
+
+def test_the_notes_say_what_comes_next(helm: Path, tmp_path: Path):
+    # Notes are shown by install only, which asks a cluster for its version; a copy of the chart without that question will do.
+    chart = tmp_path / "rljob"
+    shutil.copytree(CHART, chart)
+    text = (chart / "Chart.yaml").read_text()
+    (chart / "Chart.yaml").write_text("".join(line for line in text.splitlines(keepends=True) if not line.startswith("kubeVersion")))
+    done = run(helm, "install", "rljob", chart, "--dry-run=client", "--namespace=rljob-system", "--set=watch.namespaces={a,b}")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "helm test rljob --namespace rljob-system" in notes
+    assert "It watches the namespaces a, b; jobs run rljob-runtime:0.1.0" in notes

@@ -1,0 +1,112 @@
+"""The operator dies, the API server refuses, watches break: afterwards everything is as if nothing had happened."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from tests.integration.kube_api import ApiServer
+
+from tests.integration.operator_world.faulty_proxy import FaultyProxy, refusal
+from tests.integration.operator_world.process import OperatorProcess
+from tests.integration.operator_world.world import SUCCEEDED, World
+
+
+@pytest.fixture
+def world(api_server: ApiServer, namespace: str) -> World:
+    return World(api_server, namespace)
+
+
+@pytest.fixture
+def proxy(api_server: ApiServer, tmp_path: Path) -> Iterator[FaultyProxy]:
+    proxy = FaultyProxy(str(api_server.kubectl_binary), api_server.kubeconfig, tmp_path)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.fixture
+def operator(proxy: FaultyProxy, world: World, tmp_path: Path) -> Iterator[OperatorProcess]:
+    process = OperatorProcess(proxy.kubeconfig, tmp_path / "operator.log", namespaces=world.namespace)
+    yield process
+    process.kill()
+
+
+def children(world: World, job: str) -> list[str]:
+    kinds = "rayjobs,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
+    return sorted(f"{o['kind']}/{o['metadata']['name']}" for o in world.list(kinds, job))
+
+
+ALL_CHILDREN = [
+    "ConfigMap/{0}-a1", "NetworkPolicy/{0}-rljob", "RayJob/{0}-a1", "Role/{0}-rljob", "RoleBinding/{0}-rljob", "ServiceAccount/{0}-rljob",
+]  # fmt: skip
+
+
+def test_killed_and_restarted_at_every_stage(world: World, operator: OperatorProcess):
+    operator.start()
+    world.job("steady")
+    child = world.until_child("steady-a1")
+    operator.kill()
+    operator.start()
+    world.runs("steady-a1")
+    world.until_condition("steady", "Running", "True/Running")
+    operator.kill()
+    world.rayjob_status("steady-a1", **SUCCEEDED)
+    operator.start()
+    world.until_condition("steady", "Succeeded", "True/Completed")
+    assert children(world, "steady") == [c.format("steady") for c in ALL_CHILDREN]
+    assert world.get("rayjob", "steady-a1")["metadata"]["uid"] == child["metadata"]["uid"]
+    assert operator.stop() == 0
+
+
+def test_jobs_made_while_the_operator_was_away_are_found(world: World, operator: OperatorProcess):
+    world.job("early")
+    operator.start()
+    world.until_child("early-a1")
+
+
+def test_watches_that_are_cut_are_taken_up_again(world: World, operator: OperatorProcess, proxy: FaultyProxy):
+    operator.start()
+    world.job("cut")
+    world.runs("cut-a1")
+    world.until_condition("cut", "Running", "True/Running")
+    assert proxy.cut_watches() >= 3
+    world.rayjob_status("cut-a1", **SUCCEEDED)
+    world.until_condition("cut", "Succeeded", "True/Completed", timeout_s=40)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")]
+)
+def test_answers_that_mean_try_again(world: World, operator: OperatorProcess, proxy: FaultyProxy, status: int, reason: str):
+    """Every third write is refused, over the whole life of a job."""
+    writes = itertools.count(1)
+
+    def every_third_write(method: str, path: str) -> web.Response | None:
+        if method == "GET" or next(writes) % 3:
+            return None
+        return refusal(status, reason, retry_after_s=1 if status == 429 else None)
+
+    proxy.rule = every_third_write
+    operator.start()
+    name = f"refused-{status}"
+    world.job(name)
+    world.runs(f"{name}-a1", f"c{status}")
+    world.rayjob_status(f"{name}-a1", **SUCCEEDED)
+    world.until_condition(name, "Succeeded", "True/Completed", timeout_s=45)
+    assert children(world, name) == [c.format(name) for c in ALL_CHILDREN]
+    assert proxy.injected[status] >= 3
+
+
+def test_an_api_server_that_is_away_for_a_while(world: World, operator: OperatorProcess, proxy: FaultyProxy):
+    operator.start()
+    world.job("before")
+    world.until_child("before-a1")
+    proxy.rule = lambda method, path: refusal(503, "ServiceUnavailable")
+    proxy.cut_watches()
+    world.job("during")
+    world.until("the operator noticed", lambda: proxy.injected[503] >= 3)
+    proxy.rule = lambda method, path: None
+    world.until("RayJob during-a1", lambda: world.get("rayjob", "during-a1"), 60)
