@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from e2e.cluster import build
 from tests.integration.kube_api import ApiServer
 
 from tests.integration.operator_world.faulty_proxy import FaultyProxy, refusal
@@ -22,7 +23,7 @@ def world(api_server: ApiServer, namespace: str) -> World:
 
 @pytest.fixture
 def proxy(api_server: ApiServer, tmp_path: Path) -> Iterator[FaultyProxy]:
-    proxy = FaultyProxy(str(api_server.kubectl_binary), api_server.kubeconfig, tmp_path)
+    proxy = FaultyProxy(str(build.binary("kubectl")), api_server.kubeconfig, tmp_path)
     yield proxy
     proxy.stop()
 

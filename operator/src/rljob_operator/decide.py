@@ -212,8 +212,21 @@ def _start(situation: Situation, number: int, after: Recorded | None) -> Decisio
     wait = handover.wait_for_heads(situation, since=ended)
     if wait is not None:
         return _waiting(situation, reason, f"{story}, when {wait.message}.", start_time, wait.until)
-    decision = _waiting(situation, Reason.STARTING, f"Attempt {number} starts.", situation.started)
-    return replace(decision, attempt=number, create_attempt=number)
+    # The words of a RayJob that was just seen, so that seeing it is not another status to write.
+    waiting = _waits_for_nodes(number, Reason.STARTING)
+    cluster = replace(waiting, message=startup.count_text(0, situation.options.num_nodes))
+    return Decision(
+        conditions=_open(situation, cluster, waiting),
+        attempt=number,
+        create_attempt=number,
+        set_suspend={},
+        start_time=situation.started,
+        next_check=_nearest(situation, _active_deadline(situation)),
+    )
+
+
+def _waits_for_nodes(attempt: int, reason: Reason) -> ConditionValue:
+    return ConditionValue(status=FALSE, reason=reason, message=f"Attempt {attempt} waits for its nodes.")
 
 
 def _live(situation: Situation) -> Decision:
@@ -234,7 +247,7 @@ def _live(situation: Situation) -> Decision:
     elif cluster.status is TRUE:
         running = ConditionValue(status=FALSE, reason=Reason.STARTING, message=f"The driver of attempt {situation.attempt} starts.")
     else:
-        running = ConditionValue(status=FALSE, reason=cluster.reason, message=f"Attempt {situation.attempt} waits for its nodes.")
+        running = _waits_for_nodes(situation.attempt or 1, cluster.reason)
     return Decision(
         conditions=_open(situation, cluster, running),
         attempt=situation.attempt,

@@ -72,6 +72,8 @@ class FaultyProxy:
         return done.result(10)
 
     def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(START_S)
+        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result(START_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._upstream.terminate()
@@ -103,9 +105,9 @@ class FaultyProxy:
         self._session = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None))
         app = web.Application(client_max_size=16 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         answer = self.rule(request.method, request.path)
@@ -115,15 +117,15 @@ class FaultyProxy:
         url = f"http://127.0.0.1:{self._upstream_port}{request.raw_path}"
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP | {"host", "accept-encoding"}}
         is_watch = "watch" in request.query
-        async with self._session.request(request.method, url, headers=headers, data=await request.read()) as upstream:
-            response = web.StreamResponse(
-                status=upstream.status, headers={k: v for k, v in upstream.headers.items() if k.lower() not in HOP_BY_HOP}
-            )
-            await response.prepare(request)
+        body = await request.read() or None  # an empty body would get a content type that the API server refuses
+        async with self._session.request(request.method, url, headers=headers, data=body) as upstream:
+            kept = {k: v for k, v in upstream.headers.items() if k.lower() not in HOP_BY_HOP}
+            response = web.StreamResponse(status=upstream.status, headers=kept)
             transport = request.transport
             if is_watch and transport is not None:
                 self._watches.add(transport)
             try:
+                await response.prepare(request)
                 async for chunk in upstream.content.iter_any():
                     await response.write(chunk)
                 await response.write_eof()

@@ -12,6 +12,8 @@ from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 from rljob_operator.settings import Settings
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's writer is four times faster than the one in Python, and nearly all the time of making an attempt's objects goes there."""
 SPEC_KEY = posixpath.basename(naming.SPEC_FILE)
 
 
@@ -36,5 +38,5 @@ def config_map(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
         "kind": "ConfigMap",
         "metadata": child_metadata(job, naming.rayjob_name(job.key.name, attempt), attempt_labels(job, attempt)),
         "immutable": True,
-        "data": {SPEC_KEY: yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=140)},
+        "data": {SPEC_KEY: yaml.dump(document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=140)},
     }

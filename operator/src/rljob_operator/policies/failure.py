@@ -74,10 +74,10 @@ def _ended(situation: Situation, child: ChildView) -> Failure:
     if word is not None:
         where = f"{word.worker}: " if word.worker and word.worker not in word.message else ""
         if word.reason is Reason.WORKER_LOST and killed is not None:
-            return _failure(child, Reason.OUT_OF_MEMORY, f"{ended_text(killed)}. {where}{word.message}", killed)
+            return _failure(child, Reason.OUT_OF_MEMORY, _with_log(f"{ended_text(killed)}. {where}{word.message}", child.message), killed)
         culprit = _culprit(situation) if word.reason is Reason.WORKER_LOST else None
         seen = f"{ended_text(culprit)}. " if culprit is not None else ""
-        return _failure(child, word.reason, f"{seen}{where}{word.message}", culprit)
+        return _failure(child, word.reason, _with_log(f"{seen}{where}{word.message}", child.message), culprit)
     if killed is not None:
         return _failure(child, Reason.OUT_OF_MEMORY, _with_log(f"{ended_text(killed)}.", child.message), killed)
     if child.job_status == "STOPPED":
@@ -135,7 +135,9 @@ def _culprit(situation: Situation) -> PodView | None:
 
 
 def _with_log(what: str, log: str) -> str:
-    return f"{what}\n{log}" if log else what
+    """The end of the driver's log below, without its last word, which ``what`` tells."""
+    lines = [line for line in log.splitlines() if words.MARKER not in line]
+    return "\n".join([what, *lines])
 
 
 def _failure(child: ChildView, reason: Reason, message: str, pod: PodView | None = None, exit_code: int | None = None) -> Failure:

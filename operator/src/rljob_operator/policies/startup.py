@@ -27,8 +27,8 @@ def cluster_ready(situation: Situation) -> ConditionValue:
         return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=f"All {desired} nodes joined.")
     found = problem(situation)
     if found is None:
-        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.STARTING, message=f"{_count(situation)}.")
-    return ConditionValue(status=ConditionStatus.FALSE, reason=found[0], message=f"{_count(situation)}. {found[1]}")
+        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.STARTING, message=_count(situation))
+    return ConditionValue(status=ConditionStatus.FALSE, reason=found[0], message=f"{_count(situation)} {found[1]}")
 
 
 def deadline(situation: Situation) -> datetime | None:
@@ -46,7 +46,7 @@ def overdue(situation: Situation) -> Failure | None:
     if until is None or situation.now < until or situation.attempt is None:
         return None
     found = problem(situation)
-    message = f"Not ready within startupDeadlineSeconds ({situation.options.startup_deadline_s} s): {_count(situation)}."
+    message = f"Not ready within startupDeadlineSeconds ({situation.options.startup_deadline_s} s): {_count(situation)}"
     return Failure(
         attempt=situation.attempt,
         reason=Reason.STARTUP_DEADLINE_EXCEEDED,
@@ -94,5 +94,10 @@ def ended_text(pod: PodView) -> str:
     return f"Pod {pod.name}, container {container} ended: {reason}, exit code {code}" if container else f"Pod {pod.name} ended: {reason}"
 
 
+def count_text(ready: int, desired: int) -> str:
+    """How many nodes are there, as a sentence."""
+    return f"{ready} of {desired} nodes are ready."
+
+
 def _count(situation: Situation) -> str:
-    return f"{situation.num_ready} of {situation.options.num_nodes} nodes are ready"
+    return count_text(situation.num_ready, situation.options.num_nodes)

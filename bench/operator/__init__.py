@@ -1,0 +1,1 @@
+"""The operator against a real API server: how fast it reacts, what it costs, how both grow with the number of jobs."""

@@ -1,0 +1,91 @@
+"""``python -m bench.operator``: brings up an API server, plays KubeRay, measures, writes ``bench/results/operator.{json,md,svg}``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster.api_server import temporary_api_server
+from rich.console import Console
+
+from bench.measure import machine, write_results
+from bench.operator import report, scenarios
+from bench.operator.api import Api
+from bench.operator.subject import Subject
+
+PACKAGES = ("kopf", "kubernetes", "pydantic", "aiohttp")
+SETTLE_S = 5.0
+
+
+def main() -> int:
+    """Measure, show, write; returns the exit code."""
+    arguments = _parse()
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-operator-") as folder,
+        temporary_api_server(Path(folder) / "api", crds=True) as kubeconfig,
+    ):
+        subject = Subject(kubeconfig, Path(folder) / "operator.log")
+        try:
+            values = asyncio.run(_measure(kubeconfig, subject, arguments, console))
+        finally:
+            subject.stop()
+    values = {"machine": machine(PACKAGES), **values}
+    report.show(console, values)
+    write_results("operator", values, report.markdown(values))
+    console.print("written: bench/results/operator.json, bench/results/operator.md")
+    return 0
+
+
+async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    values: dict[str, Any] = {"start_s": subject.start(), "bursts": [], "rss": []}
+    main_size = arguments.jobs
+    async with Api(kubeconfig) as api:
+
+        async def step(text: str, work: Any) -> Any:
+            with console.status(text):
+                result = await work
+            console.print(f"{text}: {report.one_line(result)}", highlight=False)
+            return result
+
+        values["rss"].append({"jobs": 0, "rss_bytes": (await step("idle, no jobs", scenarios.idle(subject, 0, SETTLE_S)))["rss_bytes"]})
+        values["latency"] = await step("one job at a time", scenarios.latency(api, "latency", arguments.latency))
+        values["life"] = await step("writes of a life", scenarios.life(api, subject, "life", 20))
+        for size in sorted({main_size // 10, main_size // 3, main_size}):
+            values["bursts"].append(await step(f"{size} jobs at once", scenarios.burst(api, subject, f"burst-{size}", size)))
+        values["direct"] = await step(
+            f"{main_size} RayJobs by the client", scenarios.direct(api, f"burst-{main_size}", "direct", main_size)
+        )
+        values["running"] = await step("all start to run", scenarios.all_running(api, f"burst-{main_size}", main_size))
+        values["idle"] = await step("nothing happens", scenarios.idle(subject, main_size, arguments.idle))
+        values["reaction"] = await step("single changes", scenarios.reaction(api, f"burst-{main_size}", main_size, main_size // 4))
+        present = 20 + arguments.latency + sum(b["jobs"] for b in values["bursts"])
+        values["rss"].append({"jobs": present, "rss_bytes": subject.rss_bytes()})
+        if arguments.many > present:
+            more = arguments.many - present
+            values["bursts"].append(await step(f"{more} jobs at once", scenarios.burst(api, subject, "many", more)))
+            values["rss"].append({"jobs": arguments.many, "rss_bytes": subject.rss_bytes()})
+            present = arguments.many
+        values["restart"] = await step(f"restart with {present} jobs", scenarios.restart(api, subject, "restart", present))
+    return values
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.operator", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000, help="jobs of the burst and of the live set (default: %(default)s)")
+    parser.add_argument("--many", type=int, default=10000, help="jobs present at the restart (default: %(default)s)")
+    parser.add_argument("--latency", type=int, default=200, help="jobs created one at a time (default: %(default)s)")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds of the idle measurement (default: %(default)s)")
+    arguments = parser.parse_args()
+    for name in ("jobs", "latency"):
+        if getattr(arguments, name) < 20:
+            parser.error(f"--{name} is {getattr(arguments, name)}; it must be at least 20")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

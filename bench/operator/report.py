@@ -1,0 +1,91 @@
+"""The figures for people: lines while it runs, a table beside the aims, markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MB = 1e6
+
+
+def one_line(values: Mapping[str, Any]) -> str:
+    """Name and value of each figure."""
+    return ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+
+
+def rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Question, measured, aim."""
+    latency, direct, reaction, idle, restart, life = (values[k] for k in ("latency", "direct", "reaction", "idle", "restart", "life"))
+    size = direct["rayjobs"]
+    burst = next(b for b in values["bursts"] if b["jobs"] == size)
+    memory = ", ".join(f"{r['rss_bytes'] / MB:.0f} MB at {r['jobs']}" for r in values["rss"])
+    ratio = burst["all_children_s"] / direct["all_created_s"]
+    return [
+        ("RLJob created -> RayJob exists, idle operator", f"p50 {latency['p50_ms']:.0f} ms, p99 {latency['p99_ms']:.0f} ms", "<= 50 / 250 ms"),
+        (f"{size} RLJobs at once -> all RayJobs", f"{burst['all_children_s']:.1f} s ({burst['jobs_per_s']:.0f}/s)", "<= 10 s"),
+        (f"the same {size} RayJobs created directly", f"{direct['all_created_s']:.1f} s; the operator takes {ratio:.1f} times", "the ratio"),
+        (f"child status -> condition at {reaction['live_jobs']} live jobs", f"p50 {reaction['p50_ms']:.0f} ms, p99 {reaction['p99_ms']:.0f} ms", "p99 <= 1 s"),
+        ("writes of a whole life", f"{life['create']:.0f} creates, {life['patch']:.0f} patches", "<= 10 patches + creates"),
+        (f"nothing happens, {idle['jobs']} running jobs", f"{idle['writes_per_min']:.1f} writes/min, {idle['cpu_share_of_a_core'] * 100:.1f} % of a core", "0 writes, <= 2 %"),
+        ("resident memory", memory, "<= 80 / 120 / 300 MB at 0 / 1000 / 10000"),
+        (
+            f"restart with {restart['present']} jobs",
+            f"first new job {restart['first_job_s']:.1f} s, all looked at {restart['all_jobs_s']:.1f} s, {restart['rss_bytes'] / MB:.0f} MB",
+            "<= 5 / 60 s",
+        ),
+    ]  # fmt: skip
+
+
+def growth(values: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Burst size against rate and cost: flat columns mean linear growth."""
+    return [
+        (
+            f"{b['jobs']}",
+            f"{b['all_children_s']:.1f}",
+            f"{b['jobs_per_s']:.0f}",
+            f"{b['operator_cpu_ms_per_job']:.1f}",
+            f"{b['writes_per_job']:.1f}",
+        )
+        for b in values["bursts"]
+    ]
+
+
+GROWTH_HEADER = ("jobs at once", "seconds", "jobs/s", "operator CPU ms/job", "writes/job")
+
+
+def show(console: Console, values: Mapping[str, Any]) -> None:
+    """Both tables on the terminal."""
+    table = Table("question", "measured", "aim", title="operator")
+    for row in rows(values):
+        table.add_row(*row)
+    console.print(table)
+    table = Table(*GROWTH_HEADER, title="growth")
+    for line in growth(values):
+        table.add_row(*line)
+    console.print(table)
+
+
+def markdown(values: Mapping[str, Any]) -> str:
+    """The same, with the machine."""
+    about = values["machine"]
+    lines = [
+        "# Operator against a real API server",
+        "",
+        f"{about['processor']}, {about['cores']} cores shared by API server, etcd, controllers, operator and client; {about['measured_at']}.",
+        "KubeRay's part is played by the measuring client, which writes RayJob statuses; no pods run.",
+        "",
+        "| question | measured | aim |",
+        "|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows(values)),
+        "",
+        "Growth: columns that stay level mean cost linear in the number of jobs.",
+        "",
+        f"| {' | '.join(GROWTH_HEADER)} |",
+        f"|{'---|' * len(GROWTH_HEADER)}",
+        *(f"| {' | '.join(line)} |" for line in growth(values)),
+        "",
+    ]
+    return "\n".join(lines)

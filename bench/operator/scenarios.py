@@ -1,0 +1,169 @@
+"""What is measured, one function a question; each works in a namespace of its own and returns plain figures."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.operator.api import RAYJOBS, RLJOBS, Api, bounded
+from bench.operator.subject import Subject
+from bench.operator.watcher import Watcher, exists, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITES = "rljob_operator_writes_total"
+RECONCILES = "rljob_operator_reconcile_seconds_count"
+RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
+TIMEOUT_S = 300.0
+REACTION_PAUSE_S = 0.05
+"""Between two child changes of the reaction scenario: about a training fleet's rate, and no queue of its own making."""
+
+Progress = Callable[[str], None]
+
+
+def job_manifest(name: str) -> dict[str, Any]:
+    """The quickstart under another name."""
+    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
+    manifest["metadata"]["name"] = name
+    return manifest
+
+
+def quantiles_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """p50, p99 and the largest, in milliseconds."""
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "max_ms": max(seconds) * 1e3}
+
+
+async def latency(api: Api, namespace: str, count: int) -> dict[str, Any]:
+    """RLJob created -> RayJob exists, one at a time on an idle operator: from the API server's answer to the watch event."""
+    await api.namespace(namespace)
+    rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
+    took_s = []
+    async with Watcher(api, ray, exists) as rayjobs:
+        for index in range(count):
+            await api.create(rlj, job_manifest(f"one-{index}"))
+            created_s = time.monotonic()
+            seen_s = await rayjobs.wait("exists", index + 1, TIMEOUT_S)
+            took_s.append(seen_s[f"one-{index}-a1"] - created_s)
+    return {"jobs": count, **quantiles_ms(took_s)}
+
+
+async def burst(api: Api, subject: Subject, namespace: str, count: int) -> dict[str, Any]:
+    """``count`` RLJobs at once -> all RayJobs exist and all statuses say so."""
+    await api.namespace(namespace)
+    rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
+    writes, cpu_s = subject.total(WRITES), subject.cpu_s()
+    async with Watcher(api, ray, exists) as rayjobs, Watcher(api, rlj, summary) as jobs:
+        began_s = time.monotonic()
+        await bounded(partial(api.create, rlj, job_manifest(f"job-{index}")) for index in range(count))
+        created_s = time.monotonic() - began_s
+        children_s = max((await rayjobs.wait("exists", count, TIMEOUT_S + count / 10)).values()) - began_s
+        settled_s = max((await jobs.wait("Starting", count, TIMEOUT_S)).values()) - began_s
+    return {
+        "jobs": count,
+        "client_created_s": created_s,
+        "all_children_s": children_s,
+        "all_statuses_s": settled_s,
+        "jobs_per_s": count / children_s,
+        "operator_cpu_ms_per_job": (subject.cpu_s() - cpu_s) / count * 1e3,
+        "writes_per_job": (subject.total(WRITES) - writes) / count,
+    }
+
+
+async def direct(api: Api, source: str, namespace: str, count: int) -> dict[str, Any]:
+    """The same RayJobs created by the client itself, 16 in flight: what the API server allows."""
+    await api.namespace(namespace)
+    items = (await api.call("GET", f"{RAYJOBS.format(namespace=source)}?limit={count}"))["items"]
+    manifests = [stripped(item) for item in items]
+    began_s = time.monotonic()
+    await bounded(partial(api.create, RAYJOBS.format(namespace=namespace), m) for m in manifests)
+    took_s = time.monotonic() - began_s
+    return {"rayjobs": len(manifests), "all_created_s": took_s, "per_s": len(manifests) / took_s}
+
+
+def stripped(item: dict[str, Any]) -> dict[str, Any]:
+    """A RayJob of the same spec that nobody owns, so that the operator does not look at it."""
+    spec = copy.deepcopy(item["spec"])
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": item["metadata"]["name"]}, "spec": spec}
+
+
+async def all_running(api: Api, namespace: str, count: int) -> dict[str, Any]:
+    """KubeRay's part: every RayJob starts; how long until every RLJob says Running."""
+    rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
+    async with Watcher(api, rlj, summary) as jobs:
+        began_s = time.monotonic()
+        await bounded(partial(api.patch_status, f"{ray}/job-{index}-a1", RUNNING) for index in range(count))
+        took_s = max((await jobs.wait("Running", count, TIMEOUT_S)).values()) - began_s
+    return {"jobs": count, "all_running_s": took_s, "per_s": count / took_s}
+
+
+async def reaction(api: Api, namespace: str, live: int, changes: int) -> dict[str, Any]:
+    """Child status change -> RLJob condition, while ``live`` jobs run: from the API server's answer to the watch event."""
+    rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
+    changed_s: dict[str, float] = {}
+    async with Watcher(api, rlj, summary) as jobs:
+        for index in range(changes):
+            await api.patch_status(f"{ray}/job-{index}-a1", SUCCEEDED)
+            changed_s[f"job-{index}"] = time.monotonic()
+            await asyncio.sleep(REACTION_PAUSE_S)
+        seen_s = await jobs.wait("Completed", changes, TIMEOUT_S)
+    return {"live_jobs": live, "changes": changes, **quantiles_ms([seen_s[name] - at for name, at in changed_s.items()])}
+
+
+async def life(api: Api, subject: Subject, namespace: str, count: int) -> dict[str, Any]:
+    """Writes of one whole life by verb: created, running, succeeded, one job after the other."""
+    await api.namespace(namespace)
+    rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
+    verbs = ("create", "patch", "delete")
+    before = {verb: subject.total(WRITES, verb=verb) for verb in verbs}
+    total = subject.total(WRITES)
+    async with Watcher(api, ray, exists) as rayjobs, Watcher(api, rlj, summary) as jobs:
+        for index in range(count):
+            await api.create(rlj, job_manifest(f"life-{index}"))
+            await rayjobs.wait("exists", index + 1, TIMEOUT_S)
+            for word, status in (("Running", RUNNING), ("Completed", SUCCEEDED)):
+                await api.patch_status(f"{ray}/life-{index}-a1", status)
+                await jobs.wait(word, index + 1, TIMEOUT_S)
+    await asyncio.sleep(1)  # events follow the status write
+    each = {verb: (subject.total(WRITES, verb=verb) - before[verb]) / count for verb in verbs}
+    return {"jobs": count, **each, "all": (subject.total(WRITES) - total) / count}
+
+
+async def idle(subject: Subject, jobs: int, seconds: float) -> dict[str, Any]:
+    """Nothing happens: what the operator writes and burns."""
+    writes, cpu_s = subject.total(WRITES), subject.cpu_s()
+    await asyncio.sleep(seconds)
+    return {
+        "jobs": jobs,
+        "seconds": seconds,
+        "writes_per_min": (subject.total(WRITES) - writes) / seconds * 60,
+        "cpu_share_of_a_core": (subject.cpu_s() - cpu_s) / seconds,
+        "rss_bytes": subject.rss_bytes(),
+    }
+
+
+async def restart(api: Api, subject: Subject, namespace: str, present: int) -> dict[str, Any]:
+    """A new process with ``present`` jobs there: seconds to the first new job's child, and to having looked at every job."""
+    await api.namespace(namespace)
+    rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
+    subject.stop()
+    async with Watcher(api, ray, exists) as rayjobs:
+        began_s = time.monotonic()
+        await asyncio.to_thread(subject.start)
+        healthy_s = time.monotonic() - began_s
+        await api.create(rlj, job_manifest("first"))
+        first_s = (await rayjobs.wait("exists", 1, TIMEOUT_S))["first-a1"] - began_s
+        while subject.total(RECONCILES) < present:
+            if time.monotonic() - began_s > TIMEOUT_S:
+                raise TimeoutError(f"the operator looked at {subject.total(RECONCILES):.0f} of {present} jobs within {TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.2)
+        all_s = time.monotonic() - began_s
+    return {"present": present, "healthy_s": healthy_s, "first_job_s": first_s, "all_jobs_s": all_s, "rss_bytes": subject.rss_bytes()}

@@ -1,0 +1,79 @@
+"""The measured process: ``python -m rljob_operator``, its memory, processor time and own counters."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+READY_S = 180.0
+STOP_S = 30.0
+_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Subject:
+    """Started and stopped by the measurement."""
+
+    def __init__(self, kubeconfig: Path, log_file: Path) -> None:
+        self._log_file = log_file
+        self._ports = free_port(), free_port()
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")} | {
+            "KUBECONFIG": str(kubeconfig),
+            "RLJOB_OPERATOR_RUNTIME_IMAGE": "example.com/rljob-runtime:bench",
+            "RLJOB_OPERATOR_RUNTIME_RAY_VERSION": "2.60.0",
+            "RLJOB_OPERATOR_HEALTH_PORT": str(self._ports[0]),
+            "RLJOB_OPERATOR_METRICS_PORT": str(self._ports[1]),
+        }
+
+    def start(self) -> float:
+        """Start; returns the seconds until it is healthy."""
+        began_s = time.monotonic()
+        with self._log_file.open("ab") as log:
+            self._process = psutil.Popen([sys.executable, "-m", "rljob_operator"], env=self._env, stdout=log, stderr=subprocess.STDOUT)
+        while not self._healthy():
+            if self._process.poll() is not None or time.monotonic() - began_s > READY_S:
+                raise RuntimeError(f"the operator did not become healthy within {READY_S:.0f} s; its log: {self._log_file}")
+            time.sleep(0.05)
+        return time.monotonic() - began_s
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(STOP_S)
+
+    def rss_bytes(self) -> int:
+        return int(self._process.memory_info().rss)
+
+    def cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def total(self, metric: str, **labels: str) -> float:
+        """Sum of a metric's samples whose labels include these."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports[1]}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            float(m["value"]) for m in _SAMPLE.finditer(text) if m["name"] == metric and all(w in (m["labels"] or "") for w in wanted)
+        )
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ports[0]}/healthz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False

@@ -1,0 +1,162 @@
+"""What `helm test` runs inside the cluster, with the operator's image: each thing an RLJob needs is tried, all results are shown.
+
+Environment: RLJOB_CHECK_API (default: the cluster's own), RLJOB_CHECK_RULES (the operator's rules as JSON), RLJOB_CHECK_ACCOUNT
+(namespace:name of its ServiceAccount), RLJOB_CHECK_NAMESPACES (comma-separated; empty: all), RLJOB_CHECK_NAMESPACE (where an RLJob is
+created with dryRun), RLJOB_CHECK_METRICS (host:port of the operator's
+metrics service; absent where this pod may not reach it). Standard library only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TIMEOUT_S = 10.0
+CRD = "rljobs.rljob.dev"
+KUBERAY_CRD = "rayjobs.ray.io"
+SAMPLE = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "rljob-helm-test"},
+    "spec": {
+        "suspend": True,
+        "nodeGroups": [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu"}],
+        "components": [
+            {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0"}},
+            {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "1"}},
+            {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+        ],
+        "model": {"path": "models/tiny"},
+        "data": {"train": [{"name": "sums", "type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}]},
+        "rewards": [{"name": "answer", "type": "Task"}],
+        "training": {"steps": 1},
+    },
+}
+
+
+class CheckError(Exception):
+    """Raised when a check does not hold; the message ends with the remedy."""
+
+
+class Api:
+    """The API server, as the account of this pod."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+        self.token = ""
+        self.context: ssl.SSLContext | None = None
+        if base.startswith("https:"):
+            self.token = (ACCOUNT_FOLDER / "token").read_text()
+            self.context = ssl.create_default_context(cafile=str(ACCOUNT_FOLDER / "ca.crt"))
+
+    def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One request; its answer as JSON.
+
+        Raises:
+            CheckError: no answer within ten seconds, or one that is not a success.
+        """
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self.context) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            raise CheckError(f"{method} {path}: {error.code} {error.read().decode(errors='replace')[:2000]}") from error
+        except (OSError, ValueError) as error:
+            raise CheckError(f"{method} {path}: {error}") from error
+
+
+def established(api: Api, name: str, remedy: str) -> str:
+    """The CRD is there and served."""
+    try:
+        crd = api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    except CheckError as error:
+        raise CheckError(f"{error}; {remedy}") from error
+    if not any(c["type"] == "Established" and c["status"] == "True" for c in crd.get("status", {}).get("conditions", [])):
+        raise CheckError(f"{name} is not established: {crd.get('status')}; {remedy}")
+    return f"versions {', '.join(v['name'] for v in crd['spec']['versions'])}"
+
+
+def expanded(rules: list[dict[str, list[str]]]) -> Iterator[tuple[str, str, str]]:
+    """API group, resource and verb of every single right."""
+    for rule in rules:
+        yield from itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
+
+
+def operator_rights(api: Api, environment: Mapping[str, str]) -> str:
+    """The operator's account holds every right of the chart, wherever it watches."""
+    rights = list(expanded(json.loads(environment["RLJOB_CHECK_RULES"])))
+    namespaces = [n for n in environment["RLJOB_CHECK_NAMESPACES"].split(",") if n] or [""]
+    missing = []
+    for namespace, (group, resource, verb) in itertools.product(namespaces, rights):
+        name, _, subresource = resource.partition("/")
+        attributes = {"namespace": namespace, "group": group, "resource": name, "subresource": subresource, "verb": verb}
+        review = api(
+            "POST",
+            "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": f"system:serviceaccount:{environment['RLJOB_CHECK_ACCOUNT']}", "resourceAttributes": attributes},
+            },
+        )
+        if not review["status"]["allowed"]:
+            missing.append(f"{verb} {group}/{resource} in {namespace or 'all namespaces'}")
+    if missing:
+        raise CheckError(f"the operator may not: {'; '.join(missing)}; set rbac.create to true or grant it to its account")
+    return f"{len(rights)} rights in {', '.join(namespaces).strip() or 'all namespaces'}"
+
+
+def sample_is_accepted(api: Api, namespace: str) -> str:
+    """The API server takes an RLJob and fills in defaults."""
+    job = api("POST", f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs?dryRun=All&fieldValidation=Strict", SAMPLE)
+    if "startupDeadlineSeconds" not in job["spec"]:
+        raise CheckError("the API server did not fill in defaults: the CRD is older than the chart; apply its crds folder again")
+    return "dry run"
+
+
+def answers(address: str) -> str:
+    """The operator serves metrics through its service."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as response:
+            return f"{len(response.read())} bytes"
+    except OSError as error:
+        raise CheckError(f"http://{address}/metrics: {error}; look at the operator's pod and at networkPolicy.metricsFrom") from error
+
+
+def main(environment: Mapping[str, str] = os.environ) -> int:
+    """Exit code 0 when all checks hold, else 1."""
+    api = Api(environment.get("RLJOB_CHECK_API", "https://kubernetes.default.svc"))
+    namespace = environment["RLJOB_CHECK_NAMESPACE"]
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("API server", lambda: str(api("GET", "/version")["gitVersion"])),
+        ("RLJob CRD", lambda: established(api, CRD, "kubectl apply --server-side -f helm/rljob/crds/")),
+        ("KubeRay CRD", lambda: established(api, KUBERAY_CRD, "install KubeRay 1.6.2")),
+        ("operator's rights", lambda: operator_rights(api, environment)),
+        ("sample RLJob", lambda: sample_is_accepted(api, namespace)),
+    ]
+    if "RLJOB_CHECK_METRICS" in environment:
+        checks.append(("operator's metrics", lambda: answers(environment["RLJOB_CHECK_METRICS"])))
+    failed = 0
+    for title, check in checks:
+        try:
+            print(f"ok      {title}: {check()}", flush=True)
+        except CheckError as error:
+            failed += 1
+            print(f"FAILED  {title}: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

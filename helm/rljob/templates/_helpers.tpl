@@ -1,0 +1,78 @@
+{{- define "rljob.fullname" -}}
+{{- printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "rljob.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "rljob.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: name an existing account, or set serviceAccount.create to true" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "rljob.selectorLabels" -}}
+app.kubernetes.io/name: rljob-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "rljob.labels" -}}
+{{ include "rljob.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: rljob
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Reference of an image: (list image-values default-tag). */}}
+{{- define "rljob.image" -}}
+{{- $image := index . 0 }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $image.repository $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $image.repository (default (index . 1) $image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* Everything the operator may do, in each namespace it watches; also what the release's test checks. No secrets, no wildcards. */}}
+{{- define "rljob.rules" -}}
+# The jobs themselves: read, and delete when their time to live is over.
+- apiGroups: [rljob.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch, delete]
+# Conditions; also what the role of a job grants: nobody can grant more than they hold.
+- apiGroups: [rljob.dev]
+  resources: [rljobs/status]
+  verbs: [patch]
+# Owner references that block the owner's deletion.
+- apiGroups: [rljob.dev]
+  resources: [rljobs/finalizers]
+  verbs: [update]
+# One RayJob per attempt; patch is for suspend.
+- apiGroups: [ray.io]
+  resources: [rayjobs]
+  verbs: [get, list, watch, create, patch, delete]
+# Why a cluster is not ready.
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+# What a job needs besides its RayJob; patch brings what an earlier version of the operator made up to date. Deleted with the RLJob by
+# Kubernetes, not by the operator.
+- apiGroups: [""]
+  resources: [configmaps, serviceaccounts]
+  verbs: [get, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, create, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}
