@@ -82,7 +82,7 @@ def test_watches_that_are_cut_are_taken_up_again(world: World, operator: Operato
     ("status", "reason"), [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable")]
 )
 def test_answers_that_mean_try_again(world: World, operator: OperatorProcess, proxy: FaultyProxy, status: int, reason: str):
-    """Every third write is refused, over the whole life of a job."""
+    """Every third write is refused, over the whole life of a job. It may take several tries, but never forgets what is done already."""
     writes = itertools.count(1)
 
     def every_third_write(method: str, path: str) -> web.Response | None:

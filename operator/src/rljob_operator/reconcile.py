@@ -61,6 +61,11 @@ from rljob_operator.workqueue import utc_now
 NUM_CHECKED_SPECS: Final = 256
 """Checked specs that are kept; one costs about 15 kB, and 0.4 ms to make anew."""
 
+NUM_UNFINISHED: Final = 4096
+"""Attempts whose children could not all be made yet that are remembered."""
+_LATER_KINDS: Final = (str(Kind.ROLE_BINDING), str(Kind.RAYJOB))
+"""Kinds that are made one after the other after all others."""
+
 MAX_EVENT_MESSAGE: Final = 1024
 """Characters; the API server refuses longer ones."""
 
@@ -94,6 +99,8 @@ class Reconciler:
         self._metrics = metrics
         self._clock = clock
         self._checked: OrderedDict[tuple[str, int], CheckedJob | SpecInvalidError] = OrderedDict()
+        self._made: OrderedDict[tuple[str, int], set[tuple[str, str]]] = OrderedDict()
+        """(UID of the job, attempt) -> kind and name of what was made of an attempt that could not be finished yet."""
         self._event_names = itertools.count()
 
     async def reconcile(self, key: Key) -> datetime | None:
@@ -188,16 +195,26 @@ class Reconciler:
         return learned, decide(learned, now)
 
     async def _create_attempt(self, job: JobView, checked: CheckedJob, attempt: int) -> _Obstacle | None:
-        """Make the children of an attempt, the RayJob last; what stands in the way."""
-        *helpers, rayjob = desired.attempt_objects(job, checked, attempt, self._settings)
-        outcomes = await asyncio.gather(*(self._ensure(job, manifest) for manifest in helpers), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        obstacles = [outcome for outcome in outcomes if isinstance(outcome, _Obstacle)]
-        if obstacles:
-            return obstacles[0]
-        return await self._ensure(job, rayjob)
+        """Make the children of an attempt; what stands in the way.
+
+        The Role comes before its binding, which names it, and the RayJob last, because it uses them all. What an earlier try made, before
+        the API server asked to come back later, is not asked for again: it would use up the very budget that the rest needs.
+        """
+        made = self._made.pop((job.uid, attempt), set())
+        objects = [o for o in desired.attempt_objects(job, checked, attempt, self._settings) if (o["kind"], o["metadata"]["name"]) not in made]
+        stages = ([o for o in objects if o["kind"] not in _LATER_KINDS], *([o for o in objects if o["kind"] == kind] for kind in _LATER_KINDS))
+        for stage in stages:
+            outcomes = await asyncio.gather(*(self._ensure(job, manifest) for manifest in stage), return_exceptions=True)
+            made |= {(o["kind"], o["metadata"]["name"]) for o, outcome in zip(stage, outcomes, strict=True) if outcome is None}
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    self._made[job.uid, attempt] = made
+                    if len(self._made) > NUM_UNFINISHED:
+                        self._made.popitem(last=False)
+                    raise outcome
+                if outcome is not None:
+                    return outcome
+        return None
 
     async def _ensure(self, job: JobView, manifest: Manifest) -> _Obstacle | None:
         """Make one child, or find that it is there; what stands in the way."""
