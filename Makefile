@@ -19,10 +19,10 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup run test test-slow check bench generate cluster-up cluster-down cluster-status clean distclean
+.PHONY: help setup run test test-slow check bench generate e2e cluster-up cluster-down cluster-status clean distclean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything in it (first time: 2 minutes to many, 3.6 GB to download, 7.5 GB on disk)
 
@@ -51,6 +51,9 @@ bench: $(STAMP) ## Ratios against peers and limits, written to bench/results/
 generate: $(STAMP) ## Write the CRD, its helm copy and the field reference from rljob_api
 	python -m rljob_api generate --out .
 	python -m rljob_runtime.report --out .
+
+e2e: $(STAMP) ## A real cluster, the built images, the installed chart, every scenario (as root; 10 minutes more the first time)
+	tools/e2e $(ARGS)
 
 cluster-up: $(STAMP) ## Real Kubernetes with KubeRay on this machine, as root (the first time it is built from source: about 10 minutes)
 	python -m e2e.cluster up

@@ -26,6 +26,7 @@ class Measurement:
 MEASUREMENTS = (
     Measurement(name="logprob_memory", answers="memory and time of log-probs without full logits, against full logits", timeout_s=600.0),
     Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1200.0),
+    Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
 )
 
 
@@ -70,11 +71,17 @@ def index(folder: Path) -> str:
 
 
 def _headline(data: Path) -> str:
-    """The ratios of a comparison, where its file has some."""
+    """The figures that stand for a result, where its file has some: ratios of a comparison, reaction and burst of the operator."""
     values = json.loads(data.read_text())
-    found = values.get("workloads", []) if isinstance(values, dict) else []
-    ratios = [f"({w['key']}) {w['summary']['ratio']:.2f} times" for w in found]
-    return f": {', '.join(ratios)}" if ratios else ""
+    if not isinstance(values, dict):
+        return ""
+    found = [f"({w['key']}) {w['summary']['ratio']:.2f} times" for w in values.get("workloads", [])]
+    if "latency" in values:
+        found.append(f"RLJob to RayJob p50 {values['latency']['p50_ms']:.0f} ms, p99 {values['latency']['p99_ms']:.0f} ms")
+    if "direct" in values:
+        size = values["direct"]["rayjobs"]
+        found += [f"{size} at once in {burst['all_children_s']:.1f} s" for burst in values["bursts"] if burst["jobs"] == size]
+    return f": {', '.join(found)}" if found else ""
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 `make e2e` builds the cluster and the images first. On another cluster: KUBECONFIG (its context must be on the allow-list of
 e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
+
+test_rights.py runs last and judges the operator's rights by the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built cluster has
+one; without it that test is deselected.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from e2e.cluster.guard import require_allowed_context
 
+from e2e.cluster.guard import require_allowed_context
 from e2e.jobs import CLAIM, ROOT
 from e2e.kubectl import Kubectl
 
@@ -28,6 +32,43 @@ RESTRICTED = {
     "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
 }
 HELM_TIMEOUT_S = 180
+AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
+LAST = Path(__file__).with_name("test_rights.py")
+COLLECTED_AT = pytest.StashKey[datetime]()
+"""Before the first request of this run."""
+DESELECTED = pytest.StashKey[list[str]]()
+"""Tests that were collected and will not run."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the test that looks back at all scenarios last, or leave it out where there is no audit log."""
+    config.stash[COLLECTED_AT] = datetime.now(UTC)
+    last = [item for item in items if item.path == LAST]
+    others = [item for item in items if item.path != LAST]
+    if AUDIT_LOG in os.environ:
+        items[:] = [*others, *last]
+    elif last:
+        items[:] = others
+        config.hook.pytest_deselected(items=last)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash.setdefault(DESELECTED, []).append(item.name)
+
+
+def what_did_not_run(session: pytest.Session) -> str:
+    """Why this was not the whole of e2e/, run to a good end; empty if it was."""
+    here = Path(__file__).parent
+    files = {path.name for path in here.glob("test_*.py")} - {item.path.name for item in session.items if item.path.parent == here}
+    reasons = [
+        f"not collected: {', '.join(sorted(files))}" if files else "",
+        f"deselected: {', '.join(session.config.stash.get(DESELECTED, []))}" if session.config.stash.get(DESELECTED, []) else "",
+        f"only a part of a file: {', '.join(session.config.args)}" if any("::" in arg for arg in session.config.args) else "",
+        f"{session.testsfailed} failed" if session.testsfailed else "",
+    ]
+    return "; ".join(filter(None, reasons))
 
 
 def needed(variable: str) -> str:

@@ -10,6 +10,16 @@ BROKEN_REWARD = """
 import json
 raise RuntimeError("the answer key is missing: " + json.dumps({"file": "answers.csv"}))
 """
+FOREIGN = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayJob",
+    "spec": {
+        "managedBy": "kueue.x-k8s.io/multikueue",  # KubeRay leaves it alone
+        "entrypoint": "true",
+        "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": []}}}},
+    },
+}
+"""A RayJob of somebody else; it starts nothing."""
 
 
 def test_an_impossible_placement_makes_no_child(kubectl: Kubectl):
@@ -40,14 +50,20 @@ def test_an_image_that_does_not_exist_is_named_until_the_startup_deadline(kubect
     assert "25 s" in failed["message"]
     assert "there-is-no-such-image" in failed["message"]
     kubectl.until("the pods are gone", lambda: not kubectl.children(name, "pods"), 150, job=name)
+    kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 1}}')
+    kubectl.until("the job is gone after its time to live", lambda: not kubectl.exists("rljob", name), 60, job=name)
 
 
-def test_a_job_that_does_not_fit_says_what_the_scheduler_says(kubectl: Kubectl):
+def test_a_job_that_does_not_fit_says_what_the_scheduler_says_once_its_name_is_free(kubectl: Kubectl):
     name = "too-large"
     job = two_groups(name, steps=5)
+    del job["spec"]["storage"]
     job["spec"]["nodeGroups"][0]["devicesPerNode"] = 64
-    kubectl.apply(job)
-    kubectl.until("the reason is shown", lambda: kubectl.condition(name, "ClusterReady").get("reason") == "Unschedulable", 60, job=name)
+    kubectl.apply(FOREIGN | {"metadata": {"name": f"{name}-a1"}}, job)
+    kubectl.until("the name is taken", lambda: kubectl.condition(name, "Running").get("reason") == "ChildNameTaken", 30, job=name)
+    assert f"RayJob {name}-a1" in kubectl.condition(name, "Running")["message"]
+    kubectl("delete", "rayjob", f"{name}-a1")
+    kubectl.until("the reason is shown", lambda: kubectl.condition(name, "ClusterReady").get("reason") == "Unschedulable", 90, job=name)
     assert "Insufficient example.com/virtual-gpu" in kubectl.condition(name, "ClusterReady")["message"]
     kubectl("delete", "rljob", name)
 

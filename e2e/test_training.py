@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 
-from e2e.conftest import SYSTEM, Volume
+from e2e.conftest import NAMESPACE, SYSTEM, Volume
 from e2e.jobs import quickstart, two_groups
 from e2e.kubectl import Kubectl
 
 TRAINS_S = 420.0
 STARTS_S = 300.0
+WIDENED = {
+    "serviceaccount": ("automountServiceAccountToken", "", True),
+    "role": ("rules", "/-", {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}),
+    "rolebinding": ("subjects", "/-", {"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}),
+    "networkpolicy": ("spec", "/ingress/-", {}),
+}
+"""What somebody might add to the objects that all attempts of a job share: kind -> field, place in it, value."""
 
 
 def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
@@ -18,7 +25,7 @@ def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
 
 def test_the_quickstart_trains_and_is_watched_by_conditions(kubectl: Kubectl, volume: Volume):
     name = "quickstart"
-    with kubectl.watching("rlj", name) as watched:
+    with kubectl.watching("rlj", f"--field-selector=metadata.name={name}") as watched:
         kubectl.apply(quickstart(name, steps=30))
         kubectl.wait(name, "Accepted", 30)
         kubectl.wait(name, "ClusterReady", STARTS_S)
@@ -57,6 +64,11 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     job = two_groups(name, steps=60)
     job["spec"]["failurePolicy"] = {"maxRestarts": 2, "restartBackoffSeconds": 1}
     kubectl.apply(job)
+    kubectl.until("the RayJob, which is made last", lambda: kubectl.children(name, "rayjobs"), 60, job=name)
+    made = {kind: kubectl.get(kind, f"{name}-rljob") for kind in WIDENED}
+    for kind, (field, place, value) in WIDENED.items():
+        change = json.dumps([{"op": "add", "path": f"/{field}{place}", "value": value}])
+        assert "(no change)" not in kubectl("patch", kind, f"{name}-rljob", "--type=json", "-p", change)
     kubectl.until("ten steps", lambda: kubectl.step(name) >= 10, STARTS_S, job=name)
     (worker,) = [p for p in kubectl.children(name, "pods") if p["metadata"]["labels"]["ray.io/group"] == "train"]
     kubectl("delete", "pod", worker["metadata"]["name"], "--grace-period=1")
@@ -73,6 +85,9 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     assert "resum" in resumed.lower()
     live = [j["metadata"]["name"] for j in kubectl.children(name, "rayjobs")]
     assert live == [f"{name}-a1", f"{name}-a2"]
+    for kind, (field, _, _) in WIDENED.items():
+        now = kubectl.get(kind, f"{name}-rljob")
+        assert now[field] == made[kind][field], f"the second attempt puts {field} of the {kind} right"
 
 
 def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume: Volume):
@@ -81,7 +96,7 @@ def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume
     kubectl.until("six steps", lambda: kubectl.step(name) >= 6, STARTS_S, job=name)
 
     before = {o["metadata"]["uid"] for kind in ("rayjobs", "rayclusters", "pods") for o in kubectl.children(name, kind)}
-    (operator,) = kubectl.list("pods", "app.kubernetes.io/name=rljob", namespace=SYSTEM)
+    (operator,) = kubectl.list("pods", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
     kubectl("delete", "pod", operator["metadata"]["name"], namespace=SYSTEM, timeout_s=90)
     kubectl("rollout", "status", "deployment", "--timeout=90s", namespace=SYSTEM, timeout_s=120)
     step = kubectl.step(name)

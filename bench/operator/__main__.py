@@ -1,4 +1,4 @@
-"""``python -m bench.operator``: brings up an API server, plays KubeRay, measures, writes ``bench/results/operator.{json,md,svg}``."""
+"""``python -m bench.operator``: brings up an API server, plays KubeRay, measures, writes ``bench/results/operator.{json,md}``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.api_server import temporary_api_server
 from rich.console import Console
 
 from bench.measure import machine, write_results
 from bench.operator import report, scenarios
 from bench.operator.api import Api
 from bench.operator.subject import Subject
+from e2e.cluster.api_server import temporary_api_server
 
 PACKAGES = ("kopf", "kubernetes", "pydantic", "aiohttp")
 SETTLE_S = 5.0

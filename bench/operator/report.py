@@ -24,19 +24,36 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     memory = ", ".join(f"{r['rss_bytes'] / MB:.0f} MB at {r['jobs']}" for r in values["rss"])
     ratio = burst["all_children_s"] / direct["all_created_s"]
     return [
-        ("RLJob created -> RayJob exists, idle operator", f"p50 {latency['p50_ms']:.0f} ms, p99 {latency['p99_ms']:.0f} ms", "<= 50 / 250 ms"),
+        (
+            "RLJob created -> RayJob exists, idle operator",
+            f"p50 {latency['p50_ms']:.0f} ms, p99 {latency['p99_ms']:.0f} ms",
+            "<= 50 / 250 ms",
+        ),
         (f"{size} RLJobs at once -> all RayJobs", f"{burst['all_children_s']:.1f} s ({burst['jobs_per_s']:.0f}/s)", "<= 10 s"),
-        (f"the same {size} RayJobs created directly", f"{direct['all_created_s']:.1f} s; the operator takes {ratio:.1f} times", "the ratio"),
-        (f"child status -> condition at {reaction['live_jobs']} live jobs", f"p50 {reaction['p50_ms']:.0f} ms, p99 {reaction['p99_ms']:.0f} ms", "p99 <= 1 s"),
+        (
+            f"the same {size} RayJobs created directly",
+            f"{direct['all_created_s']:.1f} s; the operator takes {ratio:.1f} times",
+            "the ratio",
+        ),
+        (
+            f"child status -> condition at {reaction['live_jobs']} live jobs",
+            f"p50 {reaction['p50_ms']:.0f} ms, p99 {reaction['p99_ms']:.0f} ms",
+            "p99 <= 1 s",
+        ),
         ("writes of a whole life", f"{life['create']:.0f} creates, {life['patch']:.0f} patches", "<= 10 patches + creates"),
-        (f"nothing happens, {idle['jobs']} running jobs", f"{idle['writes_per_min']:.1f} writes/min, {idle['cpu_share_of_a_core'] * 100:.1f} % of a core", "0 writes, <= 2 %"),
+        (
+            f"nothing happens, {idle['jobs']} running jobs",
+            f"{idle['writes_per_min']:.1f} writes/min, {idle['cpu_share_of_a_core'] * 100:.1f} % of a core",
+            "0 writes, <= 2 %",
+        ),
         ("resident memory", memory, "<= 80 / 120 / 300 MB at 0 / 1000 / 10000"),
         (
             f"restart with {restart['present']} jobs",
-            f"first new job {restart['first_job_s']:.1f} s, all looked at {restart['all_jobs_s']:.1f} s, {restart['rss_bytes'] / MB:.0f} MB",
+            f"first new job {restart['first_job_s']:.1f} s, all looked at {restart['all_jobs_s']:.1f} s, "
+            f"{restart['rss_bytes'] / MB:.0f} MB",
             "<= 5 / 60 s",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def growth(values: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -74,7 +91,8 @@ def markdown(values: Mapping[str, Any]) -> str:
     lines = [
         "# Operator against a real API server",
         "",
-        f"{about['processor']}, {about['cores']} cores shared by API server, etcd, controllers, operator and client; {about['measured_at']}.",
+        f"{about['processor']}, {about['cores']} cores shared by API server, etcd, controllers, operator and client; "
+        f"{about['measured_at']}.",
         "KubeRay's part is played by the measuring client, which writes RayJob statuses; no pods run.",
         "",
         "| question | measured | aim |",

@@ -18,7 +18,9 @@ from bench.operator.subject import Subject
 from bench.operator.watcher import Watcher, exists, summary
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITES = "rljob_operator_writes_total"
+REQUESTS = "rljob_operator_requests_total"
+WRITES = {"create": ("create",), "patch": ("patch", "apply_status"), "delete": ("delete",)}
+"""What a write is called here -> the operator's verbs that are one."""
 RECONCILES = "rljob_operator_reconcile_seconds_count"
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
@@ -27,6 +29,11 @@ REACTION_PAUSE_S = 0.05
 """Between two child changes of the reaction scenario: about a training fleet's rate, and no queue of its own making."""
 
 Progress = Callable[[str], None]
+
+
+def writes(subject: Subject, *names: str) -> float:
+    """Writes the operator has asked for so far, answered or not; all when no name is given."""
+    return sum(subject.total(REQUESTS, verb=verb) for name in names or WRITES for verb in WRITES[name])
 
 
 def job_manifest(name: str) -> dict[str, Any]:
@@ -60,7 +67,7 @@ async def burst(api: Api, subject: Subject, namespace: str, count: int) -> dict[
     """``count`` RLJobs at once -> all RayJobs exist and all statuses say so."""
     await api.namespace(namespace)
     rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
-    writes, cpu_s = subject.total(WRITES), subject.cpu_s()
+    written, cpu_s = writes(subject), subject.cpu_s()
     async with Watcher(api, ray, exists) as rayjobs, Watcher(api, rlj, summary) as jobs:
         began_s = time.monotonic()
         await bounded(partial(api.create, rlj, job_manifest(f"job-{index}")) for index in range(count))
@@ -74,7 +81,7 @@ async def burst(api: Api, subject: Subject, namespace: str, count: int) -> dict[
         "all_statuses_s": settled_s,
         "jobs_per_s": count / children_s,
         "operator_cpu_ms_per_job": (subject.cpu_s() - cpu_s) / count * 1e3,
-        "writes_per_job": (subject.total(WRITES) - writes) / count,
+        "writes_per_job": (writes(subject) - written) / count,
     }
 
 
@@ -122,9 +129,7 @@ async def life(api: Api, subject: Subject, namespace: str, count: int) -> dict[s
     """Writes of one whole life by verb: created, running, succeeded, one job after the other."""
     await api.namespace(namespace)
     rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
-    verbs = ("create", "patch", "delete")
-    before = {verb: subject.total(WRITES, verb=verb) for verb in verbs}
-    total = subject.total(WRITES)
+    before = {name: writes(subject, name) for name in WRITES}
     async with Watcher(api, ray, exists) as rayjobs, Watcher(api, rlj, summary) as jobs:
         for index in range(count):
             await api.create(rlj, job_manifest(f"life-{index}"))
@@ -133,18 +138,18 @@ async def life(api: Api, subject: Subject, namespace: str, count: int) -> dict[s
                 await api.patch_status(f"{ray}/life-{index}-a1", status)
                 await jobs.wait(word, index + 1, TIMEOUT_S)
     await asyncio.sleep(1)  # events follow the status write
-    each = {verb: (subject.total(WRITES, verb=verb) - before[verb]) / count for verb in verbs}
-    return {"jobs": count, **each, "all": (subject.total(WRITES) - total) / count}
+    each = {name: (writes(subject, name) - before[name]) / count for name in WRITES}
+    return {"jobs": count, **each, "all": sum(each.values())}
 
 
 async def idle(subject: Subject, jobs: int, seconds: float) -> dict[str, Any]:
     """Nothing happens: what the operator writes and burns."""
-    writes, cpu_s = subject.total(WRITES), subject.cpu_s()
+    written, cpu_s = writes(subject), subject.cpu_s()
     await asyncio.sleep(seconds)
     return {
         "jobs": jobs,
         "seconds": seconds,
-        "writes_per_min": (subject.total(WRITES) - writes) / seconds * 60,
+        "writes_per_min": (writes(subject) - written) / seconds * 60,
         "cpu_share_of_a_core": (subject.cpu_s() - cpu_s) / seconds,
         "rss_bytes": subject.rss_bytes(),
     }

@@ -63,13 +63,18 @@ class Subject:
         return float(times.user + times.system)
 
     def total(self, metric: str, **labels: str) -> float:
-        """Sum of a metric's samples whose labels include these."""
+        """Sum of a metric's samples whose labels include these.
+
+        Raises:
+            KeyError: the operator serves no such metric.
+        """
         with urllib.request.urlopen(f"http://127.0.0.1:{self._ports[1]}/metrics", timeout=30) as answer:
             text = answer.read().decode()
+        samples = [m for m in _SAMPLE.finditer(text) if m["name"] == metric]
+        if not samples:
+            raise KeyError(f"the operator serves no metric {metric}; docs/reference/operator-metrics.md lists what it serves")
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(
-            float(m["value"]) for m in _SAMPLE.finditer(text) if m["name"] == metric and all(w in (m["labels"] or "") for w in wanted)
-        )
+        return sum(float(m["value"]) for m in samples if all(w in (m["labels"] or "") for w in wanted))
 
     def _healthy(self) -> bool:
         try:

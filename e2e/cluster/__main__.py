@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import build, cleanup, images, lifecycle, overview, packages
+from e2e.cluster import build, cleanup, control_plane, images, lifecycle, overview, packages
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import state_folder, state_root
 from e2e.cluster.state import StateFolder, all_folders
@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     image = add("image", "build an image unless its content is unchanged, put it on the node if one is up, and print its name")
     image.add_argument("target", choices=images.TARGETS, help="base: Debian with Python; the others: targets of the Dockerfile")
     add("kubeconfig", "print the path of the kubeconfig")
+    add("audit-log", "print the path of the API server's log of what service accounts asked for")
+    binary = add("binary", "print the path of a program in the cache, for example kubectl", default_name=None)
+    binary.add_argument("program")
     return top
 
 
@@ -75,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "build":
         build.build(arguments.mode, _say)
+        return 0
+    if arguments.command == "binary":
+        print(build.binary(arguments.program))
         return 0
     folder = StateFolder(path=state_folder(arguments.name))
     started_s = time.monotonic()
@@ -105,6 +111,9 @@ def _run(arguments: argparse.Namespace) -> int:
         case "kubeconfig":
             folder.require()
             print(folder.kubeconfig)
+        case "audit-log":
+            folder.require()
+            print(control_plane.audit_log(folder))
     return 0
 
 

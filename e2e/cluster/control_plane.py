@@ -18,6 +18,15 @@ ISSUER = "https://kubernetes.default.svc.cluster.local"
 LOOPBACK = "127.0.0.1"
 
 _START_DEADLINE_S = 90.0
+_AUDIT_POLICY = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, userGroups: ["system:serviceaccounts"], omitManagedFields: true}
+- {level: None}
+"""
+"""Who asked for what, service accounts only: shows which rights a program really uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +60,11 @@ def server_url(folder: StateFolder) -> str:
     return f"https://{LOOPBACK}:{folder.require().ports['kube-apiserver']}"
 
 
+def audit_log(folder: StateFolder) -> Path:
+    """JSON lines: every request of a service account."""
+    return folder.path / "audit.jsonl"
+
+
 def write_kubeconfig(folder: StateFolder, identity: pki.Identity) -> Path:
     """A kubeconfig for one of the cluster's programs; returns its path."""
     path = folder.folder("kubeconfigs") / identity.name
@@ -70,6 +84,7 @@ def start_api(folder: StateFolder, endpoint: Endpoint) -> None:
     kubeconfig.write(folder.kubeconfig, server=server_url(folder), pki=certificates, identity=pki.ADMIN)
     etcd = start(folder, "etcd", etcd_arguments(folder))
     wait_ready("etcd", probe.http_ok(f"http://{LOOPBACK}:{ports['etcd']}/health"), deadline_s=_START_DEADLINE_S, folder=folder, record=etcd)
+    (folder.path / "audit-policy.yaml").write_text(_AUDIT_POLICY)
     api_server = start(folder, "kube-apiserver", api_server_arguments(folder, endpoint))
     wait_ready(
         "the API server", probe.http_ok(f"{server_url(folder)}/readyz?verbose", pki=certificates, identity=pki.ADMIN),
@@ -131,6 +146,8 @@ def api_server_arguments(folder: StateFolder, endpoint: Endpoint) -> list[str]:
         f"--kubelet-client-certificate={certificates.certificate(pki.KUBELET_CLIENT)}",
         f"--kubelet-client-key={certificates.key(pki.KUBELET_CLIENT)}",
         "--kubelet-preferred-address-types=InternalIP",  # the node's name is known to no DNS
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as OpenShift has it: shows that owner references need a right
+        f"--audit-policy-file={folder.path / 'audit-policy.yaml'}", f"--audit-log-path={audit_log(folder)}", "--audit-log-maxsize=200",
     ]  # fmt: skip
 
 

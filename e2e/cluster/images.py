@@ -152,7 +152,18 @@ def _from_dockerfile(target: str, say: Say) -> str:
         "--target", target, "--build-arg", f"BASE_IMAGE={base}", *(("--build-arg", f"PIP_INDEX_URL={index}") if index else ()),
         "--tag", name, "--file", file, REPOSITORY,
     )  # fmt: skip
+    _remove_superseded(name, say)
     return name
+
+
+def _remove_superseded(name: str, say: Say) -> None:
+    """Remove earlier contents of this image: each holds gigabytes that nothing asks for any more."""
+    repository = name.rpartition(":")[0]
+    for entry in json.loads(archives.buildah("images", "--json")):
+        for old in entry.get("names") or []:
+            if old.rpartition(":")[0] == repository and old != name:
+                say(f"remove {old}, which {name} replaces")
+                archives.buildah("rmi", old)
 
 
 def dockerfile_key(target: str, base: str, root: Path) -> str:

@@ -59,7 +59,7 @@ PROGRAMS: tuple[Program, ...] = (
     _kubernetes("kube-proxy"),
     Program(name="coredns", folder="coredns", module=_COREDNS, package=_COREDNS),
     Program(name="ray-operator", folder="ray-operator", module=KUBERAY_MODULE, package=KUBERAY_MODULE),
-    Program(name="helm", folder="helm", module="helm.sh/helm/v4", package="helm.sh/helm/v4/cmd/helm"),
+    Program(name="helm", folder="helm", module="helm.sh/helm/v4", package="helm.sh/helm/v4/cmd/helm", modes=_ALL),
     Program(name="pause", folder="pause", module=None, package="."),
 )
 

@@ -16,7 +16,8 @@ __all__ = ["ApiServer", "api_server", "build_for", "namespace"]
 
 # A CRD of KubeRay costs the server two seconds; RLJob makes RayJobs, and nothing here plays with services.
 CRDS = ("rayclusters", "rayjobs")
-FIXTURE = "api_server"
+FIXTURES = {"api_server", "helm"}
+"""Fixtures that need programs of the cache."""
 START_LIMIT_S = 240
 """Limit of a test that may have to start the server, on a machine with much else to do."""
 
@@ -48,8 +49,8 @@ def namespace(api_server: ApiServer) -> Iterator[str]:
 
 
 def build_for(session: pytest.Session) -> None:
-    """Build the server's programs, if a collected test needs them, before the clock of any test runs: cold, that takes minutes."""
-    users = [item for item in session.items if FIXTURE in getattr(item, "fixturenames", ())]
+    """Build the programs that a collected test needs, before the clock of any test runs: cold, that takes minutes."""
+    users = [item for item in session.items if FIXTURES & set(getattr(item, "fixturenames", ()))]
     if not users:
         return
     for item in users:

@@ -22,7 +22,7 @@ CRD = f"crd/rljobs.{schema.GROUP}"
 # The golden ones are well-formed for the schema; what is wrong with them only the planner can tell.
 PLANNER_ONLY = ("batch-one-sample", "mapping-beyond", "placement-no-devices", "placement-not-divisible")
 ACCEPTED = [
-    *sorted((ROOT / "examples").glob("*.yaml")),
+    *sorted((ROOT / "examples").rglob("*.yaml")),
     *(ROOT / "tests" / "golden" / "invalid" / f"{name}.yaml" for name in PLANNER_ONLY),
 ]
 

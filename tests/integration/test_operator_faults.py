@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+
 from e2e.cluster import build
 from tests.integration.kube_api import ApiServer
-
 from tests.integration.operator_world.faulty_proxy import FaultyProxy, refusal
 from tests.integration.operator_world.process import OperatorProcess
 from tests.integration.operator_world.world import SUCCEEDED, World

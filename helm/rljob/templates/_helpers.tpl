@@ -61,10 +61,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# What a job needs besides its RayJob; patch brings what an earlier version of the operator made up to date. Deleted with the RLJob by
-# Kubernetes, not by the operator.
+# What a job needs besides its RayJob. Deleted with the RLJob by Kubernetes, not by the operator.
+# The spec of one attempt, never edited.
 - apiGroups: [""]
-  resources: [configmaps, serviceaccounts]
+  resources: [configmaps]
+  verbs: [get, create]
+# The same for every attempt; patch puts right what somebody changed or an earlier version of the operator made.
+- apiGroups: [""]
+  resources: [serviceaccounts]
   verbs: [get, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

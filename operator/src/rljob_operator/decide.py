@@ -22,7 +22,7 @@ r"""What to do about one RLJob: pure, level-triggered, from what is observed now
 
 The first line that applies wins. Spec invalid, spec.suspend, a refused child and a taken name stand between "create" and the act.
 
-Named promises (tests/property/test_operator.py): QUIET (what was decided, once done, is not decided again), TERMINAL (a finished job
+Named promises (tests/property/test_operator_decide.py): QUIET (what was decided, once done, is not decided again), TERMINAL (a finished job
 stays as it is), ONE-CHILD (no attempt is made while another one's RayJob lives), and attempts never count down.
 """
 

@@ -65,6 +65,8 @@ NUM_UNFINISHED: Final = 4096
 """Attempts whose children could not all be made yet that are remembered."""
 _LATER_KINDS: Final = (str(Kind.ROLE_BINDING), str(Kind.RAYJOB))
 """Kinds that are made one after the other after all others."""
+_ONCE: Final = (Kind.CONFIG_MAP, Kind.RAYJOB)
+"""Kinds made for one attempt and never edited: a stored ConfigMap is immutable and holds a valid spec of that very attempt."""
 
 MAX_EVENT_MESSAGE: Final = 1024
 """Characters; the API server refuses longer ones."""
@@ -201,8 +203,13 @@ class Reconciler:
         the API server asked to come back later, is not asked for again: it would use up the very budget that the rest needs.
         """
         made = self._made.pop((job.uid, attempt), set())
-        objects = [o for o in desired.attempt_objects(job, checked, attempt, self._settings) if (o["kind"], o["metadata"]["name"]) not in made]
-        stages = ([o for o in objects if o["kind"] not in _LATER_KINDS], *([o for o in objects if o["kind"] == kind] for kind in _LATER_KINDS))
+        objects = [
+            o for o in desired.attempt_objects(job, checked, attempt, self._settings) if (o["kind"], o["metadata"]["name"]) not in made
+        ]
+        stages = (
+            [o for o in objects if o["kind"] not in _LATER_KINDS],
+            *([o for o in objects if o["kind"] == kind] for kind in _LATER_KINDS),
+        )
         for stage in stages:
             outcomes = await asyncio.gather(*(self._ensure(job, manifest) for manifest in stage), return_exceptions=True)
             made |= {(o["kind"], o["metadata"]["name"]) for o, outcome in zip(stage, outcomes, strict=True) if outcome is None}
@@ -227,8 +234,8 @@ class Reconciler:
             stored = await self._client.get(kind, job.key.namespace, name)
             if not _is_owned(stored, job.uid):
                 return _Obstacle(taken_name=f"{kind} {name}")
-            if kind is not Kind.RAYJOB and not _covers(stored, manifest):
-                # Made for an earlier attempt, by an earlier version of the operator. A live RayJob is never edited.
+            if kind not in _ONCE and not _covers(stored, manifest):
+                # Made for an earlier attempt, by an earlier version of the operator, or changed by somebody.
                 stored = await self._client.patch_merge(kind, job.key.namespace, name, manifest)
         if kind is Kind.RAYJOB:
             self._cache.put(kind, stored, Source.OTHER)

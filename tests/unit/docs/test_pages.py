@@ -15,7 +15,7 @@ from tests.layout.tree import ROOT
 from tests.unit.helm.chart import options, rules, values
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md", *sorted(DOCS.glob("*.md"))]
 INSTALL, KUBERNETES, TROUBLESHOOTING = ((DOCS / f"{name}.md").read_text() for name in ("install", "kubernetes", "troubleshooting"))
 
 

@@ -84,6 +84,7 @@ def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | Node
     }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
+        "enableServiceLinks": False,  # a variable for every Service of the namespace: nobody reads them, and their names may clash
         "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,

@@ -240,6 +240,47 @@ def test_a_refused_rayjob_is_told_and_tried_again():
     assert asyncio.run(scenario()).condition("Succeeded") == ("True", "Completed")
 
 
+CHANGES: dict[Kind, dict[str, Any]] = {
+    Kind.SERVICE_ACCOUNT: {"automountServiceAccountToken": True},
+    Kind.ROLE: {"rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]},
+    Kind.ROLE_BINDING: {"subjects": []},
+    Kind.NETWORK_POLICY: {"spec": {"ingress": [{}]}},
+}
+
+
+async def _changed_before_the_rayjob(kind: Kind, name: str, change: dict[str, Any]) -> tuple[World, dict[str, Any]]:
+    """A world where somebody changed an object while its attempt could not be finished; the object as it was made."""
+    world = World()
+    world.kube.add(rljob())
+    refusal = RejectedError("create RayJob math-a1", 403, "exceeded quota: gpus")
+    world.kube.fault = lambda verb, kind, name: refusal if (verb, kind) == ("create", Kind.RAYJOB) else None
+    await world.settle(hours=0.01)
+    made = world.kube.one(kind, name)
+    assert world.kube.edit(kind, "team", name, change) != made
+    world.kube.fault = lambda verb, kind, name: None
+    await world.settle()
+    assert world.condition("Succeeded") == ("True", "Completed")
+    return world, made
+
+
+@pytest.mark.parametrize(("kind", "change"), CHANGES.items())
+def test_what_every_attempt_shares_is_put_right_by_the_next_try(kind: Kind, change: dict[str, Any]):
+    world, made = asyncio.run(_changed_before_the_rayjob(kind, "math-rljob", change))
+    stored = world.kube.one(kind, "math-rljob")
+    for field in change:
+        assert stored[field] == made[field]
+    assert [write for write in world.kube.writes if write.startswith("patch ")] == [f"patch {kind} math-rljob"]
+
+
+def test_the_spec_of_an_attempt_is_written_once_and_kept():
+    change = {"data": {"rljob.yaml": "made by an earlier version of the operator"}}
+    world, made = asyncio.run(_changed_before_the_rayjob(Kind.CONFIG_MAP, "math-a1", change))
+    stored = world.kube.one(Kind.CONFIG_MAP, "math-a1")
+    assert stored["data"] == {**made["data"], **change["data"]}
+    assert [write for write in world.kube.writes if write.startswith("patch ")] == []
+    assert world.created(Kind.RAYJOB) == ["math-a1"]
+
+
 def test_suspend_and_resume():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")

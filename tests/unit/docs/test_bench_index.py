@@ -1,0 +1,38 @@
+"""The index of results names what was measured and quotes its headline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import MEASUREMENTS, index
+
+OPERATOR = {
+    "latency": {"p50_ms": 21.4, "p99_ms": 60.6},
+    "direct": {"rayjobs": 1000, "all_created_s": 4.0},
+    "bursts": [{"jobs": 100, "all_children_s": 1.0}, {"jobs": 1000, "all_children_s": 8.04}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "headline"),
+    [
+        ("operator", OPERATOR, ": RLJob to RayJob p50 21 ms, p99 61 ms, 1000 at once in 8.0 s"),
+        ("trl-ii", {"workloads": [{"key": "ii", "summary": {"ratio": 5.837}}]}, ": (ii) 5.84 times"),
+        ("logprob_memory", [{"chunk": 256}], ""),
+        ("logprob_memory", {"machine": {}}, ""),
+    ],
+)
+def test_headlines(tmp_path: Path, name: str, values: object, headline: str):
+    (tmp_path / f"{name}.json").write_text(json.dumps(values))
+    (line,) = [line for line in index(tmp_path).splitlines() if line.startswith("- ")]
+    answers = next(m.answers for m in MEASUREMENTS if name.startswith(m.name))
+    assert line == f"- [{name}]({name}.json): {answers}{headline}"
+
+
+@pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
+def test_every_measurement_is_a_module(measurement):
+    assert importlib.util.find_spec(f"bench.{measurement.name}")
