@@ -320,8 +320,12 @@ def _lost(error: RayActorError, worker: RayWorker) -> RuntimeFault:
     return WorkerLostError(worker.name, _exit_detail(error), worker.log_file)
 
 
+_TELLING = ("exit", "signal", "killed", "oom", "died because", "dead because", "node has died", "node died")
+"""What lines on the cause of an actor's death say; the others are ids, and a first line that is always true."""
+
+
 def _exit_detail(error: RayActorError) -> str:
     """The telling line of Ray's long text on a dead actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if any(w in line.lower() for w in ("exit", "signal", "killed", "oom", "died because"))]
-    return (telling or lines or ["no detail from Ray"])[-1][:300]
+    telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
+    return (telling[-1] if telling else lines[0] if lines else "no detail from Ray")[:300]
