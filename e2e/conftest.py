@@ -126,22 +126,23 @@ def chart_values() -> list[str]:
 def installation(kubectl: Kubectl, helm: Helm, chart_values: list[str]) -> Iterator[None]:
     """The chart is installed and the operator answers its probes."""
     kubectl.apply(RESTRICTED)
-    helm(
-        "upgrade",
-        "--install",
-        RELEASE,
-        str(ROOT / "helm" / "rljob"),
-        "--create-namespace",
-        "--wait",
-        f"--timeout={HELM_TIMEOUT_S}s",
-        *chart_values,
-    )
+    chart = str(ROOT / "helm" / "rljob")
+    try:
+        helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", f"--timeout={HELM_TIMEOUT_S}s", *chart_values)
+    except AssertionError as error:
+        pods = kubectl("describe", "pods", namespace=SYSTEM)
+        logs = kubectl("logs", "deployment/rljob-operator", "--tail=50", namespace=SYSTEM)
+        raise AssertionError(f"{error}\n{pods[-4000:]}\n{logs}") from None
     try:
         yield
     finally:
         kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
         if "RLJOB_E2E_KEEP" not in os.environ:
             helm("uninstall", RELEASE, "--wait")
+            kinds = "deployments,services,serviceaccounts,networkpolicies,clusterroles,clusterrolebindings,validatingadmissionpolicies"
+            left = kubectl("get", kinds, f"--selector=app.kubernetes.io/instance={RELEASE}", "-o", "name", namespace=SYSTEM)
+            assert not left.strip(), f"helm uninstall left {left}"
+            assert kubectl("get", "crd", "rljobs.rljob.dev", "-o", "name").strip(), "the CRD, and with it every job, outlives the chart"
 
 
 class Volume:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from e2e.conftest import SYSTEM, Helm, Volume
+from e2e.conftest import SYSTEM, Volume
 from e2e.jobs import two_groups
 from e2e.kubectl import Kubectl
 
@@ -113,7 +113,3 @@ def test_secret_values_are_nowhere_but_in_the_secret(kubectl: Kubectl, volume: V
     for text in (seen, *logs, *files, operator):
         assert SECRET not in text
     assert json.loads(seen)["items"]
-
-
-def test_the_charts_own_test_passes(helm: Helm):
-    assert "Succeeded" in helm("test", "rljob", "--timeout=120s")

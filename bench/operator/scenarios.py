@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.operator.api import RAYJOBS, RLJOBS, Api, bounded
 from bench.operator.subject import Subject
 from bench.operator.watcher import Watcher, exists, summary
+from rljob_api.manifest import read
 
 ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART: dict[str, Any] = dict(read((ROOT / "examples" / "quickstart.yaml").read_text()).data)
 REQUESTS = "rljob_operator_requests_total"
 WRITES = {"create": ("create",), "patch": ("patch", "apply_status"), "delete": ("delete",)}
 """What a write is called here -> the operator's verbs that are one."""
@@ -25,6 +25,8 @@ RECONCILES = "rljob_operator_reconcile_seconds_count"
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 TIMEOUT_S = 300.0
+LAST_EVENTS_S = 3.0
+"""The events of what happened before follow its statuses; they are not part of an idle minute."""
 REACTION_PAUSE_S = 0.05
 """Between two child changes of the reaction scenario: about a training fleet's rate, and no queue of its own making."""
 
@@ -38,7 +40,7 @@ def writes(subject: Subject, *names: str) -> float:
 
 def job_manifest(name: str) -> dict[str, Any]:
     """The quickstart under another name."""
-    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
+    manifest = copy.deepcopy(QUICKSTART)
     manifest["metadata"]["name"] = name
     return manifest
 
@@ -144,6 +146,7 @@ async def life(api: Api, subject: Subject, namespace: str, count: int) -> dict[s
 
 async def idle(subject: Subject, jobs: int, seconds: float) -> dict[str, Any]:
     """Nothing happens: what the operator writes and burns."""
+    await asyncio.sleep(LAST_EVENTS_S)
     written, cpu_s = writes(subject), subject.cpu_s()
     await asyncio.sleep(seconds)
     return {

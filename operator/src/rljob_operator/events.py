@@ -32,6 +32,8 @@ def _event(value: ConditionValue, *, is_warning: bool, message: str = "") -> Eve
 
 
 def _accepted(before: ConditionValue, after: ConditionValue) -> Event | None:
+    if after.status is ConditionStatus.TRUE and before.status is ConditionStatus.UNKNOWN:
+        return None  # what follows from it is told: that the job starts, or is suspended
     return _event(after, is_warning=after.status is ConditionStatus.FALSE, message="The spec is valid and every process has a place.")
 
 

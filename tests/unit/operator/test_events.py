@@ -16,7 +16,7 @@ def told(before: Scene, after: Scene, seconds: float = 60) -> list[tuple[str, st
 
 def test_a_life_in_events() -> None:
     new, starting = scene(), scene().child(1, "Initializing")
-    assert told(new, scene()) == [("Normal", "SpecValid"), ("Normal", "Starting")]
+    assert told(new, scene()) == [("Normal", "Starting")]
     started = scene().written()
     assert told(started, starting) == []
     running = scene().running()
@@ -27,6 +27,7 @@ def test_a_life_in_events() -> None:
 def test_an_invalid_spec_warns_once() -> None:
     assert told(scene(), scene().invalid()) == [("Warning", "SpecInvalid")]
     assert told(scene().invalid().written(), scene().invalid()) == []
+    assert told(scene().invalid().written(), scene()) == [("Normal", "SpecValid"), ("Normal", "Starting")]
 
 
 def test_a_problem_of_a_pod_warns_once_per_reason() -> None:
