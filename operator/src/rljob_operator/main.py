@@ -53,7 +53,7 @@ class Operator:
         self.client = client
         self.cache = Cache()
         self.queue = WorkQueue(Reconciler(client, self.cache, settings, metrics).reconcile, workers=settings.workers, metrics=metrics)
-        self.resync = Resync(client, self.cache, self.queue.add, namespaces=settings.namespace_list, metrics=metrics)
+        self.resync = Resync(client, self.cache, self.queue.add_old, namespaces=settings.namespace_list, metrics=metrics)
         self.stop = asyncio.Event()
         self._watches_stop = asyncio.Event()
         self._resync_task: asyncio.Task[None] | None = None

@@ -2,13 +2,14 @@
 
 ::
 
-    add(key) ----------------> ready (first in, first out) --> N workers --> reconcile(key) -> next check | error
+    add(key) ----------------> ready (news first, then first in) --> N workers --> reconcile(key) -> next check | error
     next check, back-off --> timers (one heap, one timer of the event loop) --^
 
 ====================  =======================================================================================================
 what                  then
 ====================  =======================================================================================================
 key added twice       looked at once
+key of a full list    waits behind all news: after a start with ten thousand jobs a new one does not wait for all of them
 added while worked on looked at once more, afterwards
 error                 again after 0.1 s, 0.2 s, ... 60 s, or what the server says; a success starts the count anew
 server says wait      nothing wakes the key earlier
@@ -35,6 +36,9 @@ MAX_BACKOFF_S: Final = 60.0
 RECONCILE_DEADLINE_S: Final = 120.0
 """Limit of one look at one job: about a dozen requests of at most 10 s."""
 
+_NEWS, _OLD = 0, 1
+"""Ranks in the line."""
+
 Reconcile = Callable[[Key], Awaitable[datetime | None]]
 """Looks at one job; answers when to look again even if nothing happens."""
 
@@ -55,8 +59,9 @@ class WorkQueue:
         self._num_workers = workers
         self._metrics = metrics
         self._clock = clock
-        self._ready: asyncio.Queue[Key | None] = asyncio.Queue()
-        self._queued: set[Key] = set()
+        self._ready: asyncio.PriorityQueue[tuple[int, int, Key | None]] = asyncio.PriorityQueue()
+        self._queued: dict[Key, int] = {}
+        """Keys in line with their rank; an entry of the line whose rank is another one was overtaken and counts no more."""
         self._active: set[Key] = set()
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
@@ -81,17 +86,22 @@ class WorkQueue:
         """Keys that wait in line."""
         return len(self._queued)
 
-    def add(self, key: Key) -> None:
-        """Have a job looked at as soon as a worker is free, unless the server asked to wait."""
+    def add(self, key: Key, *, is_news: bool = True) -> None:
+        """Have a job looked at as soon as a worker is free, unless the server asked to wait; ``is_news`` False: when there is no news."""
+        rank = _NEWS if is_news else _OLD
         if key in self._active:
             self._again.add(key)
-        elif key not in self._queued and not self._stopping:
+        elif self._queued.get(key, _OLD + 1) > rank and not self._stopping:
             if self._held_until.get(key, 0.0) > asyncio.get_running_loop().time():
                 return  # its timer is set
             self._held_until.pop(key, None)
-            self._queued.add(key)
-            self._ready.put_nowait(key)
+            self._queued[key] = rank
+            self._ready.put_nowait((rank, next(self._order), key))
             self._metrics.queue_depth.set(len(self._queued))
+
+    def add_old(self, key: Key) -> None:
+        """Have a job looked at that a full list told of."""
+        self.add(key, is_news=False)
 
     def add_after(self, key: Key, delay_s: float) -> None:
         """Have a job looked at in ``delay_s`` seconds; replaces what was said before."""
@@ -110,7 +120,7 @@ class WorkQueue:
         if self._alarm is not None:
             self._alarm.cancel()
         for _ in self._workers:
-            self._ready.put_nowait(None)  # wakes an idle worker
+            self._ready.put_nowait((_NEWS, -1, None))  # wakes an idle worker
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=deadline_s)
             if late:
@@ -121,10 +131,12 @@ class WorkQueue:
 
     async def _work(self) -> None:
         while True:
-            key = await self._ready.get()
+            rank, _, key = await self._ready.get()
             if key is None or self._stopping:
                 return
-            self._queued.discard(key)
+            if self._queued.get(key) != rank:
+                continue
+            del self._queued[key]
             self._metrics.queue_depth.set(len(self._queued))
             await self._look_at(key)
 

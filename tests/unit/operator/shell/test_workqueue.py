@@ -56,6 +56,22 @@ def _seconds(seconds: float) -> datetime:
     return virtual_time.START + timedelta(seconds=seconds)
 
 
+def test_news_overtakes_what_a_full_list_told():
+    async def scenario() -> list[Key]:
+        recorder = Recorder(seconds=1.0)
+        queue = _queue(recorder, workers=1)
+        for key in (A, B, C):
+            queue.add_old(key)
+        queue.add(C)
+        queue.add_old(C)
+        assert len(queue) == 3
+        await asyncio.sleep(10)
+        await queue.stop(1)
+        return [key for _, key in recorder.looks]
+
+    assert run(scenario()) == [C, A, B]
+
+
 def test_a_key_added_many_times_is_looked_at_once():
     async def scenario() -> Recorder:
         look = Recorder()
