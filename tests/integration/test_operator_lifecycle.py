@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.kube_api import ApiServer
 
 from rljob_api import failure
 from rljob_api.vocabulary import Reason
+from tests.integration.kube_api import ApiServer
 from tests.integration.operator_world.process import OperatorProcess
 from tests.integration.operator_world.world import SUCCEEDED, World
 

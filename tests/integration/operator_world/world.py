@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
 from tests.integration.kube_api import ApiServer
 
 T = TypeVar("T")
