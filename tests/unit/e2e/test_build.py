@@ -36,8 +36,8 @@ def test_the_versions():
     assert found == {**kubernetes, "etcd": "v3.6.7", "coredns": "v1.12.4", "ray-operator": "v1.6.2", "helm": "v4.0.0"}
 
 
-def test_the_api_mode_needs_four_programs_and_the_cluster_all():
-    assert [p.name for p in versions.programs(Mode.API)] == ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"]
+def test_the_api_mode_needs_what_tests_without_a_node_use_and_the_cluster_all():
+    assert [p.name for p in versions.programs(Mode.API)] == ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm"]
     assert versions.programs(Mode.CLUSTER) == versions.PROGRAMS
 
 
