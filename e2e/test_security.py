@@ -102,7 +102,7 @@ def test_only_the_head_has_the_account_and_its_account_changes_progress_only(kub
         assert "cannot" in text
 
 
-def test_secret_values_are_nowhere_but_in_the_secret(kubectl: Kubectl, volume: Volume, running: str):
+def test_logs_are_readable_while_the_job_runs_and_secret_values_are_nowhere(kubectl: Kubectl, volume: Volume, running: str):
     seen = kubectl("get", "rljobs,rayjobs,rayclusters,configmaps,events,pods", "-o", "json")
     logs = [kubectl("logs", p["metadata"]["name"], "--all-containers") for p in kubectl.children(running, "pods")]
     files = [
@@ -110,6 +110,8 @@ def test_secret_values_are_nowhere_but_in_the_secret(kubectl: Kubectl, volume: V
     ]
     operator = kubectl("logs", "deployment/rljob-operator", namespace=SYSTEM)
     assert len(files) > 3
+    for source in ("driver", "actor_train-0", "actor_infer-0", "reward-0"):
+        assert any(f"[{source}] " in log for log in logs), f"kubectl logs shows nothing of {source}"
     for text in (seen, *logs, *files, operator):
         assert SECRET not in text
     assert json.loads(seen)["items"]
