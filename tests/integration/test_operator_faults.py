@@ -66,6 +66,7 @@ def test_jobs_made_while_the_operator_was_away_are_found(world: World, operator:
     world.job("early")
     operator.start()
     world.until_child("early-a1")
+    assert children(world, "early") == [c.format("early") for c in ALL_CHILDREN]
 
 
 def test_watches_that_are_cut_are_taken_up_again(world: World, operator: OperatorProcess, proxy: FaultyProxy):
@@ -110,4 +111,5 @@ def test_an_api_server_that_is_away_for_a_while(world: World, operator: Operator
     world.job("during")
     world.until("the operator noticed", lambda: proxy.injected[503] >= 3)
     proxy.rule = lambda method, path: None
-    world.until("RayJob during-a1", lambda: world.get("rayjob", "during-a1"), 60)
+    child = world.until("RayJob during-a1", lambda: world.get("rayjob", "during-a1"), 60)
+    assert child["metadata"]["labels"]["rljob.dev/attempt"] == "1"

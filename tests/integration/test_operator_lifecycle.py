@@ -114,6 +114,7 @@ def test_rules_of_the_failure_policy_win(world: World):
     world.rayjob_status("rules-a1", **failed(BAD_REWARD))
     world.pods_gone("rules1-head", "rules1-w0")
     world.until_child("rules-a2")
+    assert world.status("rules")["lastFailure"]["reason"] == "RewardInvalid"
 
 
 def test_suspended_before_its_start_and_while_running(world: World):
@@ -160,6 +161,7 @@ def test_active_deadline_ends_the_job_whatever_restarts_are_left(world: World):
     world.runs("long-a1", "l1")
     world.until_condition("long", "Failed", "True/ActiveDeadlineExceeded")
     world.until("the child is deleted", lambda: world.get("rayjob", "long-a1") is None)
+    assert world.get("rayjob", "long-a2") is None, "no restart although five are left"
 
 
 def test_a_stopped_ray_job_is_a_failure(world: World):
@@ -167,6 +169,7 @@ def test_a_stopped_ray_job_is_a_failure(world: World):
     world.runs("stopped-a1", "st1")
     world.rayjob_status("stopped-a1", jobDeploymentStatus="Complete", jobStatus="STOPPED")
     world.until_condition("stopped", "Failed", "True/Stopped")
+    assert world.conditions("stopped")["Succeeded"] == "False/Stopped"
 
 
 def test_what_kuberay_rejects_is_not_accepted(world: World):
@@ -217,6 +220,7 @@ def test_finished_jobs_are_deleted_when_their_time_to_live_is_over(world: World)
     world.until("the RLJob is deleted", lambda: world.get("rljob", "brief") is None)
     kinds = "rayjobs,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
     world.until("the garbage collector removed its children", lambda: world.list(kinds, "brief") == [], 60)
+    assert world.get("rljob", "brief") is None, "nobody made it again"
 
 
 def test_jobs_of_other_managers_are_left_alone(world: World):

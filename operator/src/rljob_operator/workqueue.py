@@ -9,7 +9,7 @@
 what                  then
 ====================  =======================================================================================================
 key added twice       looked at once
-key of a full list    waits behind all news: after a start with ten thousand jobs a new one does not wait for all of them
+key of a full list    waits behind all news
 added while worked on looked at once more, afterwards
 error                 again after 0.1 s, 0.2 s, ... 60 s, or what the server says; a success starts the count anew
 server says wait      nothing wakes the key earlier
