@@ -20,7 +20,7 @@
 | workers' watch           | the end of any worker          | the whole run                        | a dead process          |
 
 Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. Checkpoints are taken before
-``advance``, when everything admitted has been trained.
+``advance``, when everything admitted has been trained, and count once the step's metrics are on disk.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,8 +159,8 @@ class Driver:
         self._step = version + 1
         self._parts.scheduler.trained(groups)
         every = self._config.checkpoint_every_steps
-        if every and self._step % every == 0 and self._step < self._config.total_steps:
-            await self._save()
+        due = every and self._step % every == 0 and self._step < self._config.total_steps
+        checkpoint = await self._write_checkpoint() if due else None
         saved_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
         self._parts.publisher.expect()
@@ -187,6 +188,7 @@ class Driver:
         for message in sorted(set(counters.reward_messages))[:3]:
             self._parts.reporter.event(f"step {self._step}: {message}")
         self._report(groups, metrics, [started_s, generated_s, taken_s, trained_s, synced_s, saved_s])
+        await self._complete(checkpoint)
 
     async def _batches(self, groups: list[Group], version: int) -> list[list[TrainBatch]]:
         batches = make_batches(groups, advantage=self._parts.advantage, config=self._config.batching, version=version)
@@ -205,9 +207,13 @@ class Driver:
 
     async def _save(self) -> None:
         """Checkpoint the last finished step, once; nothing where none are kept."""
+        await self._complete(await self._write_checkpoint())
+
+    async def _write_checkpoint(self) -> tuple[Path, DriverState] | None:
+        """Write the policy of the last finished step; the checkpoint counts only once it is completed. None: nothing to write."""
         store = self._parts.checkpoints
         if self._saved_step == self._step or not store.kept:
-            return
+            return None
         folder = await asyncio.to_thread(store.begin, self._step)
         await gather_all([w.start("save_checkpoint", str(folder / POLICY_FOLDER)) for w in self._parts.trainers], IO_TIMEOUT_S)
         scheduler = self._parts.scheduler
@@ -219,8 +225,16 @@ class Driver:
             done=point.done,
             spec_fingerprint=self._config.spec_fingerprint,
         )
-        await asyncio.to_thread(store.complete, folder, state)
-        self._saved_step = self._step
+        return folder, state
+
+    async def _complete(self, checkpoint: tuple[Path, DriverState] | None) -> None:
+        """Make a written checkpoint count; what the report says up to its step is on disk before, so that no resumed run lacks a step."""
+        if checkpoint is None:
+            return
+        folder, state = checkpoint
+        self._parts.reporter.flush()
+        await asyncio.to_thread(self._parts.checkpoints.complete, folder, state)
+        self._saved_step = state.step
 
     async def _watch_workers(self) -> None:
         """Fails with WorkerLostError as soon as any worker's process ends."""

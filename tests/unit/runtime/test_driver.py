@@ -134,6 +134,20 @@ def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Pa
     assert newest.name == "step-000002"
 
 
+def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, every=1)
+    on_disk: list[tuple[int, list[float]]] = []
+    complete = CheckpointStore.complete
+
+    def look(store: CheckpointStore, folder: Path, state: DriverState) -> None:
+        on_disk.append((state.step, [m["step"] for m in run.metrics()]))
+        complete(store, folder, state)
+
+    monkeypatch.setattr(CheckpointStore, "complete", look)
+    run.drive()
+    assert on_disk == [(step, list(range(1, step + 1))) for step in range(1, STEPS + 1)]
+
+
 def test_an_engine_that_dies_while_the_trainer_works_is_noticed(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.trainer.on_step = lambda step: run.engine.lost.set()
