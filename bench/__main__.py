@@ -26,6 +26,7 @@ class Measurement:
 MEASUREMENTS = (
     Measurement(name="logprob_memory", answers="memory and time of log-probs without full logits, against full logits", timeout_s=600.0),
     Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1200.0),
+    Measurement(name="placement", answers="plans per second and growth to 100,000 devices, beside RLinf's own planner", timeout_s=900.0),
     Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
 )
 
@@ -71,7 +72,7 @@ def index(folder: Path) -> str:
 
 
 def _headline(data: Path) -> str:
-    """The figures that stand for a result, where its file has some: ratios of a comparison, reaction and burst of the operator."""
+    """The figures that stand for a result, where its file has some: ratios, reaction and burst of the operator, the largest plan."""
     values = json.loads(data.read_text())
     if not isinstance(values, dict):
         return ""
@@ -81,6 +82,13 @@ def _headline(data: Path) -> str:
     if "direct" in values:
         size = values["direct"]["rayjobs"]
         found += [f"{size} at once in {burst['all_children_s']:.1f} s" for burst in values["bursts"] if burst["jobs"] == size]
+    if "growth" in values:
+        for name in ("recorded", "random"):
+            ratio = values[name]["rljob_plans_per_s"] / values[name]["rlinf_plans_per_s"]
+            found.append(f"{ratio:.1f} times RLinf's plans per second on {name} cases")
+        largest = values["growth"][0]["sides"]["plan"]
+        devices, seconds = largest["points"][-1]["devices"], largest["points"][-1]["seconds"]
+        found.append(f"{devices:,} devices in {seconds:.2f} s, exponent {largest['exponent']:.2f}")
     return f": {', '.join(found)}" if found else ""
 
 

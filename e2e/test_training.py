@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from e2e.conftest import NAMESPACE, SYSTEM, Volume
 from e2e.jobs import quickstart, two_groups
@@ -21,6 +22,17 @@ WIDENED = {
 
 def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in volume.read(f"{job}/metrics.jsonl").splitlines()]
+
+
+def placed(kubectl: Kubectl, job: str) -> dict[str, dict[str, str]]:
+    """Node group of a pod -> workers that log there -> where they were told to be."""
+    found: dict[str, dict[str, str]] = {}
+    for pod in kubectl.children(job, "pods"):
+        labels = pod["metadata"]["labels"]
+        if labels["ray.io/node-type"] == "worker":
+            lines = re.findall(r"\[(\S+)\] pid \d+ starts \S+ on (.*)", kubectl("logs", pod["metadata"]["name"], "--container=ray"))
+            found.setdefault(labels["ray.io/group"], {}).update(lines)
+    return found
 
 
 def test_the_quickstart_trains_and_is_watched_by_conditions(kubectl: Kubectl, volume: Volume):
@@ -71,6 +83,10 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
         change = json.dumps([{"op": "add", "path": f"/{field}{place}", "value": value}])
         assert "(no change)" not in kubectl("patch", kind, f"{name}-rljob", "--type=json", "-p", change)
     kubectl.until("ten steps", lambda: kubectl.step(name) >= 10, STARTS_S, job=name)
+    assert placed(kubectl, name) == {
+        "train": {"actor_train-0": "node 0 (train), Accelerator 0", "reward-0": "node 0 (train)"},
+        "infer": {"actor_infer-0": "node 1 (infer), Accelerator 0"},
+    }
     (worker,) = [p for p in kubectl.children(name, "pods") if p["metadata"]["labels"]["ray.io/group"] == "train"]
     kubectl("delete", "pod", worker["metadata"]["name"], "--grace-period=1")
     kubectl.until("the second attempt", lambda: kubectl.get("rljob", name)["status"].get("attempt") == 2, 90, job=name)

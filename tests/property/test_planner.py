@@ -6,34 +6,62 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rljob_api import device_mapping, planner, ranks
-from rljob_api.errors import PlacementTextError
+from rljob_api import planner
+from rljob_api.component_planner import CPU_ROLES
+from rljob_api.errors import PlacementError
+from rljob_api.placement import device_mapping, ranks
 from rljob_api.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from rljob_api.v1alpha1.components import Role
 from tests.unit.api.manifests import manifest
 
 NAMES = ["a", "b", "c"]
-groups = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=3).map(
-    lambda shapes: [{"name": NAMES[i], "nodes": nodes, "devicesPerNode": devices} for i, (nodes, devices) in enumerate(shapes)]
+
+
+@st.composite
+def node_groups(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Up to three groups of a few nodes: with devices, without, with robots."""
+    result = []
+    for name in NAMES[: draw(st.integers(1, 3))]:
+        group: dict[str, Any] = {"name": name, "nodes": draw(st.integers(1, 3)), "devicesPerNode": draw(st.integers(0, 4))}
+        if draw(st.integers(0, 4)) == 0:
+            at = draw(st.lists(st.integers(0, group["nodes"] - 1), max_size=3))
+            group["hardware"] = {"type": "Franka", "configs": [{"nodeRank": n, "parameters": {"ip": str(i)}} for i, n in enumerate(at)]}
+        elif draw(st.integers(0, 4)) == 0:
+            group["ignoreHardware"] = True
+        result.append(group)
+    return result
+
+
+def rank_text(parts: list[tuple[int, int, int]]) -> str:
+    """Parts that follow each other: gap before, units, processes (0: not given)."""
+    texts, unit, process = [], 0, 0
+    for gap, units, processes in parts:
+        unit += gap
+        text = f"{unit}-{unit + units - 1}" if units > 1 else f"{unit}"
+        texts.append(f"{text}:{process}-{process + processes - 1}" if processes else text)
+        unit, process = unit + units, process + (processes or units)
+    return ",".join(texts)
+
+
+wild_texts = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=3).map(
+    lambda parts: ",".join(f"{start}-{start + more}" if more else f"{start}" for start, more in parts)
 )
-rank_texts = st.one_of(
-    st.just("all"),
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=3).map(
-        lambda parts: ",".join(f"{start}-{start + more}" if more else f"{start}" for start, more in parts)
-    ),
-)
+orderly_texts = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=3).map(rank_text)
+rank_texts = st.one_of(st.just("all"), wild_texts, orderly_texts)
 mapping_texts = st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True).map(device_mapping.format_ranks)
 
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Manifests with any groups and components, many of them impossible."""
-    drawn_groups = draw(groups)
-    chosen = st.lists(st.sampled_from([group["name"] for group in drawn_groups]), max_size=2, unique=True)
+    drawn_groups = draw(node_groups())
+    names = [*(group["name"] for group in drawn_groups), "cluster", "node"]
+    chosen = st.lists(st.sampled_from(names), max_size=2, unique=True)
 
     def component(role: str, index: int) -> dict[str, Any]:
         placement: dict[str, Any] = {"nodeGroups": draw(chosen)}
-        if role == "Reward":
+        if role in ("Reward", "Environment") and draw(st.booleans()):
             placement["workers"] = draw(st.integers(1, 20))
         elif draw(st.booleans()):
             placement["ranks"] = draw(rank_texts)
@@ -45,7 +73,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         return result
 
     document = manifest()
-    roles = draw(st.lists(st.sampled_from(["Trainer", "Rollout", "Reference", "Reward"]), min_size=1, max_size=4))
+    roles = draw(st.lists(st.sampled_from(["Trainer", "Rollout", "Reference", "Reward", "Environment"]), min_size=1, max_size=4))
     document["spec"]["nodeGroups"] = drawn_groups
     document["spec"]["components"] = [component(role, index) for index, role in enumerate(roles)]
     return document
@@ -85,18 +113,27 @@ def test_units_exist(document: dict[str, Any]) -> None:
     assert [node.rank for node in plan.nodes] == list(range(len(plan.nodes)))
     owner = {node.first_device + i: node for node in plan.nodes for i in range(node.num_devices)}
     for component, written in zip(plan.components, spec.components, strict=True):
-        used = [device for process in component.processes for device in process.devices]
-        assert len(used) == len(set(used)), "a device twice in one component"
         assert [process.rank for process in component.processes] == list(range(component.world_size))
-        allowed = set(written.placement.node_groups) or {group.name for group in spec.node_groups}
+        used = [device for process in component.processes for device in process.devices]
+        shared = written.role is Role.ROLLOUT and ":" in (written.placement.ranks or "")
+        assert shared or written.role in CPU_ROLES or len(used) == len(set(used)), "a device twice in one component"
+        allowed = set(written.placement.node_groups) - {"cluster", "node"} or {group.name for group in spec.node_groups}
+        there: dict[int, int] = {}
         for process in component.processes:
             node = plan.nodes[process.node_rank]
             assert node.group in allowed
-            assert len(process.devices) == (0 if written.role in planner.CPU_ROLES else planner.engine_size(written))
+            if written.role not in CPU_ROLES:
+                assert len(process.devices) == planner.engine_size(written)
+            assert len(set(process.devices)) == len(process.devices), "a device twice in one process"
             assert all(owner[device] is node for device in process.devices), "a process on two nodes or on no device"
             assert process.local_devices == tuple(device - node.first_device for device in process.devices)
-            there = [p for p in component.processes if p.node_rank == process.node_rank]
-            assert (process.local_rank, process.local_world_size) == (there.index(process), len(there))
+            assert len(set(process.local_hardware)) == len(process.local_hardware)
+            pieces = dict(node.hardware).get(process.hardware_type or "", 0)
+            assert all(0 <= index < pieces for index in process.local_hardware), "a robot that is not there"
+            assert process.local_rank == there.get(process.node_rank, 0)
+            there[process.node_rank] = process.local_rank + 1
+        assert all(process.local_world_size == there[process.node_rank] for process in component.processes)
+        assert sorted({process.placement_node_rank for process in component.processes}) == list(range(len(there)))
     for component in plan.components:
         sharing = {other.name for other in plan.components if other is not component and set(other.devices) & set(component.devices)}
         assert set(component.shares_devices_with) == sharing
@@ -117,13 +154,14 @@ def test_rank_maps_parse_what_they_print(drawn: list[ranks.RankPart]) -> None:
 
 
 @given(rank_texts, st.integers(1, 40))
-def test_resolved_ranks_ascend_and_exist(text: str, num_available: int) -> None:
+def test_ranks_of_processes_ascend_and_exist(text: str, num_available: int) -> None:
     try:
-        resolved = list(ranks.parse(text).resolve(num_available))
-    except PlacementTextError:
+        processes = ranks.processes(text, num_available)
+    except PlacementError:
         return
-    assert resolved == sorted(set(resolved))
-    assert set(resolved) <= set(range(num_available))
+    units = [unit for process in processes for unit in process]
+    assert units == sorted(units)
+    assert set(units) <= set(range(num_available))
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=20, unique=True))
@@ -136,7 +174,7 @@ def test_mappings_parse_what_they_print(wanted: list[int]) -> None:
 def test_no_text_does_anything_but_parse_or_fail(text: str) -> None:
     try:
         found = device_mapping.parse(text, 50)
-    except PlacementTextError:
+    except PlacementError:
         return
     assert len(set(found)) == len(found) > 0
 

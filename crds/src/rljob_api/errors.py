@@ -4,7 +4,8 @@
 
     ApiError                      (Exception)
     ├── SpecInvalidError          (ValueError)   the manifest is wrong; carries every problem found -> exit 2
-    ├── PlacementTextError        (ValueError)   a ranks or deviceMapping text does not parse; becomes a FieldError
+    ├── PlacementError            (ValueError)   a placement is impossible; becomes a FieldError
+    ├── ModelShapeError           (ValueError)   a model's config.json cannot be read for its size
     └── SchemaError               (TypeError)    a model cannot be written as a structural schema: a mistake in this package
 
 None of them goes away by trying again.
@@ -83,18 +84,29 @@ class SpecInvalidError(ApiError, ValueError):
         return "\n".join(str(error) for error in self.errors)
 
 
-class PlacementTextError(ApiError, ValueError):
-    """Raised when a ranks or deviceMapping text is wrong; caught by the planner, which adds path and value."""
+class PlacementError(ApiError, ValueError):
+    """Raised when a placement is wrong; caught by the planner, which adds path and value."""
 
-    def __init__(self, problem: str, remedy: str) -> None:
-        """Keep the two halves of the message apart."""
-        super().__init__(problem, remedy)
+    def __init__(self, check: str, problem: str, remedy: str) -> None:
+        """Keep the parts of the message apart.
+
+        Args:
+            check: id of the violated rule, as in docs/placement.md, for example ``P6``.
+            problem: what is wrong.
+            remedy: what to write instead.
+        """
+        super().__init__(check, problem, remedy)
+        self.check = check
         self.problem = problem
         self.remedy = remedy
 
     def __str__(self) -> str:
         """``problem; remedy``."""
         return f"{self.problem}; {self.remedy}"
+
+
+class ModelShapeError(ApiError, ValueError):
+    """Raised when a config.json does not say how large a model is; caught by the CLI, which then estimates from what the spec says."""
 
 
 class SchemaError(ApiError, TypeError):

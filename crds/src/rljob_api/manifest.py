@@ -20,6 +20,8 @@ from rljob_api.v1alpha1.base import PATTERN_WORDS
 from rljob_api.v1alpha1.rljob import KIND, RLJob
 
 UNKNOWN_FIELD = "is not a known field"
+MAX_PROBLEMS = 200
+"""Problems that are listed; more are counted: nobody reads them, and each costs a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +88,35 @@ def to_job(document: Document) -> RLJob:
         SpecInvalidError: with every unknown key, missing field, wrong type and value out of bounds, and the text's problems.
     """
     errors = list(document.errors)
-    job = None
+    job, surplus = None, 0
     try:
         job = RLJob.model_validate_json(json.dumps(document.data))
     except ValidationError as failure:
         known = {error.path for error in errors}
-        found = (_translate(item) for item in failure.errors(include_url=False, include_context=True) if not _is_echo(item))
+        items = [item for item in failure.errors(include_url=False, include_context=True) if not _is_echo(item)]
+        found = [_translate(item) for item in items[:MAX_PROBLEMS]]
+        surplus = max(len(items) - MAX_PROBLEMS, 0)
         # What the text itself misled about would only be explained twice; that a key is unknown is news.
         errors += [error for error in found if error.path not in known or error.problem == UNKNOWN_FIELD]
     if errors or job is None:
-        raise SpecInvalidError(arrange(document, errors))
+        raise SpecInvalidError(arrange(document, errors, surplus))
     return job
 
 
-def arrange(document: Document, errors: Iterable[FieldError]) -> list[FieldError]:
-    """Errors in the order of the manifest, without repetition, with the line of their path or of what is around it."""
-    unique = dict.fromkeys(errors)
-    ordered = sorted(unique, key=lambda error: paths.position(document.data, error.path))
-    return [error if error.line is not None else dataclasses.replace(error, line=_line(document, error.path)) for error in ordered]
+def arrange(document: Document, errors: Iterable[FieldError], surplus: int = 0) -> list[FieldError]:
+    """Errors in the order of the manifest, without repetition, with the line of their path or of what is around it.
+
+    At most :data:`MAX_PROBLEMS` of them; ``surplus`` more were left out before.
+    """
+    unique = list(dict.fromkeys(errors))
+    listed, surplus = unique[:MAX_PROBLEMS], surplus + max(len(unique) - MAX_PROBLEMS, 0)
+    ordered = sorted(listed, key=lambda error: paths.position(document.data, error.path))
+    placed = [error if error.line is not None else dataclasses.replace(error, line=_line(document, error.path)) for error in ordered]
+    return [*placed, _and_more(surplus)] if surplus else placed
+
+
+def _and_more(count: int) -> FieldError:
+    return FieldError(path="", problem=f"{count} more problems are not listed", remedy="mend the first ones")
 
 
 def _line(document: Document, path: str) -> int | None:

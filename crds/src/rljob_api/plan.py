@@ -5,8 +5,12 @@ Read by the CLI (table), the operator (worker groups), the driver (placement gro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
 
 from rljob_api.v1alpha1.components import Role
 
@@ -18,8 +22,10 @@ class PlacementMode(StrEnum):
     """The same devices."""
     DISAGGREGATED = "Disaggregated"
     """No device in common."""
+    PARTIAL = "Partial"
+    """The Trainer's devices are some of the Rollout's: other engines go on while it trains."""
     HYBRID = "Hybrid"
-    """Some devices in common."""
+    """Some devices in common, in any other way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +41,12 @@ class PlannedNode:
     device_resource: str
     first_device: int
     """Global rank of its first device; devices are counted through the nodes by rank."""
+    hardware: tuple[tuple[str, int], ...] = ()
+    """Pieces of other hardware by kind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedProcess:
-    """One worker process of a component."""
+class PlannedProcess(NamedTuple):
+    """One worker process of a component. Jobs have up to 10^5 of them, and a tuple is made in a quarter of a frozen dataclass's time."""
 
     rank: int
     """0 .. world size - 1 within its component."""
@@ -52,6 +59,19 @@ class PlannedProcess:
     """Index among the component's processes on this node."""
     local_world_size: int
     """Processes of the component on this node."""
+    node_group: str
+    """Group, or reserved group, that its first unit was counted in."""
+    placement_node_rank: int
+    """Index of its node among the nodes that the component uses."""
+    hardware_type: str | None
+    """What it runs on: ``Accelerator``, a kind of other hardware such as ``Franka``, or None for a plain CPU process."""
+    local_hardware: tuple[int, ...]
+    """Pieces of other hardware it owns, as indexes among those of this kind on its node."""
+
+
+def devices_of(processes: Iterable[PlannedProcess]) -> set[int]:
+    """Global ranks of all devices that some processes use."""
+    return set(chain.from_iterable(map(attrgetter("devices"), processes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +92,11 @@ class PlannedComponent:
     @property
     def devices(self) -> tuple[int, ...]:
         """Global ranks of all devices it uses, ascending, without repetition."""
-        return tuple(sorted({d for p in self.processes for d in p.devices}))
+        return tuple(sorted(self.device_set()))
+
+    def device_set(self) -> set[int]:
+        """The same without order, which takes less time."""
+        return devices_of(self.processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

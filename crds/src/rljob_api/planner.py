@@ -1,27 +1,41 @@
 """The one planner: spec in, plan out. Pure: no clock, no environment, no machine, no I/O.
 
+::
+
+    mode: Auto ─> rljob_api.auto makes it explicit
+    nodeGroups ─> planned nodes ─> placement.Topology ─┐
+    components ─> component_planner, one by one ───────┴─> processes ─> who shares devices, mode ─> Plan
+                  (both grammars, placement.strategies)
+
 Called by the CLI, the operator, the local run and the driver inside the pods, which all must agree.
 
 Invariants: PLAN-PURE the same spec gives the same plan everywhere. UNIT-EXISTS no process on a device that does not exist,
-none twice in a component. A process never spans two nodes. Time and memory grow with nodes + processes.
+none twice in a process. A process never spans two nodes. Time and memory grow with nodes + processes + their devices.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
 
-from rljob_api import device_mapping, ranks
-from rljob_api.errors import FieldError, PlacementTextError, SpecInvalidError, show
-from rljob_api.plan import PlacementMode, Plan, PlannedComponent, PlannedNode, PlannedProcess
-from rljob_api.v1alpha1.components import Component, Role
-from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api import collector
+from rljob_api.component_planner import MAX_PROCESSES, ComponentPlanner, engine_size
+from rljob_api.errors import FieldError, SpecInvalidError, show
+from rljob_api.placement.topology import ACCELERATOR, NO_ACCELERATOR, RESERVED_GROUPS, Node, Topology, topology
+from rljob_api.placement.topology import NodeGroup as PlacementGroup
+from rljob_api.plan import PlacementMode, Plan, PlannedComponent, PlannedNode, PlannedProcess, devices_of
+from rljob_api.v1alpha1.components import Component, PlacementChoice, Role
+from rljob_api.v1alpha1.nodes import Hardware, NodeGroup
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-CPU_ROLES = frozenset({Role.REWARD, Role.ENVIRONMENT})
-"""Roles that run as plain CPU processes."""
+__all__ = ["engine_size", "plan", "plan_or_errors"]
+
+MAX_DEVICES = 131_072
+"""Devices a job may ask for."""
+MAX_NODES = 16_384
+"""Nodes a job may ask for: more than three times what one Kubernetes cluster is supported with."""
+ACCELERATOR_TYPES = {"nvidia.com/gpu": "NV_GPU", "amd.com/gpu": "AMD_GPU", "gpu.intel.com/xe": "INTEL_GPU", "huawei.com/Ascend910": "NPU"}
+"""Make of the accelerators that a Kubernetes resource counts, by RLinf's names; others go by the resource's own name."""
 
 
 def plan(spec: RLJobSpec) -> Plan:
@@ -38,29 +52,148 @@ def plan(spec: RLJobSpec) -> Plan:
 
 def plan_or_errors(spec: RLJobSpec) -> Plan | list[FieldError]:
     """Like :func:`plan`, but returns the problems, in spec order."""
-    errors = [
-        *_repeated([group.name for group in spec.node_groups], "spec.nodeGroups"),
-        *_repeated([component.name for component in spec.components], "spec.components"),
-    ]
-    nodes = _nodes(spec.node_groups)
-    processes: list[tuple[PlannedProcess, ...]] = []
-    for index, component in enumerate(spec.components):
-        planned = _ComponentPlanner(f"spec.components[{index}]", component, spec.node_groups, nodes).run()
-        if isinstance(planned, FieldError):
-            errors.append(planned)
-        else:
-            processes.append(planned)
-    if errors:
+    errors = [*_group_errors(spec.node_groups), *_repeated([component.name for component in spec.components], "spec.components")]
+    if any(_too_many(spec.node_groups)):
         return errors
-    components = _with_sharing(spec.components, processes)
-    return Plan(nodes=nodes, components=components, mode=_mode(components))
+    if any(component.placement.mode is PlacementChoice.AUTO for component in spec.components):
+        from rljob_api import auto  # which plans with this module, and is seldom needed
+
+        resolved = auto.resolve(spec)
+        if isinstance(resolved, list):
+            return [*errors, *resolved]
+        spec = resolved
+    with collector.paused():
+        result = _planned(spec)
+    return [*errors, *result] if isinstance(result, list) else errors or result
 
 
-def engine_size(component: Component) -> int:
-    """Devices of one process: tensor times pipeline parallel size of a Rollout's engine, else 1."""
-    if component.role is Role.ROLLOUT and component.engine is not None:
-        return component.engine.tensor_parallel_size * component.engine.pipeline_parallel_size
-    return 1
+def _planned(spec: RLJobSpec) -> Plan | list[FieldError]:
+    """The plan of a spec that says where everything goes, or what is wrong with its components."""
+    nodes = planned_nodes(spec.node_groups)
+    where = topology_of(spec.node_groups, nodes)
+    planned: dict[int, tuple[PlannedProcess, ...]] = {}
+    problems: dict[int, FieldError] = {}
+    devices: dict[int, set[int]] = {}
+    trainer: set[int] = set()
+    total = 0
+    for index in _trainers_first(spec.components):
+        component_planner = ComponentPlanner(spec, index, where, nodes, trainer, MAX_PROCESSES - total)
+        result = component_planner.run()
+        if isinstance(result, FieldError):
+            problems[index] = result
+            if component_planner.too_many:
+                break
+            continue
+        planned[index] = result
+        devices[index] = devices_of(result)
+        if spec.components[index].role is Role.TRAINER:
+            trainer |= devices[index]
+        total += len(result)
+    if problems:
+        return [problem for _, problem in sorted(problems.items())]
+    in_order = range(len(spec.components))
+    used = [devices[index] for index in in_order]
+    num_devices = sum(node.num_devices for node in nodes)
+    components = _with_sharing(spec.components, [planned[index] for index in in_order], used, num_devices)
+    return Plan(nodes=nodes, components=components, mode=_mode(spec.components, used))
+
+
+def planned_nodes(groups: Sequence[NodeGroup]) -> tuple[PlannedNode, ...]:
+    """Nodes by rank: groups in written order, then index."""
+    nodes: list[PlannedNode] = []
+    first_device = 0
+    for group in groups:
+        pieces = Counter(config.node_rank for config in group.hardware.configs) if group.hardware else Counter[int]()
+        for index in range(group.nodes):
+            nodes.append(
+                PlannedNode(
+                    rank=len(nodes),
+                    group=group.name,
+                    index=index,
+                    num_devices=group.devices_per_node,
+                    device_resource=group.device_resource,
+                    first_device=first_device,
+                    hardware=((group.hardware.type, pieces[index]),) if group.hardware and pieces[index] else (),
+                )
+            )
+            first_device += group.devices_per_node
+    return tuple(nodes)
+
+
+def topology_of(groups: Sequence[NodeGroup], nodes: Sequence[PlannedNode]) -> Topology:
+    """What placements count on: the groups of a spec over its planned nodes."""
+    machines = [
+        Node(
+            rank=node.rank,
+            name=f"{node.group}[{node.index}]",
+            num_accelerators=node.num_devices,
+            accelerator_type=ACCELERATOR_TYPES.get(node.device_resource, node.device_resource) if node.num_devices else NO_ACCELERATOR,
+            hardware=dict(node.hardware),
+        )
+        for node in nodes
+    ]
+    members: dict[str, list[int]] = {group.name: [] for group in groups}
+    for node in nodes:
+        members[node.group].append(node.rank)
+    return topology(
+        machines,
+        [PlacementGroup(label=group.name, node_ranks=tuple(members[group.name]), hardware_type=_counted(group)) for group in groups],
+    )
+
+
+def _counted(group: NodeGroup) -> str | None:
+    """What the ranks of a group count."""
+    if group.ignore_hardware:
+        return None
+    if group.hardware is not None:
+        return group.hardware.type
+    return ACCELERATOR if group.devices_per_node else None
+
+
+def _group_errors(groups: Sequence[NodeGroup]) -> Iterable[FieldError]:
+    yield from _repeated([group.name for group in groups], "spec.nodeGroups")
+    for index, group in enumerate(groups):
+        path = f"spec.nodeGroups[{index}]"
+        if group.name in RESERVED_GROUPS:
+            problem = "is reserved: in placements, cluster means all nodes, and node counts nodes"
+            yield FieldError(path=f"{path}.name", value=show(group.name), problem=problem, remedy="use another name")
+        if group.hardware is None:
+            continue
+        if group.hardware.type == ACCELERATOR:
+            problem = "accelerators are not listed one by one"
+            yield FieldError(path=f"{path}.hardware.type", value=show(ACCELERATOR), problem=problem, remedy="set devicesPerNode instead")
+        if group.ignore_hardware:
+            problem = "has no effect, ignoreHardware makes ranks count nodes"
+            yield FieldError(path=f"{path}.hardware", problem=problem, remedy="remove hardware or ignoreHardware")
+        yield from _pieces(group, group.hardware, f"{path}.hardware")
+    yield from _too_many(groups)
+
+
+def _pieces(group: NodeGroup, hardware: Hardware, path: str) -> Iterable[FieldError]:
+    """Problems of a group's other hardware."""
+    first: dict[str, int] = {}
+    for position, config in enumerate(hardware.configs):
+        if config.node_rank >= group.nodes:
+            yield FieldError(
+                path=f"{path}.configs[{position}].nodeRank",
+                value=show(config.node_rank),
+                problem=f"is no node of {group.name}, which has {group.nodes}; node ranks of hardware count within the group",
+                remedy=f"use 0 to {group.nodes - 1}, or add nodes",
+            )
+            continue
+        same = first.setdefault(config.model_dump_json(), position)
+        if same != position:
+            problem = f"is the same piece as configs[{same}]"
+            yield FieldError(path=f"{path}.configs[{position}]", problem=problem, remedy="list every piece once")
+
+
+def _too_many(groups: Sequence[NodeGroup]) -> Iterable[FieldError]:
+    num_nodes, num_devices = sum(group.nodes for group in groups), sum(group.nodes * group.devices_per_node for group in groups)
+    if num_nodes > MAX_NODES:
+        yield FieldError(path="spec.nodeGroups", problem=f"ask for {num_nodes} nodes, more than {MAX_NODES}", remedy="use fewer nodes")
+    if num_devices > MAX_DEVICES:
+        problem = f"ask for {num_devices} devices, more than {MAX_DEVICES}"
+        yield FieldError(path="spec.nodeGroups", problem=problem, remedy="use fewer nodes or devicesPerNode")
 
 
 def _repeated(names: Sequence[str], path: str) -> Iterable[FieldError]:
@@ -76,38 +209,25 @@ def _repeated(names: Sequence[str], path: str) -> Iterable[FieldError]:
         first.setdefault(name, index)
 
 
-def _nodes(groups: Sequence[NodeGroup]) -> tuple[PlannedNode, ...]:
-    nodes: list[PlannedNode] = []
-    first_device = 0
-    for group in groups:
-        for index in range(group.nodes):
-            nodes.append(
-                PlannedNode(
-                    rank=len(nodes),
-                    group=group.name,
-                    index=index,
-                    num_devices=group.devices_per_node,
-                    device_resource=group.device_resource,
-                    first_device=first_device,
-                )
-            )
-            first_device += group.devices_per_node
-    return tuple(nodes)
+def _trainers_first(components: Sequence[Component]) -> list[int]:
+    """Indexes in planning order: how engines are laid out may depend on where the Trainer is."""
+    return sorted(range(len(components)), key=lambda index: (components[index].role is not Role.TRAINER, index))
 
 
-def _with_sharing(components: Sequence[Component], processes: Sequence[tuple[PlannedProcess, ...]]) -> tuple[PlannedComponent, ...]:
-    users: dict[int, int] = {}
-    """Device -> bit set of the components on it."""
-    for index, of_component in enumerate(processes):
-        for process in of_component:
-            for device in process.devices:
-                users[device] = users.get(device, 0) | 1 << index
+def _with_sharing(
+    components: Sequence[Component], processes: Sequence[tuple[PlannedProcess, ...]], devices: Sequence[Set[int]], num_devices: int
+) -> tuple[PlannedComponent, ...]:
+    users = [0] * num_devices
+    """Bit set of the components on every device."""
+    for index, of_component in enumerate(devices):
+        bit = 1 << index
+        for device in of_component:
+            users[device] |= bit
     neighbours = [0] * len(components)
-    for bits in users.values():
-        if bits & (bits - 1):
-            for index in range(len(components)):
-                if bits >> index & 1:
-                    neighbours[index] |= bits & ~(1 << index)
+    for bits in set(users):
+        for index in range(len(components)):
+            if bits >> index & 1:
+                neighbours[index] |= bits & ~(1 << index)
     return tuple(
         PlannedComponent(
             name=component.name,
@@ -119,177 +239,16 @@ def _with_sharing(components: Sequence[Component], processes: Sequence[tuple[Pla
     )
 
 
-def _mode(components: Iterable[PlannedComponent]) -> PlacementMode:
-    devices: dict[Role, set[int]] = {Role.TRAINER: set(), Role.ROLLOUT: set()}
-    for component in components:
-        if component.role in devices:
-            devices[component.role].update(component.devices)
-    trainer, rollout = devices[Role.TRAINER], devices[Role.ROLLOUT]
-    if not trainer & rollout:
+def _mode(components: Sequence[Component], devices: Sequence[Set[int]]) -> PlacementMode:
+    trainer: set[int] = set()
+    rollout: set[int] = set()
+    for component, its_devices in zip(components, devices, strict=True):
+        if component.role is Role.TRAINER:
+            trainer |= its_devices
+        elif component.role is Role.ROLLOUT:
+            rollout |= its_devices
+    if trainer.isdisjoint(rollout):
         return PlacementMode.DISAGGREGATED
-    return PlacementMode.COLLOCATED if trainer == rollout else PlacementMode.HYBRID
-
-
-class _Rejected(Exception):
-    """Carries one problem up to :meth:`_ComponentPlanner.run`."""
-
-    def __init__(self, error: FieldError) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
-    rank: int
-    """Global rank."""
-    node: PlannedNode
-
-
-class _ComponentPlanner:
-    """Places the processes of one component."""
-
-    def __init__(self, path: str, component: Component, groups: Sequence[NodeGroup], nodes: Sequence[PlannedNode]) -> None:
-        self._path = path
-        self._component = component
-        self._groups = groups
-        self._all_nodes = nodes
-
-    def run(self) -> tuple[PlannedProcess, ...] | FieldError:
-        """The processes by rank, or the first problem of this component."""
-        try:
-            field, text = self._field()
-            nodes = self._selected_nodes()
-            if field == "workers":
-                count = self._component.placement.workers or 0
-                return _processes((nodes[rank % len(nodes)], ()) for rank in range(count))
-            return _processes(self._on_devices(field, text, nodes))
-        except _Rejected as rejected:
-            return rejected.error
-
-    def _reject(self, field: str, value: object, problem: str, remedy: str) -> _Rejected:
-        shown = None if value is None else show(value)
-        return _Rejected(FieldError(path=f"{self._path}.placement{field}", value=shown, problem=problem, remedy=remedy))
-
-    def _field(self) -> tuple[str, str]:
-        """Which of the three placement fields is used, and its text."""
-        placement, role = self._component.placement, self._component.role
-        given = {"ranks": placement.ranks, "deviceMapping": placement.device_mapping, "workers": placement.workers}
-        used = [name for name, value in given.items() if value is not None]
-        if len(used) != 1:
-            raise self._reject(
-                "",
-                None,
-                f"gives {' and '.join(used)} at the same time" if used else "says nothing about where to run",
-                "give exactly one of ranks, deviceMapping and workers",
-            )
-        if used[0] == "workers" and role not in CPU_ROLES:
-            raise self._reject(
-                ".workers", placement.workers, f"a {role} needs devices, workers are CPU-only", "give ranks or deviceMapping instead"
-            )
-        self._check_devices_per_worker(used[0])
-        return used[0], str(given[used[0]])
-
-    def _check_devices_per_worker(self, used: str) -> None:
-        stated, needed = self._component.placement.devices_per_worker, engine_size(self._component)
-        if stated is None:
-            return
-        if used != "deviceMapping":
-            raise self._reject(".devicesPerWorker", stated, f"has no meaning together with {used}", "remove it, or use deviceMapping")
-        if stated != needed:
-            role = self._component.role
-            why = "engine.tensorParallelSize * engine.pipelineParallelSize" if role is Role.ROLLOUT else f"what one {role} process uses"
-            raise self._reject(".devicesPerWorker", stated, f"differs from {needed}, {why}", f"write {needed} or leave it out")
-
-    def _selected_nodes(self) -> Sequence[PlannedNode]:
-        """Nodes of the chosen groups, groups in the order in which the placement names them."""
-        names = self._component.placement.node_groups
-        if not names:
-            return self._all_nodes
-        known = [group.name for group in self._groups]
-        for index, name in enumerate(names):
-            if name not in known:
-                raise self._reject(
-                    f".nodeGroups[{index}]", name, f"no node group has this name, there are {', '.join(known)}", "name an existing group"
-                )
-        repeated = next((name for name, count in Counter(names).items() if count > 1), None)
-        if repeated is not None:
-            raise self._reject(".nodeGroups", list(names), f"names {repeated} twice", "name every group once")
-        by_group: dict[str, list[PlannedNode]] = {name: [] for name in names}
-        for node in self._all_nodes:
-            if node.group in by_group:
-                by_group[node.group].append(node)
-        return [node for name in names for node in by_group[name]]
-
-    def _on_devices(self, field: str, text: str, nodes: Sequence[PlannedNode]) -> Iterable[tuple[PlannedNode, tuple[int, ...]]]:
-        ends: list[int] = []
-        """ends[i]: how many of the selected devices lie on the first i + 1 nodes."""
-        for node in nodes:
-            ends.append((ends[-1] if ends else 0) + node.num_devices)
-        chosen = self._chosen(field, text, ends[-1])
-        size = engine_size(self._component)
-        if len(chosen) % size:
-            low = len(chosen) // size * size
-            near = f"{low} or {low + size}" if low else f"{size}"
-            raise self._reject(
-                f".{field}",
-                text,
-                f"selects {len(chosen)} devices, which the engine's {size} devices per process do not divide",
-                f"select {near} devices, or change engine.tensorParallelSize",
-            )
-        for start in range(0, len(chosen), size):
-            devices = [self._locate(rank, nodes, ends) for rank in chosen[start : start + size]]
-            there = devices[0].node
-            stray = next((device.node for device in devices if device.node.rank != there.rank), None)
-            if stray is not None:
-                raise self._reject(
-                    f".{field}",
-                    text,
-                    f"puts process {start // size} on two nodes, {_node_name(there)} and {_node_name(stray)}",
-                    f"align every {size} consecutive devices with a node",
-                )
-            yield there, tuple(device.rank for device in devices)
-
-    def _chosen(self, field: str, text: str, num_available: int) -> Sequence[int]:
-        try:
-            if field == "deviceMapping":
-                return device_mapping.parse(text, num_available)
-            rank_map = ranks.parse(text)
-            chosen = rank_map.resolve(num_available)
-        except PlacementTextError as error:
-            raise self._reject(f".{field}", text, error.problem, error.remedy) from None
-        if rank_map.has_process_ranks:
-            raise self._reject(
-                ".ranks", text, "process ranks after a colon are not supported yet", "leave them out: one process per device"
-            )
-        return chosen
-
-    @staticmethod
-    def _locate(rank: int, nodes: Sequence[PlannedNode], ends: Sequence[int]) -> _Device:
-        position = bisect_right(ends, rank)
-        node = nodes[position]
-        return _Device(rank=node.first_device + rank - (ends[position] - node.num_devices), node=node)
-
-
-def _node_name(node: PlannedNode) -> str:
-    return f"node {node.rank} ({node.group}[{node.index}])"
-
-
-def _processes(placed: Iterable[tuple[PlannedNode, tuple[int, ...]]]) -> tuple[PlannedProcess, ...]:
-    """Number the processes, overall and per node."""
-    items = list(placed)
-    totals = Counter(node.rank for node, _ in items)
-    seen: Counter[int] = Counter()
-    processes: list[PlannedProcess] = []
-    for rank, (node, devices) in enumerate(items):
-        processes.append(
-            PlannedProcess(
-                rank=rank,
-                node_rank=node.rank,
-                local_devices=tuple(device - node.first_device for device in devices),
-                devices=devices,
-                local_rank=seen[node.rank],
-                local_world_size=totals[node.rank],
-            )
-        )
-        seen[node.rank] += 1
-    return tuple(processes)
+    if trainer == rollout:
+        return PlacementMode.COLLOCATED
+    return PlacementMode.PARTIAL if trainer < rollout else PlacementMode.HYBRID

@@ -53,6 +53,8 @@ class Unsupported:
     remedy: str = "remove it"
 
 
+SHARING_RUNS = False
+"""Whether a run lets components take turns on the same devices; the choice of placements goes by it too."""
 _OFFLOAD = "time-division of shared devices"
 _OVERLAP = "rollout-train overlap"
 _VALIDATION = "validation during training"
@@ -73,8 +75,6 @@ def _back_to(default: object) -> str:
 
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    Unsupported(path="nodeGroups[].hardware", when=is_set, waits_for="placement on hardware other than accelerators"),
-    Unsupported(path="nodeGroups[].ignoreHardware", when=is_set, waits_for="placement on hardware other than accelerators"),
     Unsupported(path="components[].role", when=one_of("Critic"), waits_for="GAE", remedy="remove the component"),
     Unsupported(path="components[].role", when=one_of("Environment"), waits_for=_AGENTIC, remedy="remove the component"),
     Unsupported(path="components[].engine.type", when=one_of("SGLang"), waits_for="the SGLang engine", remedy="write VLLM"),
@@ -127,6 +127,8 @@ def unsupported(spec: RLJobSpec) -> list[FieldError]:
 def unsupported_sharing(plan: Plan) -> list[FieldError]:
     """Problems of components that share devices: each would need the other to step aside."""
     errors: list[FieldError] = []
+    if SHARING_RUNS:
+        return errors
     for index, component in enumerate(plan.components):
         earlier = {other.name for other in plan.components[:index]}
         for name in component.shares_devices_with:

@@ -3,28 +3,34 @@
 Two stages; the second needs the types of the first, each reports all it finds:
 
 1. :mod:`rljob_api.manifest`: YAML, traps, types, unknown keys.
-2. :func:`plan_or_problems`: rules between fields (here and :mod:`rljob_api.pods`), fields without effect
+2. rules between fields (here and :mod:`rljob_api.pods`), fields without effect
    (:mod:`rljob_api.supported`), placement (:mod:`rljob_api.planner`).
 """
 
 from __future__ import annotations
 
+import math
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rljob_api import manifest, paths, planner, pods
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.errors import field_error as _error
-from rljob_api.naming import RESERVED_LABEL_PREFIXES, RESERVED_LABELS
-from rljob_api.plan import Plan
+from rljob_api.naming import RESERVED_ENV_PREFIX, RESERVED_LABEL_PREFIXES, RESERVED_LABELS
+from rljob_api.placement import environment
+from rljob_api.plan import PlacementMode, Plan
 from rljob_api.supported import unsupported, unsupported_sharing
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
 from rljob_api.vocabulary import Extraction, RewardType
+
+if TYPE_CHECKING:
+    from rljob_api.memory import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,35 +39,59 @@ class CheckedJob:
 
     job: RLJob
     plan: Plan
+    not_yet: tuple[FieldError, ...] = ()
+    """What a run would refuse because it has no effect yet; only where that was allowed, else such a job does not check."""
+    shape: ModelShape | None = None
+    """Size of its model, where that is known."""
 
 
-def check(source: str | Mapping[str, object], *, name: str | None = None) -> CheckedJob:
+ShapeReader = Callable[[RLJobSpec], "ModelShape | None"]
+"""Finds out how large a job's model is; None where that cannot be known."""
+
+
+def check(
+    source: str | Mapping[str, object], *, name: str | None = None, runnable: bool = True, shape_of: ShapeReader | None = None
+) -> CheckedJob:
     """Read, validate and plan a job.
 
     Args:
         source: YAML or JSON text, or a manifest that is already parsed.
         name: which RLJob to take when the text holds several.
+        runnable: whether fields that have no effect yet are problems; planning alone can do without.
+        shape_of: says how large the model is, for the memory estimate; without it, or where it does not know, spec.model.parameterCount.
 
     Raises:
         SpecInvalidError: with every problem, in the order of the manifest, with lines when ``source`` is text.
     """
     document = manifest.read(source, name=name) if isinstance(source, str) else manifest.Document(data=dict(source))
     job = manifest.to_job(document)
-    plan = plan_or_problems(job.spec)
-    if isinstance(plan, Plan):
-        return CheckedJob(job=job, plan=plan)
-    raise SpecInvalidError(manifest.arrange(document, plan))
+    shape = shape_of(job.spec) if shape_of is not None else None
+    plan, errors, not_yet = _examined(job.spec, shape)
+    if plan is None or errors or (runnable and not_yet):
+        raise SpecInvalidError(manifest.arrange(document, [*errors, *not_yet]))
+    return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape)
 
 
-def plan_or_problems(spec: RLJobSpec) -> Plan | list[FieldError]:
-    """The plan of a spec without problems, or all of them: rules between fields, fields without effect, placement."""
-    errors = [*(error for rule in RULES for error in rule(spec)), *unsupported(spec)]
+def _examined(spec: RLJobSpec, shape: ModelShape | None) -> tuple[Plan | None, list[FieldError], list[FieldError]]:
+    """The plan, if there is one; all problems; what has no effect yet."""
+    errors = [error for rule in RULES for error in rule(spec)]
+    not_yet = unsupported(spec)
     plan = planner.plan_or_errors(spec)
     if not isinstance(plan, Plan):
-        return [*errors, *plan]
+        return None, [*errors, *plan], not_yet
     errors += [error for rule in PLAN_RULES for error in rule(spec, plan)]
-    errors += unsupported_sharing(plan)
-    return errors or plan
+    errors += _memory(spec, plan, shape)
+    return plan, errors, [*not_yet, *unsupported_sharing(plan)]
+
+
+def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> list[FieldError]:
+    """What does not fit; the estimate is only made where there is something to check."""
+    shared = any(len(component.devices) < sum(len(p.devices) for p in component.processes) for component in plan.components)
+    if shape is None and spec.model.parameter_count is None and not shared:
+        return []
+    from rljob_api import memory
+
+    return memory.problems_of(spec, plan, shape)
 
 
 def _with_role(spec: RLJobSpec, role: Role) -> list[tuple[int, Component]]:
@@ -88,13 +118,43 @@ def _engines(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(path, None, f"a {component.role} has no inference engine", "remove it, only a Rollout has one")
 
 
-def _cpu_roles(spec: RLJobSpec) -> Iterator[FieldError]:
+def _rewards_on_cpu(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     for index, component in enumerate(spec.components):
-        placement = component.placement
-        for field, value in (("ranks", placement.ranks), ("deviceMapping", placement.device_mapping)):
-            if component.role in planner.CPU_ROLES and value is not None:
-                path = f"spec.components[{index}].placement.{field}"
-                yield _error(path, value, f"a {component.role} runs on CPU only and would leave its devices idle", "give workers instead")
+        if component.role is Role.REWARD and plan.components[index].devices:
+            placement = component.placement
+            field, value = ("ranks", placement.ranks) if placement.ranks is not None else ("deviceMapping", placement.device_mapping)
+            path = f"spec.components[{index}].placement.{field}"
+            yield _error(path, value, "a Reward runs on CPU only and would leave its devices idle", "give workers, or nodeGroups: [node]")
+
+
+def _hardware_roles(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Robots go to Environments, and who names a group for its robots gets some."""
+    kinds = {group.name: group.hardware.type for group in spec.node_groups if group.hardware is not None}
+    for index, component in enumerate(spec.components):
+        path, placement = f"spec.components[{index}].placement", component.placement
+        used = next((p.hardware_type for p in plan.components[index].processes if p.local_hardware), None)
+        if used is not None and component.role is not Role.ENVIRONMENT:
+            problem = f"gives a {component.role} {used}, which only an Environment can use"
+            yield _error(f"{path}.ranks", placement.ranks, problem, "give workers, or nodeGroups: [node]")
+        named = [name for name in placement.node_groups if name in kinds]
+        if named and used is None and component.role is Role.ENVIRONMENT and placement.workers is not None:
+            problem = f"are processes without hardware, though {named[0]} has {kinds[named[0]]}"
+            yield _error(f"{path}.workers", placement.workers, problem, "give ranks, which count the pieces of hardware, or name no group")
+
+
+def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Partial mode (ROLL: partial GPU mode) pays only while some engine goes on."""
+    if plan.mode is not PlacementMode.PARTIAL:
+        return
+    trainer = {device for component in plan.with_role(Role.TRAINER) for device in component.devices}
+    rollouts = [(index, plan.components[index]) for index, _ in _with_role(spec, Role.ROLLOUT)]
+    if all(trainer & set(process.devices) for _, component in rollouts for process in component.processes):
+        problem = "has the Trainer on a device of every engine, so that no engine goes on while it trains"
+        yield _error(f"spec.components[{rollouts[0][0]}].placement", None, problem, "add engines, or give both the same devices")
+    if spec.overlap.async_generation_ratio == 0:
+        problem = "is 0, so the engines beside the Trainer's devices wait while it trains"
+        remedy = "write 1, or give Trainer and Rollout the same devices"
+        yield _error("spec.overlap.asyncGenerationRatio", 0, problem, remedy)
 
 
 def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -117,6 +177,46 @@ def _repeats(path: str, names: list[str]) -> Iterator[FieldError]:
         first = names.index(name) if counts[name] > 1 else index
         if first != index:
             yield _error(f"{path}[{index}].name", name, f"is already the name of {path}[{first}]", "give every entry its own name")
+
+
+def _place_variables(spec: RLJobSpec) -> Iterator[FieldError]:
+    """What says where a process runs is not for users to set, see :mod:`rljob_api.placement.environment`."""
+    for path, env in pods.environments(spec):
+        for index, variable in enumerate(env):
+            # RLJOB_* is reserved everywhere, by pods; the head runs no worker.
+            if variable.name in environment.VARIABLES and not variable.name.startswith(RESERVED_ENV_PREFIX) and path != "spec.head.env":
+                problem = "says where a worker runs, and is set by the system"
+                yield _error(f"{path}[{index}].name", variable.name, problem, "remove it, the placement decides")
+
+
+def _interpreters(spec: RLJobSpec) -> Iterator[FieldError]:
+    owners = [(f"spec.nodeGroups[{index}]", group.python_interpreter) for index, group in enumerate(spec.node_groups)]
+    owners += [(f"spec.components[{index}]", component.python_interpreter) for index, component in enumerate(spec.components)]
+    for path, interpreter in owners:
+        if interpreter is not None and not interpreter.startswith("/"):
+            problem = "is not an absolute path, and workers start in folders of Ray's choice"
+            yield _error(f"{path}.pythonInterpreter", interpreter, problem, "write it out, for example /opt/robots/bin/python")
+
+
+def _hardware(spec: RLJobSpec) -> Iterator[FieldError]:
+    for index, group in enumerate(spec.node_groups):
+        if group.hardware is None:
+            continue
+        path = ("spec", "nodeGroups", index, "hardware", "configs")
+        if not group.hardware.configs:
+            problem = f"lists no {group.hardware.type}, so nothing can be placed on this group"
+            yield _error(paths.join(path), None, problem, "add one entry per piece, or remove hardware")
+        for position, config in enumerate(group.hardware.configs):
+            yield from _finite((*path, position, "parameters"), config.parameters)
+
+
+def _finite(parts: paths.Parts, value: object) -> Iterator[FieldError]:
+    """Workers get parameters as JSON, which has no word for these numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield _error(paths.join(parts), str(value), "cannot be written as JSON", "use a finite number, or a text")
+    children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from _finite((*parts, key), child)
 
 
 def _labels(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -286,8 +386,10 @@ def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _roles_present,
     _engines,
-    _cpu_roles,
     _unique_names,
+    _place_variables,
+    _interpreters,
+    _hardware,
     _labels,
     _sources,
     _rewards,
@@ -299,5 +401,11 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
 )
 """Rules between fields, each independent of the others."""
 
-PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _trainer_parallelism)
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
+    _data_parallel,
+    _trainer_parallelism,
+    _rewards_on_cpu,
+    _hardware_roles,
+    _partial,
+)
 """Rules that need to know how many processes there are."""

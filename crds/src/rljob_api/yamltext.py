@@ -18,7 +18,7 @@ from rljob_api import paths
 from rljob_api.errors import FieldError, SpecInvalidError, show
 
 MAX_BYTES = 1_048_576
-MAX_VALUES = 100_000
+MAX_VALUES = 50_000
 MAX_DEPTH = 64
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

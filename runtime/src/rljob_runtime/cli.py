@@ -55,6 +55,13 @@ class PlanFormat(StrEnum):
     YAML = "yaml"
 
 
+class Framework(StrEnum):
+    """Frameworks whose configurations ``rljob convert`` reads."""
+
+    ROLL = "roll"
+    RLINF = "rlinf"
+
+
 class ModelSize(StrEnum):
     """Sizes of ``rljob model tiny``."""
 
@@ -80,23 +87,99 @@ def validate(file: JobFile, name: JobName = None) -> None:
 def plan(
     file: JobFile,
     name: JobName = None,
-    output: Annotated[PlanFormat, typer.Option("--output", "-o", help="A table for people, json or yaml for tools.")] = PlanFormat.TABLE,
+    output: Annotated[PlanFormat, typer.Option("--output", "-o", help="A picture for people, json or yaml for tools.")] = PlanFormat.TABLE,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also write the picture as SVG.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write picture and tables as one HTML page.")] = None,
+    processes: Annotated[bool, typer.Option("--processes", help="List every process, also when there are many.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")] = False,
+    why: Annotated[
+        bool, typer.Option("--explain", help="Say what mode: Auto chose and why, ready to paste, and where the memory goes.")
+    ] = False,
+    measured: Annotated[
+        Path | None, typer.Option(metavar="SUMMARY", help="summary.json of an earlier run, whose phase times mode: Auto then goes by.")
+    ] = None,
 ) -> None:
-    """Show which process runs on which node with which devices, and who shares devices.
+    """Show which process runs on which node with which devices, who shares devices, and how weights travel.
 
-    The same planner places the workers of the real run, here and on Kubernetes.
+    The same planner places the workers of the real run, here and on Kubernetes. Fields that have no effect yet do not stop it; they are
+    listed at the end.
 
-    Exit codes: 0 done, 2 invalid job.
+    Exit codes: 0 done, 2 invalid job or a file that cannot be written.
     """
-    checked = _checked(file, name)
+    checked = _checked(file, name, runnable=False)
+    if measured is not None:
+        checked = _measured(checked, measured, file)
+    from rljob_api.errors import PlacementError
     from rljob_runtime import cli_plan
 
-    if output is PlanFormat.TABLE:
-        from rich.console import Console
+    try:
+        if svg is not None:
+            _write(svg, cli_plan.as_svg(checked))
+        if html is not None:
+            _write(html, cli_plan.as_html(checked))
+        if why:
+            _explain(checked, output)
+        elif output is PlanFormat.TABLE:
+            from rich.console import Console
 
-        cli_plan.print_tables(checked, Console())
-    else:
-        typer.echo(cli_plan.as_json(checked) if output is PlanFormat.JSON else cli_plan.as_yaml(checked))
+            console = Console(no_color=True if no_color else None)
+            cli_plan.print_picture(checked, console, processes=processes)
+            cli_plan.print_memory(checked, console)
+        else:
+            typer.echo(cli_plan.as_json(checked) if output is PlanFormat.JSON else cli_plan.as_yaml(checked))
+    except PlacementError as error:
+        _fail(f"{file}: weights cannot be synchronised: {error}")
+    if checked.not_yet:
+        typer.echo("\n".join(("\nA run would refuse this job:", *(f"  {problem}" for problem in checked.not_yet))), err=True)
+
+
+@app.command()
+def convert(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The configuration as YAML; - reads standard input.")],
+    framework: Annotated[Framework, typer.Option("--from", help="Whose configuration it is.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest here instead of to standard output.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; the experiment's when not given.")] = None,
+    devices_per_node: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Accelerators of a node, which RLinf's files do not say; 8 when not given.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail when something has no place in the manifest.")] = False,
+) -> None:
+    """Make a job of a ROLL or RLinf configuration, and say what became of every part of it.
+
+    The manifest goes to standard output, the notes to standard error and on top of the manifest.
+
+    Exit codes: 0 done, 2 unreadable, or --strict and something was lost.
+    """
+    text = _read(file)
+    from rljob_api.errors import SpecInvalidError
+    from rljob_runtime.cli_convert import convert_file
+
+    try:
+        is_written = convert_file(text, framework.value, out=out, name=name, devices_per_node=devices_per_node, strict=strict)
+    except SpecInvalidError as error:
+        _fail(_problems(file, error))
+    except OSError as error:
+        _fail(f"{out}: cannot be written: {error.strerror}; name a file in a folder that exists")
+    if not is_written:
+        raise typer.Exit(EXIT_INVALID)
+
+
+@app.command()
+def conformance(
+    jsonl: Annotated[Path, typer.Option("--jsonl", metavar="FILE", help="Cases, one JSON object a line; - reads standard input.")],
+) -> None:
+    """Answer placement cases of RLinf's configuration, one JSON result a line.
+
+    A case is a configuration and the machines it meets; docs/placement.md describes both sides. Whatever a case holds, it gets a result:
+    a placement that cannot be has ok false and the id of the check it fails. Where the answer differs from RLinf 0.3.0 on purpose,
+    difference names why.
+
+    Exit codes: 0 done, 2 the file cannot be read.
+    """
+    from rljob_api.rlinf.conformance import run_lines
+
+    for result in run_lines(_read(str(jsonl)).removesuffix("\n").split("\n")):
+        typer.echo(result)
 
 
 @app.command()
@@ -192,6 +275,15 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(EXIT_INVALID)
 
 
+def _write(path: Path, text: str) -> None:
+    """Write a file and say so on standard error, which leaves standard output to the plan."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _fail(f"{path}: cannot be written: {error.strerror}; name a file in a folder that exists")
+    typer.echo(f"wrote {path}", err=True)
+
+
 def _read(file: str) -> str:
     """Text of the file or of standard input; a file that cannot be read ends the command."""
     try:
@@ -205,17 +297,52 @@ def _read(file: str) -> str:
         _fail(f"{file}: is not UTF-8 text (byte {error.start}); save it as UTF-8")
 
 
-def _checked(file: str, name: str | None) -> CheckedJob:
-    return _check_text(_read(file), file, name)
+def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
+    """The job with the phase times of an earlier run; problems are printed and end the command."""
+    from rljob_api.errors import SpecInvalidError
+    from rljob_runtime import cli_explain_plan
+    from rljob_runtime.errors import RuntimeFault
+
+    try:
+        return cli_explain_plan.with_measured(checked.job, summary)
+    except RuntimeFault as error:
+        _fail(f"--measured: {error}")
+    except SpecInvalidError as error:
+        _fail(_problems(file, error))
 
 
-def _check_text(text: str, file: str, name: str | None) -> CheckedJob:
+def _explain(checked: CheckedJob, output: PlanFormat) -> None:
+    """Print what placements with mode Auto became, and why, and where the memory goes."""
+    from rljob_runtime import cli_explain_plan, cli_plan
+
+    choice = cli_explain_plan.choice_of(checked.job)
+    if output is not PlanFormat.TABLE:
+        if choice is None:
+            _fail("--explain -o: nothing was chosen, every placement is explicit; leave --explain out, the plan holds the memory estimate")
+        typer.echo(cli_explain_plan.as_json(choice) if output is PlanFormat.JSON else cli_explain_plan.as_yaml(choice))
+        return
+    from rich.console import Console
+
+    console = Console()
+    if choice is None:
+        console.print("Every placement is explicit; placement: {mode: Auto} lets the planner choose.", highlight=False, markup=False)
+    else:
+        cli_explain_plan.print_choice(choice, console)
+    cli_plan.print_memory(checked, console, arithmetic=True)
+
+
+def _checked(file: str, name: str | None, *, runnable: bool = True) -> CheckedJob:
+    return _check_text(_read(file), file, name, runnable=runnable)
+
+
+def _check_text(text: str, file: str, name: str | None, *, runnable: bool = True) -> CheckedJob:
     """The checked job; problems are printed and end the command."""
     from rljob_api.errors import SpecInvalidError
     from rljob_api.validation import check
+    from rljob_runtime.model_shape import read_shape
 
     try:
-        return check(text, name=name)
+        return check(text, name=name, runnable=runnable, shape_of=read_shape)
     except SpecInvalidError as error:
         _fail(_problems(file, error))
 

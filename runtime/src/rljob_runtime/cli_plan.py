@@ -1,24 +1,31 @@
 """Plans for people and for tools: the output of ``rljob plan``.
 
-rich is imported only where a table is drawn: ``rljob validate`` should answer at once.
+rich and the pictures are imported only where something is drawn: ``rljob validate`` should answer at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rljob_api.plan import Plan, PlannedComponent
+from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import CheckedJob
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-MAX_PROCESS_ROWS = 64
-"""Processes that the table lists one by one; JSON and YAML always list all."""
+    from rljob_api.memory import MemoryEstimate
+    from rljob_runtime.plan_view import Line, Route, Section
+
+FEW_PROCESSES = 8
+"""Up to so many processes are listed without being asked for."""
+MAX_PROCESS_ROWS = 2_000
+"""Processes that the table lists at most; JSON and YAML always list all."""
 
 
 def as_document(checked: CheckedJob) -> dict[str, Any]:
@@ -27,7 +34,11 @@ def as_document(checked: CheckedJob) -> dict[str, Any]:
     for planned, component in zip(document["components"], checked.plan.components, strict=True):
         planned["worldSize"] = component.world_size
         planned["devices"] = list(component.devices)
-    return {"name": checked.job.metadata.name, **document}
+    from rljob_api import memory
+
+    estimate = _memory(checked)
+    known = {"memory": memory.as_document(estimate)} if estimate.shape is not None else {}
+    return {"name": checked.job.metadata.name, **document, **known}
 
 
 def as_json(checked: CheckedJob) -> str:
@@ -42,16 +53,117 @@ def as_yaml(checked: CheckedJob) -> str:
     return to_yaml(as_document(checked)).rstrip("\n")
 
 
-def print_tables(checked: CheckedJob, console: Console) -> None:
-    """Nodes, components and processes as tables, and one line about the mode."""
+def print_picture(checked: CheckedJob, console: Console, *, processes: bool = False) -> None:
+    """The picture, and the table of processes where it was asked for or is short.
+
+    Raises:
+        PlacementError: weights cannot reach an engine in the way that spec.weightSync says.
+    """
+    from rljob_runtime import plan_view
+
     plan = checked.plan
-    console.print(f"[bold]{checked.job.metadata.name}[/bold]: {summary(checked)}", highlight=False, soft_wrap=True)
-    console.print(_nodes(plan))
-    console.print(_components(plan))
-    if sum(component.world_size for component in plan.components) <= MAX_PROCESS_ROWS:
+    routes = sync_routes(checked)
+    console.print(f"[bold]{checked.job.metadata.name}[/bold]: {summary(checked)}\n", highlight=False, soft_wrap=True)
+    lines = plan_view.picture(plan_view.grid_of(plan), console.width, routes)
+    console.print(_styled(lines, ascii_only=console.options.ascii_only), highlight=False, soft_wrap=True)
+    num_processes = sum(component.world_size for component in plan.components)
+    if num_processes <= (MAX_PROCESS_ROWS if processes else FEW_PROCESSES):
+        console.print()
         console.print(_processes(plan))
+    elif processes:
+        console.print(f"\nMore than {MAX_PROCESS_ROWS} processes; --output json lists them all.", highlight=False)
+
+
+def print_memory(checked: CheckedJob, console: Console, *, arithmetic: bool = False) -> None:
+    """Where memory is fullest, one line per situation, and warnings; with ``arithmetic`` every phase and where its bytes come from.
+
+    Nothing where the size of the model is unknown.
+    """
+    from rljob_api import memory
+
+    estimate = _memory(checked)
+    if estimate.shape is None:
+        return
+    console.print("\n[bold]Memory[/bold] (estimated)", highlight=False)
+    if arithmetic:
+        console.print(memory.as_text(estimate).rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
     else:
-        console.print(f"More than {MAX_PROCESS_ROWS} processes; --output json lists them all.", highlight=False)
+        for place, phase, needs, limit, used in memory.peak_rows(estimate):
+            share = f" of {limit} ({used})" if limit != "?" else ""
+            console.print(f"  {place}: {needs}{share} in phase {phase}", highlight=False, markup=False, soft_wrap=True)
+    for warning in memory.warnings(estimate):
+        console.print(f"  warning: {warning}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _memory(checked: CheckedJob) -> MemoryEstimate:
+    from rljob_api import memory
+
+    spec = checked.job.spec
+    return memory.estimate(spec, checked.plan, checked.shape or memory.shape_of(spec))
+
+
+def _memory_sections(checked: CheckedJob) -> tuple[Section, ...]:
+    """The whole table of the estimate for the HTML page; nothing where the size of the model is unknown."""
+    from rljob_api import memory
+    from rljob_api.memory.rendering import HEADERS
+    from rljob_runtime.plan_view import Section
+
+    estimate = _memory(checked)
+    if estimate.shape is None:
+        return ()
+    return (Section(title="Memory (estimated)", columns=HEADERS, rows=tuple(memory.as_rows(estimate))),)
+
+
+def as_svg(checked: CheckedJob) -> str:
+    """The picture as an SVG document.
+
+    Raises:
+        PlacementError: as :func:`print_picture`.
+    """
+    from rljob_runtime import plan_view
+
+    return plan_view.svg(plan_view.grid_of(checked.plan), checked.job.metadata.name, sync_routes(checked))
+
+
+def as_html(checked: CheckedJob) -> str:
+    """The picture, its tables and the memory estimate as one HTML page.
+
+    Raises:
+        PlacementError: as :func:`print_picture`.
+    """
+    from rljob_runtime import plan_view
+
+    name, grid = checked.job.metadata.name, plan_view.grid_of(checked.plan)
+    return plan_view.page(grid, name, summary(checked), sync_routes(checked), _memory_sections(checked))
+
+
+def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
+    """How weights travel from every Trainer to every Rollout; nothing for components without devices.
+
+    Raises:
+        PlacementError: they cannot, in the way that spec.weightSync says.
+    """
+    from rljob_api.placement.sync_routes import sync_plan_of
+    from rljob_runtime.plan_view import routes_of
+
+    spec, plan = checked.job.spec, checked.plan
+    engines = {component.name: component.engine for component in spec.components}
+    routes: list[Route] = []
+    for trainer in plan.with_role(Role.TRAINER):
+        for rollout in plan.with_role(Role.ROLLOUT):
+            engine = engines[rollout.name]
+            if not all(process.devices for component in (trainer, rollout) for process in component.processes):
+                continue
+            sync = sync_plan_of(
+                spec.weight_sync.backend,
+                trainer,
+                rollout,
+                trainer_tensor_parallel_size=spec.training.tensor_parallel_size,
+                tensor_parallel_size=engine.tensor_parallel_size if engine else 1,
+                pipeline_parallel_size=engine.pipeline_parallel_size if engine else 1,
+            )
+            routes += routes_of(sync, trainer.name, rollout.name)
+    return tuple(routes)
 
 
 def summary(checked: CheckedJob) -> str:
@@ -63,22 +175,13 @@ def summary(checked: CheckedJob) -> str:
     return f"{_count(len(plan.nodes), 'node')}, {_count(num_devices, 'device')}, {plan.mode}; {workers}; {_count(steps, 'step')}"
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in their order, runs shortened: ``0-3,6``; a dash for none."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs) or "-"
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _camel(value: Any) -> Any:
+    if isinstance(value, PlannedProcess):  # a tuple to asdict
+        return _camel(value._asdict())
     if isinstance(value, dict):
         return {_camel_key(key): _camel(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -91,49 +194,39 @@ def _camel_key(key: str) -> str:
     return head + "".join(word.capitalize() for word in tail)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    return table
+_ASCII = str.maketrans({"·": ".", "─": "-", "×": "x", "→": ">", "…": "~"})
+"""For terminals that cannot show more; one character each, so that columns stay in line."""
 
 
-def _nodes(plan: Plan) -> Table:
-    """One row per node group."""
-    table = _table("Nodes", ("group", "node ranks", "devices of a node", "resource", "device ranks"))
-    groups = dict.fromkeys(node.group for node in plan.nodes)
-    for group in groups:
-        nodes = [node for node in plan.nodes if node.group == group]
-        first, last = nodes[0].first_device, nodes[-1].first_device + nodes[-1].num_devices
-        has_devices = last > first
-        table.add_row(
-            group,
-            ranges(node.rank for node in nodes),
-            str(nodes[0].num_devices),
-            nodes[0].device_resource if has_devices else "-",
-            ranges(range(first, last)),
-        )
-    return table
+def _styled(lines: Iterable[Line], *, ascii_only: bool) -> Text:
+    """The lines with colours."""
+    from rich.style import Style
+    from rich.text import Text
 
+    from rljob_runtime.plan_view import Tone, colour
 
-def _components(plan: Plan) -> Table:
-    table = _table("Components", ("component", "role", "processes", "devices", "shares devices with"))
-    for component in plan.components:
-        table.add_row(
-            component.name,
-            component.role.value,
-            str(component.world_size),
-            ranges(component.devices),
-            ", ".join(component.shares_devices_with) or "-",
-        )
-    return table
+    styles = {Tone.PLAIN: Style(), Tone.DIM: Style(dim=True), Tone.BOLD: Style(bold=True)}
+    rows: list[Text] = []
+    for line in lines:
+        row = Text()
+        for span in line:
+            fill = colour(span.component)
+            style = Style(color=fill.ink, bgcolor=fill.fill) if span.tone is Tone.COMPONENT else styles[span.tone]
+            row.append(span.text.translate(_ASCII) if ascii_only else span.text, style)
+        if line and line[-1].tone is not Tone.COMPONENT:  # else the spaces are part of a coloured box
+            row.rstrip()
+        rows.append(row)
+    return Text("\n").join(rows)
 
 
 def _processes(plan: Plan) -> Table:
-    table = _table("Processes", ("worker", "node", "devices on the node", "device ranks", "local rank"))
+    from rich import box
+    from rich.table import Table
+
+    columns = ("worker", "node", "runs on", "device ranks", "local rank")
+    table = Table(*columns, title="Processes", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
     for component in plan.components:
         for row in _process_rows(plan, component):
             table.add_row(*row)
@@ -141,12 +234,14 @@ def _processes(plan: Plan) -> Table:
 
 
 def _process_rows(plan: Plan, component: PlannedComponent) -> Iterable[tuple[str, ...]]:
+    from rljob_runtime.plan_view import place, ranges, units
+
     for process in component.processes:
         node = plan.nodes[process.node_rank]
         yield (
             f"{component.name}-{process.rank}",
             f"{node.rank} ({node.group}[{node.index}])",
-            ranges(process.local_devices),
+            units(*place(process)),
             ranges(process.devices),
             f"{process.local_rank} of {process.local_world_size}",
         )

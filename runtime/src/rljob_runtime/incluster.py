@@ -34,6 +34,7 @@ from rljob_runtime.attempt import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, E
 from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, NoCheckpoints
 from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
 from rljob_runtime.lastword import failure_of
+from rljob_runtime.model_shape import read_shape
 from rljob_runtime.podlog import POD_OUTPUT, ByteSink, PodOutput, Tee
 from rljob_runtime.report import Display, Displays, FolderMode, PlainDisplay, RunFolder
 
@@ -123,7 +124,7 @@ def checked_job(spec_file: Path) -> CheckedJob:
         text = spec_file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"the job's spec {spec_file} cannot be read: {error}; the operator mounts it into the head") from error
-    checked = check(text)
+    checked = check(text, shape_of=read_shape)
     launch.preflight(checked.job.spec, None)
     return checked
 

@@ -103,7 +103,7 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
     with reporter.phase("starting the Ray cluster"):
         await cluster.start(plan, left_s(), reporter.event)
     with reporter.phase("loading model and engines"):
-        specs = {c.name: _worker_specs(spec, plan, c, job_folder, log_dir) for c in plan.components}
+        specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir) for c in plan.components}
         started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
         by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
         for component in plan.components:
@@ -219,17 +219,16 @@ async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_
     await gather_all([w.start("setup", host, port, collective_timeout_s) for w in group], timeout_s)
 
 
-def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
+def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
+    """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python."""
     made = []
     for process in component.processes:
-        device_type = resolve.device_type(spec, plan, process)
+        on_cpu = resolve.device_type(spec, plan, process) is DeviceType.CPU
         num_threads = resolve.threads(spec, plan, component, process)
         env = resolve.worker_env(spec, plan, component, process)
         kwargs: dict[str, Any]
         if component.role is Role.ROLLOUT:
-            config = resolve.engine_config(
-                spec, resolve.component_spec(spec, component.name), on_cpu=device_type is DeviceType.CPU, num_threads=num_threads
-            )
+            config = resolve.engine_config(spec, resolve.component_spec(spec, component.name), on_cpu=on_cpu, num_threads=num_threads)
             factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
             env = engine_environment(config) | env
         elif component.role is Role.REWARD:
@@ -246,10 +245,9 @@ def _worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_
                 factory=factory,
                 kwargs=kwargs,
                 node_rank=process.node_rank,
-                local_devices=process.local_devices,
-                device_resource=resolve.device_resource(plan, process),
-                device_type=device_type,
+                cuda_devices=() if on_cpu else process.local_devices,
                 env=env,
+                interpreter=resolve.interpreter(spec, plan, component, process),
                 concurrency=concurrency,
             )
         )

@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from rljob_api.placement import environment
 from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
-from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, NodeGroup
+from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_runtime.cluster.protocol import Interpreter
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.losses.config import LossConfig
@@ -37,22 +39,21 @@ def component_spec(spec: RLJobSpec, name: str) -> Component:
     return next(c for c in spec.components if c.name == name)
 
 
-def device_resource(plan: Plan, process: PlannedProcess) -> str:
-    """Kubernetes resource of a process's devices."""
-    return plan.nodes[process.node_rank].device_resource
-
-
 def device_type(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> DeviceType:
     """What computes on a process's devices: CPU or CUDA, never Auto."""
-    group = node_group(spec, plan, process)
-    if group.device_type is not DeviceType.AUTO:
-        return group.device_type
-    return DeviceType.CPU if group.device_resource == "cpu" else DeviceType.CUDA
+    return environment.device_type(environment.node_group(spec, plan, process))
 
 
-def node_group(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> NodeGroup:
-    """The node group that a process runs on."""
-    return next(g for g in spec.node_groups if g.name == plan.nodes[process.node_rank].group)
+def interpreter(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> Interpreter | None:
+    """Python of a process: its component's before its node group's; None is the one that Ray runs on."""
+    for index, own in enumerate(spec.components):
+        if own.name == component.name and own.python_interpreter is not None:
+            return Interpreter(path=own.python_interpreter, field=f"spec.components[{index}].pythonInterpreter")
+    name = plan.nodes[process.node_rank].group
+    for index, group in enumerate(spec.node_groups):
+        if group.name == name and group.python_interpreter is not None:
+            return Interpreter(path=group.python_interpreter, field=f"spec.nodeGroups[{index}].pythonInterpreter")
+    return None
 
 
 def node_cpus(spec: RLJobSpec) -> dict[str, int]:
@@ -82,18 +83,13 @@ def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: P
 
 
 def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
-    """Environment of a worker: thread limits, then the node group's, then the component's own variables.
+    """Environment of a worker: thread limits, over them the user's variables, over them those that say where it runs.
 
     Variables that come from a Secret are in the environment of the worker's process already: the container's, or this command's.
     """
-    group = node_group(spec, plan, process)
     count = str(threads(spec, plan, component, process))
     env = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": ""}
-    return env | _literal(group.env) | _literal(component_spec(spec, component.name).env)
-
-
-def _literal(variables: Sequence[EnvVar]) -> dict[str, str]:
-    return {e.name: e.value for e in variables if e.value is not None}
+    return env | environment.worker_environment(spec, plan, component, process)
 
 
 def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyConfig:

@@ -22,6 +22,7 @@ from rljob_runtime.attempt import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, E
 from rljob_runtime.checkpointing import CheckpointStore
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.errors import Interrupted, RuntimeFault
+from rljob_runtime.model_shape import read_shape
 from rljob_runtime.report import FolderMode, RunFolder, make_display
 from rljob_runtime.resolve import node_cpus
 
@@ -38,7 +39,7 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     """
     job_folder = path.resolve().parent
     try:
-        checked = check(text)
+        checked = check(text, shape_of=read_shape)
         local.check(checked.job.spec, os.environ)
         launch.preflight(checked.job.spec, job_folder)
     except (SpecInvalidError, RuntimeFault) as error:

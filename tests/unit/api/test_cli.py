@@ -1,16 +1,20 @@
+import io
 import json
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from rljob_api.errors import PlacementError
 from rljob_api.validation import check
-from rljob_runtime import cli_model
+from rljob_runtime import cli_model, cli_plan
 from rljob_runtime.cli import app
 from rljob_runtime.errors import ModelError
 from rljob_runtime.tiny import TinySize, TinySummary
@@ -98,8 +102,79 @@ def test_plan_for_tools() -> None:
 
 def test_plan_for_people() -> None:
     text = rljob("plan", QUICKSTART).stdout
-    for word in ("Nodes", "Components", "Processes", "actor_infer-0", "0 (local[0])", "Disaggregated"):
+    for word in (
+        "node 0",
+        "  actor_infer      [0]",
+        "Components",
+        "Weight sync",
+        "Processes",
+        "actor_infer-0",
+        "0 (local[0])",
+        "Disaggregated",
+    ):
         assert word in text
+    assert "\x1b" not in text
+
+
+def test_plan_lists_processes_of_a_larger_job_only_when_asked() -> None:
+    job = str(ROOT / "examples" / "qwen2.5-0.5b-gsm8k-style.yaml")
+    assert "reward-3" not in rljob("plan", job).stdout
+    assert "reward-3" in rljob("plan", job, "--processes").stdout
+
+
+def test_plan_shows_what_a_run_would_refuse_yet() -> None:
+    text = Path(QUICKSTART).read_text().replace('ranks: "1"', 'ranks: "0"')
+    result = rljob("plan", "-", stdin=text)
+    assert (result.exit_code, rljob("validate", "-", stdin=text).exit_code) == (0, 2)
+    assert "shared with actor_infer" in result.stdout
+    assert "A run would refuse this job:\n  spec.components[1]" in result.stderr
+
+
+def test_plan_as_pictures(tmp_path: Path) -> None:
+    svg, html = tmp_path / "plan.svg", tmp_path / "plan.html"
+    result = rljob("plan", QUICKSTART, "-o", "json", "--svg", str(svg), "--html", str(html))
+    assert json.loads(result.stdout)["name"] == "quickstart"
+    assert result.stderr == f"wrote {svg}\nwrote {html}\n"
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert svg.read_text().strip() in html.read_text()
+    assert "<th>runs on</th>" in html.read_text()
+
+
+def test_plan_says_when_a_picture_cannot_be_written(tmp_path: Path) -> None:
+    result = rljob("plan", QUICKSTART, "--svg", str(tmp_path / "nowhere" / "plan.svg"))
+    assert result.exit_code == 2
+    assert "plan.svg: cannot be written: No such file or directory; name a file" in result.stderr
+
+
+@pytest.mark.parametrize(("no_color", "has_colour"), [(False, True), (True, False)])
+def test_plan_in_a_terminal(no_color: bool, has_colour: bool) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, no_color=no_color, _environ={})
+    cli_plan.print_picture(check(Path(QUICKSTART).read_text()), console)
+    assert ("48;2;0;114;178m" in screen.getvalue()) is has_colour
+    assert ("48;" in screen.getvalue()) is has_colour
+
+
+def test_plan_on_a_terminal_without_unicode() -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    cli_plan.print_picture(check(Path(QUICKSTART).read_text()), Console(file=screen, width=80))
+    screen.flush()
+    assert b"1 node x 2 devices (cpu)" in screen.buffer.getvalue()
+
+
+def test_weights_that_cannot_travel_are_a_problem_of_the_plan() -> None:
+    document = manifest()
+    document["spec"] |= {
+        "nodeGroups": [{"name": "g", "nodes": 2, "devicesPerNode": 1}],
+        "components": [
+            {"name": "train", "role": "Trainer", "placement": {"ranks": "0"}},
+            {"name": "infer", "role": "Rollout", "placement": {"ranks": "1"}, "engine": {}},
+            {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+        ],
+        "weightSync": {"backend": "IPC"},
+    }
+    with pytest.raises(PlacementError, match="IPC shares memory within a node"):
+        cli_plan.sync_routes(check(document, runnable=False))
 
 
 def test_schema_and_explain() -> None:

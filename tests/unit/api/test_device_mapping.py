@@ -1,7 +1,7 @@
 import pytest
 
-from rljob_api import device_mapping
-from rljob_api.errors import PlacementTextError
+from rljob_api.errors import PlacementError
+from rljob_api.placement import device_mapping
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_refuses_everything_else_with_a_remedy(text: str) -> None:
-    with pytest.raises(PlacementTextError) as caught:
+    with pytest.raises(PlacementError) as caught:
         device_mapping.parse(text, 8)
     assert caught.value.problem
     assert caught.value.remedy
 
 
 def test_zero_devices_are_said_plainly() -> None:
-    with pytest.raises(PlacementTextError, match="there are no devices"):
+    with pytest.raises(PlacementError, match="there are no devices"):
         device_mapping.parse("[0]", 0)

@@ -111,7 +111,7 @@ def test_paths_split_what_they_join(parts: paths.Parts) -> None:
 
 ERRORS = [
     SpecInvalidError([FieldError(path="spec.seed", value="-1", problem="must be >= 0", remedy="use 0", line=3)]),
-    errors.PlacementTextError("selects no rank", 'write "all"'),
+    errors.PlacementError("P5", "selects no rank", 'write "all"'),
     errors.SchemaError("spec.x: list without a maximum length"),
 ]
 

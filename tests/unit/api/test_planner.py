@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from rljob_api import planner
 from rljob_api.errors import SpecInvalidError
 from rljob_api.plan import PlacementMode
+from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.components import Role
 from tests.unit.api.manifests import manifest, spec
 
@@ -42,7 +44,7 @@ def test_engines_take_consecutive_devices() -> None:
 
 
 def test_ranks_count_through_the_chosen_groups_only() -> None:
-    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", nodeGroups=["b", "cpus"], ranks="all")]))
+    plan = planner.plan(spec(GROUPS, [component("t", "Trainer", nodeGroups=["b"], ranks="all")]))
     assert where(plan, "t") == [(3, (0,), 0, 2), (3, (1,), 1, 2)]
     assert plan.component("t").devices == (8, 9)
 
@@ -52,9 +54,103 @@ def test_nodes_without_devices_are_skipped() -> None:
     assert [p.node_rank for p in plan.component("t").processes] == [1, 3]
 
 
-def test_the_written_order_of_groups_decides() -> None:
+def test_ranks_count_in_the_written_order_of_groups_and_processes_by_node() -> None:
     plan = planner.plan(spec(GROUPS, [component("t", "Trainer", nodeGroups=["b", "a"], ranks="1-2")]))
-    assert [(p.node_rank, p.devices) for p in plan.component("t").processes] == [(3, (9,)), (0, (0,))]
+    assert [(p.node_rank, p.devices) for p in plan.component("t").processes] == [(0, (0,)), (3, (9,))]
+    mapped = planner.plan(spec(GROUPS, [component("t", "Trainer", nodeGroups=["b", "a"], deviceMapping="[1, 2]")]))
+    assert [(p.node_rank, p.devices) for p in mapped.component("t").processes] == [(3, (9,)), (0, (0,))], "ROLL's lists keep their order"
+
+
+ROBOTS = [
+    {"name": "gpus", "nodes": 2, "devicesPerNode": 2},
+    {
+        "name": "arms",
+        "nodes": 2,
+        "devicesPerNode": 1,
+        "hardware": {"type": "Franka", "configs": [{"nodeRank": 1, "parameters": {"ip": "198.18.0.1"}}, {"nodeRank": 1}]},
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("placement", "where"),
+    [
+        ({"nodeGroups": ["node"], "ranks": "0-1:0-3"}, [(0, (), ()), (0, (), ()), (1, (), ()), (1, (), ())]),
+        ({"nodeGroups": ["arms"], "ranks": "0-1:0-3"}, [(3, (), (0,)), (3, (), (0,)), (3, (), (1,)), (3, (), (1,))]),
+        ({"nodeGroups": ["arms"], "ranks": "0-1:0"}, [(3, (), (0, 1))]),
+        ({"nodeGroups": ["gpus"], "ranks": "0-3:0-1"}, [(0, (0, 1), ()), (1, (2, 3), ())]),
+        ({"nodeGroups": ["cluster"], "ranks": "4"}, [(2, (4,), ())]),
+        ({"workers": 3, "nodeGroups": ["arms"]}, [(2, (), ()), (3, (), ()), (2, (), ())]),
+    ],
+)
+def test_environments_run_on_nodes_robots_and_devices(placement: dict, where: list) -> None:
+    plan = planner.plan(spec(ROBOTS, [component("env", "Environment", **placement)]))
+    assert [(p.node_rank, p.devices, p.local_hardware) for p in plan.component("env").processes] == where
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "devices"),
+    [(1, "0:0-3", [(0,)] * 4), (2, "0-3:0-1", [(0, 1), (2, 3)]), (2, "0-1,4-5", [(0, 1), (4, 5)])],
+)
+def test_process_ranks_of_engines(size: int, ranks: str, devices: list) -> None:
+    plan = planner.plan(spec(GROUPS, [component("r", "Rollout", size, ranks=ranks)]))
+    assert [p.devices for p in plan.component("r").processes] == devices
+
+
+def test_engines_on_the_trainers_devices_are_strided_to_sit_on_what_feeds_them() -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": 1, "devicesPerNode": 8}]
+    document["spec"]["components"] = [component("r", "Rollout", 2, ranks="all"), component("t", "Trainer", ranks="all")]
+    document["spec"]["training"] = {"tensorParallelSize": 8}
+    job = RLJob.model_validate_json(json.dumps(document))
+    assert [p.devices for p in planner.plan(job.spec).component("r").processes] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("role", "placement", "message"),
+    [
+        ("Trainer", {"nodeGroups": ["gpus", "node"], "ranks": "0"}, "counted twice|count nodes"),
+        ("Trainer", {"nodeGroups": ["arms"], "ranks": "0"}, "needs devices, but arms offers Frankas"),
+        ("Trainer", {"nodeGroups": ["node"], "ranks": "0"}, "needs devices, but node offers nodes"),
+        ("Trainer", {"nodeGroups": ["gpus", "gpus"], "ranks": "0"}, "named twice"),
+        ("Trainer", {"nodeGroups": ["gpu"], "ranks": "0"}, "did you mean gpus"),
+        ("Trainer", {"ranks": "0:0-1"}, "2 processes on device 0.*compute at the same time"),
+        ("Trainer", {"ranks": "0-1:0"}, "gives process 0 2 devices, which differs from 1"),
+        ("Trainer", {"ranks": "0-1:1-2"}, "process"),
+        ("Environment", {"nodeGroups": ["arms"], "ranks": "2"}, "Franka"),
+        ("Environment", {"nodeGroups": ["arms"], "ranks": "0-1:0-2"}, "2 Franka ranks and 3 processes"),
+    ],
+)
+def test_impossible_placements_are_named(role: str, placement: dict, message: str) -> None:
+    with pytest.raises(SpecInvalidError, match=message):
+        planner.plan(spec(ROBOTS, [component("x", role, **placement)]))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([{"name": "node"}], "is reserved"),
+        ([{"name": "a", "nodes": 4096, "devicesPerNode": 1024}], "ask for 4194304 devices, more than 131072"),
+        ([{"name": "a", "hardware": {"type": "Franka", "configs": [{"nodeRank": 1}]}}], "is no node of a, which has 1"),
+        ([{"name": "a", "hardware": {"type": "Franka", "configs": [{"nodeRank": 0}, {"nodeRank": 0}]}}], "is the same piece as"),
+        ([{"name": "a", "hardware": {"type": "Accelerator"}}], "set devicesPerNode instead"),
+        ([{"name": "a", "hardware": {"type": "Franka"}, "ignoreHardware": True}], "has no effect"),
+    ],
+)
+def test_impossible_groups_are_named(groups: list, message: str) -> None:
+    with pytest.raises(SpecInvalidError, match=message):
+        planner.plan(spec(groups, [component("w", "Reward", workers=1)]))
+
+
+def test_a_trainer_does_not_mix_makes_but_engines_may() -> None:
+    groups = [
+        {"name": "n", "devicesPerNode": 2},
+        {"name": "m", "devicesPerNode": 2, "deviceResource": "amd.com/gpu"},
+    ]
+    with pytest.raises(SpecInvalidError, match=r"mixes nvidia.com/gpu \(node 0\) and amd.com/gpu \(node 1\)"):
+        planner.plan(spec(groups, [component("t", "Trainer", ranks="all")]))
+    plan = planner.plan(spec(groups, [component("r", "Rollout", ranks="all")]))
+    assert plan.component("r").world_size == 4
 
 
 def test_cpu_workers_go_round_the_nodes() -> None:
@@ -67,7 +163,12 @@ def test_cpu_workers_go_round_the_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "rollout", "mode"),
-    [("0-3", "0-3", PlacementMode.COLLOCATED), ("0-1", "2-3", PlacementMode.DISAGGREGATED), ("0-3", "2-5", PlacementMode.HYBRID)],
+    [
+        ("0-3", "0-3", PlacementMode.COLLOCATED),
+        ("0-1", "2-3", PlacementMode.DISAGGREGATED),
+        ("0-3", "2-5", PlacementMode.HYBRID),
+        ("0-1", "0-3", PlacementMode.PARTIAL),
+    ],
 )
 def test_mode(trainer: str, rollout: str, mode: PlacementMode) -> None:
     plan = planner.plan(spec(GROUPS, [component("t", "Trainer", ranks=trainer), component("r", "Rollout", ranks=rollout)]))

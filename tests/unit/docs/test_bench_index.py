@@ -15,12 +15,23 @@ OPERATOR = {
     "direct": {"rayjobs": 1000, "all_created_s": 4.0},
     "bursts": [{"jobs": 100, "all_children_s": 1.0}, {"jobs": 1000, "all_children_s": 8.04}],
 }
+PLACEMENT = {
+    "recorded": {"rljob_plans_per_s": 5200.0, "rlinf_plans_per_s": 400.0},
+    "random": {"rljob_plans_per_s": 5400.0, "rlinf_plans_per_s": 450.0},
+    "growth": [{"sides": {"plan": {"points": [{"devices": 100_000, "seconds": 0.203}], "exponent": 1.016}}}],
+}
 
 
 @pytest.mark.parametrize(
     ("name", "values", "headline"),
     [
         ("operator", OPERATOR, ": RLJob to RayJob p50 21 ms, p99 61 ms, 1000 at once in 8.0 s"),
+        (
+            "placement",
+            PLACEMENT,
+            ": 13.0 times RLinf's plans per second on recorded cases, 12.0 times RLinf's plans per second on random cases, "
+            "100,000 devices in 0.20 s, exponent 1.02",
+        ),
         ("trl-ii", {"workloads": [{"key": "ii", "summary": {"ratio": 5.837}}]}, ": (ii) 5.84 times"),
         ("logprob_memory", [{"chunk": 256}], ""),
         ("logprob_memory", {"machine": {}}, ""),

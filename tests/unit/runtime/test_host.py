@@ -44,3 +44,13 @@ def test_in_a_pod_every_line_of_the_log_is_copied_with_the_workers_name_tracebac
 def test_elsewhere_the_log_is_all(tmp_path: Path) -> None:
     assert run(tmp_path, "collections:namedtuple", {}) == ""
     assert (tmp_path / "w-0.log").read_text().endswith("raised TypeError\n")
+
+
+def test_the_log_begins_with_the_place_of_the_worker(tmp_path: Path) -> None:
+    place = {"CLUSTER_NODE_RANK": "3", "RLJOB_NODE_GROUP": "arms", "RLJOB_HARDWARE_TYPE": "Franka", "LOCAL_HARDWARE_RANKS": "0,1"}
+    code = CODE.replace('{"A": "1"}', repr(place))
+    (tmp_path / "pod").touch()
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), "collections:namedtuple"], env={}, capture_output=True, timeout=50)
+    assert done.returncode == 0
+    first = (tmp_path / "w-0.log").read_text().splitlines()[0]
+    assert first.endswith(" starts collections:namedtuple on node 3 (arms), Franka 0,1")

@@ -7,6 +7,7 @@ import pytest
 
 from rljob_api.naming import ray_resource
 from rljob_api.plan import Plan
+from rljob_api.planner import plan
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.validation import check
 from rljob_runtime import resolve
@@ -15,6 +16,7 @@ from rljob_runtime.cluster.host import pod_visible_devices
 from rljob_runtime.cluster.ray_cluster import missing_nodes, wait_for_nodes
 from rljob_runtime.errors import ClusterError
 from tests.integration.jobs import job
+from tests.unit.api.manifests import spec
 
 GROUPS = [
     {"name": "gpus", "nodes": 2, "devicesPerNode": 2, "deviceResource": "nvidia.com/gpu", "env": [{"name": "A", "value": "1"}]},
@@ -81,6 +83,28 @@ ALL = [
 )
 def test_every_difference_is_named(nodes: list[dict[str, Any]], problems: list[str]) -> None:
     assert missing_nodes(CHECKED.plan, nodes) == problems
+
+
+def test_a_node_with_robots_is_a_plain_node_that_offers_its_robots_once() -> None:
+    franka = {"type": "Franka", "configs": [{"nodeRank": 0, "parameters": {"ip": ip}} for ip in ("192.0.2.10", "192.0.2.11")]}
+    robots = {"role": "Environment", "placement": {"nodeGroups": ["arms"], "ranks": "all"}}
+    wanted = spec([{"name": "arms", "nodes": 2, "hardware": franka}], [{"name": "robots"} | robots])
+    offered = {"rljob_hardware": 1.0}
+    assert missing_nodes(plan(wanted), [HEAD, node(0, "arms", **offered), node(1, "arms", **offered)]) == []
+    assert missing_nodes(plan(wanted), [HEAD, node(0, "arms"), node(1, "arms")]) == [
+        "node 0 (group arms) offers no rljob_hardware, which stands for its 2 Franka"
+    ]
+
+
+def test_the_component_chooses_the_interpreter_before_its_node_group() -> None:
+    groups = [group | ({"pythonInterpreter": "/group/python"} if group["name"] == "gpus" else {}) for group in GROUPS]
+    own = {"name": "reward", "role": "Reward", "pythonInterpreter": "/own/python", "placement": {"workers": 3}}
+    wanted = spec(groups, [*COMPONENTS[:2], own])
+    planned = plan(wanted)
+    found = {c.name: [resolve.interpreter(wanted, planned, c, process) for process in c.processes] for c in planned.components}
+    assert {i and (i.path, i.field) for i in found["train"]} == {("/group/python", "spec.nodeGroups[0].pythonInterpreter")}
+    assert found["infer"] == [None]
+    assert [i and (i.path, i.field) for i in found["reward"]] == [("/own/python", "spec.components[2].pythonInterpreter")] * 3
 
 
 async def test_the_wait_says_what_is_missing_now_and_then_and_raises_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

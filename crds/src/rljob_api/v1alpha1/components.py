@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import ComponentName, Count, Fraction, FreeForm, Label, SpecModel
+from rljob_api.v1alpha1.base import ComponentName, Count, Fraction, FreeForm, Label, PathText, SpecModel
 from rljob_api.v1alpha1.nodes import EnvVar
 
 
@@ -48,16 +48,29 @@ class OffloadPolicy(StrEnum):
     """It stays."""
 
 
+class PlacementChoice(StrEnum):
+    """Who decides where a component runs."""
+
+    EXPLICIT = "Explicit"
+    """The spec, by ranks, deviceMapping or workers."""
+    AUTO = "Auto"
+    """The planner, from a cost model."""
+
+
 class Placement(SpecModel):
-    """Where a component's processes run: give ranks, or deviceMapping, or workers.
+    """Where a component's processes run: give ranks, or deviceMapping, or workers, or let the planner choose.
 
     ranks is RLinf's grammar, deviceMapping ROLL's; both are compiled by the same planner.
     """
 
+    mode: PlacementChoice = PlacementChoice.EXPLICIT
+    """Auto lets the planner choose devices for a Trainer, Rollout or Reference; `rljob plan --explain` says what it chose and why."""
     node_groups: tuple[Label, ...] = Field(default=(), max_length=16)
-    """Groups to place on; ranks then count through these groups in this order. Empty means all groups."""
+    """Groups to place on; ranks then count through these groups in this order. Empty, or the reserved name cluster, means all groups.
+    The reserved name node counts nodes, whatever hardware they have."""
     ranks: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Device ranks such as "0-3" or "all", one process per device unless process ranks follow a colon."""
+    """Ranks of devices (or robots, or nodes, whatever the groups offer) such as "0-3" or "all": one process each, unless process
+    ranks follow a colon: "0-3:0-7" puts two processes on each, "0-7:0-3" gives two to each process."""
     device_mapping: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Device ranks as an expression such as "list(range(0,4))" or "[0, 2]"; parsed, never evaluated."""
     devices_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -117,5 +130,7 @@ class Component(SpecModel):
     """CPU threads of one worker for numerics; when not set, its share of the node's cores among those that work at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of this component's workers."""
+    python_interpreter: PathText | None = None
+    """Python of this component's workers, before that of their node group."""
     offload: ComponentOffload = ComponentOffload()
     """Time-division of this component."""

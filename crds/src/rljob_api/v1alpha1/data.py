@@ -48,6 +48,8 @@ class Model(SpecModel):
     """Attention implementation of the trainer, by its Transformers name."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
+    parameter_count: Annotated[int, Field(ge=1, le=100_000_000_000_000)] | None = None
+    """Number of parameters, for the memory estimate where the model's config.json is not at hand, as in the operator."""
 
 
 class DataSourceType(StrEnum):

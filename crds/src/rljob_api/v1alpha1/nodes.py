@@ -130,6 +130,8 @@ class NodeGroup(SpecModel):
     """Kubernetes resource that counts devices, or "cpu": virtual devices that share the node's cores."""
     device_type: DeviceType = DeviceType.AUTO
     """What computes on the devices."""
+    device_memory: Quantity | None = None
+    """Memory of one device, for example "80Gi"; lets the planner check that everything fits before a device is taken."""
     resources: NodeResources = NodeResources()
     """CPU, memory and shared memory of one node."""
     labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
@@ -142,6 +144,8 @@ class NodeGroup(SpecModel):
     """Kubernetes affinity of the pods."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of every worker on these nodes."""
+    python_interpreter: PathText | None = None
+    """Python of the workers on these nodes, a path inside their container; the one Ray runs on when not set."""
     image: PathText | None = None
     """Container image of this group; the job's image when not set."""
     pod_template: FreeForm | None = None

@@ -152,3 +152,21 @@ class Validation(SpecModel):
     """Stop training rollouts meanwhile."""
     temperature: NonNegative = 0.0
     """Sampling temperature of validation; 0 is greedy."""
+
+
+class Measured(SpecModel):
+    """Seconds of one step's phases in an earlier run of this job; `rljob plan --measured` reads them from its summary.json.
+
+    Placements with mode Auto are chosen by them. What is not given is estimated.
+    """
+
+    rollout_devices: Annotated[int, Field(ge=1, le=131072)]
+    """Devices that generated."""
+    trainer_devices: Annotated[int, Field(ge=1, le=131072)]
+    """Devices that trained."""
+    generate_seconds: Positive
+    """Generation of one step's batch on those devices."""
+    train_seconds: Positive
+    """Training on it."""
+    sync_seconds: NonNegative = 0.0
+    """Weight sync to all engines."""

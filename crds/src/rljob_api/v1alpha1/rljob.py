@@ -15,6 +15,7 @@ from rljob_api.v1alpha1.nodes import Head, NodeGroup, Storage
 from rljob_api.v1alpha1.operations import (
     Checkpoint,
     FailurePolicy,
+    Measured,
     Offload,
     Overlap,
     Queue,
@@ -70,6 +71,8 @@ class RLJobSpec(SpecModel):
     """Machines, in rank order."""
     components: tuple[Component, ...] = Field(min_length=1, max_length=64)
     """Who runs where."""
+    measured: Measured | None = None
+    """Phase times of an earlier run, for placements with mode Auto."""
     pipeline: Pipeline = Pipeline.RLVR
     """Shape of the loop."""
     model: Model

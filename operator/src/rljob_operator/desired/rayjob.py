@@ -83,9 +83,12 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
     params = {"num-gpus": str(group.devices_per_node if is_gpu else 0)}
     if group.resources.cpu is not None:
         params["num-cpus"] = str(whole(group.resources.cpu))
+    custom = {naming.HARDWARE_RESOURCE: 1} if group.hardware is not None else {}
     if group.devices_per_node and not is_gpu:
+        custom[resource] = group.devices_per_node
+    if custom:
         # Single quotes: KubeRay puts the value into a shell line as it is, and reads it as JSON after taking the quotes off.
-        params["resources"] = f"'{json.dumps({resource: group.devices_per_node})}'"
+        params["resources"] = f"'{json.dumps(custom)}'"
     return params
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster as RayProcesses
 
-from rljob_api.naming import NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
+from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
 from rljob_api.plan import Plan, PlannedNode
 from rljob_runtime.cluster.host import KEEP_VISIBLE_DEVICES, POD_VISIBLE_DEVICES
 from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
@@ -84,6 +84,9 @@ class EmbeddedCluster(RayCluster):
             "num_gpus": node.num_devices if resource == "GPU" else 0,
             "labels": {**self._node_labels[node.group], NODE_GROUP_LABEL: node.group, NODE_RANK_LABEL: str(node.rank)},
         }
+        custom = {HARDWARE_RESOURCE: 1} if node.hardware else {}
         if resource != "GPU" and node.num_devices:
-            arguments["resources"] = {resource: node.num_devices}
+            custom[resource] = node.num_devices
+        if custom:
+            arguments["resources"] = custom
         return arguments

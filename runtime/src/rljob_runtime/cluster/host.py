@@ -42,7 +42,7 @@ class WorkerHost:
         _redirect_output(log_file)
         if in_pod:
             _join_pod(name, log_file)
-        sys.stderr.write(f"{start_line(name)} pid {os.getpid()} {START_WORD} {factory}\n")
+        sys.stderr.write(f"{start_line(name)} pid {os.getpid()} {START_WORD} {factory}{_place(env)}\n")
         self._factory = factory
         self._kwargs = kwargs
         self._worker: Any = None
@@ -75,6 +75,14 @@ def start_line(name: str) -> str:
     return f"[{name}]"
 
 
+def _place(env: Mapping[str, str]) -> str:
+    """Where the process was placed, for its log: `` on node 2 (train), devices 0,1``."""
+    if "CLUSTER_NODE_RANK" not in env:
+        return ""
+    what = f", {env['RLJOB_HARDWARE_TYPE']} {env['LOCAL_HARDWARE_RANKS']}" if env["RLJOB_HARDWARE_TYPE"] else ""
+    return f" on node {env['CLUSTER_NODE_RANK']} ({env['RLJOB_NODE_GROUP']}){what}"
+
+
 @contextlib.contextmanager
 def _traceback_in_log() -> Iterator[None]:
     """Leave the traceback of an error in the log, for it does not travel to the driver."""
@@ -103,7 +111,7 @@ def pod_visible_devices(environment: Mapping[str, str]) -> str | None:
 
 
 def visible_devices(local_devices: tuple[int, ...], pod_visible: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES for planned device indexes, translated through what the pod itself was given.
+    """CUDA_VISIBLE_DEVICES for planned device indexes, translated through what the pod itself was given; empty for none.
 
     ``pod_visible`` is the pod's own CUDA_VISIBLE_DEVICES (None: all): index i means its i-th entry.
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rljob_api.plan import Plan
-from rljob_api.v1alpha1.nodes import DeviceType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """The Python that a worker runs on."""
+
+    path: str
+    """Absolute path on the worker's node."""
+    field: str
+    """Field of the spec that names it, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +35,12 @@ class WorkerSpec:
     """``module:Class``, imported and called inside the worker's process."""
     kwargs: Mapping[str, Any]
     node_rank: int
-    local_devices: tuple[int, ...] = ()
-    """Device indexes on the node, as planned."""
-    device_resource: str = "cpu"
-    """Kubernetes name of the devices; ``cpu`` means virtual devices."""
-    device_type: DeviceType = DeviceType.CPU
-    """What computes on them: CPU or CUDA."""
+    cuda_devices: tuple[int, ...] = ()
+    """Indexes on the node of the only CUDA devices it sees; none for a worker without devices, and where CPU cores compute."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Set before anything heavy is imported."""
+    interpreter: Interpreter | None = None
+    """None is the Python that Ray runs on."""
     concurrency: int = 1
     """Calls that may run at the same time, each in its own thread."""
 
@@ -90,7 +97,12 @@ class Cluster(Protocol):
         """
 
     async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
-        """Start all workers, in parallel; returns them in the order of ``specs`` once each has been constructed."""
+        """Start all workers, in parallel; returns them in the order of ``specs`` once each has been constructed.
+
+        Raises:
+            SetupError: an interpreter is missing or cannot run workers; names it, its node and its field.
+            StartupDeadlineError, WorkerLostError, WorkerFailedError.
+        """
 
     async def stop(self) -> None:
         """End all workers and whatever :meth:`start` brought up; never what it only connected to. Safe to call twice."""

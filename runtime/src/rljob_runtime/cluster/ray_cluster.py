@@ -1,7 +1,11 @@
 """Workers as Ray actors on a running Ray cluster.
 
-One placement group per job reserves the planned devices: one bundle per planned node, pinned by the label
-``rljob.dev/node-rank``. Two jobs on one cluster therefore never share a device by accident.
+One placement group per job, one bundle per node it uses, pinned by the label ``rljob.dev/node-rank``, reserves *all* devices of
+that node and its robots. Two jobs on one cluster therefore never share a device. Part of a node cannot be reserved: Ray counts
+devices but the plan names them, so two jobs could both get "two of four" and both mean the first two.
+
+Workers ask Ray for nothing besides the bundle. Which devices a worker uses is the plan's decision, several workers may use one
+(shares would have to add up to a unit, and Ray takes no fraction of several), and the bundle holds them all anyway.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +25,21 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_api.naming import NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
+from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
+from rljob_api.placement.environment import CUDA_VISIBLE_DEVICES
 from rljob_api.plan import Plan, PlannedNode
-from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.host import WorkerHost, pod_visible_devices, visible_devices
+from rljob_runtime.cluster.interpreter import CHECK_TIMEOUT_S, interpreter_problem
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec
-from rljob_runtime.errors import ClusterError, DeadlineError, RuntimeFault, StartupDeadlineError, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import (
+    ClusterError,
+    DeadlineError,
+    RuntimeFault,
+    SetupError,
+    StartupDeadlineError,
+    WorkerFailedError,
+    WorkerLostError,
+)
 
 NAMESPACE = "rljob"
 SAY_EVERY_S = 15.0
@@ -58,6 +72,8 @@ class RayCluster:
         self._address = address
         self._log_dir = log_dir
         self._group: PlacementGroup | None = None
+        self._nodes: dict[int, PlannedNode] = {}
+        """By rank, in the order of the bundles."""
         self._bundle_of_rank: dict[int, int] = {}
         self._actors: list[Any] = []
         self._connected = False
@@ -74,6 +90,7 @@ class RayCluster:
         self._connected = True
         await wait_for_nodes(plan, deadline, say)
         used = _used_nodes(plan)
+        self._nodes = {node.rank: node for node in used}
         self._bundle_of_rank = {node.rank: index for index, node in enumerate(used)}
         self._group = placement_group(
             [_bundle(node) for node in used],
@@ -101,9 +118,56 @@ class RayCluster:
 
     async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
         """See the protocol."""
+        deadline = time.monotonic() + timeout_s
+        await self._check_interpreters(specs, timeout_s)
         workers = [self._create(spec) for spec in specs]
-        await asyncio.gather(*(w.started(timeout_s) for w in workers))
+        left_s = max(deadline - time.monotonic(), 1.0)
+        await asyncio.gather(*(w.started(left_s) for w in workers))
         return list(workers)
+
+    async def _check_interpreters(self, specs: Sequence[WorkerSpec], timeout_s: float) -> None:
+        """Ask every interpreter on every node that needs it, all at once.
+
+        Raises:
+            SetupError: with everything that is wrong with them.
+            StartupDeadlineError: a node did not answer.
+        """
+        wanted = sorted({(s.node_rank, s.interpreter.field, s.interpreter.path) for s in specs if s.interpreter is not None})
+        in_task_s = min(CHECK_TIMEOUT_S, timeout_s * 0.8)  # one that hangs is still named by its node
+        asked = [
+            ray.remote(interpreter_problem)
+            .options(num_cpus=0, max_retries=0, scheduling_strategy=self._on(rank))
+            .remote(path, in_task_s)
+            .future()
+            for rank, _, path in wanted
+        ]
+        try:
+            found = await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, asked)), timeout_s)
+        except TimeoutError as error:
+            paths = ", ".join(sorted({path for _, _, path in wanted}))
+            raise StartupDeadlineError(f"{paths} did not answer within {timeout_s:.0f} s (spec.startupDeadlineSeconds)") from error
+        except RayError as error:
+            raise ClusterError(f"Ray failed while it looked at the Python interpreters of the nodes: {error}") from error
+        problems = [
+            f"{field}: {path} on node {rank} (group {self._nodes[rank].group}) {problem}"
+            for (rank, field, path), problem in zip(wanted, found, strict=True)
+            if problem is not None
+        ]
+        if problems:
+            remedy = "it must be a Python of the same version with rljob-runtime and the same ray; install it there, or remove the field"
+            raise SetupError(f"{'; '.join(problems)}; {remedy}")
+
+    @property
+    def _reserved(self) -> PlacementGroup:
+        if self._group is None:
+            raise ClusterError("start_workers was called before start")
+        return self._group
+
+    def _on(self, node_rank: int) -> PlacementGroupSchedulingStrategy:
+        """Pins to a planned node."""
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self._reserved, placement_group_bundle_index=self._bundle_of_rank[node_rank]
+        )
 
     async def stop(self) -> None:
         """See the protocol."""
@@ -120,23 +184,17 @@ class RayCluster:
 
     def _create(self, spec: WorkerSpec) -> RayWorker:
         log_file = str(self._log_dir / f"{spec.name}.log")
-        if self._group is None:
-            raise ClusterError("start_workers was called before start")
-        resources = {ray_resource(spec.device_resource): len(spec.local_devices)} if spec.local_devices else {}
-        num_gpus = resources.pop("GPU", 0)
+        python = {"py_executable": shlex.quote(spec.interpreter.path)} if spec.interpreter is not None else None
         actor = (
             ray.remote(_HostActor)
             .options(
-                name=f"{self._group.id.hex()[:8]}-{spec.name}",
+                name=f"{self._reserved.id.hex()[:8]}-{spec.name}",
                 num_cpus=0,
-                num_gpus=num_gpus,
-                resources=resources,
+                runtime_env=python,
                 max_concurrency=spec.concurrency + 1,  # one thread is taken by watch
                 max_restarts=0,
                 max_task_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=self._group, placement_group_bundle_index=self._bundle_of_rank[spec.node_rank]
-                ),
+                scheduling_strategy=self._on(spec.node_rank),
             )
             .remote(spec, log_file)
         )
@@ -223,13 +281,11 @@ class RayPending:
 
 
 class _HostActor(WorkerHost):
-    """The actor's class: adds the translation of planned devices to the pod's own."""
+    """The actor's class: shows the worker its own devices, by the pod's numbers, and no others."""
 
     def __init__(self, spec: WorkerSpec, log_file: str) -> None:
-        env = dict(spec.env)
-        if spec.local_devices:
-            on_cuda = spec.device_type is DeviceType.CUDA
-            env["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.local_devices, pod_visible_devices(os.environ)) if on_cuda else ""
+        seen = visible_devices(spec.cuda_devices, pod_visible_devices(os.environ))
+        env = {**spec.env, CUDA_VISIBLE_DEVICES: seen}
         super().__init__(spec.name, spec.factory, spec.kwargs, env, log_file)
 
 
@@ -285,6 +341,9 @@ def _node_problems(node: PlannedNode, found: Sequence[dict[str, Any]]) -> Iterat
         have = one["Resources"].get(ray_resource(node.device_resource), 0)
         if have != node.num_devices:
             yield f"node {node.rank} (group {node.group}) offers {have:g} {node.device_resource}, planned {node.num_devices}"
+        if node.hardware and not one["Resources"].get(HARDWARE_RESOURCE):
+            pieces = ", ".join(f"{count} {kind}" for kind, count in node.hardware)
+            yield f"node {node.rank} (group {node.group}) offers no {HARDWARE_RESOURCE}, which stands for its {pieces}"
 
 
 def _address(ray_node: dict[str, Any]) -> str:
@@ -300,6 +359,8 @@ def _bundle(node: PlannedNode) -> dict[str, float]:
     bundle: dict[str, float] = {"CPU": CPU_SHARE}
     if node.num_devices:
         bundle[ray_resource(node.device_resource)] = node.num_devices
+    if node.hardware:
+        bundle[HARDWARE_RESOURCE] = 1
     return bundle
 
 

@@ -333,6 +333,8 @@ def _engine_args(config: EngineConfig) -> EngineArgs:
         kv_cache_memory_bytes=config.kv_cache_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization,
         tensor_parallel_size=config.tensor_parallel_size,
+        # Inside an actor vLLM would start Ray actors of its own for the other shards, outside the plan.
+        distributed_executor_backend="mp" if config.tensor_parallel_size > 1 else None,
         enable_prefix_caching=config.enable_prefix_caching,
         enforce_eager=config.enforce_eager,
         async_scheduling=False,

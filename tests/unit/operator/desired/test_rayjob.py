@@ -193,6 +193,9 @@ def test_what_nodes_offer_to_ray_and_ask_of_kubernetes() -> None:
     assert (trainers["rayStartParams"]["num-gpus"], trainers["rayStartParams"]["num-cpus"]) == ("0", "1")
     assert container(engines)["resources"]["limits"] == {"memory": "3Gi", "example.com/virtual-gpu": "1"}
     assert (judges["rayStartParams"], container(judges)["resources"]) == ({"num-gpus": "0"}, {})
+    _, _, arms = groups(ray_job(SOURCES["robots"].read_text()))
+    assert arms["rayStartParams"] == {"num-gpus": "0", "num-cpus": "4", "resources": "'{\"rljob_hardware\": 1}'"}
+    assert container(arms)["resources"]["limits"] == {"devices.example/camera": "1"}, "only what the pod template adds"
     (_, local) = groups(ray_job(SOURCES["quickstart"].read_text()))
     assert (json.loads(local["rayStartParams"]["resources"].strip("'")), container(local)["resources"]) == ({"rljob_cpu_device": 2}, {})
 

@@ -7,6 +7,8 @@
     RANGE = "range" "(" INT [ "," INT [ "," INT ] ] ")"       a bare RANGE counts as a list, as in list(range(0,8))
     INT   = one to nine of 0-9, with a minus only inside a RANGE
 
+Checks: R1 the text is a mapping, R2 it selects a device, R3 every rank exists, R4 none is given twice, R5 bounds of the text.
+
 Only the tokens above reach Python's ``ast``, and only the node types above are accepted from it: no text can run code.
 """
 
@@ -17,7 +19,7 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rljob_api.errors import PlacementTextError, show
+from rljob_api.errors import PlacementError, show
 
 MAX_DEVICES = 1_000_000
 """Entries a mapping may have, checked before any list is made."""
@@ -33,20 +35,22 @@ def parse(text: str, num_available: int) -> tuple[int, ...]:
     """Device ranks in written order, each in ``0 .. num_available - 1`` and none twice.
 
     Raises:
-        PlacementTextError: the text is not a mapping, too large, or names a device twice or one that does not exist.
+        PlacementError: the text is not a mapping, too large, or names a device twice or one that does not exist.
     """
     ranks = tuple(_List(text).value)
     if not ranks:
-        raise PlacementTextError("selects no device", _REMEDY)
+        raise PlacementError("R2", "selects no device", _REMEDY)
     seen: set[int] = set()
     for rank in ranks:
         if rank < 0 or rank >= num_available:
             there = f"the {num_available} available ranks are 0-{num_available - 1}" if num_available else "there are no devices"
-            raise PlacementTextError(
-                f"device rank {rank} does not exist, {there}", "use existing ranks, or ask for more nodes or devicesPerNode"
+            raise PlacementError(
+                "R3",
+                f"device rank {rank} does not exist, {there}",
+                "use existing ranks, or ask for more nodes or devicesPerNode",
             )
         if rank in seen:
-            raise PlacementTextError(f"device rank {rank} is given twice", "list every rank once")
+            raise PlacementError("R4", f"device rank {rank} is given twice", "list every rank once")
         seen.add(rank)
     return ranks
 
@@ -68,27 +72,27 @@ class _List:
 
     def _tree(self) -> ast.expr:
         if len(self._text) > MAX_TEXT:
-            raise PlacementTextError(
-                f"has {len(self._text)} characters, more than {MAX_TEXT}", "use list(range(..)) instead of single numbers"
+            raise PlacementError(
+                "R5", f"has {len(self._text)} characters, more than {MAX_TEXT}", "use list(range(..)) instead of single numbers"
             )
         for token in _TOKEN.findall(self._text):
             if not _ALLOWED.fullmatch(token):
-                raise PlacementTextError(
-                    f"contains {show(token)}; only list, range, whole numbers and ( ) [ ] , + * - are allowed", _REMEDY
+                raise PlacementError(
+                    "R1", f"contains {show(token)}; only list, range, whole numbers and ( ) [ ] , + * - are allowed", _REMEDY
                 )
         # Counted before ast.parse, whose own recursion deep nesting would exhaust.
         if any(self._text.count(sign) > MAX_DEPTH for sign in "([-+*"):
-            raise PlacementTextError(f"has more than {MAX_DEPTH} brackets or signs of one kind", _REMEDY)
+            raise PlacementError("R5", f"has more than {MAX_DEPTH} brackets or signs of one kind", _REMEDY)
         try:
             return ast.parse(self._text, mode="eval").body
         except SyntaxError:
-            raise PlacementTextError("is not an expression", _REMEDY) from None
+            raise PlacementError("R1", "is not an expression", _REMEDY) from None
 
     def _source(self, node: ast.AST) -> str:
         return show(ast.get_source_segment(self._text, node) or type(node).__name__)
 
     def _reject(self, node: ast.AST, why: str) -> NoReturn:
-        raise PlacementTextError(f"{self._source(node)} {why}", _REMEDY)
+        raise PlacementError("R1", f"{self._source(node)} {why}", _REMEDY)
 
     def _expression(self, node: ast.expr) -> Sequence[int]:
         if isinstance(node, ast.List):

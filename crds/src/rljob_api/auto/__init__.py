@@ -1,0 +1,184 @@
+"""``placement.mode: Auto``: devices for the Trainer, Rollout and Reference, chosen by a cost model.
+
+::
+
+    spec ─> request.read (open roles, free devices) ─> candidates ─> cost of each ─> the best that fits ─> explicit placements
+
+Pure and deterministic: :func:`rljob_api.planner.plan_or_errors` begins with :func:`resolve`, so that the CLI, the operator and the driver
+make the same choice. Only the best candidates are planned, and only where the spec says how much memory there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rljob_api import memory, planner
+from rljob_api.auto.candidates import Candidate, Candidates, Kind
+from rljob_api.auto.cost import Basis, Cost, CostModel, Use
+from rljob_api.auto.request import AUTO_ROLES, Request, is_auto, read
+from rljob_api.errors import FieldError
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+__all__ = ["AUTO_ROLES", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
+
+NOT_RUNNABLE = "not runnable yet: sharing devices waits for time-division"
+MAX_PLANNED = 64
+"""Candidates that are planned to see whether they fit, at most."""
+MAX_PLANNED_SIZE = 200_000
+"""Nodes and processes of planned candidates together, after which no other is planned: bounds time on very large jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A candidate that cannot be taken, or what could not even become one."""
+
+    candidate: Candidate | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was chosen, and what else there was."""
+
+    request: Request
+    basis: Basis
+    chosen: Candidate
+    runner_up: Candidate | None
+    """The next best that fits; None when there is none."""
+    candidates: tuple[Candidate, ...]
+    """All that were evaluated, the preferred first; those in ``rejected`` are among them."""
+    rejected: tuple[Rejected, ...]
+    spec: RLJobSpec
+    """With the chosen placements, all explicit."""
+
+
+def resolve(spec: RLJobSpec) -> RLJobSpec | list[FieldError]:
+    """The spec with explicit placements, or why there is none; the same spec when no placement is Auto."""
+    if not is_auto(spec):
+        return spec
+    choice = choose(spec, with_runner_up=False)
+    return choice.spec if isinstance(choice, Choice) else choice
+
+
+def choose(spec: RLJobSpec, *, with_runner_up: bool = True) -> Choice | list[FieldError]:
+    """Choose placements and keep what the choice was made of, for people.
+
+    Args:
+        spec: with at least one placement whose mode is Auto.
+        with_runner_up: look for the second best too, which may have to be planned.
+
+    Raises:
+        ValueError: no placement of ``spec`` is Auto.
+    """
+    if not is_auto(spec):
+        raise ValueError("no placement of the spec has mode Auto")
+    request = read(spec)
+    if not isinstance(request, Request):
+        return request
+    model = CostModel(spec, request.engine, request.fastest)
+    maker = Candidates(request, model)
+    candidates = tuple(sorted(maker.all(), key=lambda candidate: candidate.preference))
+    selection = _Selection(request)
+    fitting = selection.fitting(candidates)
+    chosen = next(fitting, None)
+    if chosen is None:
+        return [_no_choice(request, maker, selection.rejected)]
+    runner_up = next(fitting, None) if with_runner_up else None
+    waiting = [
+        Rejected(candidate=c, reason="not runnable yet: sharing devices waits for time-division") for c in candidates if not c.is_runnable
+    ]
+    tight = [Rejected(candidate=None, reason=reason) for reason in maker.too_tight]
+    return Choice(
+        request=request,
+        basis=model.basis,
+        chosen=chosen,
+        runner_up=runner_up,
+        candidates=candidates,
+        rejected=(*selection.rejected, *waiting, *tight),
+        spec=explicit(request, chosen),
+    )
+
+
+def explicit(request: Request, candidate: Candidate) -> RLJobSpec:
+    """The spec with the placements of a candidate."""
+    placements = candidate.placements(request)
+    components = tuple(
+        component.model_copy(update={"placement": placements[index]}) if index in placements else component
+        for index, component in enumerate(request.spec.components)
+    )
+    return request.spec.model_copy(update={"components": components})
+
+
+class _Selection:
+    """Goes through candidates in order of preference and says which of them fit."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._size = sum(group.nodes for group in request.spec.node_groups)
+        self._memory_known = any(group.device_memory or group.resources.memory for group in request.spec.node_groups)
+        self._num_planned = 0
+        self._planned_size = 0
+        self.rejected: list[Rejected] = []
+
+    def fitting(self, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Candidates that fit. One with a smaller Trainer where a larger one did not fit comes after all others."""
+        postponed: list[Candidate] = []
+        for candidate in candidates:
+            if any(_needs_no_less(candidate, other.candidate) for other in self.rejected if other.candidate is not None):
+                postponed.append(candidate)
+            elif self._fits(candidate):
+                yield candidate
+        for candidate in postponed:
+            if self._fits(candidate):
+                yield candidate
+
+    def _fits(self, candidate: Candidate) -> bool:
+        if candidate.beside is None and not self._memory_known:
+            return True  # by construction its devices exist
+        if self._num_planned == MAX_PLANNED or self._planned_size > MAX_PLANNED_SIZE:
+            return False
+        self._num_planned += 1
+        self._planned_size += self._size + candidate.num_devices
+        spec = explicit(self._request, candidate)
+        plan = planner.plan_or_errors(spec)
+        problems = memory.problems_of(spec, plan) if isinstance(plan, Plan) else plan
+        if problems:
+            self.rejected.append(Rejected(candidate=candidate, reason=f"{problems[0].path}: {problems[0].problem}"))
+        return not problems
+
+
+def _needs_no_less(candidate: Candidate, other: Candidate) -> bool:
+    """Whether a candidate spreads the same states over no more devices of the same group."""
+    if candidate.kind is not other.kind or candidate.beside != other.beside:
+        return False
+    trainer, other_trainer = candidate.shares.get(Role.TRAINER), other.shares.get(Role.TRAINER)
+    same_group = not trainer or not other_trainer or trainer[0].group is other_trainer[0].group
+    mine, theirs = candidate.use, other.use
+    return same_group and mine.trainer_devices <= theirs.trainer_devices and mine.reference_devices <= theirs.reference_devices
+
+
+def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]) -> FieldError:
+    """Why nothing can be chosen; said once, at the first open component."""
+    index = min(request.auto.values())
+    path, value = f"spec.components[{index}].placement.mode", '"Auto"'
+    who = " and ".join(request.spec.components[i].name for i in sorted(request.auto.values()))
+    if rejected:
+        problem = f"finds no placement of {who} that fits, {len(rejected)} were tried; the best of them: {rejected[0].reason}"
+        return FieldError(path=path, value=value, problem=problem, remedy="ask for more or larger devices, or reduce what is named there")
+    free = ", ".join(f"{group.name} has {group.num_free}" for group in request.groups)
+    needs = []
+    if Role.TRAINER in request.auto:
+        sizes, tensor = maker.trainer_sizes, request.spec.training.tensor_parallel_size
+        needs.append(f"the Trainer {min(sizes, default=tensor)} or more devices of one kind")
+    if Role.ROLLOUT in request.auto:
+        size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size
+        needs.append(f"an engine {size} on one node" if size > 1 else "an engine 1")
+    if Role.REFERENCE in request.auto:
+        needs.append("the Reference 1")
+    problem = f"finds no devices for {who}: {', '.join(needs)}; free are: {free or 'none'}"
+    return FieldError(
+        path=path, value=value, problem=problem, remedy="add nodes or devicesPerNode, use smaller parallel sizes, or free devices"
+    )

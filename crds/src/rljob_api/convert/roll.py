@@ -1,0 +1,262 @@
+"""ROLL configurations: what the sections become. Flow: :func:`convert`; placement in :mod:`rljob_api.convert.roll_placement`.
+
+Facts about ROLL: its source (https://github.com/alibaba/ROLL, main of August 2026), see also :mod:`rljob_api.convert.roll_keys`.
+"""
+
+from __future__ import annotations
+
+from rljob_api.convert import common
+from rljob_api.convert.common import Section, compact
+from rljob_api.convert.keys import note_leftovers
+from rljob_api.convert.roll_keys import TABLE
+from rljob_api.convert.roll_learning import Batch, algorithm, batch, training
+from rljob_api.convert.roll_placement import Placed, place, reward_places
+from rljob_api.convert.source import Source
+
+AGENTIC_KEYS = ("train_env_manager", "val_env_manager", "custom_envs", "env_manager_cls", "max_actions_per_traj", "max_tokens_per_step")
+RLVR_KEYS = ("prompt_length", "response_length", "rewards", "num_return_sequences_in_group", "validation")
+AGENTIC_ESTIMATORS = ("gigpo", "step_reinforce", "agentic_reinforce")
+_CONFIG = ("actor_infer", "strategy_args", "strategy_config")
+_TRAIN_DATA = ("actor_train", "data_args")
+_ATTENTION = {"fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
+
+
+def convert(source: Source, name: str | None) -> Section:
+    """The manifest of a ROLL configuration; what did not become a field is in ``source.notes``."""
+    is_agentic = _is_agentic(source)
+    job = common.job_name(source, name, "exp_name")
+    numbers = batch(source, is_agentic=is_agentic)
+    rule = algorithm(source, numbers)
+    placed = place(source, needs_reference=rule.kl_coefficient > 0, is_agentic=is_agentic)
+    spec: Section = {
+        "nodeGroups": placed.node_groups,
+        "components": placed.components,
+        "pipeline": "Agentic" if is_agentic else "RLVR",
+        "model": _model(source),
+        "data": _data(source, is_agentic=is_agentic),
+        "rewards": _rewards(source, is_agentic=is_agentic),
+        "environments": _environments(source) if is_agentic else None,
+        "algorithm": rule.section,
+        "rollout": _rollout(source, numbers),
+        "training": training(source, numbers, placed.num_trainer_devices),
+        "validation": _validation(source),
+        "overlap": _overlap(source),
+        "offload": _offload(source, placed),
+        "weightSync": _weight_sync(source),
+        "checkpoint": _checkpoint(source),
+        "seed": _seed(source),
+    }
+    note_leftovers(source, TABLE)
+    return common.manifest(job, spec)
+
+
+def _is_agentic(source: Source) -> bool:
+    if any(source.has(key) for key in AGENTIC_KEYS):
+        return True
+    if str(source.peek("adv_estimator")) in AGENTIC_ESTIMATORS:
+        return True
+    has_rlvr = any(
+        source.has(key) for key in ("prompt_length", "response_length", "rewards", "num_return_sequences_in_group", "validation")
+    )
+    if source.has("sequence_length") and not has_rlvr:
+        source.assume(
+            ("pipeline",), "Agentic", "only sequence_length is given and nothing of an RLVR pipeline", "write pipeline: RLVR if it is one"
+        )
+        return True
+    return False
+
+
+def _model(source: Source) -> Section:
+    train = ("actor_train", "model_args")
+    path = source.text("pretrain") or source.text(*train, "model_name_or_path")
+    if path is None:
+        path = source.assume(("pretrain",), common.MODEL_PLACEHOLDER, "the manifest needs a model", "write its folder or Hub id")
+    for where in (("reward_pretrain",), *(((role, "model_args", "model_name_or_path")) for role in ("actor_infer", "reference", "critic"))):
+        if source.peek(*where) == path:
+            source.take(*where)
+    if source.peek(*train, "model_name_or_path") not in (None, path):
+        source.drop((*train, "model_name_or_path"), f"pretrain {path} is trained")
+    elif source.has(*train, "model_name_or_path"):
+        source.take(*train, "model_name_or_path")
+    dtype = source.choice(common.DTYPES, *train, "dtype")
+    for role in ("actor_infer", "reference", "critic"):
+        where = (role, "model_args", "dtype")
+        if common.DTYPES.get(str(source.peek(*where)).lower()) == (dtype or "bfloat16"):
+            source.take(*where)
+        elif source.has(*where):
+            source.drop(where, f"RLJob has one dtype for trainer and engines, {dtype or 'bfloat16'}", "check model.dtype")
+    return compact(
+        {"path": path, "dtype": dtype, "attention": source.choice(_ATTENTION, *train, "attn_implementation"), "lora": _lora(source)}
+    )
+
+
+def _lora(source: Source) -> Section | None:
+    where = ("actor_train", "model_args")
+    if not source.has(*where, "lora_rank"):
+        return None
+    targets = source.texts(*where, "lora_target")
+    if len(targets) == 1:
+        targets = [] if targets[0] in ("all-linear", "all") else [part.strip() for part in targets[0].split(",") if part.strip()]
+    return compact(
+        {
+            "rank": source.integer(*where, "lora_rank", low=1, high=1024),
+            "alpha": source.number(*where, "lora_alpha", above=0.0),
+            "targetModules": targets,
+        }
+    )
+
+
+def _data(source: Source, *, is_agentic: bool) -> Section:
+    files = source.texts(*_TRAIN_DATA, "file_name")
+    prompt, answer = ("prompt", "ground_truth") if files else (None, None)
+    if files:
+        source.assume(
+            (*_TRAIN_DATA, "file_name"), "prompt, ground_truth", "fields of ROLL's data files", "check promptField and answerField"
+        )
+    else:
+        why = "environments make their own prompts, but the manifest needs data" if is_agentic else "the manifest needs prompts"
+        files = [source.assume((*_TRAIN_DATA, "file_name"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
+    section: Section = {"train": common.sources(files, "train", prompt, answer)}
+    validation = source.texts("validation", "data_args", "file_name")
+    if validation:
+        section["validation"] = common.sources(validation, "validation", "prompt", "ground_truth")
+    template = (*_TRAIN_DATA, "template")
+    if source.has(*template):
+        source.take(*template)
+        source.differs(template, "becomes data.prompt.chatTemplate: the tokenizer's own template is used")
+        section["prompt"] = {"chatTemplate": True}
+        for role in ("actor_infer", "reference", "critic"):
+            if source.peek(role, "data_args", "template") == source.peek(*template):
+                source.take(role, "data_args", "template")
+    probabilities = (*_TRAIN_DATA, "domain_interleave_probs")
+    domains = source.keys(*probabilities)
+    if len(domains) == 1:
+        source.take(*probabilities, domains[0])
+    return section
+
+
+def _rewards(source: Source, *, is_agentic: bool) -> list[Section]:
+    rewards: list[Section] = []
+    for where in reward_places(source):
+        domain = where[-1]
+        name = common.label(domain, "reward", (reward["name"] for reward in rewards))
+        worker = source.text(*where, "worker_cls", limit=512)
+        kind = domain if worker is None else f"{domain} ({worker.rsplit('.', 1)[-1]})"
+        rewards.append(common.reward_rule(source, kind, name, where if worker is None else (*where, "worker_cls")))
+    if len(rewards) > 1:
+        why = "ROLL chooses one of these by the tag of a prompt; RLJob judges every response with all and sums the scores"
+        source.assume(("rewards",), "sum of all", why, "let each score 0 for prompts that are not its own")
+    if not rewards and not is_agentic:
+        source.assume(("rewards",), "math_rule", "the manifest needs a reward", "choose rewards[].type")
+        rewards.append({"name": "math-rule", "type": "MathVerify", "extraction": "Boxed"})
+    return rewards
+
+
+def _environments(source: Source) -> list[Section]:
+    manager = ("train_env_manager",)
+    tags = source.texts(*manager, "tags") or [key for key in source.keys("custom_envs")][:1]
+    groups = source.integer(*manager, "num_env_groups", low=1)
+    size = (source.integer(*manager, "group_size", low=1, high=4096) or 1) + (source.integer(*manager, "group_size_redundancy") or 0)
+    if groups is None and source.has(*manager):
+        groups = source.assume((*manager, "num_env_groups"), 128, "ROLL's default")
+    partition = [source.integer(*manager, "num_groups_partition", i) for i in range(source.length(*manager, "num_groups_partition"))]
+    result: list[Section] = []
+    for index, tag in enumerate(tags):
+        share = partition[index] if index < len(partition) else None
+        count = share if share is not None else -(-(groups or 1) // len(tags))
+        result.append(_environment(source, tag, max(1, count) * size, [item["name"] for item in result]))
+    if not result:
+        kind = source.assume(("custom_envs",), "FrozenLake", "an agentic job needs an environment", "describe yours in environments")
+        result.append({"name": "environment", "type": kind})
+    return result
+
+
+def _environment(source: Source, tag: str, workers: int, taken: list[str]) -> Section:
+    where = ("custom_envs", tag)
+    kind = source.text(*where, "env_type", limit=256)
+    if kind is None:
+        kind = source.assume((*where, "env_type"), tag[:256], "the file does not describe this environment", "set environments[].type")
+    turns = source.integer(*where, "max_steps", low=1, high=10_000) or source.integer("max_actions_per_traj", low=1, high=10_000)
+    if source.has("max_actions_per_traj") and source.peek("max_actions_per_traj") == turns:
+        source.take("max_actions_per_traj")
+    name = common.label(tag, "environment", taken)
+    parameters = source.plain(*where, "env_config")
+    if len(parameters) > 64:
+        source.drop((*where, "env_config"), "has more than 64 keys", "put them into a file of the environment")
+        parameters = {}
+    return compact({"name": name, "type": kind, "workers": min(workers, 65_536), "maxTurns": turns, "parameters": parameters})
+
+
+def _rollout(source: Source, numbers: Batch) -> Section:
+    where = ("actor_infer", "generating_args")
+    section: Section = {
+        "promptsPerStep": numbers.prompts,
+        "samplesPerPrompt": numbers.samples,
+        "maxPromptTokens": numbers.prompt_tokens,
+        "maxResponseTokens": numbers.response_tokens,
+    }
+    temperature = source.number(*where, "temperature", high=10.0)
+    if temperature == 0:
+        source.differs((*where, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
+        temperature = 1.0
+    top_k = source.integer(*where, "top_k", low=-1)
+    defaults = {"temperature": 0.95, "topP": 0.7, "topK": 50}
+    values = {"temperature": temperature, "topP": source.number(*where, "top_p", above=0.0, high=1.0), "topK": top_k}
+    keys = {"temperature": "temperature", "topP": "top_p", "topK": "top_k"}
+    for field, value in values.items():
+        if value is None:
+            value = source.assume((*where, keys[field]), defaults[field], "ROLL's default", "write 1.0 or 0 for plain sampling")
+        section[field] = max(0, value) if field == "topK" else value
+    return section
+
+
+def _validation(source: Source) -> Section | None:
+    temperature = source.number("validation", "generating_args", "temperature")
+    if not source.has("validation", "data_args", "file_name"):
+        if temperature is not None:
+            source.drop(("validation", "generating_args", "temperature"), "the file has no validation data")
+        if source.has("eval_steps"):
+            source.drop(("eval_steps",), "the file has no validation data", "add data.validation and validation.everySteps")
+        return None
+    steps = source.integer("eval_steps")
+    if steps is None:
+        steps = source.assume(("eval_steps",), 10, "ROLL's default")
+    return compact({"everySteps": steps, "temperature": temperature})
+
+
+def _overlap(source: Source) -> Section | None:
+    ratio = source.number("async_generation_ratio", high=64.0)
+    return None if not ratio else {"asyncGenerationRatio": ratio}
+
+
+def _offload(source: Source, placed: Placed) -> Section | None:
+    if not placed.shares_devices:
+        return None
+    source.assume(("offload",), "Switching", "roles share devices, and ROLL keeps one at a time on them", "write Resident if all fit")
+    return {"residency": "Switching"}
+
+
+def _weight_sync(source: Source) -> Section | None:
+    size = source.integer("model_update_buffer_size_mb", low=1, high=16_384)
+    return None if size is None else {"bucketBytes": size * 1_048_576}
+
+
+def _checkpoint(source: Source) -> Section:
+    steps = source.integer("save_steps")
+    if steps is None:
+        steps = source.assume(("save_steps",), 50, "ROLL's default")
+    keep = source.integer("max_ckpt_to_keep")
+    if keep == 0:
+        source.differs(("max_ckpt_to_keep",), "0 means all in ROLL; the last 1000 are kept")
+    return compact(
+        {
+            "path": source.text("checkpoint_config", "output_dir"),
+            "everySteps": steps,
+            "keep": None if keep is None else min(keep or 1000, 1000),
+        }
+    )
+
+
+def _seed(source: Source) -> int:
+    seed = source.integer("seed", high=2_147_483_647)
+    return source.assume(("seed",), 42, "ROLL's default") if seed is None else seed

@@ -1,0 +1,311 @@
+"""From the plan to the bytes in every phase: ``estimate`` is the entry.
+
+::
+
+    Plan ── situations ──> equal devices, equal nodes ─┐
+    spec, ModelShape ── *_needs ──> one process alone ─┴─> who is active, who keeps what ──> PoolEstimate per situation
+
+Devices of CUDA groups are pools of their own, and their nodes' memory is a pool for what passes through it. On CPU groups the
+processes share the node's memory; where such a group declares deviceMemory, each device is a pool as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rljob_api.memory.engine_needs import EngineNeeds
+from rljob_api.memory.model import (
+    Kind,
+    KVCapacity,
+    MemoryEstimate,
+    Need,
+    Phase,
+    PhaseEstimate,
+    PoolEstimate,
+    PoolKind,
+    ProcessNeeds,
+    SharedFraction,
+    Term,
+)
+from rljob_api.memory.shape import ModelShape
+from rljob_api.memory.situations import Resident, Situation, situations
+from rljob_api.memory.training_needs import DTYPE_BYTES, PolicyNeeds
+from rljob_api.memory.units import quantity_bytes, show_count
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1.components import ComponentOffload, Engine, OffloadPolicy, Role
+from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
+from rljob_api.v1alpha1.operations import Residency
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+_ROUNDING = 1e-9
+
+
+def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> MemoryEstimate:
+    """Memory of every distinct situation, by phase and term.
+
+    Args:
+        spec: of the job.
+        plan: of that spec.
+        shape: of its model; None estimates nothing, but still finds engines that share a device and want too much of it.
+    """
+    on_devices, on_nodes = situations(plan)
+    fractions = tuple(_shared_fractions(spec, on_devices))
+    if shape is None:
+        notes = ("the size of the model is not known: set spec.model.parameterCount",)
+        return MemoryEstimate(shape=None, pools=(), capacities=(), shared_fractions=fractions, notes=notes)
+    estimator = _Estimator(spec, plan, shape)
+    pools = [pool for s in on_devices if (pool := estimator.device(s))]
+    pools += [pool for s in on_nodes if (pool := estimator.node(s))]
+    return MemoryEstimate(
+        shape=shape,
+        pools=tuple(sorted(pools, key=_fullest_first)),
+        capacities=estimator.capacities(),
+        shared_fractions=fractions,
+        notes=tuple(_notes(spec, shape, pools)),
+    )
+
+
+def _fullest_first(pool: PoolEstimate) -> tuple[int, float, int]:
+    need = pool.peak.num_bytes
+    if pool.limit_bytes is None:
+        return 1, -float(need), pool.first
+    return 0, -need / pool.limit_bytes if pool.limit_bytes else -float("inf"), pool.first
+
+
+def _on_cuda(group: NodeGroup) -> bool:
+    if group.device_type is DeviceType.AUTO:
+        return group.device_resource != "cpu"
+    return group.device_type is DeviceType.CUDA
+
+
+def _bytes(quantity: str | None) -> int | None:
+    return None if quantity is None else quantity_bytes(quantity)
+
+
+def _engine(spec: RLJobSpec, index: int) -> Engine:
+    return spec.components[index].engine or Engine()
+
+
+def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Iterator[SharedFraction]:
+    """Devices whose engines' shares add up to more than the whole."""
+    cuda = {group.name for group in spec.node_groups if _on_cuda(group)}
+    for situation in on_devices:
+        shares = [
+            (index, _engine(spec, index).memory_fraction)
+            for (index, _), count in situation.residents
+            for _ in range(count)
+            if spec.components[index].role is Role.ROLLOUT and _engine(spec, index).kv_cache_bytes is None
+        ]
+        if situation.group in cuda and len(shares) > 1 and sum(share for _, share in shares) > 1 + _ROUNDING:
+            index, value = shares[-1]
+            yield SharedFraction(
+                path=f"spec.components[{index}].engine.memoryFraction",
+                value=value,
+                group=situation.group,
+                first=situation.first,
+                count=situation.count,
+                fractions=tuple((spec.components[i].name, share) for i, share in shares),
+            )
+
+
+def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate]) -> Iterator[str]:
+    if shape.decoder is None:
+        yield (
+            "only the number of parameters is known: gathered layers, activations, logits and what a KV cache holds are left out, "
+            "so that more is needed than shown"
+        )
+    used = {pool.group for pool in pools if pool.kind is PoolKind.DEVICE and pool.limit_bytes is None}
+    for index, group in enumerate(spec.node_groups):
+        if group.name in used:
+            yield f"spec.nodeGroups[{index}].deviceMemory is not set: nothing is checked on the devices of {group.name}"
+    if spec.model.lora is not None:
+        yield "model.lora is estimated as training of all weights, which needs more"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Occupant:
+    """Equal processes of a component in a pool."""
+
+    name: str
+    offload: ComponentOffload
+    needs: ProcessNeeds
+    processes: int
+    switches: bool
+    """Whether it makes room for others while idle."""
+
+    def terms(self, needs: Sequence[Need]) -> tuple[Term, ...]:
+        return tuple(Term(component=self.name, need=need, processes=self.processes) for need in needs if need.num_bytes)
+
+    def at(self, phase: Phase) -> tuple[Term, ...]:
+        """What it holds during a phase other than the start."""
+        if phase not in self.needs.active:
+            return self.idle()
+        asleep = self.switches and phase is Phase.WEIGHT_SYNC and self.offload.kv_cache is not OffloadPolicy.NEVER
+        states = [need for need in self.needs.states if not (asleep and need.kind is Kind.KV_CACHE)]
+        return self.terms([*states, *self.needs.working.get(phase, ())])
+
+    def idle(self) -> tuple[Term, ...]:
+        """What it holds while others compute."""
+        kept = [need for need in self.needs.states if self._stays(need.kind)]
+        if self.needs.keeps_workspace and not self.switches:
+            kept += self._cached()
+        return self.terms(kept)
+
+    def _stays(self, kind: Kind) -> bool:
+        policies = {
+            Kind.WEIGHT: self.offload.weight,
+            Kind.GRAD: self.offload.grad,
+            Kind.OPTIMIZER: self.offload.optimizer,
+            Kind.KV_CACHE: self.offload.kv_cache,
+        }
+        if kind is Kind.PROCESS:
+            return True
+        policy = policies.get(kind, OffloadPolicy.AUTO)
+        return policy is OffloadPolicy.NEVER or (policy is OffloadPolicy.AUTO and not self.switches)
+
+    def _cached(self) -> list[Need]:
+        """PyTorch keeps the memory of an earlier peak for itself."""
+        peaks = {phase: sum(need.num_bytes for need in needs) for phase, needs in self.needs.working.items()}
+        if not peaks:
+            return []
+        phase = max(peaks, key=lambda one: peaks[one])
+        remedy = "offload.residency: Switching"
+        return [Need(kind=Kind.WORKSPACE, name="kept by PyTorch", formula=f"of {phase}", num_bytes=peaks[phase], remedy=remedy)]
+
+
+class _Estimator:
+    """Estimates pool after pool; computes the needs of equal processes once."""
+
+    def __init__(self, spec: RLJobSpec, plan: Plan, shape: ModelShape) -> None:
+        self._spec, self._plan, self._shape = spec, plan, shape
+        self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
+        self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
+
+    def device(self, situation: Situation) -> PoolEstimate | None:
+        """One device; None on CPU groups that give devices no memory of their own."""
+        index, group = self._groups[situation.group]
+        if not _on_cuda(group) and group.device_memory is None:
+            return None
+        components = {component for (component, _), _ in situation.residents}
+        occupants = self._occupants(situation, shared=dict.fromkeys(components, len(components) > 1))
+        path = f"spec.nodeGroups[{index}].deviceMemory"
+        return self._pool(PoolKind.DEVICE, situation, (path, group.device_memory), _phases(occupants, ()))
+
+    def node(self, situation: Situation) -> PoolEstimate | None:
+        """One node's memory: all of its processes on CPU, else what passes through it."""
+        index, group = self._groups[situation.group]
+        shared = {component: bool(self._plan.components[component].shares_devices_with) for (component, _), _ in situation.residents}
+        occupants = self._occupants(situation, shared=shared)
+        travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
+        phases = _host_phases(occupants, travelling) if _on_cuda(group) else _phases(occupants, travelling)
+        limit = (f"spec.nodeGroups[{index}].resources.memory", group.resources.memory)
+        return self._pool(PoolKind.NODE, situation, limit, phases) if phases else None
+
+    def capacities(self) -> tuple[KVCapacity, ...]:
+        """Of all engines seen, by component and group."""
+        return tuple(needs.capacity for _, needs in sorted(self._needs.items()) if needs.capacity is not None)
+
+    def _pool(self, kind: PoolKind, situation: Situation, limit: tuple[str, str | None], phases: tuple[PhaseEstimate, ...]) -> PoolEstimate:
+        path, text = limit
+        return PoolEstimate(
+            kind=kind,
+            group=situation.group,
+            count=situation.count,
+            first=situation.first,
+            limit_bytes=_bytes(text),
+            limit_path=path,
+            limit_text=text,
+            phases=phases,
+        )
+
+    def _occupants(self, situation: Situation, *, shared: dict[int, bool]) -> list[_Occupant]:
+        switching = self._spec.offload.residency is Residency.SWITCHING
+        return [
+            _Occupant(
+                name=self._spec.components[resident[0]].name,
+                offload=self._spec.components[resident[0]].offload,
+                needs=self._of(resident, situation.group),
+                processes=processes,
+                switches=switching and shared[resident[0]],
+            )
+            for resident, processes in situation.residents
+        ]
+
+    def _of(self, resident: Resident, group: str) -> ProcessNeeds:
+        found = self._needs.get((resident, group))
+        if found is None:
+            found = self._needs[resident, group] = self._compute(resident, self._groups[group][1])
+        return found
+
+    def _compute(self, resident: Resident, group: NodeGroup) -> ProcessNeeds:
+        index, first = resident
+        component, processes = self._spec.components[index], self._plan.components[index].world_size
+        if component.role is Role.ROLLOUT:
+            return EngineNeeds(
+                spec=self._spec,
+                component=component.name,
+                path=f"spec.components[{index}]",
+                engine=_engine(self._spec, index),
+                shape=self._shape,
+                num_engines=processes,
+                group=group.name,
+                on_cuda=_on_cuda(group),
+                limit_bytes=_bytes(group.device_memory) if _on_cuda(group) else None,
+            ).needs()
+        policy = PolicyNeeds(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
+        if component.role is Role.REFERENCE:
+            return policy.frozen()
+        sends = {Phase.WEIGHT_SYNC} if component.role is Role.TRAINER else set()
+        return policy.trained(frozenset({Phase.TRAIN, Phase.OPTIMIZER_STEP} | sends))
+
+    def _travelling(self) -> tuple[Term, ...]:
+        """Ray's object store holds an update until every engine has it; processes of one node share the copy."""
+        number, parameters = DTYPE_BYTES[self._spec.model.dtype], self._shape.parameters
+        formula = f"{show_count(parameters)} x {number} B, once per node"
+        need = Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=formula, num_bytes=parameters * number)
+        return (Term(component="weight sync", need=need),)
+
+
+def _phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
+    """Start-up, and every phase in which somebody here is active; ``travelling`` adds to the weight sync."""
+    active = {phase for one in occupants for phase in one.needs.active}
+    phases = [PhaseEstimate(phase=Phase.START_UP, terms=_merged(_start_up(occupants)))]
+    for phase in Phase:
+        if phase in active:
+            terms = [term for one in occupants for term in one.at(phase)]
+            extra = travelling if phase is Phase.WEIGHT_SYNC else ()
+            phases.append(PhaseEstimate(phase=phase, terms=_merged((*terms, *extra))))
+    return tuple(phases)
+
+
+def _merged(terms: Iterable[Term]) -> tuple[Term, ...]:
+    """Equal needs of one component as one term."""
+    counts: dict[tuple[str, Need], int] = {}
+    for term in terms:
+        key = (term.component, term.need)
+        counts[key] = counts.get(key, 0) + term.processes
+    return tuple(Term(component=component, need=need, processes=count) for (component, need), count in counts.items())
+
+
+def _start_up(occupants: Sequence[_Occupant]) -> tuple[Term, ...]:
+    """All start at once, except that those that take turns start in turn: the worst turn."""
+    starting = {id(one): one.terms(one.needs.starting) for one in occupants}
+    in_turn = [one for one in occupants if one.switches]
+    if not in_turn:
+        return tuple(term for one in occupants for term in starting[id(one)])
+
+    def surplus(one: _Occupant) -> int:
+        return sum(term.num_bytes for term in starting[id(one)]) - sum(term.num_bytes for term in one.idle())
+
+    worst = max(in_turn, key=surplus)
+    return tuple(term for one in occupants for term in (starting[id(one)] if one is worst or not one.switches else one.idle()))
+
+
+def _host_phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
+    """Of the memory of a node with accelerators."""
+    loading = _merged(term for one in occupants for term in one.terms(one.needs.host_starting))
+    phases = [PhaseEstimate(phase=Phase.START_UP, terms=loading)] if loading else []
+    if travelling:
+        phases.append(PhaseEstimate(phase=Phase.WEIGHT_SYNC, terms=travelling))
+    return tuple(phases)

@@ -1,0 +1,161 @@
+"""What of a model decides how much memory it takes; read from the ``config.json`` of a Hugging Face checkpoint.
+
+Counts are exact for decoders of the Llama family: rotary positions, RMS norms, gated MLPs or mixtures of them. They follow
+transformers' own modules (modeling_llama, modeling_qwen2, modeling_qwen3, modeling_mixtral, ... of transformers 5), which a test builds
+and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rljob_api.errors import ModelShapeError, show
+
+MAX_SIZE = 10**12
+"""Upper bound of every size in a config."""
+MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""``model_type`` of the configs that can be read."""
+_REMEDY = "set spec.model.parameterCount, which gives a coarser estimate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """Sizes of a decoder; parameters are counted, not bytes."""
+
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    """Width of the MLP that one token passes: of its experts together in a mixture."""
+    vocab_size: int
+    tied_embeddings: bool
+    layer_parameters: int
+    """Of the largest layer."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalized per head."""
+    num_experts: int = 0
+    """Experts of a mixture layer; 0 for a dense model."""
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embedding, which is also the size of the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def root_parameters(self) -> int:
+        """Of everything outside the layers: embedding, head unless tied, final norm."""
+        return self.embedding_parameters * (1 if self.tied_embeddings else 2) + self.hidden_size
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together; values have the same."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """How large a model is."""
+
+    parameters: int
+    """Of the whole model, tied weights once."""
+    decoder: DecoderShape | None = None
+    """Its sizes; None where only the count is known, and then what depends on them is left out of an estimate."""
+
+
+def shape_from_count(parameter_count: int) -> ModelShape:
+    """The shape of a model of which only the number of parameters is known."""
+    return ModelShape(parameters=parameter_count)
+
+
+def shape_from_config(config: Mapping[str, object]) -> ModelShape:
+    """The shape of the decoder that a ``config.json`` describes.
+
+    Raises:
+        ModelShapeError: the model is of a type that cannot be counted, or a size is missing or is no positive whole number.
+    """
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise ModelShapeError(f"config.json has model_type {show(model_type)}, known are {', '.join(MODEL_TYPES)}; {_REMEDY}")
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    head_dim = _size(config, "head_dim", max(1, hidden // heads))
+    kv_heads = _size(config, "num_key_value_heads", heads)
+    num_layers, vocab = _size(config, "num_hidden_layers"), _size(config, "vocab_size")
+    attention = _attention_parameters(config, str(model_type), hidden, heads * head_dim, kv_heads * head_dim, head_dim)
+    num_sparse = _num_sparse_layers(config, str(model_type), num_layers)
+    mlps = {"dense": _dense_mlp(config, hidden), "sparse": _sparse_mlp(config, str(model_type), hidden) if num_sparse else (0, 0, 0)}
+    layers = {kind: attention + 2 * hidden + mlp[0] for kind, mlp in mlps.items()}
+    decoder = DecoderShape(
+        hidden_size=hidden,
+        num_layers=num_layers,
+        num_attention_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=max(mlps["sparse"][1], mlps["dense"][1] if num_sparse < num_layers else 0),
+        vocab_size=vocab,
+        tied_embeddings=config.get("tie_word_embeddings") is True,
+        layer_parameters=max(layers["sparse"] if num_sparse else 0, layers["dense"] if num_sparse < num_layers else 0),
+        qk_norm=str(model_type).startswith("qwen3"),
+        num_experts=mlps["sparse"][2],
+    )
+    in_layers = num_sparse * layers["sparse"] + (num_layers - num_sparse) * layers["dense"]
+    return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)
+
+
+def _attention_parameters(config: Mapping[str, object], model_type: str, hidden: int, query: int, kv: int, head_dim: int) -> int:
+    """Four projections, their biases, and Qwen3's norms of queries and keys."""
+    matrices = hidden * (query + 2 * kv) + query * hidden
+    if model_type.startswith("qwen2"):  # always, and none on the output
+        return matrices + query + 2 * kv
+    if config.get("attention_bias") is True and model_type in ("llama", "qwen3", "qwen3_moe"):
+        matrices += query + 2 * kv + hidden
+    return matrices + (2 * head_dim if model_type.startswith("qwen3") else 0)
+
+
+def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int, int]:
+    """(parameters, width, experts) of a gated MLP."""
+    width = _size(config, "intermediate_size")
+    biases = 2 * width + hidden if config.get("mlp_bias") is True and config.get("model_type") == "llama" else 0
+    return 3 * hidden * width + biases, width, 0
+
+
+def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> tuple[int, int, int]:
+    """(parameters, width one token passes, experts) of a mixture with its router and, in Qwen2, its shared expert."""
+    key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers 5 writes the latter for all
+    experts, active = _size(config, key), _size(config, "num_experts_per_tok")
+    width = _size(config, "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size")
+    parameters = experts * 3 * hidden * width + experts * hidden
+    shared = _size(config, "shared_expert_intermediate_size") if model_type == "qwen2_moe" else 0
+    if shared:
+        parameters += 3 * hidden * shared + hidden
+    return parameters, active * width + shared, experts
+
+
+def _num_sparse_layers(config: Mapping[str, object], model_type: str, num_layers: int) -> int:
+    """Layers that are mixtures: every ``decoder_sparse_step``-th but those of ``mlp_only_layers``; all in Mixtral."""
+    if model_type == "mixtral":
+        return num_layers
+    if not model_type.endswith("_moe"):
+        return 0
+    step = _size(config, "decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers")
+    given = dense if isinstance(dense, list) else []
+    excepted = {layer for layer in given if isinstance(layer, int) and 0 <= layer < num_layers and (layer + 1) % step == 0}
+    return num_layers // step - len(excepted)
+
+
+def _size(config: Mapping[str, object], key: str, default: int | None = None) -> int:
+    """A positive whole number of the config; ``default`` where it is absent or null."""
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        raise ModelShapeError(f"config.json has {key} {show(value)}, which is no whole number from 1 to {MAX_SIZE}; {_REMEDY}")
+    return value

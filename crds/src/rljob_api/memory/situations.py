@@ -1,0 +1,91 @@
+"""Which processes are together on a device or a node, by distinct situation: thousands of devices come down to a few.
+
+Time grows with the number of processes and their devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1.components import Role
+
+MODEL_ROLES = frozenset({Role.TRAINER, Role.CRITIC, Role.REFERENCE, Role.ROLLOUT})
+"""Roles whose processes hold a model."""
+
+Resident = tuple[int, bool]
+"""Index of a component, and whether the process is its rank 0 (of a Trainer, which then gathers weights)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Equal pools."""
+
+    group: str
+    residents: tuple[tuple[Resident, int], ...]
+    """Who is in one of them, and how many processes (of an engine: devices); ordered."""
+    count: int
+    first: int
+    """Lowest rank of these pools."""
+
+
+class _Chain:
+    """Maps each pool to an interned set of residents, one number per distinct set."""
+
+    def __init__(self) -> None:
+        self._sets: list[tuple[str, dict[Resident, int]]] = []
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._next: dict[tuple[int, Resident], int] = {}
+
+    def start(self, group: str) -> int:
+        """The empty set of a group."""
+        return self._intern(group, {})
+
+    def add(self, number: int, resident: Resident) -> int:
+        """The set with one more process."""
+        found = self._next.get((number, resident))
+        if found is None:
+            group, members = self._sets[number]
+            found = self._intern(group, members | {resident: members.get(resident, 0) + 1})
+            self._next[number, resident] = found
+        return found
+
+    def situations(self, pools: dict[int, int]) -> Iterator[Situation]:
+        """Pools with equal sets, in order of their first pool."""
+        counts = Counter(pools.values())
+        first: dict[int, int] = {}
+        for rank in sorted(pools):
+            first.setdefault(pools[rank], rank)
+        for number, rank in first.items():
+            group, members = self._sets[number]
+            yield Situation(group=group, residents=tuple(sorted(members.items())), count=counts[number], first=rank)
+
+    def _intern(self, group: str, members: dict[Resident, int]) -> int:
+        key = (group, *sorted(members.items()))
+        number = self._numbers.setdefault(key, len(self._sets))
+        if number == len(self._sets):
+            self._sets.append((group, members))
+        return number
+
+
+def situations(plan: Plan) -> tuple[list[Situation], list[Situation]]:
+    """(of devices, of nodes) that hold a model."""
+    chain = _Chain()
+    empty = {node.group: chain.start(node.group) for node in plan.nodes}
+    groups = [empty[node.group] for node in plan.nodes]
+    devices: dict[int, int] = {}
+    nodes: dict[int, int] = {}
+    add = chain.add
+    for index, component in enumerate(plan.components):
+        if component.role not in MODEL_ROLES:
+            continue
+        gathers, per_device = component.role is Role.TRAINER, component.role is Role.ROLLOUT
+        for process in component.processes:
+            resident, node = (index, gathers and process.rank == 0), process.node_rank
+            for device in process.devices:
+                devices[device] = add(devices.get(device, groups[node]), resident)
+            for _ in range(len(process.devices) if per_device else 1):
+                nodes[node] = add(nodes.get(node, groups[node]), resident)
+    return list(chain.situations(devices)), list(chain.situations(nodes))

@@ -1,0 +1,313 @@
+"""What a trainer and a reference process hold: the terms of FSDP2 as ``rljob_runtime.training`` uses it.
+
+Weights, gradients and both moments of AdamW are float32 and sharded over the data-parallel processes (ZeRO stage 3, arXiv 1910.02054,
+with 4 + 4 + 8 bytes a parameter because masters are what is sharded). Computation is in ``model.dtype`` on gathered layers: FSDP2
+gathers the next layer while one computes, and keeps the root unit (embedding, head) gathered (torch.distributed.fsdp.fully_shard).
+Gradients are exchanged with the last micro-batch of an update only, so with several of them each process accumulates WHOLE float32
+gradients (``set_requires_gradient_sync(False)``).
+
+Saved activations follow the method of Korthikanti et al. (arXiv 2205.05198, section 4): per layer, count what autograd keeps. The
+counts are those of transformers' layers, which keep more than Megatron's; a test compares them with what autograd really saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
+from rljob_api.memory.shape import DecoderShape, ModelShape
+from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
+from rljob_api.v1alpha1.data import DType
+from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+DTYPE_BYTES: Mapping[DType, int] = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
+MASTER_BYTES = 4
+"""Of one float32 number."""
+ONE_UNIT_BYTES = 32 * MIB
+"""``rljob_runtime.training.model.ONE_UNIT_BYTES``: a model up to this size is gathered as a whole."""
+CUDA_PROCESS_BYTES = GIB
+"""CUDA context with its kernels (about 0.5 GiB) and NCCL's buffers, outside PyTorch's allocator."""
+CPU_PROCESS_BYTES = 700 * MIB
+"""A process that imported torch and transformers, without its model: 702 MiB resident, measured with torch 2.13."""
+
+MORE_SHARDS = "more devices for that component"
+LESS_WORK = "a smaller training.microBatchTokens"
+
+
+def process_need(on_cuda: bool) -> Need:
+    """What a training process has whatever its model."""
+    if on_cuda:
+        return Need(kind=Kind.PROCESS, name="CUDA context and NCCL", formula="constant", num_bytes=CUDA_PROCESS_BYTES)
+    return Need(kind=Kind.PROCESS, name="Python with torch", formula="constant", num_bytes=CPU_PROCESS_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyNeeds:
+    """Computes the needs of one process of a policy, trained or frozen."""
+
+    spec: RLJobSpec
+    shape: ModelShape
+    world_size: int
+    """Processes of the component."""
+    on_cuda: bool
+    first: bool
+    """Whether it is rank 0, which gathers weights to send them."""
+
+    @property
+    def tensor(self) -> int:
+        """Tensor parallel size."""
+        return min(self.spec.training.tensor_parallel_size, self.world_size)
+
+    @property
+    def data(self) -> int:
+        """Data parallel size."""
+        return max(1, self.world_size // self.tensor)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in the computation."""
+        return DTYPE_BYTES[self.spec.model.dtype]
+
+    @property
+    def full_tokens(self) -> int:
+        """Of the longest sequence."""
+        return self.spec.rollout.max_prompt_tokens + self.spec.rollout.max_response_tokens
+
+    @property
+    def update_tokens(self) -> int:
+        """That one process handles in one update, when all sequences have full length."""
+        rollout = self.spec.rollout
+        samples = ceil_div(rollout.prompts_per_step * rollout.samples_per_prompt, self.spec.training.mini_batches)
+        return ceil_div(samples, self.data) * self.full_tokens
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Of the largest micro-batch; a single sequence may be longer than the budget."""
+        return min(self.update_tokens, max(self.spec.training.micro_batch_tokens, self.full_tokens))
+
+    def trained(self, active: frozenset[Phase]) -> ProcessNeeds:
+        """Of a policy with gradients and optimizer."""
+        weights = self._sharded(Kind.WEIGHT, "float32 weights", MASTER_BYTES)
+        optimizer = self._sharded(Kind.OPTIMIZER, "AdamW m and v", 2 * MASTER_BYTES)
+        gradients = self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
+        process = process_need(self.on_cuda)
+        working = {
+            Phase.TRAIN: (*self._gathered(MASTER_BYTES), *self._training_gradients(), *self._activations(), *self._logits(trained=True)),
+            Phase.OPTIMIZER_STEP: (gradients,),
+        }
+        if Phase.WEIGHT_SYNC in active:
+            working[Phase.WEIGHT_SYNC] = self._sync_buffers()
+        return ProcessNeeds(
+            active=active,
+            states=(process, weights, optimizer),
+            starting=(process, *self._loading(weights, MASTER_BYTES)),
+            working=working,
+            host_starting=(self._whole_model(MASTER_BYTES),),
+            carries_weights=self.first and Phase.WEIGHT_SYNC in active,
+            keeps_workspace=self.on_cuda,
+        )
+
+    def frozen(self) -> ProcessNeeds:
+        """Of a reference, held in the dtype of the computation."""
+        process, size = process_need(self.on_cuda), self.compute_bytes
+        weights = self._sharded(Kind.WEIGHT, f"{self.spec.model.dtype} weights", size)
+        return ProcessNeeds(
+            active=frozenset({Phase.SCORE}),
+            states=(process, weights),
+            starting=(process, *self._loading(weights, size)),
+            working={Phase.SCORE: (*self._gathered(size), *self._passing(), *self._logits(trained=False))},
+            host_starting=(self._whole_model(size),),
+            keeps_workspace=self.on_cuda,
+        )
+
+    def _sharded(self, kind: Kind, name: str, size: int) -> Need:
+        parameters, shards = self.shape.parameters, self.data * self.tensor
+        return Need(
+            kind=kind,
+            name=name,
+            formula=f"{show_count(parameters)} x {size} B{self._over(shards)}",
+            num_bytes=ceil_div(parameters, shards) * size,
+            remedy=MORE_SHARDS,
+        )
+
+    def _whole_model(self, size: int) -> Need:
+        return Need(
+            kind=Kind.WORKSPACE,
+            name="whole model before it is sharded",
+            formula=f"{show_count(self.shape.parameters)} x {size} B",
+            num_bytes=self.shape.parameters * size,
+            remedy="more memory, or fewer training processes per node",
+        )
+
+    def _loading(self, weights: Need, size: int) -> tuple[Need, ...]:
+        """Every process loads the whole model on the CPU; then unit by unit moves to the device and is cut."""
+        if not self.on_cuda:
+            return (self._whole_model(size),)
+        unit = self._unit_parameters(size)
+        moving = Need(
+            kind=Kind.WORKSPACE,
+            name="unit that is being sharded",
+            formula=f"{show_count(unit)} x {size} B",
+            num_bytes=unit * size,
+        )
+        return (weights, moving)
+
+    def _is_one_unit(self, size: int) -> bool:
+        return self.shape.parameters * size <= ONE_UNIT_BYTES
+
+    def _unit_parameters(self, size: int) -> int:
+        """Of the largest FSDP unit; 0 where sizes are not known."""
+        if self._is_one_unit(size):
+            return self.shape.parameters
+        decoder = self.shape.decoder
+        return 0 if decoder is None else max(decoder.layer_parameters, decoder.root_parameters)
+
+    def _gathered(self, size: int) -> tuple[Need, ...]:
+        """Units whose whole weights exist at one time. ``size``: of a number of the shards."""
+        decoder, number = self.shape.decoder, self.compute_bytes
+        if self._is_one_unit(size):
+            parameters, text = self.shape.parameters, show_count(self.shape.parameters)
+        elif decoder is not None:
+            parameters = decoder.root_parameters + min(2, decoder.num_layers) * decoder.layer_parameters
+            text = f"(root {show_count(decoder.root_parameters)} + 2 layers of {show_count(decoder.layer_parameters)})"
+        else:
+            return ()
+        formula = f"{text} x {number} B{self._over(self.tensor)}"
+        return (Need(kind=Kind.WORKSPACE, name="gathered weights", formula=formula, num_bytes=ceil_div(parameters * number, self.tensor)),)
+
+    def _training_gradients(self) -> tuple[Need, ...]:
+        """While micro-batches are added up, and the exchange with the last of them, unit by unit.
+
+        The root unit comes when activations are gone, so that a layer, or the whole of a model that is one unit, sets the peak.
+        """
+        decoder = self.shape.decoder
+        reduced = self.shape.parameters if self._is_one_unit(MASTER_BYTES) else 0 if decoder is None else decoder.layer_parameters
+        unit, number = ceil_div(reduced, self.tensor), self.compute_bytes + MASTER_BYTES
+        exchange = Need(
+            kind=Kind.WORKSPACE,
+            name="gradients of the layer being reduced",
+            formula=f"{show_count(unit)} x ({self.compute_bytes} + {MASTER_BYTES}) B",
+            num_bytes=unit * number,
+        )
+        if self.update_tokens <= self.micro_batch_tokens:
+            return (self._sharded(Kind.GRAD, "gradients", MASTER_BYTES), exchange)
+        whole = Need(
+            kind=Kind.GRAD,
+            name="whole gradients of several micro-batches",
+            formula=f"{show_count(self.shape.parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
+            num_bytes=ceil_div(self.shape.parameters, self.tensor) * MASTER_BYTES,
+            remedy="more training.miniBatches, so that an update is one micro-batch, or a larger training.tensorParallelSize",
+        )
+        return (whole, exchange)
+
+    def _activations(self) -> tuple[Need, ...]:
+        """What autograd keeps of the layers, and the gradients that flow back through one of them."""
+        decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
+        if decoder is None:
+            return ()
+        layer = self._layer_bytes_per_token(decoder)
+        flowing = Need(
+            kind=Kind.WORKSPACE,
+            name="gradients flowing through a layer",
+            formula=f"{show_count(tokens)} tokens x {2 * (decoder.hidden_size + decoder.intermediate_size)} x {number} B",
+            num_bytes=tokens * 2 * (decoder.hidden_size + decoder.intermediate_size) * number,
+            remedy=LESS_WORK,
+        )
+        if self.spec.training.activation_checkpointing:
+            kept = decoder.num_layers * decoder.hidden_size * number + layer
+            text, remedy = f"({decoder.num_layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", LESS_WORK
+        else:
+            kept, text = decoder.num_layers * layer, f"{decoder.num_layers} layers x {layer:,} B"
+            remedy = f"training.activationCheckpointing: true, {LESS_WORK}"
+        saved = Need(
+            kind=Kind.WORKSPACE,
+            name="activations",
+            formula=f"{show_count(tokens)} tokens x {text}",
+            num_bytes=tokens * kept,
+            remedy=remedy,
+        )
+        return (saved, flowing)
+
+    def _passing(self) -> tuple[Need, ...]:
+        """What exists of one layer when nothing is kept for a backward pass."""
+        decoder, tokens = self.shape.decoder, self.micro_batch_tokens
+        if decoder is None:
+            return ()
+        layer = self._layer_bytes_per_token(decoder)
+        formula = f"{show_count(tokens)} tokens x {layer:,} B"
+        return (Need(kind=Kind.WORKSPACE, name="one layer's activations", formula=formula, num_bytes=tokens * layer, remedy=LESS_WORK),)
+
+    def _layer_bytes_per_token(self, decoder: DecoderShape) -> int:
+        """What autograd keeps of one layer.
+
+        Two norms (float32 input, normalized input and output), queries, keys, values and the attention's output (keys and values
+        repeated to all heads, as under a mask), four tensors of the MLP, and with eager attention a float32 row of scores per head, also
+        in the dtype of the computation where that is another. Qwen3 normalizes queries and keys as well. With tensor parallelism all but
+        the norms is divided.
+        """
+        number, heads = self.compute_bytes, decoder.num_attention_heads
+        norms = 2 * (MASTER_BYTES + 2 * number) * decoder.hidden_size + 8
+        inner = 4 * number * (decoder.query_size + decoder.intermediate_size) + 4 * heads
+        if decoder.qk_norm:
+            inner += (MASTER_BYTES + number) * (decoder.query_size + decoder.kv_size) + 8 * heads
+        if self.spec.model.attention == "eager":
+            inner += (MASTER_BYTES + (number if number != MASTER_BYTES else 0)) * heads * self.full_tokens
+        return norms + ceil_div(inner, self.tensor)
+
+    def _logits(self, *, trained: bool) -> tuple[Need, ...]:
+        """The final norm and log-probs, see ``rljob_runtime.training.logprob``: a chunk of float32 logits and one temporary of its size."""
+        decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
+        if decoder is None:
+            return ()
+        chunk = min(self.spec.training.logprob_chunk_tokens, tokens)
+        logits = Need(
+            kind=Kind.WORKSPACE,
+            name="logits of a chunk",
+            formula=f"{show_count(chunk)} tokens x {show_count(decoder.vocab_size)} x 8 B",
+            num_bytes=chunk * decoder.vocab_size * 2 * MASTER_BYTES,
+            remedy="a smaller training.logprobChunkTokens",
+        )
+        per_token = (MASTER_BYTES + (5 if trained else 2) * number) * decoder.hidden_size
+        states = Need(
+            kind=Kind.WORKSPACE,
+            name="last hidden states",
+            formula=f"{show_count(tokens)} tokens x {per_token:,} B",
+            num_bytes=tokens * per_token,
+            remedy=LESS_WORK,
+        )
+        if not trained:
+            return (states, logits)
+        head = Need(
+            kind=Kind.WORKSPACE,
+            name="gradient of the head",
+            formula=f"{show_count(decoder.embedding_parameters)} x ({MASTER_BYTES} + {number}) B",
+            num_bytes=decoder.embedding_parameters * (MASTER_BYTES + number),
+        )
+        return (states, logits, head)
+
+    def _sync_buffers(self) -> tuple[Need, ...]:
+        """Buckets on their way, see ``rljob_runtime.training.weights``; a larger tensor than a bucket travels alone."""
+        bucket = largest_bucket(self.spec, self.shape)
+        if self.spec.weight_sync.backend is not SyncBackend.OBJECT_STORE:
+            size, count = 2 * bucket, "2 buckets"
+        elif self.data == 1:
+            size, count = bucket, "1 bucket"
+        else:  # own shards three times: cast, in one piece, padded; on rank 0 everybody's as well
+            size, count = 3 * ceil_div(bucket, self.data), f"3 / {self.data} buckets"
+            if self.first:
+                size, count = size + bucket, f"1 + {count}"
+        formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
+        return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)
+
+    @staticmethod
+    def _over(size: int) -> str:
+        return "" if size == 1 else f" / {size}"
+
+
+def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
+    """Bytes of the largest bucket of a weight sync: bucketBytes, or the embedding where that is larger, at most all weights."""
+    number = DTYPE_BYTES[spec.model.dtype]
+    embedding = 0 if shape.decoder is None else shape.decoder.embedding_parameters * number
+    return min(shape.parameters * number, max(spec.weight_sync.bucket_bytes, embedding))

@@ -1,0 +1,410 @@
+"""Which trainer rank feeds which part of which engine when new weights are published. Pure.
+
+::
+
+    TrainerLayout ┐
+    EngineLayout ─┼─> sync_plan(backend, ..) -> SyncPlan ── routes() ─> SyncRoute per piece
+    SyncBackend ──┘                                └─ figures, text()
+
+A tensor dimension that is cut over devices has ``L = lcm(T, E)`` equal *atoms*, T and E being the tensor parallel sizes of trainer
+and engines: trainer shard t holds atoms ``[t*L/T, (t+1)*L/T)``, engine shard e needs ``[e*L/E, (e+1)*L/E)``. A pipeline stage needs the
+atoms of its own 1/P of the layers. So T and E, and the numbers of trainer replicas and of engines, may stand in any relation.
+
+Backends that move shards (NCCL, IPC, SparseDelta) take each piece from a rank on the same device, else on the same node, else over
+the network; of several such ranks from the one that has sent least so far by that wire, else the lowest. Where RLinf 0.3.0 defines a
+map (strided engines on the trainer's devices), the routes that stay on a device are its map; the others are what its all-gather moves.
+A shard here is whole: FSDP cuts it further over the replicas, which an all-gather undoes before it is sent. Parameters that are not
+cut, such as norms, travel with each engine shard's first piece; figures leave them out.
+
+ObjectStore moves whole tensors: all trainer ranks gather, rank 0 packs (:data:`PACKING_RANK`), every engine loads all.
+
+Invariants: every engine shard gets every atom it needs exactly once (ONCE), from a rank that holds it (HELD). Time and memory grow with
+the routes, at most ``T/E + 2`` per engine device; ObjectStore has one per engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heapreplace
+from typing import TYPE_CHECKING
+
+from rljob_api.errors import PlacementError
+from rljob_api.v1alpha1.components import EngineType
+from rljob_api.v1alpha1.operations import SyncBackend
+
+if TYPE_CHECKING:
+    from rljob_api.plan import PlannedComponent
+
+CHECK = "D11"
+"""Check id of every problem here but one."""
+PACKING_RANK = 0
+"""The one trainer rank that gives whole tensors to the object store, as the runtime's weight publisher does."""
+SPLIT_CHECK = "F6"
+"""Check id of an engine on several nodes; the same as for any other process."""
+
+
+class Transport(StrEnum):
+    """The wire that a route needs."""
+
+    SAME_DEVICE = "SameDevice"
+    """A handle; no byte leaves the device."""
+    SAME_NODE = "SameNode"
+    """Between devices of a node, or through its memory."""
+    NETWORK = "Network"
+    """Between nodes."""
+
+
+TRANSPORTS = tuple(Transport)
+_SAME_DEVICE, _SAME_NODE, _NETWORK = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDevice:
+    """A device and its node."""
+
+    node_rank: int
+    device: int
+    """Global rank, or index on its node: only together with the node does it name a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLayout:
+    """Trainer processes: rank r holds tensor parallel shard ``r % T`` of replica ``r // T``."""
+
+    ranks: tuple[SyncDevice, ...]
+    """Device of each process, by rank."""
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Check sizes.
+
+        Raises:
+            PlacementError: D11, no rank, or T does not divide their number.
+        """
+        world, size = len(self.ranks), self.tensor_parallel_size
+        if size < 1 or not world or world % size:
+            raise PlacementError(
+                CHECK,
+                f"the trainer has {world} ranks, not a multiple of its tensor parallel size {size}",
+                "change the trainer's placement or training.tensorParallelSize",
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        """Whole copies of the model."""
+        return len(self.ranks) // self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLayout:
+    """Engines: device i of an engine is tensor parallel shard ``i % E`` of pipeline stage ``i // E``."""
+
+    engines: tuple[tuple[SyncDevice, ...], ...]
+    """Devices of each engine, by process rank."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Check sizes.
+
+        Raises:
+            PlacementError: D11, no engine, or one with another number of devices than E*P.
+        """
+        tensor, pipeline = self.tensor_parallel_size, self.pipeline_parallel_size
+        if not self.engines or tensor < 1 or pipeline < 1:
+            raise PlacementError(
+                CHECK,
+                f"weights go to {len(self.engines)} engines of tensor parallel size {tensor} and pipeline parallel size {pipeline}",
+                "give at least 1 for each",
+            )
+        for index, devices in enumerate(self.engines):
+            if len(devices) != tensor * pipeline:
+                raise PlacementError(
+                    CHECK,
+                    f"engine {index} has {len(devices)} devices, but tensor parallel size {tensor} * pipeline parallel size {pipeline} "
+                    f"needs {tensor * pipeline}",
+                    "change the rollout's placement or the engine's parallel sizes",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRoute:
+    """One piece of the weights on its way."""
+
+    source_rank: int
+    source: SyncDevice
+    engine: int
+    engine_shard: int | None
+    """Tensor parallel rank in the engine; None: the engine's process takes whole tensors and hands them to its devices itself."""
+    stage: int | None
+    """Pipeline rank in the engine; None as above."""
+    first_atom: int
+    end_atom: int
+    """Behind the last."""
+    share: float
+    """Part of the model's bytes that it carries."""
+    transport: Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncFigures:
+    """Where the bytes of one sync go, as fractions of all that engines take in."""
+
+    same_device: float
+    same_node: float
+    network: float
+    busiest_rank: int | None
+    """The first of the ranks that send most; None where no byte leaves its device."""
+    busiest_share: float
+    """Its part of the bytes that leave a device."""
+    ideal_share: float
+    """The part of each rank, were all equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPlan:
+    """How one sync of all engines runs; :func:`sync_plan` makes it."""
+
+    backend: SyncBackend
+    trainer: TrainerLayout
+    engines: EngineLayout
+    num_atoms: int
+    """L."""
+    figures: SyncFigures
+    sources: tuple[int, ...] = field(repr=False)
+    """Source rank of every route in order, as many for each engine; empty for whole tensors, as the next."""
+    transports: bytes = field(repr=False)
+    """Its transport, as an index of :data:`TRANSPORTS`."""
+
+    @property
+    def moves_whole_tensors(self) -> bool:
+        """Whether every engine takes in all of every tensor."""
+        return self.backend is SyncBackend.OBJECT_STORE
+
+    def routes(self) -> Iterator[SyncRoute]:
+        """All routes, by engine, stage, shard and atom; made on the way, so that the plan stays small."""
+        return self._whole() if self.moves_whole_tensors else self._shards()
+
+    def text(self, max_lines: int = 24) -> str:
+        """The plan for people: a line on its kind, one of figures, then routes with equal ones of successive engines folded.
+
+        No line break at the end. At most ``max_lines`` lines of routes; a last line counts what is left out.
+        """
+        from rljob_api.placement.sync_text import render
+
+        return render(self, max_lines)
+
+    def _shards(self) -> Iterator[SyncRoute]:
+        needs, size = _needs(self.trainer.tensor_parallel_size, self.engines.tensor_parallel_size), self.engines.tensor_parallel_size
+        whole = self.num_atoms * self.engines.pipeline_parallel_size
+        chosen = zip(self.sources, self.transports, strict=True)
+        for engine, devices in enumerate(self.engines.engines):
+            for index in range(len(devices)):
+                for _, first, end in needs[index % size]:
+                    rank, transport = next(chosen)
+                    yield SyncRoute(
+                        source_rank=rank,
+                        source=self.trainer.ranks[rank],
+                        engine=engine,
+                        engine_shard=index % size,
+                        stage=index // size,
+                        first_atom=first,
+                        end_atom=end,
+                        share=(end - first) / whole,
+                        transport=TRANSPORTS[transport],
+                    )
+
+    def _whole(self) -> Iterator[SyncRoute]:
+        """The store brings one copy to a node; further engines there read it, and so do those where it was packed."""
+        source = self.trainer.ranks[PACKING_RANK]
+        has_copy = {source.node_rank}
+        for engine, devices in enumerate(self.engines.engines):
+            node = devices[0].node_rank
+            yield SyncRoute(
+                source_rank=PACKING_RANK,
+                source=source,
+                engine=engine,
+                engine_shard=None,
+                stage=None,
+                first_atom=0,
+                end_atom=self.num_atoms,
+                share=1.0,
+                transport=Transport.SAME_NODE if node in has_copy else Transport.NETWORK,
+            )
+            has_copy.add(node)
+
+
+def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayout) -> SyncPlan:
+    """Choose the source of every piece that an engine needs. Deterministic; ids of nodes and devices only count as equal or not.
+
+    Raises:
+        PlacementError: D11, IPC would have to cross nodes.
+    """
+    is_whole = backend is SyncBackend.OBJECT_STORE
+    sources, transports, figures = ((), b"", _figures_of_whole(trainer, engines)) if is_whole else _choose(trainer, engines)
+    plan = SyncPlan(
+        backend=backend,
+        trainer=trainer,
+        engines=engines,
+        num_atoms=math.lcm(trainer.tensor_parallel_size, engines.tensor_parallel_size),
+        figures=figures,
+        sources=sources,
+        transports=transports,
+    )
+    if backend is SyncBackend.IPC and _NETWORK in transports:
+        raise _out_of_reach(plan)
+    return plan
+
+
+def sync_plan_of(
+    backend: SyncBackend,
+    trainer: PlannedComponent,
+    rollout: PlannedComponent,
+    *,
+    trainer_tensor_parallel_size: int = 1,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+) -> SyncPlan:
+    """The sync plan of two planned components, the sizes being those of ``training`` and of the rollout's ``engine``.
+
+    Raises:
+        PlacementError: D11, sizes do not match the processes, or a trainer process without a device.
+    """
+    bare = next((process for process in trainer.processes if not process.devices), None)
+    if bare is not None:
+        raise PlacementError(CHECK, f"trainer rank {bare.rank} has 0 devices, it needs 1", "place the trainer on devices")
+    ranks = tuple(SyncDevice(process.node_rank, process.devices[0]) for process in trainer.processes)
+    engines = tuple(tuple(SyncDevice(process.node_rank, device) for device in process.devices) for process in rollout.processes)
+    return sync_plan(
+        backend,
+        TrainerLayout(ranks=ranks, tensor_parallel_size=trainer_tensor_parallel_size),
+        EngineLayout(engines=engines, tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size),
+    )
+
+
+def _out_of_reach(plan: SyncPlan) -> PlacementError:
+    """The problem of a plan by shared memory that has routes between nodes."""
+    per_engine = len(plan.sources) // len(plan.engines.engines)
+    across = [index for index, transport in enumerate(plan.transports) if transport == _NETWORK]
+    first = across[0] // per_engine
+    source = plan.trainer.ranks[plan.sources[across[0]]]
+    nodes = ", ".join(map(str, sorted({place.node_rank for place in plan.engines.engines[first]})))
+    return PlacementError(
+        CHECK,
+        f"IPC shares memory within a node, but {len({index // per_engine for index in across})} of {len(plan.engines.engines)} engines "
+        f"need weights that no trainer rank on their node holds: engine {first} on node {nodes} would need rank "
+        f"{plan.sources[across[0]]} on node {source.node_rank}",
+        "place the trainer on every node of the rollout, or choose another weightSync.backend",
+    )
+
+
+_ACROSS_NODES = {
+    EngineType.VLLM: "vLLM itself can, with its Ray executor, for tensor and pipeline parallel alike",
+    EngineType.SGLANG: "SGLang itself can, with one launch per node (--nnodes, --node-rank, --dist-init-addr)",
+}
+"""Sources: the documentation of vLLM ("Parallelism and Scaling") and SGLang ("Multi-Node Deployment")."""
+
+
+def check_engine_nodes(engine_type: EngineType, nodes_of_engine: Sequence[int]) -> None:
+    """Refuse an engine that spans nodes.
+
+    Args:
+        engine_type: which engine.
+        nodes_of_engine: node rank of each of its devices.
+
+    Raises:
+        PlacementError: F6, the devices lie on more than one node.
+    """
+    nodes = sorted(set(nodes_of_engine))
+    if len(nodes) > 1:
+        listed = ", ".join(map(str, nodes[:8])) + (", .." if len(nodes) > 8 else "")
+        raise PlacementError(
+            SPLIT_CHECK,
+            f"the {len(nodes_of_engine)} devices of one engine lie on {len(nodes)} nodes ({listed}), but RLJob runs an engine as one "
+            f"process on one node; {_ACROSS_NODES[engine_type]}",
+            "make engine.tensorParallelSize * engine.pipelineParallelSize fit a node and use more engines, which are data parallel",
+        )
+
+
+def _needs(trainer_size: int, engine_size: int) -> list[list[tuple[int, int, int]]]:
+    """For each engine shard its pieces: (trainer shard, first atom, behind the last atom)."""
+    num_atoms = math.lcm(trainer_size, engine_size)
+    held, needed = num_atoms // trainer_size, num_atoms // engine_size
+    return [
+        [
+            (t, max(t * held, e * needed), min((t + 1) * held, (e + 1) * needed))
+            for t in range(e * needed // held, ((e + 1) * needed - 1) // held + 1)
+        ]
+        for e in range(engine_size)
+    ]
+
+
+_Pool = list[tuple[int, int]]
+"""Heap of (atoms sent so far by this wire, rank): ranks that hold one trainer shard. A rank's load changes in one pool per wire only."""
+
+
+def _choose(trainer: TrainerLayout, engines: EngineLayout) -> tuple[tuple[int, ...], bytes, SyncFigures]:
+    """Source ranks and transports of all routes in order; see the module's text for the rule."""
+    size = trainer.tensor_parallel_size
+    on_device: dict[tuple[int, int], dict[int, int]] = {}
+    on_node: dict[int, dict[int, _Pool]] = {}
+    anywhere: list[_Pool] = [[] for _ in range(size)]
+    for rank, place in enumerate(trainer.ranks):  # ascending, so every list is a heap from the start
+        shard = rank % size
+        on_device.setdefault((place.node_rank, place.device), {}).setdefault(shard, rank)
+        on_node.setdefault(place.node_rank, {}).setdefault(shard, []).append((0, rank))
+        anywhere[shard].append((0, rank))
+    needs = _needs(size, engines.tensor_parallel_size)
+    nothing: dict[int, int] = {}
+    no_pools: dict[int, _Pool] = {}
+    sources: list[int] = []
+    transports = bytearray()
+    atoms = [0, 0, 0]
+    """Moved by each transport."""
+    for devices in engines.engines:
+        for index, place in enumerate(devices):
+            here = on_device.get((place.node_rank, place.device), nothing)
+            near = on_node.get(place.node_rank, no_pools)
+            for shard, first, end in needs[index % len(needs)]:
+                if shard in here:
+                    rank, transport = here[shard], _SAME_DEVICE
+                else:
+                    pool, transport = near.get(shard), _SAME_NODE
+                    if pool is None:
+                        pool, transport = anywhere[shard], _NETWORK
+                    load, rank = pool[0]
+                    heapreplace(pool, (load + end - first, rank))
+                sources.append(rank)
+                transports.append(transport)
+                atoms[transport] += end - first
+    sent = [0] * len(trainer.ranks)
+    for pools in (anywhere, *(pools.values() for pools in on_node.values())):
+        for pool in pools:
+            for load, rank in pool:
+                sent[rank] += load
+    return tuple(sources), bytes(transports), _figures(atoms, sent)
+
+
+def _figures(atoms: Sequence[int], sent: Sequence[int]) -> SyncFigures:
+    """Figures from the amounts by transport and by sending rank, in any two units."""
+    same_device, same_node, network = (amount / sum(atoms) for amount in atoms)
+    leaving = sum(sent)
+    return SyncFigures(
+        same_device=same_device,
+        same_node=same_node,
+        network=network,
+        busiest_rank=sent.index(max(sent)) if leaving else None,
+        busiest_share=max(sent) / leaving if leaving else 0.0,
+        ideal_share=1 / len(sent),
+    )
+
+
+def _figures_of_whole(trainer: TrainerLayout, engines: EngineLayout) -> SyncFigures:
+    """Every node but the packing rank's fetches the tensors once, whatever its number of engines."""
+    fetched = len({devices[0].node_rank for devices in engines.engines} - {trainer.ranks[PACKING_RANK].node_rank})
+    sent = [0] * len(trainer.ranks)
+    sent[PACKING_RANK] = 1
+    return _figures([0, len(engines.engines) - fetched, fetched], sent)

@@ -1,0 +1,147 @@
+"""The memory estimate against what transformers and torch really hold."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rljob_api import memory, planner
+from rljob_api.memory import engine_needs, training_needs
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1 import RLJob
+from rljob_runtime import resolve
+from rljob_runtime.training import model as training_model
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.optimizer import local_tensor
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.worker import PolicyWorker
+from tests.integration.test_trainer import VOCAB, free_port, make_batch
+from tests.unit.api.manifests import manifest
+from tests.unit.api.model_configs import CONFIGS, SMALL
+
+TOKENS = 32
+"""Of one micro-batch: one sequence."""
+
+
+def build(config: dict[str, Any], *, attention: str = "sdpa") -> PreTrainedModel:
+    loaded = AutoConfig.for_model(config["model_type"], **{key: value for key, value in config.items() if key != "model_type"})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(loaded, attn_implementation=attention)
+    return model
+
+
+def train_terms(config: dict[str, Any], *, checkpointing: bool = False, attention: str = "sdpa", dtype: str = "float32") -> dict[str, int]:
+    """Bytes by name of the phases train and optimizer step, one process, one sequence of 32 tokens at a time."""
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "deviceMemory": "1Gi"}]
+    document["spec"]["model"] = {"path": "x", "dtype": dtype, "attention": attention}
+    document["spec"]["rollout"] = {"maxPromptTokens": TOKENS // 2, "maxResponseTokens": TOKENS // 2}
+    document["spec"]["training"] = {"microBatchTokens": TOKENS, "activationCheckpointing": checkpointing}
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
+    plan = planner.plan_or_errors(spec)
+    assert isinstance(plan, Plan)
+    estimate = memory.estimate(spec, plan, memory.shape_from_config(config))
+    trainer = next(pool for pool in estimate.pools if pool.kind is memory.PoolKind.DEVICE and pool.first == 0)
+    return {
+        term.need.name: term.num_bytes
+        for phase in trainer.phases
+        for term in phase.terms
+        if phase.phase in (memory.Phase.TRAIN, memory.Phase.OPTIMIZER_STEP)
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_the_real_model(name: str) -> None:
+    with torch.device("meta"):
+        model = build(CONFIGS[name])
+    shape = memory.shape_from_config(CONFIGS[name])
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    layers = model.base_model.layers
+    assert shape.decoder is not None
+    assert shape.decoder.layer_parameters == max(sum(p.numel() for p in layer.parameters()) for layer in layers)
+    assert shape.decoder.root_parameters == shape.parameters - sum(p.numel() for p in layers.parameters())
+    assert memory.shape_from_config(json.loads(model.config.to_json_string(use_diff=False))) == shape
+
+
+def saved_bytes(model: PreTrainedModel, rows: int) -> int:
+    """What autograd keeps of the layers and the final norm, weights left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.base_model(input_ids=torch.zeros(rows, TOKENS, dtype=torch.long), use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["all kept", "checkpointing"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_activations_are_what_autograd_keeps(kind: str, dtype: str, attention: str, checkpointing: bool) -> None:
+    def per_layer(num_layers: int) -> int:
+        config = {"model_type": kind, **SMALL, "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": num_layers}
+        model = build(config, attention=attention).to(getattr(torch, dtype))
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            for layer in training_model.decoder_layers(model):
+                layer.training = True
+        return saved_bytes(model, rows=1)
+
+    def estimated(num_layers: int) -> int:
+        config = {"model_type": kind, **SMALL, "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": num_layers}
+        return train_terms(config, checkpointing=checkpointing, attention=attention, dtype=dtype)["activations"]
+
+    really, thought = per_layer(4) - per_layer(2), estimated(4) - estimated(2)
+    assert really == thought if checkpointing else really <= thought <= 1.02 * really
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PolicyWorker]:
+    """A real trainer rank of a small model."""
+    build({"model_type": "qwen2", **SMALL, "vocab_size": VOCAB}).save_pretrained(tmp_path)
+    worker = PolicyWorker(PolicyConfig(model_path=str(tmp_path), dtype=request.param), rank=0, world_size=1)
+    worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
+    yield worker
+    worker.shutdown()
+
+
+def test_a_trainer_holds_what_the_estimate_says(worker: PolicyWorker) -> None:
+    config = json.loads((Path(worker.config.model_path) / "config.json").read_text())
+    terms = train_terms(config, dtype=worker.config.dtype)
+    parameters = list(worker.model.parameters())
+    assert terms["float32 weights"] == sum(local_tensor(p.detach()).nbytes for p in parameters)
+    ready = worker._require()
+    assert ready.optimizer is not None
+    states = [local_tensor(t) for state in ready.optimizer.state.values() for name, t in state.items() if name != "step"]
+    assert terms["AdamW m and v"] == sum(tensor.nbytes for tensor in states)
+    (prepared,) = prepare_batches([make_batch()], worker.config, torch.device("cpu"))
+    accumulate_gradients(worker.model, prepared, worker.config, StepMeter(torch.device("cpu")), fresh=True)
+    assert terms["gradients"] == sum(local_tensor(p.grad).nbytes for p in parameters if p.grad is not None)
+
+
+def test_gradients_of_several_micro_batches_are_whole_on_every_process(worker: PolicyWorker) -> None:
+    """Two processes would each hold all of it; here the one keeps it apart from its shards until the last micro-batch."""
+    config = json.loads((Path(worker.config.model_path) / "config.json").read_text())
+    model = worker.model
+    model.set_requires_gradient_sync(False)
+    positions = torch.arange(4)
+    model.token_logprobs(torch.zeros(2, 8, dtype=torch.long), positions, positions, 1.0, 4).sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+    (group,) = model._get_fsdp_state()._fsdp_param_groups
+    accumulated = [(p.unsharded_accumulated_grad, p._unsharded_param.grad) for p in group.fsdp_params]  # of bfloat16, of float32
+    held = [upcast if upcast is not None else own for upcast, own in accumulated]
+    assert train_terms(config)["whole gradients of several micro-batches"] == sum(local_tensor(tensor).nbytes for tensor in held)
+
+
+def test_constants_are_those_of_the_runtime() -> None:
+    assert training_needs.ONE_UNIT_BYTES == training_model.ONE_UNIT_BYTES
+    assert engine_needs.CPU_KV_CACHE_BYTES == resolve.CPU_KV_CACHE_BYTES

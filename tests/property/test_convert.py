@@ -1,0 +1,179 @@
+"""CONVERT-COMPLETE and robustness: any configuration converts, or is refused with SpecInvalidError; nothing of it is lost."""
+
+from __future__ import annotations
+
+import copy
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_api import convert
+from rljob_api.convert import rlinf_keys, roll_keys
+from rljob_api.convert.source import leaves
+from rljob_api.errors import SpecInvalidError
+from tests.unit.api import convert_cases as cases
+from tests.unit.api.cost import limit_s
+
+TABLES = {"roll": roll_keys.TABLE, "rlinf": rlinf_keys.TABLE}
+CONFIGURATIONS = {framework: [yaml.safe_load(path.read_text()) for path in cases.configurations(framework)] for framework in TABLES}
+frameworks = st.sampled_from(sorted(TABLES))
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.sampled_from([10**6, 10**12, 0.5, -1.0, 1e300]),
+    st.sampled_from(
+        [
+            "",
+            "all",
+            "0-3",
+            "0-3:0-7",
+            "8-4",
+            "1:0",
+            "list(range(0,4))",
+            "[3, 1]",
+            "list(range(10**9))",
+            "${seed}",
+            "${a.b}",
+            "${.x}",
+            "${",
+            "x" * 2000,
+        ]
+    ),
+    st.text(max_size=8),
+)
+values = st.recursive(
+    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=6
+)
+
+
+@st.composite
+def known_keys(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Configurations of known keys with any values."""
+    framework = draw(frameworks)
+    table = TABLES[framework]
+    data: dict[str, Any] = {}
+    for pattern in draw(st.lists(st.sampled_from(sorted([*table.mapped, *table.dropped])), min_size=1, max_size=25)):
+        node = data
+        *sections, last = pattern.replace("*", draw(st.sampled_from(["a", "math_rule", "actor"]))).split(".")
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                break
+        else:
+            node[last] = draw(values)
+    return framework, data
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Real configurations with some values replaced, keys renamed and parts removed."""
+    framework = draw(frameworks)
+    data = copy.deepcopy(draw(st.sampled_from(CONFIGURATIONS[framework])))
+    for _ in range(draw(st.integers(1, 5))):
+        places = [parts for parts, _ in leaves(data) if parts]
+        if not places:
+            break
+        parts = draw(st.sampled_from(places))
+        parts = parts[: draw(st.integers(1, len(parts)))]
+        node: Any = data
+        for part in parts[:-1]:
+            node = node[part]
+        action = draw(st.sampled_from(["replace", "remove", "rename"]))
+        if action == "replace":
+            node[parts[-1]] = draw(values)
+        else:
+            value = node.pop(parts[-1])
+            if action == "rename" and isinstance(node, dict):
+                node[draw(st.text("abc_*.", min_size=1, max_size=4))] = value
+    return framework, data
+
+
+def check(framework: str, text: str) -> None:
+    try:
+        result = convert.convert(framework, text)
+    except SpecInvalidError:
+        return
+    assert cases.lost(framework, text) == []
+    convert.problems(result)
+    assert yaml.safe_load(convert.render(result)) == result.manifest
+    assert all(note.why for note in result.notes)
+
+
+@given(st.one_of(known_keys(), mutated()))
+@settings(max_examples=150, deadline=None)
+def test_configurations(case: tuple[str, dict[str, Any]]) -> None:
+    framework, data = case
+    check(framework, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+
+@given(frameworks, st.text(st.sampled_from("ab:{}[]$&*!-,'\"\n 01\t#|>?"), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text(framework: str, text: str) -> None:
+    check(framework, text)
+
+
+@given(frameworks, values)
+@settings(max_examples=50, deadline=None)
+def test_the_same_text_gives_the_same_result(framework: str, value: Any) -> None:
+    text = yaml.safe_dump({"seed": value, "cluster": value, "rewards": value})
+    try:
+        first = convert.convert(framework, text)
+    except SpecInvalidError:
+        return
+    assert convert.render(first) == convert.render(convert.convert(framework, text))
+
+
+def bombs() -> dict[str, str]:
+    """Texts that would take long or much memory if something were not bounded."""
+    wide = ", ".join(f"k{index}: {index}" for index in range(40_000))
+    aliases = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    references = "max_steps: ${r0}\n" + "".join(f'r{n}: "${{r{n + 1}}}${{r{n + 1}}}"\n' for n in range(15)) + "r15: x\n"
+    groups = ", ".join(f"{{label: g{n}, node_ranks: '{','.join(str(node) for node in range(n % 2, 8000, 2))[:4000]}'}}" for n in range(64))
+    devices = "\n".join(f"  r{n}: {{device_mapping: 'list(range(0,131072))'}}" for n in range(500))
+    return {
+        "wide": f"{{{wide}}}",
+        "aliases": aliases,
+        "references": references,
+        "deep": "a: " + "[" * 5000,
+        "groups": f"cluster: {{num_nodes: 8192, component_placement: {{actor: all, rollout: all}}, node_groups: [{groups}]}}",
+        "devices": f"rewards:\n{devices}\n",
+        "ranks": "cluster: {num_nodes: 8000, component_placement: {actor: '0-999999:0-999999', env: '0:0-999999', reward: '0:0-9999999'}}",
+        "unicode": "max_steps: ١٢٣\ncluster: {component_placement: {actor: '０-３'}}",
+    }
+
+
+@pytest.mark.parametrize("framework", sorted(TABLES))
+@pytest.mark.parametrize("bomb", sorted(bombs()))
+def test_bombs(framework: str, bomb: str) -> None:
+    """At most 2 s and 200 MB, also for what is worst."""
+    text = bombs()[bomb]
+    start = time.process_time()
+    try:
+        convert.render(convert.convert(framework, text))
+    except SpecInvalidError:
+        pass
+    assert time.process_time() - start < limit_s(2.0)
+
+
+@pytest.mark.parametrize("bomb", ["wide", "groups", "devices"])
+def test_memory(bomb: str) -> None:
+    framework = "roll" if bomb == "devices" else "rlinf"
+    tracemalloc.start()
+    try:
+        convert.convert(framework, bombs()[bomb])
+        assert tracemalloc.get_traced_memory()[1] < 200_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_cases_are_there() -> None:
+    assert [path.name for path in sorted(Path(cases.FOLDER).glob("*.yaml"))] == [
+        path.name for framework in ("rlinf", "roll") for path in cases.configurations(framework)
+    ]

@@ -1,0 +1,251 @@
+"""Sync routes: RLinf's own map where it has one, what each backend does, texts, and what is refused."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import PlacementError
+from rljob_api.placement.sync_routes import (
+    EngineLayout,
+    SyncDevice,
+    SyncPlan,
+    TrainerLayout,
+    Transport,
+    check_engine_nodes,
+    sync_plan,
+    sync_plan_of,
+)
+from rljob_api.placement.sync_text import number_ranges
+from rljob_api.planner import plan
+from rljob_api.v1alpha1 import RLJob
+from rljob_api.v1alpha1.components import EngineType
+from rljob_api.v1alpha1.operations import SyncBackend
+from tests.unit.api.manifests import manifest
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "sync"
+SHARD_BACKENDS = [SyncBackend.NCCL, SyncBackend.IPC, SyncBackend.SPARSE_DELTA]
+
+
+def trainer(devices: range, tensor: int = 1, per_node: int = 8) -> TrainerLayout:
+    return TrainerLayout(ranks=tuple(SyncDevice(d // per_node, d) for d in devices), tensor_parallel_size=tensor)
+
+
+def engines(*devices: tuple[int, ...], tensor: int, pipeline: int = 1, per_node: int = 8) -> EngineLayout:
+    placed = tuple(tuple(SyncDevice(d // per_node, d) for d in engine) for engine in devices)
+    return EngineLayout(engines=placed, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+
+
+def strided(num_devices: int, atp: int, rtp: int) -> list[tuple[int, ...]]:
+    """Devices of RLinf's collocated engines: P(rtp, stride) of rlinf 0.3.0's ModelParallelComponentPlacement."""
+    stride = max(1, atp // rtp)
+    blocks = range(0, num_devices, rtp * stride)
+    return [tuple(block + k + i * stride for i in range(rtp)) for block in blocks for k in range(stride)]
+
+
+def pairs(routed: SyncPlan, transport: Transport | None = None) -> dict[int, list[tuple[int, int]]]:
+    """(engine, shard) that each rank feeds."""
+    result: dict[int, list[tuple[int, int]]] = {}
+    for route in routed.routes():
+        if transport is None or route.transport is transport:
+            result.setdefault(route.source_rank, []).append((route.engine, route.engine_shard or 0))
+    return result
+
+
+@pytest.mark.parametrize("backend", SHARD_BACKENDS)
+@pytest.mark.parametrize(
+    ("num_devices", "atp", "rtp"),
+    [(4, 4, 2), (8, 8, 2), (16, 8, 4), (8, 1, 1), (8, 1, 2), (8, 1, 8), (8, 2, 2), (8, 4, 1), (16, 4, 2), (16, 8, 8)],
+)
+def test_collocated_routes_on_a_device_are_rlinfs_map(backend: SyncBackend, num_devices: int, atp: int, rtp: int) -> None:
+    routed = sync_plan(backend, trainer(range(num_devices), atp), engines(*strided(num_devices, atp, rtp), tensor=rtp))
+    m = atp // rtp
+    expected = {r: [((r // atp) * m + r % atp % m, r % atp // m) if atp > 1 else (r // rtp, r % rtp)] for r in range(num_devices)}
+    assert pairs(routed, Transport.SAME_DEVICE) == expected
+    assert routed.figures.network == 0
+    assert routed.figures.same_device == (1 / m if m > 1 else 1)
+    for route in routed.routes():  # what RLinf's all-gather moves: between the ranks of one group of m
+        place = routed.engines.engines[route.engine][route.engine_shard or 0]
+        assert route.source_rank % atp // max(m, 1) == place.device % atp // max(m, 1)
+
+
+def test_collocated_table_literally() -> None:
+    routed = sync_plan(SyncBackend.IPC, trainer(range(4), 4), engines((0, 2), (1, 3), tensor=2))
+    assert pairs(routed, Transport.SAME_DEVICE) == {0: [(0, 0)], 1: [(1, 0)], 2: [(0, 1)], 3: [(1, 1)]}
+
+
+@pytest.mark.parametrize(
+    ("actor", "atp", "rollout", "rtp", "expected"),
+    [
+        (range(2), 2, range(2, 6), 2, {0: [(0, 0), (1, 0)], 1: [(0, 1), (1, 1)]}),
+        (range(6), 1, range(6, 8), 1, {0: [(0, 0)], 1: [(1, 0)]}),
+        (range(4), 2, range(8), 2, {0: [(0, 0), (2, 0)], 1: [(0, 1), (2, 1)], 2: [(1, 0), (3, 0)], 3: [(1, 1), (3, 1)]}),
+        (range(4), 2, range(4, 8), 2, {0: [(0, 0)], 1: [(0, 1)], 2: [(1, 0)], 3: [(1, 1)]}),
+        (range(8), 4, range(8, 16), 4, {r: [(r // 4, r % 4)] for r in range(8)}),
+    ],
+)
+def test_rlinfs_other_maps(actor: range, atp: int, rollout: range, rtp: int, expected: dict[int, list[tuple[int, int]]]) -> None:
+    cut = [tuple(rollout[i : i + rtp]) for i in range(0, len(rollout), rtp)]
+    assert pairs(sync_plan(SyncBackend.NCCL, trainer(actor, atp), engines(*cut, tensor=rtp))) == expected
+
+
+def test_what_rlinf_leaves_out_or_divides_by_zero() -> None:
+    unmapped = sync_plan(SyncBackend.NCCL, trainer(range(4), 2), engines(*((d,) for d in range(8, 14)), tensor=1))
+    assert {route.engine for route in unmapped.routes()} == set(range(6))
+    wider = sync_plan(SyncBackend.IPC, trainer(range(4), 2), engines((0, 1, 2, 3), tensor=4))
+    assert [(r.source_rank, r.engine_shard, r.transport) for r in wider.routes()] == [
+        (0, 0, Transport.SAME_DEVICE),
+        (0, 1, Transport.SAME_NODE),  # device 1 has shard 1, the engine's shard 1 is in shard 0
+        (1, 2, Transport.SAME_NODE),
+        (3, 3, Transport.SAME_DEVICE),
+    ]
+
+
+def test_sizes_without_common_divisor_are_cut_in_atoms() -> None:
+    routed = sync_plan(SyncBackend.NCCL, trainer(range(3), 3), engines((8, 9), tensor=2))
+    assert [(r.source_rank, r.engine_shard, r.first_atom, r.end_atom) for r in routed.routes()] == [
+        (0, 0, 0, 2),
+        (1, 0, 2, 3),
+        (1, 1, 3, 4),
+        (2, 1, 4, 6),
+    ]
+    assert routed.num_atoms == 6
+
+
+def test_pipeline_stages_weigh_their_layers_and_share_the_work() -> None:
+    routed = sync_plan(SyncBackend.NCCL, trainer(range(2)), engines((8, 9), tensor=1, pipeline=2))
+    assert [(r.source_rank, r.stage, r.share) for r in routed.routes()] == [(0, 0, 0.5), (1, 1, 0.5)]
+    assert (routed.figures.busiest_share, routed.figures.ideal_share) == (0.5, 0.5)
+
+
+def test_a_nearer_source_comes_first_whatever_it_has_sent() -> None:
+    routed = sync_plan(SyncBackend.NCCL, trainer(range(6, 10)), engines(*((d,) for d in (0, 1, 2, 16, 17, 8)), tensor=1))
+    assert [(r.source_rank, r.transport) for r in routed.routes()] == [
+        (0, Transport.SAME_NODE),
+        (1, Transport.SAME_NODE),
+        (0, Transport.SAME_NODE),
+        (0, Transport.NETWORK),
+        (1, Transport.NETWORK),
+        (2, Transport.SAME_DEVICE),
+    ]
+
+
+def test_equal_indexes_on_two_nodes_are_two_devices() -> None:
+    layout = EngineLayout(engines=((SyncDevice(1, 0),), (SyncDevice(0, 0),)))
+    routed = sync_plan(SyncBackend.NCCL, TrainerLayout(ranks=(SyncDevice(0, 0),)), layout)
+    assert [r.transport for r in routed.routes()] == [Transport.NETWORK, Transport.SAME_DEVICE]
+
+
+def test_object_store_sends_everything_from_rank_0_and_one_copy_to_a_node() -> None:
+    layout = engines((0, 1), (16, 17), (18, 19), (8, 9), tensor=2)
+    routed = sync_plan(SyncBackend.OBJECT_STORE, trainer(range(6, 10)), layout)
+    near, far = Transport.SAME_NODE, Transport.NETWORK
+    assert [(r.source_rank, r.engine, r.engine_shard, r.stage, r.share, r.transport) for r in routed.routes()] == [
+        (0, engine, None, None, 1.0, transport) for engine, transport in enumerate([near, far, near, far])
+    ]
+    figures = routed.figures
+    assert (figures.same_device, figures.same_node, figures.network) == (0, 0.5, 0.5)
+    assert (figures.busiest_rank, figures.busiest_share, figures.ideal_share) == (0, 1.0, 0.25)
+
+
+TEXTS = {
+    "collocated_strided": (SyncBackend.IPC, trainer(range(4), 4), engines((0, 2), (1, 3), tensor=2)),
+    "collocated_many": (SyncBackend.IPC, trainer(range(64)), engines(*((d, d + 1) for d in range(0, 64, 2)), tensor=2)),
+    "partial": (SyncBackend.NCCL, trainer(range(8), 2), engines(*((d, d + 1) for d in range(4, 24, 2)), tensor=2)),
+    "pipeline": (SyncBackend.NCCL, trainer(range(8), 2), engines((8, 9, 10, 11), (12, 13, 14, 15), tensor=2, pipeline=2)),
+    "uneven_cut_off": (SyncBackend.SPARSE_DELTA, trainer(range(30), 15), engines(*((d, d + 1) for d in range(32, 48, 2)), tensor=2)),
+    "object_store": (SyncBackend.OBJECT_STORE, trainer(range(4)), engines((4, 5), (8, 9), tensor=2)),
+    "object_store_one_rank": (SyncBackend.OBJECT_STORE, trainer(range(1)), engines((1,), tensor=1)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name: str) -> None:
+    text = sync_plan(*TEXTS[name]).text(max_lines=12) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), "UPDATE_GOLDEN=1 writes the golden files anew"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((3,), "3"),
+        ((3, 3, 3), "3"),
+        ((0, 1), "0,1"),
+        ((0, 1, 2), "0-2"),
+        ((0, 2, 4), "0-4 step 2"),
+        ((0, 2, 0, 2), "0,2,0,2"),
+        ((2, 1, 0), "2,1,0"),
+        ((0, 2) * 9, "0,2,0,2,0,2,0,2,..,2"),
+    ],
+)
+def test_number_ranges(numbers: tuple[int, ...], text: str) -> None:
+    assert number_ranges(numbers) == text
+
+
+def test_text_stays_short() -> None:
+    routed = sync_plan(SyncBackend.NCCL, trainer(range(512), 64), engines(*((d,) for d in range(1024, 1536)), tensor=1))
+    lines = routed.text().splitlines()
+    assert len(lines) == 2 + 24 + 1
+    assert lines[-1] == f"  .. and {512 * (64 - 24)} more routes"
+
+
+def test_trainer_of_odd_size_is_refused() -> None:
+    with pytest.raises(PlacementError, match="the trainer has 8 ranks, not a multiple of its tensor parallel size 3; change") as caught:
+        trainer(range(8), 3)
+    assert caught.value.check == "D11"
+    with pytest.raises(PlacementError, match="has 0 ranks"):
+        trainer(range(0))
+
+
+def test_engine_of_another_size_is_refused() -> None:
+    message = r"engine 1 has 3 devices, but tensor parallel size 2 \* pipeline parallel size 2 needs 4; change"
+    with pytest.raises(PlacementError, match=message) as caught:
+        engines((0, 1, 2, 3), (4, 5, 6), tensor=2, pipeline=2)
+    assert caught.value.check == "D11"
+    with pytest.raises(PlacementError, match="weights go to 0 engines"):
+        engines(tensor=1)
+
+
+def test_ipc_across_nodes_is_refused() -> None:
+    message = "2 of 3 engines need weights .* engine 1 on node 1 would need rank 0 on node 0; place the trainer on every node"
+    with pytest.raises(PlacementError, match=message) as caught:
+        sync_plan(SyncBackend.IPC, trainer(range(4)), engines((5,), (8,), (16,), tensor=1))
+    assert caught.value.check == "D11"
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [(EngineType.VLLM, "vLLM itself can, with its Ray executor"), (EngineType.SGLANG, "SGLang itself can, .*--nnodes")],
+)
+def test_engine_over_nodes_is_refused_with_the_reason(engine: EngineType, reason: str) -> None:
+    check_engine_nodes(engine, [3, 3, 3])
+    message = rf"the 4 devices of one engine lie on 2 nodes \(0, 1\), but RLJob runs an engine as one process on one node; {reason}.*; make"
+    with pytest.raises(PlacementError, match=message) as caught:
+        check_engine_nodes(engine, [1, 1, 0, 0])
+    assert caught.value.check == "F6"
+
+
+def test_a_plan_of_the_planner_has_routes() -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": 1, "devicesPerNode": 4}]
+    document["spec"]["components"] = [
+        {"name": "actor", "role": "Trainer", "placement": {"ranks": "0-1"}},
+        {"name": "rollout", "role": "Rollout", "placement": {"ranks": "2-3"}, "engine": {"tensorParallelSize": 2}},
+    ]
+    planned = plan(RLJob.model_validate_json(json.dumps(document)).spec)
+    actor, rollout = planned.component("actor"), planned.component("rollout")
+    found = sync_plan_of(SyncBackend.NCCL, actor, rollout, trainer_tensor_parallel_size=1, tensor_parallel_size=2)
+    assert [(r.source_rank, r.source.device, r.engine_shard, r.transport) for r in found.routes()] == [
+        (0, 0, 0, Transport.SAME_NODE),
+        (1, 1, 1, Transport.SAME_NODE),
+    ]
+    with pytest.raises(PlacementError, match="engine 0 has 2 devices"):
+        sync_plan_of(SyncBackend.NCCL, actor, rollout)
+    bare = dataclasses.replace(actor, processes=tuple(p._replace(devices=()) for p in actor.processes))
+    with pytest.raises(PlacementError, match="trainer rank 0 has 0 devices, it needs 1"):
+        sync_plan_of(SyncBackend.NCCL, bare, rollout, tensor_parallel_size=2)
