@@ -25,8 +25,11 @@ SIZES = (8, 64, 512, 4096, 32_768, 100_000)
 """Devices."""
 FIT_FROM = 512
 """Devices from which growth is fitted: what a small plan costs is mostly the same for all."""
+GROWTH_TIMES = 5
+"""A single case needs more runs than thousands of them together."""
 SEED = 5
 CHILD_TIMEOUT_S = 240.0
+"""Of a child, beside the limit of its slowest case."""
 
 
 class _Lab:
@@ -38,15 +41,16 @@ class _Lab:
         self._repeat = repeat
         self._limit_s = limit_s
 
-    def run(self, side: str, cases: Sequence[Case], what: str) -> dict[str, Any]:
+    def run(self, side: str, cases: Sequence[Case], what: str, times: int = 1) -> dict[str, Any]:
+        """Outcomes of one side, each case run ``times`` as often as was asked for."""
         self._console.print(f"{side}: {what}", style="dim", highlight=False)
         given, out = self._folder / "cases.jsonl", self._folder / "out.json"
         given.write_text("".join(json.dumps(case) + "\n" for case in cases))
-        options = ["--cases", str(given), "--out", str(out), "--repeat", str(self._repeat), "--limit-s", str(self._limit_s)]
+        options = ["--cases", str(given), "--out", str(out), "--repeat", str(self._repeat * times), "--limit-s", str(self._limit_s)]
         run_child(
             [sys.executable, "-m", "bench.placement.side", side, *options],
             log_file=self._folder / "log.txt",
-            timeout_s=CHILD_TIMEOUT_S,
+            timeout_s=CHILD_TIMEOUT_S + self._limit_s,
         )
         found: dict[str, Any] = json.loads(out.read_text())
         return found
@@ -77,7 +81,7 @@ class _Lab:
                 if points and "seconds" not in points[-1]:
                     break
                 case = {"name": str(devices), "devices": devices, "layout": layout} if side == "plan" else growth_case(devices, layout)
-                found = self.run(side, [case], f"{layout}, {devices} devices")
+                found = self.run(side, [case], f"{layout}, {devices} devices", times=GROWTH_TIMES)
                 (row,) = found["cases"]
                 points.append({"devices": devices, "base_bytes": found["base_bytes"], **row})
             result["sides"][side] = {"points": points, "exponent": exponent(points)}

@@ -82,7 +82,7 @@ def draw(values: dict[str, Any]) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "rljob"
+    mpl.rcParams.update({"svg.hashsalt": "rljob", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
     growth = next(growth for growth in values["growth"] if growth["layout"] == "halves")

@@ -77,7 +77,9 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ("spec.components", "exactly one component must have role Trainer"): component(1, role="Trainer"),
     ("spec.components", "a component must have role Rollout"): component(1, role="Reference"),
     ("spec.components[]", "only a Rollout has an engine"): component(0, engine={}),
-    ("spec.components[].placement", "give exactly one of ranks, deviceMapping and workers"): placed(ranks="1", workers=1),
+    ("spec.components[].placement", "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"): placed(
+        ranks="1", workers=1
+    ),
     ("spec.components[].placement", "devicesPerWorker needs deviceMapping"): placed(ranks="1", devicesPerWorker=1),
     **{
         (f"spec.data.{field}[]", message): source(field, **values)
@@ -153,6 +155,7 @@ OTHER_VALUES: dict[str, Any] = {
 }
 """For each field that always has a value: another one."""
 ADDED_VALUES: dict[str, Any] = {
+    "measured": {"rolloutDevices": 1, "trainerDevices": 1, "generateSeconds": 7, "trainSeconds": 7},
     "managedBy": "example.com/other", "queue": {"name": "other"}, "image": "other:1", "rayVersion": "2.0.0",
     "storage": {"claimName": "other"}, "podTemplate": {"metadata": {"labels": {"a": "b"}}},
 }  # fmt: skip

@@ -21,13 +21,20 @@ from rljob_api.placement import device_mapping, ranks
 from rljob_api.placement.strategies import NodeShare, PackedPlacementStrategy, shares, shifted
 from rljob_api.placement.topology import ACCELERATOR, Selection, Topology
 from rljob_api.plan import PlannedNode, PlannedProcess
-from rljob_api.v1alpha1.components import Component, PlacementChoice, Role
+from rljob_api.v1alpha1.components import Component, EngineType, PlacementChoice, Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CPU_ROLES = frozenset({Role.REWARD, Role.ENVIRONMENT})
 """Roles that run as plain CPU processes."""
 MAX_PROCESSES = 262_144
 """Processes a job may have, all components together."""
+SPLIT_CHECK = "F6"
+"""A process on two nodes."""
+ACROSS_NODES = {
+    EngineType.VLLM: "vLLM itself can span nodes, with its Ray executor",
+    EngineType.SGLANG: "SGLang itself can span nodes, with one launch on each",
+}
+"""Sources: the documentation of vLLM ("Parallelism and Scaling") and SGLang ("Multi-Node Deployment")."""
 GROUP_CHECKS = frozenset({"G1", "D6", "D8", "V3"})
 """Checks that are about the choice of node groups."""
 
@@ -82,7 +89,12 @@ class ComponentPlanner:
         if isinstance(error, _AtField):
             field, value = error.field, error.value
         path = f"{self._path}.{field}" if field else self._path
-        return FieldError(path=path, value=None if value is None else show(value), problem=error.problem, remedy=error.remedy)
+        problem, remedy = error.problem, error.remedy
+        if error.check == SPLIT_CHECK and self._component.role is Role.ROLLOUT:
+            engine = self._component.engine.type if self._component.engine else EngineType.VLLM
+            problem += f"; RLJob runs an engine as one process on one node, although {ACROSS_NODES[engine]}"
+            remedy += ", or use smaller engines and more of them, which are data parallel"
+        return FieldError(path=path, value=None if value is None else show(value), problem=problem, remedy=remedy)
 
     def _field(self) -> tuple[str, str]:
         """Which of the three placement fields is used, and its text."""

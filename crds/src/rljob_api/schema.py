@@ -43,7 +43,9 @@ LIST_MAP_KEYS = {
 """Lists whose entries the server identifies, merges and keeps unique by a key."""
 
 _ONE_VALUE = (("has(self.value) != has(self.secretKeyRef)", "give exactly one of value and secretKeyRef"),)
-_ONE_PLACEMENT = "[has(self.ranks), has(self.deviceMapping), has(self.workers)].filter(given, given).size() == 1"
+_ONE_PLACEMENT = (
+    "[has(self.ranks), has(self.deviceMapping), has(self.workers)].filter(given, given).size() == (self.mode == 'Auto' ? 0 : 1)"
+)
 CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "": ((f"self.metadata.name.size() <= {MAX_JOB_NAME}", f"metadata.name must have at most {MAX_JOB_NAME} characters"),),
     "spec.head.env[]": _ONE_VALUE,
@@ -62,7 +64,7 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "spec.components[]": (("!has(self.engine) || self.role == 'Rollout'", "only a Rollout has an engine"),),
     "spec.components[].placement": (
-        (_ONE_PLACEMENT, "give exactly one of ranks, deviceMapping and workers"),
+        (_ONE_PLACEMENT, "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"),
         ("!has(self.devicesPerWorker) || has(self.deviceMapping)", "devicesPerWorker needs deviceMapping"),
     ),
     **{

@@ -1,7 +1,10 @@
 """Limits of CPU time that hold on any machine: measured in seconds of the machine they were set on."""
 
+import contextlib
 import functools
+import gc
 import time
+from collections.abc import Iterator
 
 YARDSTICK_S = 0.06
 """What the yardstick took there."""
@@ -18,6 +21,20 @@ def slowness() -> float:
 def limit_s(seconds: float) -> float:
     """CPU seconds that may be used here where ``seconds`` are allowed on the machine of the yardstick."""
     return seconds * slowness() * BUSY
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """The body takes at most ``seconds`` of CPU time; what other tests left in memory is not searched for garbage meanwhile."""
+    gc.collect()
+    gc.freeze()
+    started_s = time.process_time()
+    try:
+        yield
+        used_s = time.process_time() - started_s
+    finally:
+        gc.unfreeze()
+    assert used_s < limit_s(seconds), f"{used_s:.2f} s of CPU time, allowed are {limit_s(seconds):.2f}"
 
 
 def _yardstick_s() -> float:

@@ -5,9 +5,9 @@ python -m tests.unit.api.hostile
 
 import functools
 import json
-import resource
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rljob_api import convert, validation
 from rljob_api.errors import SpecInvalidError
@@ -22,7 +22,13 @@ def main() -> None:
             before_s = time.process_time()
             outcome = run(text)
             row = {"entry": entry, "input": name, "outcome": outcome[:200], "cpu_s": time.process_time() - before_s}
-            print(json.dumps(row | {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+            print(json.dumps(row | {"peak_bytes": peak_bytes()}))
+
+
+def peak_bytes() -> int:
+    """Peak resident memory; getrusage would also count the process that started this one."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def _validated(text: str) -> str:

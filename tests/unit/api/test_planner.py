@@ -187,9 +187,12 @@ def test_sharing_is_mutual_and_named() -> None:
     assert plan.with_role(Role.ROLLOUT)[0].name == "r"
 
 
-def test_an_engine_across_nodes_names_both() -> None:
-    with pytest.raises(SpecInvalidError, match=r"node 0 \(a\[0\]\) and node 1 \(a\[1\]\)"):
-        planner.plan(spec(GROUPS, [component("r", "Rollout", 2, ranks="3-4")]))
+@pytest.mark.parametrize(("engine", "can"), [("VLLM", "vLLM itself can span nodes"), ("SGLang", "SGLang itself can span nodes")])
+def test_an_engine_across_nodes_names_both_and_the_reason(engine: str, can: str) -> None:
+    rollout = component("r", "Rollout", 2, ranks="3-4")
+    rollout["engine"]["type"] = engine
+    with pytest.raises(SpecInvalidError, match=rf"node 0 \(a\[0\]\) and node 1 \(a\[1\]\).*one process on one node, although {can}"):
+        planner.plan(spec(GROUPS, [rollout]))
 
 
 def test_all_problems_at_once() -> None:

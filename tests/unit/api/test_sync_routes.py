@@ -14,14 +14,12 @@ from rljob_api.placement.sync_routes import (
     SyncPlan,
     TrainerLayout,
     Transport,
-    check_engine_nodes,
     sync_plan,
     sync_plan_of,
 )
 from rljob_api.placement.sync_text import number_ranges
 from rljob_api.planner import plan
 from rljob_api.v1alpha1 import RLJob
-from rljob_api.v1alpha1.components import EngineType
 from rljob_api.v1alpha1.operations import SyncBackend
 from tests.unit.api.manifests import manifest
 
@@ -216,18 +214,6 @@ def test_ipc_across_nodes_is_refused() -> None:
     with pytest.raises(PlacementError, match=message) as caught:
         sync_plan(SyncBackend.IPC, trainer(range(4)), engines((5,), (8,), (16,), tensor=1))
     assert caught.value.check == "D11"
-
-
-@pytest.mark.parametrize(
-    ("engine", "reason"),
-    [(EngineType.VLLM, "vLLM itself can, with its Ray executor"), (EngineType.SGLANG, "SGLang itself can, .*--nnodes")],
-)
-def test_engine_over_nodes_is_refused_with_the_reason(engine: EngineType, reason: str) -> None:
-    check_engine_nodes(engine, [3, 3, 3])
-    message = rf"the 4 devices of one engine lie on 2 nodes \(0, 1\), but RLJob runs an engine as one process on one node; {reason}.*; make"
-    with pytest.raises(PlacementError, match=message) as caught:
-        check_engine_nodes(engine, [1, 1, 0, 0])
-    assert caught.value.check == "F6"
 
 
 def test_a_plan_of_the_planner_has_routes() -> None:

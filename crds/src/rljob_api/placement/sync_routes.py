@@ -32,18 +32,15 @@ from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 from rljob_api.errors import PlacementError
-from rljob_api.v1alpha1.components import EngineType
 from rljob_api.v1alpha1.operations import SyncBackend
 
 if TYPE_CHECKING:
     from rljob_api.plan import PlannedComponent
 
 CHECK = "D11"
-"""Check id of every problem here but one."""
+"""Check id of every problem here."""
 PACKING_RANK = 0
 """The one trainer rank that gives whole tensors to the object store, as the runtime's weight publisher does."""
-SPLIT_CHECK = "F6"
-"""Check id of an engine on several nodes; the same as for any other process."""
 
 
 class Transport(StrEnum):
@@ -299,34 +296,6 @@ def _out_of_reach(plan: SyncPlan) -> PlacementError:
         f"{plan.sources[across[0]]} on node {source.node_rank}",
         "place the trainer on every node of the rollout, or choose another weightSync.backend",
     )
-
-
-_ACROSS_NODES = {
-    EngineType.VLLM: "vLLM itself can, with its Ray executor, for tensor and pipeline parallel alike",
-    EngineType.SGLANG: "SGLang itself can, with one launch per node (--nnodes, --node-rank, --dist-init-addr)",
-}
-"""Sources: the documentation of vLLM ("Parallelism and Scaling") and SGLang ("Multi-Node Deployment")."""
-
-
-def check_engine_nodes(engine_type: EngineType, nodes_of_engine: Sequence[int]) -> None:
-    """Refuse an engine that spans nodes.
-
-    Args:
-        engine_type: which engine.
-        nodes_of_engine: node rank of each of its devices.
-
-    Raises:
-        PlacementError: F6, the devices lie on more than one node.
-    """
-    nodes = sorted(set(nodes_of_engine))
-    if len(nodes) > 1:
-        listed = ", ".join(map(str, nodes[:8])) + (", .." if len(nodes) > 8 else "")
-        raise PlacementError(
-            SPLIT_CHECK,
-            f"the {len(nodes_of_engine)} devices of one engine lie on {len(nodes)} nodes ({listed}), but RLJob runs an engine as one "
-            f"process on one node; {_ACROSS_NODES[engine_type]}",
-            "make engine.tensorParallelSize * engine.pipelineParallelSize fit a node and use more engines, which are data parallel",
-        )
 
 
 def _needs(trainer_size: int, engine_size: int) -> list[list[tuple[int, int, int]]]:
