@@ -37,6 +37,7 @@ app = typer.Typer(
       rljob plan examples/quickstart.yaml     which process runs where?
       rljob run examples/quickstart.yaml      train
       rljob explain spec.rollout              what do the fields mean?
+      rljob convert --from roll old.yaml      the job of a ROLL or RLinf file
 
     {_EXIT_CODES}""",
 )
