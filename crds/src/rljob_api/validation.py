@@ -23,7 +23,7 @@ from rljob_api.naming import RESERVED_ENV_PREFIX, RESERVED_LABEL_PREFIXES, RESER
 from rljob_api.placement import environment
 from rljob_api.plan import PlacementMode, Plan
 from rljob_api.supported import unsupported, unsupported_sharing
-from rljob_api.v1alpha1.components import Component, Role
+from rljob_api.v1alpha1.components import Component, PlacementChoice, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
@@ -376,6 +376,12 @@ def _template(template: str) -> Iterator[FieldError]:
             yield _error(path, template, problem, "only {question} is filled in; write literal braces as {{ and }}")
 
 
+def _measured(spec: RLJobSpec) -> Iterator[FieldError]:
+    if spec.measured is not None and all(c.placement.mode is not PlacementChoice.AUTO for c in spec.components):
+        problem = "has no effect, no component has placement: {mode: Auto}"
+        yield _error("spec.measured", None, problem, "remove it, or let the planner choose a placement")
+
+
 def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
     warmup, steps = spec.training.warmup_steps, spec.training.steps
     if warmup > steps:
@@ -396,6 +402,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _mini_batches,
     _algorithm,
     _prompt,
+    _measured,
     _schedule,
     *pods.RULES,
 )
