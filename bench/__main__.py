@@ -27,6 +27,7 @@ MEASUREMENTS = (
     Measurement(name="logprob_memory", answers="memory and time of log-probs without full logits, against full logits", timeout_s=600.0),
     Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1200.0),
     Measurement(name="placement", answers="plans per second and growth to 100,000 devices, beside RLinf's own planner", timeout_s=900.0),
+    Measurement(name="offload", answers="switches between device and host memory against the machine's copy limit", timeout_s=480.0),
     Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
 )
 
@@ -72,7 +73,7 @@ def index(folder: Path) -> str:
 
 
 def _headline(data: Path) -> str:
-    """The figures that stand for a result, where its file has some: ratios, reaction and burst of the operator, the largest plan."""
+    """The figures that stand for a result, where its file has some: ratios, the operator's reaction and burst, switches, largest plan."""
     values = json.loads(data.read_text())
     if not isinstance(values, dict):
         return ""
@@ -82,6 +83,10 @@ def _headline(data: Path) -> str:
     if "direct" in values:
         size = values["direct"]["rayjobs"]
         found += [f"{size} at once in {burst['all_children_s']:.1f} s" for burst in values["bursts"] if burst["jobs"] == size]
+    if "switch" in values:
+        switch, limits, cuda = values["switch"], values["limits"], "duplex_gb_per_s" in values["limits"]
+        for way, limit in (("offload", "offload" if cuda else "offload_freed"), ("load", "load" if cuda else "load_fresh")):
+            found.append(f"{way} at {100 * switch[f'{way}_gb_per_s'] / limits[f'{limit}_gb_per_s']:.0f} % of bare copies")
     if "growth" in values:
         for name in ("recorded", "random"):
             ratio = values[name]["rljob_plans_per_s"] / values[name]["rlinf_plans_per_s"]

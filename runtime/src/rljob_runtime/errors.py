@@ -12,6 +12,9 @@
     ├── RewardSetupError                              a reward function cannot be imported or called
     ├── DataError                                     empty or malformed data
     ├── ModelError                                    model folder missing or not loadable
+    ├── OffloadError                                  state could not be moved, or is not to be used after such a failure
+    │   ├── NoRoomError                               what shall be on a device is more than its budget
+    │   └── LeaseLostError                            devices are used after their lease was lost
     └── DeadlineError                (TimeoutError)   a wait ran out; says what it waited for
         ├── StartupDeadlineError                      spec.startupDeadlineSeconds
         └── ActiveDeadlineError                       spec.activeDeadlineSeconds
@@ -91,6 +94,37 @@ class WeightSyncError(RuntimeFault):
     """Raised when engines and trainer do not hold the same weights after a sync."""
 
     reason = Reason.WEIGHT_SYNC_FAILED
+
+
+class OffloadError(RuntimeFault):
+    """Raised when state cannot be moved between device and host, and when a component is used whose state is broken since.
+
+    A fresh attempt starts from a checkpoint with whole copies, so that it may go better.
+    """
+
+    reason = Reason.DRIVER_FAILED
+
+    def __init__(self, message: str, rolled_back: bool = False) -> None:
+        """``rolled_back``: everything is where it was before the call, so that it may be tried again."""
+        super().__init__(message, rolled_back)
+        self.message = message
+        self.rolled_back = rolled_back
+
+    def __str__(self) -> str:
+        """The message alone."""
+        return self.message
+
+
+class NoRoomError(OffloadError):
+    """Raised when what shall be on a device at the same time is more than its budget; carries the arithmetic."""
+
+    reason = Reason.OUT_OF_MEMORY
+
+
+class LeaseLostError(OffloadError):
+    """Raised when devices are used after their lease was lost: its deadline passed, or a worker of its holder ended."""
+
+    reason = Reason.DEADLINE_EXCEEDED
 
 
 class CheckpointError(RuntimeFault):

@@ -20,6 +20,10 @@ PLACEMENT = {
     "random": {"rljob_plans_per_s": 5400.0, "rlinf_plans_per_s": 450.0},
     "growth": [{"sides": {"plan": {"points": [{"devices": 100_000, "seconds": 0.203}], "exponent": 1.016}}}],
 }
+OFFLOAD = {
+    "switch": {"offload_gb_per_s": 45.0, "load_gb_per_s": 48.0},
+    "limits": {"offload_gb_per_s": 50.0, "load_gb_per_s": 50.0, "duplex_gb_per_s": 80.0},
+}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,7 @@ PLACEMENT = {
             "100,000 devices in 0.20 s, exponent 1.02",
         ),
         ("trl-ii", {"workloads": [{"key": "ii", "summary": {"ratio": 5.837}}]}, ": (ii) 5.84 times"),
+        ("offload-cuda", OFFLOAD, ": offload at 90 % of bare copies, load at 96 % of bare copies"),
         ("logprob_memory", [{"chunk": 256}], ""),
         ("logprob_memory", {"machine": {}}, ""),
     ],

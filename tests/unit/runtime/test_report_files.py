@@ -34,7 +34,7 @@ from tests.unit.runtime.report_fakes import FakeClock, make_record, make_traject
 
 
 def test_every_metric_has_a_group_a_unit_and_a_meaning():
-    units = {"1", "s", "bytes", "bytes/s", "tokens", "tokens/s", "fraction", "nats", "versions"}
+    units = {"1", "s", "bytes", "bytes/s", "GB/s", "tokens", "tokens/s", "fraction", "nats", "versions"}
     for name, info in METRICS.items():
         assert name.partition("/")[0] in GROUP_TITLES, name
         assert info.unit in units, name

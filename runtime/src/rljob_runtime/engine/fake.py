@@ -7,11 +7,13 @@ step costs ``step_s``, and ``collect`` runs steps until a response ends or its v
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, OnRunning
+from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, EngineResidenceError, OnOffload, OnRunning
+from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.errors import DataError, DeadlineError, WeightSyncError
+from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, VersionSpan, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 
@@ -28,6 +30,8 @@ class _Running:
     length: int
     token_ids: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    holds_cache: bool = False
+    """Drew a token since the cache was last made: what an offload would interrupt."""
 
 
 def default_length(request: GenerationRequest) -> int:
@@ -53,6 +57,10 @@ class FakeEngine:
         length_of: LengthRule = default_length,
         scores_of: ScoreRule = default_scores,
         expected: Mapping[str, tuple[int, ...]] | None = None,
+        sizes_bytes: Mapping[StateKind, int] | None = None,
+        offload_s: float = 0.02,
+        load_s: float = 0.02,
+        copies_weights: bool = False,
     ) -> None:
         """Make an engine that serves version 0.
 
@@ -64,6 +72,10 @@ class FakeEngine:
             length_of: tokens of each response; ``max_tokens`` is the upper limit.
             scores_of: what ``score`` answers.
             expected: parameters an update must bring, by name with shape; None takes any manifest.
+            sizes_bytes: device memory of weights and cache, both; None makes it 1000 and 4000 bytes.
+            offload_s: virtual seconds of an offload.
+            load_s: virtual seconds of a load.
+            copies_weights: offloaded weights come back as they were, instead of undefined.
         """
         self.vocab_size = vocab_size
         self.max_num_seqs = max_num_seqs
@@ -82,6 +94,13 @@ class FakeEngine:
         self._finished: list[Completion] = []
         self._assembly: UpdateAssembly | None = None
         self._lost_tensor: str | None = None
+        self._sizes_bytes = dict(sizes_bytes or {StateKind.PARAMS: 1000, StateKind.KV_CACHE: 4000})
+        self._switch_s = {"offload": offload_s, "load": load_s}
+        self._copies_weights = copies_weights
+        self._residence = EngineResidence()
+        self._peak_bytes = 0
+        self._weights_undefined: str | None = None
+        self._switch_failure: str | None = None
         self._death: str | None = None
         self._generated = 0
         self._busy_s = 0.0
@@ -105,10 +124,12 @@ class FakeEngine:
         """Run steps until something ended or the virtual wait is over; see ``Engine.collect``."""
         self._raise_if_dead()
         until_s = self.now_s + max_wait_s
-        while self.automatic and not self._finished and self._running and self.now_s + self.step_s <= until_s:
+        while self.automatic and not self._finished and self._running and self._computes() and self.now_s + self.step_s <= until_s:
             self.advance()
             self._raise_if_dead()
         if not self._finished:
+            if self._weights_undefined is not None and not self._residence.away():
+                raise WeightSyncError(f"nothing is generated because {self._weights_undefined}; send a full update")
             self.now_s = until_s
         finished, self._finished = self._finished, []
         return finished
@@ -123,6 +144,10 @@ class FakeEngine:
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         """Answer by rule, in one step; see ``Engine.score``."""
         self._raise_if_dead()
+        if (refusal := self._residence.refusal("score")) is not None:
+            raise EngineResidenceError(refusal)
+        if self._weights_undefined is not None:
+            raise WeightSyncError(f"score: {self._weights_undefined}; send a full update")
         self._spend(timeout_s, f"scoring {len(sequences)} sequences")
         return [self._scores_of(sequence, self.versions[-1]) for sequence in sequences]
 
@@ -142,13 +167,54 @@ class FakeEngine:
         """
         assembly = self._open_assembly("finish_update")
         assembly.complete()
+        self._residence.check_update(assembly.version)
         self._spend(timeout_s, f"the update to version {assembly.version}")
         if self._lost_tensor is not None:
             name, self._lost_tensor = self._lost_tensor, None
+            self._weights_undefined = f"the update to version {assembly.version} broke off"
             raise WeightSyncError(f"update to version {assembly.version}: the model's loader got no data for {name}; send a full update")
         self.versions.append(assembly.version)
+        self._weights_undefined = None
         self._assembly = None
         return assembly.version
+
+    def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
+        """Give memory back; see ``Engine.offload``."""
+        self._raise_if_dead()
+        wanted = self._residence.to_offload(kinds)
+        if wanted and on_running == "refuse":
+            check_running(sum(running.holds_cache for running in self._running.values()))
+        self._check_switch("offload", wanted, timeout_s)
+        if wanted and on_running == "abort":
+            self.abort(list(self._running))
+        for running in self._running.values() if wanted else ():
+            running.holds_cache = False
+        if StateKind.PARAMS in wanted and not self._copies_weights:
+            self._weights_undefined = self._weights_undefined or DISCARDED
+        return self._switch("offload", wanted)
+
+    def load(self, kinds: Collection[StateKind], timeout_s: float) -> SwitchReport:
+        """Take memory again; see ``Engine.load``."""
+        self._raise_if_dead()
+        wanted = self._residence.to_load(kinds)
+        self._check_switch("load", wanted, timeout_s)
+        return self._switch("load", wanted)
+
+    def residence(self) -> Mapping[StateKind, Residence]:
+        """Where weights and cache are."""
+        self._raise_if_dead()
+        return self._residence.states()
+
+    def memory(self) -> MemorySnapshot:
+        """What the declared sizes make of the current residence."""
+        self._raise_if_dead()
+        away = self._residence.away()
+        allocated = sum(size for kind, size in self._sizes_bytes.items() if kind not in away)
+        copied = self._sizes_bytes[StateKind.PARAMS] if self._copies_weights and StateKind.PARAMS in away else 0
+        peak, self._peak_bytes = max(self._peak_bytes, allocated), allocated
+        return MemorySnapshot(
+            allocated_bytes=allocated, reserved_bytes=allocated, peak_bytes=peak, host_rss_bytes=copied, pinned_bytes=copied
+        )
 
     def version(self) -> int:
         """The version being served."""
@@ -176,8 +242,11 @@ class FakeEngine:
     # -- the test's controls ------------------------------------------------------------------------------------------------------
 
     def advance(self, steps: int = 1) -> None:
-        """Let the oldest ``max_num_seqs`` requests draw one token per step; those that reach their length end."""
-        for _ in range(steps):
+        """Let the oldest ``max_num_seqs`` requests draw one token per step; those that reach their length end.
+
+        Does nothing while weights or cache are away, or the weights undefined.
+        """
+        for _ in range(steps if self._computes() else 0):
             for request_id in list(self._running)[: self.max_num_seqs]:
                 running = self._running[request_id]
                 self._draw(running)
@@ -207,10 +276,46 @@ class FakeEngine:
         """The next ``finish_update`` behaves as if this parameter never reached the model."""
         self._lost_tensor = name
 
+    def fail_next_switch(self, reason: str) -> None:
+        """The next offload or load that moves something breaks off half-way, which ends the engine."""
+        self._switch_failure = reason
+
     # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _computes(self) -> bool:
+        """Whether a step would do something."""
+        return self._weights_undefined is None and not self._residence.away()
+
+    def _check_switch(self, direction: str, wanted: frozenset[StateKind], timeout_s: float) -> None:
+        """Refuse a switch that would not end in time, before it begins."""
+        if wanted and self._switch_s[direction] > timeout_s:
+            raise DeadlineError(f"engine: the {direction} of {names(wanted)} took longer than {timeout_s:.1f} s; allow more time")
+
+    def _switch(self, direction: str, wanted: frozenset[StateKind]) -> SwitchReport:
+        """Move ``wanted`` in virtual time."""
+        before = self.memory()
+        elapsed_s = self._switch_s[direction] if wanted else 0.0
+        self.now_s += elapsed_s
+        if wanted:
+            with self._residence.moving(wanted, Residence.OFFLOADED if direction == "offload" else Residence.ON_DEVICE):
+                if self._switch_failure is not None:
+                    self.die(f"{direction} of {names(wanted)} broke off half-way: {self._switch_failure}; start a new engine")
+                self._raise_if_dead()
+        moved = {kind: self._sizes_bytes[kind] for kind in sorted(wanted)}
+        undefined = direction == "load" and self._weights_undefined is not None
+        return SwitchReport(
+            direction=direction,
+            copied_bytes={kind: size for kind, size in moved.items() if kind is StateKind.PARAMS and self._copies_weights},
+            freed_bytes=moved,
+            elapsed_s=elapsed_s,
+            before=before,
+            after=self.memory(),
+            undefined=wanted & {StateKind.PARAMS} if undefined else frozenset(),
+        )
 
     def _draw(self, running: _Running) -> None:
         """One token of one response."""
+        running.holds_cache = True
         request, position = running.request, len(running.token_ids)
         running.token_ids.append(_hash(request.prompt_token_ids, request.seed, position) % self.vocab_size)
         running.versions.append(self.versions[-1])

@@ -3,13 +3,21 @@
 Called by the engine actors; implemented by ``vllm_engine.VllmEngine`` and ``fake.FakeEngine``. All methods block and may be called from
 several threads. Requests go in by ``submit``, every one of them comes back exactly once through ``collect``.
 
+An engine gives its device memory back by ``offload`` and takes it again by ``load``, between the two it computes nothing::
+
+    offload({PARAMS, KV_CACHE}) -> load({PARAMS}) -> begin_update .. finish_update -> load({KV_CACHE})
+
+Meanwhile ``submit`` queues, ``collect`` hands out what had finished and then waits in vain, ``abort``, ``version``, ``stats``, ``memory``
+and ``residence`` answer as ever, ``begin_update`` and ``load_bucket`` take bytes aside, ``score`` refuses while anything is away and
+``finish_update`` while the weights are.
+
 Named invariants: VERSION (``version`` changes only in ``finish_update``, and only after every byte of the manifest arrived),
 NO-HANG (each wait has a limit; an engine that died raises ``EngineDiedError`` from every call).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,6 +26,7 @@ import numpy.typing as npt
 
 from rljob_api.vocabulary import Reason
 from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
 
 ByteArray = npt.NDArray[np.uint8]
@@ -26,11 +35,19 @@ OnRunning = Literal["recompute", "keep"]
 """What an update does to responses in progress: ``recompute`` their keys and values under the new weights (the next tokens are drawn
 exactly as the new weights would), or ``keep`` the old ones (no work is repeated; the rest of the response mixes both weights)."""
 
+OnOffload = Literal["refuse", "abort", "keep"]
+"""What an offload does to responses in progress: ``refuse`` the offload, ``abort`` them (they come back with the tokens drawn so far), or
+``keep`` them queued with their tokens and recompute their keys and values after the load."""
+
 
 class EngineDiedError(RuntimeFault):
     """Raised by every call once the engine's own thread ended, by a fault or by ``shutdown``; the message carries the cause."""
 
     reason = Reason.WORKER_LOST  # like a lost process: another attempt may go better
+
+
+class EngineResidenceError(RuntimeFault):
+    """Raised when a call does not fit where the engine's memory is, and by an offload under running responses; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +83,9 @@ class EngineConfig:
     """OpenMP threads of the process (see ``environment``); None leaves the default."""
     max_batched_tokens: int | None = None
     """Tokens computed in one step; longer prompts are computed in chunks. None takes vLLM's default."""
+    release: Literal["never", "discard", "copy"] = "never"
+    """Whether ``offload`` works, and what becomes of the weights: ``discard`` drops them (the next update brings them), ``copy`` keeps them
+    in host memory (CUDA only). Other than ``never`` makes vLLM allocate through its sleep-mode allocator on CUDA."""
     start_timeout_s: float = 600.0
     """Limit for loading the model and a first warm-up request."""
 
@@ -87,7 +107,8 @@ class Engine(Protocol):
 
         Raises:
             EngineDiedError: the engine ended.
-            WeightSyncError: an update failed half-way, the weights are undefined and nothing is generated until a full one succeeds.
+            WeightSyncError: an update failed half-way, or discarded weights were loaded together with the cache and no update came since:
+                the weights are undefined and nothing is generated until a full update succeeds. Not raised while something is offloaded.
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -107,6 +128,7 @@ class Engine(Protocol):
         Raises:
             DataError: a sequence shorter than 2 or longer than ``max_model_len - 1`` tokens, or an unknown token.
             DeadlineError: not done after ``timeout_s``.
+            EngineResidenceError: weights or cache are offloaded.
             EngineDiedError, WeightSyncError: as for ``collect``.
         """
 
@@ -132,9 +154,49 @@ class Engine(Protocol):
         """Put the received weights in place between two steps and return the version now served.
 
         Raises:
-            WeightSyncError: a bucket is missing (the old weights stay and the update stays open), or the engine failed while loading.
+            WeightSyncError: a bucket is missing or the weights are offloaded (nothing changed and the update stays open), or the engine
+                failed while loading.
             DeadlineError: not done after ``timeout_s``.
             EngineDiedError: the engine ended.
+        """
+
+    def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
+        """Give memory back between two steps; kinds that left before are left out of the report, so a call can be repeated.
+
+        ``KV_CACHE`` is dropped and prefix caching starts anew. ``PARAMS`` are dropped or copied as ``EngineConfig.release`` says, and never
+        leave before the cache. Scoring calls in progress end first. Requests that no step has touched simply stay queued.
+
+        Raises:
+            EngineResidenceError: another kind than these two, weights without the cache, ``release='never'``, or responses are running
+                and ``on_running`` is ``refuse``; nothing was changed.
+            DeadlineError: not done after ``timeout_s``; ``residence`` tells what happened, and the call can be repeated.
+            EngineDiedError: the engine ended, also because this offload failed half-way.
+        """
+
+    def load(self, kinds: Collection[StateKind], timeout_s: float) -> SwitchReport:
+        """Take memory again; kinds that are on the device are left out of the report.
+
+        ``PARAMS`` that were discarded come back ``undefined``: nothing is answered until a full update has succeeded. Load the cache
+        after that update, then weights and cache need not fit beside what the update needs.
+
+        Raises:
+            EngineResidenceError: another kind than these two.
+            DeadlineError, EngineDiedError: as for ``offload``.
+        """
+
+    def residence(self) -> Mapping[StateKind, Residence]:
+        """Where weights and cache are.
+
+        Raises:
+            EngineDiedError: the engine ended.
+        """
+
+    def memory(self) -> MemorySnapshot:
+        """Memory of the engine's workers now, summed over them.
+
+        Raises:
+            EngineDiedError: the engine ended.
+            DeadlineError: the step in progress takes longer than a minute.
         """
 
     def version(self) -> int:

@@ -2,7 +2,8 @@
 
 ::
 
-    submit, abort, score, finish_update -> inbox (queue of calls) -> engine thread: drain inbox, step, repeat -> VllmLoop -> vLLM
+    submit, abort, score, finish_update,
+    offload, load, memory -> inbox (queue of calls) -> engine thread: drain inbox, step, repeat -> VllmLoop -> vLLM
     collect <- finished responses <- engine thread
 
 The engine thread blocks on the inbox while there is nothing to compute. Buckets of an update are kept aside by the calling threads
@@ -16,13 +17,15 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from rljob_runtime.engine.environment import environment_problems
-from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, OnRunning
+from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, EngineResidenceError, OnOffload, OnRunning
+from rljob_runtime.engine.residence import names
 from rljob_runtime.errors import DataError, DeadlineError, ModelError, WeightSyncError
+from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.expected import expected_parameters, with_tied_head
@@ -35,6 +38,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 SHUTDOWN_TIMEOUT_S = 60.0
+MEMORY_TIMEOUT_S = 60.0
 MIN_TEMPERATURE = 0.01
 """vLLM silently raises positive temperatures below it, so they are refused."""
 
@@ -69,6 +73,7 @@ class VllmEngine:
         self._failure: str | None = None
         self._stopping = False
         self._weights_undefined: str | None = None
+        self._residence: Mapping[StateKind, Residence] = {}
         self._stats: dict[str, float] = {}
         self._version = 0
         self._vocab_size = 0
@@ -100,10 +105,10 @@ class VllmEngine:
     def collect(self, max_wait_s: float) -> list[Completion]:
         """Finished responses, waiting for the first; see ``Engine.collect``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._finished or self._failure or self._weights_undefined, max_wait_s)
+            self._changed.wait_for(lambda: self._finished or self._failure or self._needs_update(), max_wait_s)
             self._raise_if_dead()
             finished, self._finished = self._finished, []
-            if not finished and self._weights_undefined is not None:
+            if not finished and self._needs_update():
                 raise WeightSyncError(f"nothing is generated because {self._weights_undefined}; send a full update")
             self._known_ids.difference_update(completion.request_id for completion in finished)
             return finished
@@ -124,8 +129,6 @@ class VllmEngine:
             self._check_tokens("score", sequence)
         if not sequences:
             return []
-        if (reason := self._weights_undefined) is not None:
-            raise WeightSyncError(f"score: {reason}; send a full update")
         batch = tuple(sequences)
         result: Future[list[tuple[float, ...]]] = Future()
         try:
@@ -166,6 +169,27 @@ class VllmEngine:
         with self._changed:
             self._assembly = None
         return version
+
+    def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
+        """Give memory back; see ``Engine.offload``."""
+        deadline, wanted = time.monotonic() + timeout_s, frozenset(kinds)
+        return self._switch(lambda loop: loop.offload(wanted, on_running, deadline), timeout_s, f"the offload of {names(wanted)}")
+
+    def load(self, kinds: Collection[StateKind], timeout_s: float) -> SwitchReport:
+        """Take memory again; see ``Engine.load``."""
+        deadline, wanted = time.monotonic() + timeout_s, frozenset(kinds)
+        return self._switch(lambda loop: loop.load(wanted, deadline), timeout_s, f"the load of {names(wanted)}")
+
+    def residence(self) -> Mapping[StateKind, Residence]:
+        """Where weights and cache are."""
+        with self._changed:
+            self._raise_if_dead()
+            return dict(self._residence)
+
+    def memory(self) -> MemorySnapshot:
+        """Memory of the workers; see ``Engine.memory``."""
+        result: Future[MemorySnapshot] = Future()
+        return self._call(result, lambda loop: result.set_result(loop.memory()), MEMORY_TIMEOUT_S, "reading the memory")
 
     def version(self) -> int:
         """The version being served."""
@@ -236,7 +260,8 @@ class VllmEngine:
             self._stats = counters
             self._version = loop.version
             self._weights_undefined = loop.weights_undefined
-            if finished or self._weights_undefined is not None:
+            self._residence = loop.residence.states()
+            if finished or self._needs_update():
                 self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
@@ -265,6 +290,25 @@ class VllmEngine:
         finally:
             with self._changed:
                 self._pending.discard(result)
+
+    def _switch(self, move: Callable[[VllmLoop], SwitchReport], timeout_s: float, what: str) -> SwitchReport:
+        """Have the engine thread move memory. What breaks off half-way ends the thread, and with it every call."""
+        result: Future[SwitchReport] = Future()
+
+        def run(loop: VllmLoop) -> None:
+            try:
+                report = move(loop)
+            except (EngineResidenceError, DeadlineError) as exc:
+                result.set_exception(exc)
+            else:
+                self._publish(loop)  # before the caller goes on, so that it sees where everything is now
+                result.set_result(report)
+
+        return self._call(result, run, timeout_s, what)
+
+    def _needs_update(self) -> bool:
+        """Whether only an update can bring responses; with something offloaded the engine is merely at rest."""
+        return self._weights_undefined is not None and all(state is Residence.ON_DEVICE for state in self._residence.values())
 
     def _raise_if_dead(self) -> None:
         """Raise when the engine ended; call with the condition held."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -25,8 +25,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rljob_runtime.engine.protocol import ByteArray, EngineConfig, OnRunning
-from rljob_runtime.errors import DeadlineError, RuntimeFault, WeightSyncError
+from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload, OnRunning
+from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
+from rljob_runtime.engine.vllm_memory import CpuMemory, CudaMemory, EngineMemory, Moved
+from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
+from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, Sampling, VersionSpan
 from rljob_runtime.weightsync import receiver
 
@@ -48,7 +51,7 @@ class _Response:
 
     def completion(self, request_id: str, finish_reason: str) -> Completion:
         """Freeze what was drawn."""
-        ends = [start for start, _ in self.spans[1:]] + [len(self.token_ids)]
+        ends = [start for start, _ in self.spans[1:]] + [len(self.token_ids)] * bool(self.spans)  # nothing drawn: no span
         spans = tuple(VersionSpan(start=start, end=end, version=version) for (start, version), end in zip(self.spans, ends, strict=True))
         return Completion(
             request_id=request_id,
@@ -86,6 +89,13 @@ class VllmLoop:
         self._core.set_weight_version("0")
         self.weights_undefined: str | None = None
         """Why nothing may be generated until a full update succeeds; None in normal times."""
+        self.residence = EngineResidence(config.release != "never")
+        self._discards = config.release != "copy"
+        self._memory: EngineMemory
+        if current_platform.is_cpu():
+            self._memory = CpuMemory(self._core, config.release != "never")
+        else:
+            self._memory = CudaMemory(self._core, not self._discards)
         self.generated_tokens = 0
         self.busy_s = 0.0
         self.steps = 0
@@ -107,7 +117,7 @@ class VllmLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self.weights_undefined is None and self._scheduler.has_requests()
+        return self.weights_undefined is None and not self.residence.away() and self._scheduler.has_requests()
 
     def take_finished(self) -> list[Completion]:
         """Responses that ended since the last call."""
@@ -149,7 +159,13 @@ class VllmLoop:
         self._finished += [self._responses.pop(request_id).completion(request_id, "abort") for request_id in known]
 
     def score(self, sequences: Sequence[tuple[int, ...]], result: Future[list[tuple[float, ...]]]) -> None:
-        """Queue sequences for scoring; ``result`` is set when all of them are done."""
+        """Queue sequences for scoring; ``result`` is set when all of them are done, at once where they cannot be computed now."""
+        if (refusal := self.residence.refusal("score")) is not None:
+            result.set_exception(EngineResidenceError(refusal))
+            return
+        if self.weights_undefined is not None:
+            result.set_exception(WeightSyncError(f"score: {self.weights_undefined}; send a full update"))
+            return
         job = _ScoreJob(result=result, rows=[None] * len(sequences), left=len(sequences))
         arrival = time.time()
         for position, sequence in enumerate(sequences):
@@ -205,9 +221,11 @@ class VllmLoop:
             deadline: ``time.monotonic`` value after which to give up.
 
         Raises:
-            WeightSyncError: vLLM failed to load; the weights are undefined until a full update succeeds.
+            WeightSyncError: the weights are offloaded (nothing changed), or vLLM failed to load (they are undefined until a full update
+                succeeds).
             DeadlineError: the deadline passed.
         """
+        self.residence.check_update(version)
         self._finish_scores(deadline)
         begin = time.perf_counter()
         self.weights_undefined = f"the update to version {version} broke off"
@@ -228,6 +246,66 @@ class VllmLoop:
         self.updates += 1
         self.update_s = time.perf_counter() - begin
         return version
+
+    def offload(self, kinds: Collection[StateKind], on_running: OnOffload, deadline: float) -> SwitchReport:
+        """Give memory back between two steps; see ``Engine.offload``.
+
+        vLLM in one process can ``abort`` or ``keep``: its third way, to let responses end (``wait``), needs the steps that only this loop
+        makes. Kept requests are preempted: they return to the waiting queue with their tokens and their random generators.
+
+        Raises:
+            EngineResidenceError: refused, nothing changed.
+            DeadlineError: not begun before the deadline, nothing changed.
+            RuntimeFault: broke off half-way; this loop is of no use any more.
+        """
+        wanted = self.residence.to_offload(kinds)
+        self._finish_scores(deadline)
+        if wanted and on_running == "refuse":
+            check_running(self._scheduler.get_request_counts()[0])
+        _raise_if_past(deadline, "offload")
+        if wanted and on_running == "abort":
+            self.abort(list(self._responses))
+        if wanted:
+            self._core.reset_prefix_cache(reset_running_requests=True)
+        if StateKind.PARAMS in wanted and self._discards:
+            self.weights_undefined = self.weights_undefined or DISCARDED
+        return self._switch("offload", wanted, deadline)
+
+    def load(self, kinds: Collection[StateKind], deadline: float) -> SwitchReport:
+        """Take memory again; see ``Engine.load``.
+
+        Raises:
+            EngineResidenceError, DeadlineError, RuntimeFault: as for ``offload``.
+        """
+        wanted = self.residence.to_load(kinds)
+        _raise_if_past(deadline, "load")
+        return self._switch("load", wanted, deadline)
+
+    def memory(self) -> MemorySnapshot:
+        """Memory of all workers, summed."""
+        return self._memory.snapshot()
+
+    def _switch(self, direction: Literal["offload", "load"], wanted: frozenset[StateKind], deadline: float) -> SwitchReport:
+        """Move ``wanted``, measured."""
+        before = self._memory.snapshot()
+        begin = time.perf_counter()
+        moved = Moved(copied_bytes={}, freed_bytes={})
+        if wanted:
+            off = direction == "offload"
+            with self.residence.moving(wanted, Residence.OFFLOADED if off else Residence.ON_DEVICE):
+                try:
+                    moved = self._memory.offload(wanted, deadline) if off else self._memory.load(wanted, deadline)
+                except Exception as exc:
+                    raise RuntimeFault(f"{direction} of {names(wanted)} broke off half-way: {type(exc).__name__}: {exc}") from exc
+        return SwitchReport(
+            direction=direction,
+            copied_bytes=moved.copied_bytes,
+            freed_bytes=moved.freed_bytes,
+            elapsed_s=time.perf_counter() - begin,
+            before=before,
+            after=self._memory.snapshot(),
+            undefined=wanted & {StateKind.PARAMS} if direction == "load" and self.weights_undefined is not None else frozenset(),
+        )
 
     def _rpc(self, method: str, arguments: tuple[object, ...], version: int, deadline: float) -> None:
         """Call a method of every worker; vLLM's errors become ours here."""
@@ -294,6 +372,16 @@ class VllmLoop:
         self.generated_tokens, self.busy_s, self.steps = 0, 0.0, 0
 
 
+def _raise_if_past(deadline: float, what: str) -> None:
+    """Give up before a switch begins.
+
+    Raises:
+        DeadlineError: the deadline has passed.
+    """
+    if time.monotonic() > deadline:
+        raise DeadlineError(f"engine: the deadline passed before the {what} began; allow more time and call it again")
+
+
 def sampling_params(sampling: Sampling, extra_eos: int | None) -> SamplingParams:
     """The vLLM form of a sampling setting, without a seed."""
     stops = sampling.stop_token_ids if extra_eos is None else (*sampling.stop_token_ids, extra_eos)
@@ -319,6 +407,8 @@ def _engine_args(config: EngineConfig) -> EngineArgs:
     generator of a seeded request whose prompt it has computed in part, which torch's CPU generator does not support.
     """
     on_cpu = current_platform.is_cpu()
+    if on_cpu and config.release == "copy":
+        raise ModelError("release 'copy' needs vLLM's sleep mode, which CPU does not have; use 'discard' or 'never'")
     return EngineArgs(
         model=config.model_path,
         skip_tokenizer_init=True,
@@ -338,6 +428,7 @@ def _engine_args(config: EngineConfig) -> EngineArgs:
         enable_prefix_caching=config.enable_prefix_caching,
         enforce_eager=config.enforce_eager,
         async_scheduling=False,
+        enable_sleep_mode=not on_cpu and config.release != "never",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=receiver.BACKEND),
         disable_log_stats=True,

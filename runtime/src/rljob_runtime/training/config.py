@@ -40,6 +40,8 @@ class PolicyConfig:
     seed: int = 0
     threads: int = 1
     """CPU threads of torch in this process."""
+    offload_host_bytes: int | None = None
+    """Most host memory of this process for offloaded state; None sets no limit."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     attn_implementation: str = "sdpa"
@@ -56,8 +58,8 @@ class PolicyConfig:
         for name in ("token_budget", "logprob_chunk_tokens", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("learning_rate", "weight_decay", "warmup_steps"):
-            if getattr(self, name) < 0:
+        for name in ("learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
 from rljob_runtime.errors import ModelError
+from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
+from rljob_runtime.offload.store import StateStore
 from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch
 from rljob_runtime.training import checkpoint, export, weights
 from rljob_runtime.training.config import PolicyConfig
@@ -29,6 +31,7 @@ from rljob_runtime.training.microbatch import filler, make_micro_batches
 from rljob_runtime.training.model import layer_costs, load_model, reshard, resolve_folder, shard_model
 from rljob_runtime.training.optimizer import build_optimizer, clip_gradients, learning_rate_at
 from rljob_runtime.training.sharing import LayerCosts
+from rljob_runtime.training.state import TRAINED_STATE, WEIGHTS, policy_state, prepare_offload
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
 
 
@@ -59,6 +62,7 @@ class _Ready:
     folder: Path
     vocab_size: int
     costs: LayerCosts
+    store: StateStore
     steps_done: int = 0
 
 
@@ -110,6 +114,7 @@ class PolicyWorker:
             dist.destroy_process_group()  # so that a corrected setup can follow in the same process
             raise
         text_config = model.config.get_text_config()
+        name = f"policy worker {self.rank} of {self.world_size}"
         self._ready = _Ready(
             model=model,
             optimizer=optimizer,
@@ -117,6 +122,7 @@ class PolicyWorker:
             folder=folder,
             vocab_size=model.get_input_embeddings().num_embeddings,
             costs=costs,
+            store=policy_state(model, optimizer, device, self.config.offload_host_bytes, name),
         )
         return ModelInfo(
             folder=str(folder),
@@ -153,10 +159,12 @@ class PolicyWorker:
         Raises:
             ValueError: malformed batches, or none.
             ModelError: the policy is frozen or gradients are not finite; weights are then those before the failing update.
+            OffloadError: weights, gradients or optimizer are off the device.
         """
         ready = self._require()
         if ready.optimizer is None:
             raise ModelError("train_step on a frozen policy; set trainable=True in its PolicyConfig")
+        ready.store.require(TRAINED_STATE, "train_step")
         if not batches:
             raise ValueError("train_step got no batches; every rank must get the same number, at least one")
         for received in batches:
@@ -198,8 +206,9 @@ class PolicyWorker:
 
         Raises:
             ValueError: malformed arrays or temperature.
+            OffloadError: weights are off the device.
         """
-        ready = self._require()
+        ready = self._require(WEIGHTS, "compute_logprobs")
         _check_tokens(token_ids, ready.vocab_size)
         costs = ready.costs
         if wanted is None:  # no prompt ends anywhere, so there is none to share
@@ -233,8 +242,10 @@ class PolicyWorker:
 
         Raises:
             WeightSyncError: the bucket does not fit the model.
+            OffloadError: weights are off the device.
         """
-        return weights.pack_bucket(dict(self.model.named_parameters()), bucket, out)
+        model = self._require(WEIGHTS, "pack_bucket").model
+        return weights.pack_bucket(dict(model.named_parameters()), bucket, out)
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write training state into a new folder; the caller marks it complete.
@@ -242,6 +253,7 @@ class PolicyWorker:
         Raises:
             CheckpointError: it cannot be written.
             ModelError: the policy is frozen, so there is nothing to save.
+            OffloadError: state is off the device.
         """
         ready, optimizer = self._trained("save_checkpoint")
         checkpoint.save_checkpoint(Path(folder), ready.model, optimizer, ready.steps_done)
@@ -255,6 +267,7 @@ class PolicyWorker:
         Raises:
             CheckpointError: missing, unreadable or of another model.
             ModelError: the policy is frozen.
+            OffloadError: state is off the device.
         """
         ready, optimizer = self._trained("load_checkpoint")
         ready.steps_done = checkpoint.load_checkpoint(Path(folder), ready.model, optimizer)
@@ -265,9 +278,40 @@ class PolicyWorker:
 
         Raises:
             CheckpointError: it cannot be written.
+            OffloadError: weights are off the device.
+        """
+        ready = self._require(WEIGHTS, "export_hf")
+        export.export_hf(Path(folder), ready.model, ready.folder, self.config.dtype)
+
+    def reserve_offload(self, kinds: Iterable[StateKind]) -> None:
+        """Take the host memory for offloading ``kinds`` now, so that a budget that is too small shows at start-up; else the first does.
+
+        Raises:
+            OffloadError: it does not suffice.
+        """
+        self._require().store.reserve(kinds)
+
+    def offload(self, kinds: Iterable[StateKind]) -> SwitchReport:
+        """Move kinds of state to host memory; what is off already stays off. No collective: ranks need not agree on when.
+
+        Raises:
+            OffloadError: it failed or the host budget does not suffice; the message says whether everything is as before.
         """
         ready = self._require()
-        export.export_hf(Path(folder), ready.model, ready.folder, self.config.dtype)
+        prepare_offload(ready.model)
+        return ready.store.offload(kinds)
+
+    def load(self, kinds: Iterable[StateKind]) -> SwitchReport:
+        """Bring kinds of state back, bit-equal; what is there already stays.
+
+        Raises:
+            OffloadError: it failed; the message says whether everything is as before.
+        """
+        return self._require().store.load(kinds)
+
+    def memory(self) -> MemorySnapshot:
+        """Memory of this process and its device now; the peak starts anew."""
+        return self._require().store.memory()
 
     def shutdown(self) -> None:
         """Give memory back and leave the other ranks; may be called twice."""
@@ -293,12 +337,14 @@ class PolicyWorker:
         ready = self._require()
         if ready.optimizer is None:
             raise ModelError(f"{method} on a frozen policy; only a trained one has state to keep (export_hf writes weights)")
+        ready.store.require(TRAINED_STATE, method)
         return ready, ready.optimizer
 
-    def _require(self) -> _Ready:
-        """State, or an error before setup."""
+    def _require(self, kinds: Iterable[StateKind] = (), user: str = "") -> _Ready:
+        """State, or an error before setup, or while ``kinds`` that ``user`` needs are off the device."""
         if self._ready is None:
             raise ModelError(f"policy worker {self.rank} of {self.world_size} has no model; call setup first")
+        self._ready.store.require(kinds, user)
         return self._ready
 
 

@@ -1,0 +1,1 @@
+"""Time-division: components that share devices take turns in their memory."""
