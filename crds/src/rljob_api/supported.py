@@ -13,8 +13,8 @@ from typing import Any
 from rljob_api import paths
 from rljob_api.errors import FieldError, show
 from rljob_api.plan import Plan
-from rljob_api.v1alpha1.components import ComponentOffload, Role
-from rljob_api.v1alpha1.operations import Offload, Overlap, Validation
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.operations import Overlap, Validation
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 Condition = Callable[[Any], bool]
@@ -53,7 +53,7 @@ class Unsupported:
     remedy: str = "remove it"
 
 
-SHARING_RUNS = False
+SHARING_RUNS = True
 """Whether a run lets components take turns on the same devices; the choice of placements goes by it too."""
 _OFFLOAD = "time-division of shared devices"
 _OVERLAP = "rollout-train overlap"
@@ -85,8 +85,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         remedy="use tensorParallelSize",
     ),
     Unsupported(path="components[].engine.extraArgs", when=is_set, waits_for="passing engine arguments through"),
-    *_defaults("components[].offload", ComponentOffload, _OFFLOAD),
-    *_defaults("offload", Offload, _OFFLOAD),
     *_defaults("overlap", Overlap, _OVERLAP),
     *_defaults("validation", Validation, _VALIDATION),
     Unsupported(path="data.validation", when=is_set, waits_for=_VALIDATION),

@@ -139,7 +139,7 @@ async def _train(attempt: Attempt, workers: launch.Workers, reporter: Reporter, 
     spec = attempt.checked.job.spec
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
-            await launch.load_policy(workers, attempt.resume_folder)
+            await launch.load_policy(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
     parts, config = await launch.assemble(spec, workers, attempt.store, attempt.state, reporter)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True

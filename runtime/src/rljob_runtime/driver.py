@@ -37,13 +37,14 @@ import numpy as np
 from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Worker, gather_all
 from rljob_runtime.errors import Interrupted
+from rljob_runtime.offload.turns import Turns
 from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig, make_batches
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.records import StepRecord, TrainBatch
 from rljob_runtime.report import Reporter
 from rljob_runtime.step_metrics import group_metrics
-from rljob_runtime.weightsync.publisher import WeightPublisher
+from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0
 """Deadline of writing or reading a checkpoint or a model on the trainer's side."""
@@ -77,6 +78,7 @@ class Parts:
     publisher: WeightPublisher
     advantage: AdvantageFunction
     checkpoints: Checkpoints
+    turns: Turns
     reporter: Reporter
 
 
@@ -106,20 +108,33 @@ class Driver:
         await self._publish_first()
         self._step_ended_s = time.monotonic()
         while self._step < self._config.total_steps:
-            groups = await self._take()
+            difference = None
+            async with self._parts.turns.generating(self._step + 1):
+                groups = await self._take()
+                if groups is not None and self._parts.turns.alternate:
+                    difference = await self._parts.publisher.probe(self._step)
             if groups is None:
                 await self._save()
                 raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
-            await self._train_on(groups)
-        await self._parts.publisher.probe(self._step)
+            await self._train_on(groups, difference)
+        async with self._parts.turns.generating(self._step):
+            await self._parts.publisher.probe(self._step)
         await self._save()
 
     async def _publish_first(self) -> None:
         """Serve the starting weights, so that a resumed run samples from what it resumed."""
         with self._parts.reporter.phase("first weight sync"):
-            await self._parts.publisher.publish(self._step)
+            await self._publish(self._step)
         self._parts.scheduler.open()
-        self._parts.publisher.expect()
+
+    async def _publish(self, version: int) -> SyncReport:
+        """Serve the trainer's weights, and have the trainer score the probes under them."""
+        async with self._parts.turns.syncing(version):
+            report = await self._parts.publisher.publish(version)
+            self._parts.publisher.expect()
+            if self._parts.turns.alternate:
+                await self._parts.publisher.expected()
+        return report
 
     async def _take(self) -> list[Group] | None:
         """The next batch, or None when the run is to stop."""
@@ -141,31 +156,39 @@ class Driver:
             take.cancel()
             stopped.cancel()
 
-    async def _train_on(self, groups: list[Group]) -> None:
-        """One step: train, publish, checkpoint when due, let the next batch begin, report."""
+    async def _train_on(self, groups: list[Group], difference: float | None) -> None:
+        """One step: train, checkpoint when due, publish, let the next batch begin, report.
+
+        ``difference``: of the probe where it was made while the engines had the devices.
+        """
         version = self._step
         started_s = self._step_ended_s
         taken_s = time.monotonic()
-        probing = asyncio.ensure_future(self._parts.publisher.probe(version))  # the engines are idle now; must pass before anything is kept
+        probing = None  # the engines are idle now; must pass before anything is kept
+        if not self._parts.turns.alternate:
+            probing = asyncio.ensure_future(self._parts.publisher.probe(version))
         batches = await self._batches(groups, version)
-        training = gather_all(
-            [w.start("train_step", share, version) for w, share in zip(self._parts.trainers, batches, strict=True)],
-            self._config.step_timeout_s,
-        )
-        trained, difference = await asyncio.gather(training, probing)
-        trained_s = time.monotonic()
-        sync = await self._parts.publisher.publish(version + 1)
+        async with self._parts.turns.training(version + 1):
+            training = gather_all(
+                [w.start("train_step", share, version) for w, share in zip(self._parts.trainers, batches, strict=True)],
+                self._config.step_timeout_s,
+            )
+            if probing is not None:
+                trained, difference = await asyncio.gather(training, probing)
+            else:
+                trained = await training
+            trained_s = time.monotonic()
+            self._step = version + 1
+            self._parts.scheduler.trained(groups)
+            every = self._config.checkpoint_every_steps
+            due = every and self._step % every == 0 and self._step < self._config.total_steps
+            checkpoint = await self._write_checkpoint() if due else None
+            saved_s = time.monotonic()
+        sync = await self._publish(self._step)
         synced_s = time.monotonic()
-        self._step = version + 1
-        self._parts.scheduler.trained(groups)
-        every = self._config.checkpoint_every_steps
-        due = every and self._step % every == 0 and self._step < self._config.total_steps
-        checkpoint = await self._write_checkpoint() if due else None
-        saved_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
-        self._parts.publisher.expect()
         counters = self._parts.scheduler.take_counters()
-        self._step_ended_s = saved_s
+        self._step_ended_s = synced_s
         generated_s = min(max(counters.last_completion_s, started_s), taken_s)
         metrics = group_metrics(groups, trainer_version=version) | trained[0]
         metrics |= {
@@ -173,32 +196,34 @@ class Driver:
             "reward/timeouts": float(counters.reward_timeouts),
             "rollout/groups_accepted": float(len(groups)),
             "rollout/groups_dropped": float(counters.groups_dropped),
-            "rollout/tokens_per_s": metrics["rollout/tokens"] / max(saved_s - started_s, 1e-9),
+            "rollout/tokens_per_s": metrics["rollout/tokens"] / max(synced_s - started_s, 1e-9),
             "sync/version": float(sync.version),
             "sync/bytes": float(sync.size_bytes),
-            "time/step_s": saved_s - started_s,
+            "time/step_s": synced_s - started_s,
             "time/generate_s": generated_s - started_s,
             "time/reward_s": taken_s - generated_s,
             "time/train_s": trained_s - taken_s,
-            "time/sync_s": synced_s - trained_s,
-            "time/checkpoint_s": saved_s - synced_s,
+            "time/sync_s": synced_s - saved_s,
+            "time/checkpoint_s": saved_s - trained_s,
         }
+        metrics |= self._parts.turns.take_metrics()
         if difference is not None:
             metrics["sync/probe_max_abs_diff"] = difference
         for message in sorted(set(counters.reward_messages))[:3]:
             self._parts.reporter.event(f"step {self._step}: {message}")
-        self._report(groups, metrics, [started_s, generated_s, taken_s, trained_s, synced_s, saved_s])
+        self._report(groups, metrics, [started_s, generated_s, taken_s, trained_s, saved_s, synced_s])
         await self._complete(checkpoint)
 
     async def _batches(self, groups: list[Group], version: int) -> list[list[TrainBatch]]:
         batches = make_batches(groups, advantage=self._parts.advantage, config=self._config.batching, version=version)
         if not self._parts.references:
             return batches
-        return await add_reference_logprobs(batches, self._parts.references, self._config.step_timeout_s)
+        async with self._parts.turns.scoring(version + 1):
+            return await add_reference_logprobs(batches, self._parts.references, self._config.step_timeout_s)
 
     def _report(self, groups: list[Group], metrics: dict[str, float], times_s: list[float]) -> None:
         reporter = self._parts.reporter
-        spans = [("rollout", "generate"), ("rewards", "reward"), ("trainer", "train"), ("weights", "sync"), ("trainer", "checkpoint")]
+        spans = [("rollout", "generate"), ("rewards", "reward"), ("trainer", "train"), ("trainer", "checkpoint"), ("weights", "sync")]
         for (lane, phase), start_s, end_s in zip(spans, times_s[:-1], times_s[1:], strict=True):
             if end_s > start_s:
                 reporter.span(lane, phase, start_s, end_s, self._step)
@@ -207,7 +232,9 @@ class Driver:
 
     async def _save(self) -> None:
         """Checkpoint the last finished step, once; nothing where none are kept."""
-        await self._complete(await self._write_checkpoint())
+        async with self._parts.turns.training(self._step):
+            checkpoint = await self._write_checkpoint()
+        await self._complete(checkpoint)
 
     async def _write_checkpoint(self) -> tuple[Path, DriverState] | None:
         """Write the policy of the last finished step; the checkpoint counts only once it is completed. None: nothing to write."""

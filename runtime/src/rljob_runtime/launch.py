@@ -20,13 +20,14 @@ from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_runtime import resolve
+from rljob_runtime import resolve, time_division
 from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
 from rljob_runtime.engine.environment import engine_environment
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
+from rljob_runtime.offload.turns import Turns
 from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig
 from rljob_runtime.overlap.judge import RewardRouter
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
@@ -57,6 +58,8 @@ class Workers:
     references: Sequence[Worker]
     engines: Sequence[Worker]
     rewards: Sequence[Worker]
+    turns: Turns
+    """Who may use shared devices when."""
 
     @property
     def all(self) -> list[Worker]:
@@ -102,25 +105,36 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
 
     with reporter.phase("starting the Ray cluster"):
         await cluster.start(plan, left_s(), reporter.event)
-    with reporter.phase("loading model and engines"):
-        specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir) for c in plan.components}
+    by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
+
+    async def start(components: Sequence[PlannedComponent]) -> None:
+        specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir) for c in components}
         started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
-        by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
-        for component in plan.components:
+        for component in components:
             by_role[component.role] += [next(started) for _ in specs[component.name]]
-        groups = [by_role[Role.TRAINER], by_role[Role.REFERENCE]]
+        groups = [by_role[c.role] for c in components if c.role in time_division.POLICY_ROLES]
         await _set_up_all([group for group in groups if group], left_s(), float(spec.startup_deadline_seconds))
+
+    with reporter.phase("loading model and engines"):
+        if time_division.switches(spec, plan):  # an engine measures what is free when it starts
+            await start([c for c in plan.components if c.role in time_division.POLICY_ROLES])
+            await time_division.step_aside(spec, plan, by_role, left_s())
+            await start([c for c in plan.components if c.role not in time_division.POLICY_ROLES])
+        else:
+            await start(plan.components)
     return Workers(
         trainers=by_role[Role.TRAINER],
         references=by_role[Role.REFERENCE],
         engines=by_role[Role.ROLLOUT],
         rewards=by_role[Role.REWARD],
+        turns=time_division.turns_of(spec, plan, by_role),
     )
 
 
-async def load_policy(workers: Workers, folder: Path) -> None:
-    """Put the trainer where the checkpoint in ``folder`` stood."""
-    await gather_all([w.start("load_checkpoint", str(folder / POLICY_FOLDER)) for w in workers.trainers], IO_TIMEOUT_S)
+async def load_policy(workers: Workers, folder: Path, step: int) -> None:
+    """Put the trainer where the checkpoint in ``folder``, made after ``step`` steps, stood."""
+    async with workers.turns.training(step):
+        await gather_all([w.start("load_checkpoint", str(folder / POLICY_FOLDER)) for w in workers.trainers], IO_TIMEOUT_S)
 
 
 async def assemble(
@@ -166,6 +180,7 @@ async def assemble(
         publisher=publisher,
         advantage=_advantage(spec),
         checkpoints=store,
+        turns=workers.turns,
         reporter=reporter,
     )
     return parts, _loop_config(spec, len(workers.trainers))
@@ -177,7 +192,8 @@ async def export(spec: RLJobSpec, workers: Workers, folder: Path) -> None:
     Raises:
         DeadlineError: it took too long.
     """
-    await gather_all([w.start("export_hf", str(folder)) for w in workers.trainers], IO_TIMEOUT_S)
+    async with workers.turns.training(spec.training.steps):
+        await gather_all([w.start("export_hf", str(folder)) for w in workers.trainers], IO_TIMEOUT_S)
     if spec.model.tokenizer_path is not None:
         await asyncio.to_thread(lambda: _load_tokenizer(spec).save_pretrained(folder))
 
@@ -228,7 +244,13 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
         env = resolve.worker_env(spec, plan, component, process)
         kwargs: dict[str, Any]
         if component.role is Role.ROLLOUT:
-            config = resolve.engine_config(spec, resolve.component_spec(spec, component.name), on_cpu=on_cpu, num_threads=num_threads)
+            config = resolve.engine_config(
+                spec,
+                resolve.component_spec(spec, component.name),
+                on_cpu=on_cpu,
+                num_threads=num_threads,
+                takes_turns=time_division.takes_turns(spec, component),
+            )
             factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
             env = engine_environment(config) | env
         elif component.role is Role.REWARD:
@@ -236,7 +258,8 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
             log_file = log_dir / f"{component.name}-{process.rank}.log"
             factory, kwargs, concurrency = REWARD_FACTORY, {"configs": configs, "folder": job_folder, "log_file": log_file}, 1
         else:
-            policy = resolve.policy_config(spec, role=component.role, num_threads=num_threads)
+            host_bytes = time_division.host_bytes(spec, plan, process.node_rank)
+            policy = resolve.policy_config(spec, role=component.role, num_threads=num_threads, offload_host_bytes=host_bytes)
             factory, concurrency = TRAINER_FACTORY, 1
             kwargs = {"config": policy, "rank": process.rank, "world_size": component.world_size}
         made.append(

@@ -92,7 +92,7 @@ def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process
     return env | environment.worker_environment(spec, plan, component, process)
 
 
-def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyConfig:
+def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int, offload_host_bytes: int | None = None) -> PolicyConfig:
     """Configuration of a trainer rank, or of a reference rank, which trains nothing."""
     training, loss, kl = spec.training, spec.algorithm.policy_loss, spec.algorithm.kl
     return PolicyConfig(
@@ -122,10 +122,11 @@ def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int) -> PolicyCon
         ),
         seed=spec.seed,
         threads=num_threads,
+        offload_host_bytes=offload_host_bytes,
     )
 
 
-def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int) -> EngineConfig:
+def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, takes_turns: bool = False) -> EngineConfig:
     """Configuration of one rollout engine."""
     engine = component.engine or Engine()
     return EngineConfig(
@@ -143,6 +144,7 @@ def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_th
         seed=spec.seed,
         threads=num_threads if on_cpu else None,
         start_timeout_s=spec.startup_deadline_seconds,
+        release="discard" if takes_turns else "never",
     )
 
 

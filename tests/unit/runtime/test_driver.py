@@ -12,6 +12,7 @@ import pytest
 from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.driver import Driver, LoopConfig, Parts
 from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
+from rljob_runtime.offload.turns import NoTurns
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
@@ -78,6 +79,7 @@ class Run:
                 publisher=WeightPublisher(trainers=[self.trainer], engines=[self.engine], manifest=MANIFEST, timeout_s=10.0, probe=probe),
                 advantage=lambda rewards, groups: (rewards - rewards.mean()).astype(np.float32),
                 checkpoints=checkpoints,
+                turns=NoTurns(),
                 reporter=reporter,
             )
             await Driver(parts, config, start_step=start, stop=self.stop).run()

@@ -57,6 +57,8 @@ class WeightPublisher:
         self._probe = probe
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
         self._expected: list[Pending] = []
+        self._scored: list[np.ndarray] = []
+        """What ``self._expected`` became, once somebody waited for it."""
         self._syncs = 0
 
     async def publish(self, version: int) -> SyncReport:
@@ -86,10 +88,15 @@ class WeightPublisher:
 
         Log-probs are raw (temperature 1) on both sides.
         """
-        self._expected = []
+        self._expected, self._scored = [], []
         if self._probe.every_syncs and (self._syncs - 1) % self._probe.every_syncs == 0:
             flat = np.array([t for s in self._probe.sequences for t in s], dtype=np.int32)
             self._expected = [t.start("compute_logprobs", flat, self._lengths, 1.0) for t in self._trainers]
+
+    async def expected(self) -> None:
+        """Wait for the trainer's part of the probe: for whoever takes the trainer's devices away before the engines answer."""
+        if self._expected:
+            self._scored, self._expected = await gather_all(self._expected, self._timeout_s), []
 
     async def probe(self, version: int) -> float | None:
         """Largest difference of a probe token's log-prob between trainer and engines under ``version``; None when not due.
@@ -99,13 +106,13 @@ class WeightPublisher:
         Raises:
             WeightSyncError: the difference is above the limit, or not a number.
         """
-        if not self._expected:
+        if not self._expected and not self._scored:
             return None
         scoring = [e.start("score", self._probe.sequences, self._timeout_s) for e in self._engines]
-        answers = await gather_all([*self._expected, *scoring], self._timeout_s)
+        answers = self._scored + await gather_all([*self._expected, *scoring], self._timeout_s)
         expected = _without_first(answers[0], self._lengths)
         worst = 0.0
-        for engine, scores in zip(self._engines, answers[len(self._expected) :], strict=True):
+        for engine, scores in zip(self._engines, answers[-len(self._engines) :], strict=True):
             found = np.array([x for s in scores for x in s], dtype=np.float32)
             difference = float(np.max(np.abs(found - expected)))
             if not difference <= self._probe.max_difference:
