@@ -16,7 +16,17 @@ Manifest = dict[str, Any]
 
 def quickstart(name: str, steps: int) -> Manifest:
     """examples/quickstart.yaml under another name, with fewer steps and a checkpoint volume."""
-    job: Manifest = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
+    return example("quickstart", name, steps)
+
+
+def collocated(name: str, steps: int) -> Manifest:
+    """examples/quickstart-collocated.yaml likewise: trainer and engine switch on one device of one pod."""
+    return example("quickstart-collocated", name, steps)
+
+
+def example(file: str, name: str, steps: int) -> Manifest:
+    """An example under another name, with fewer steps and a checkpoint volume."""
+    job: Manifest = yaml.safe_load((ROOT / "examples" / f"{file}.yaml").read_text())
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec["training"]["steps"] = steps

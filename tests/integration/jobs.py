@@ -13,12 +13,41 @@ from typing import Any
 import psutil
 import yaml
 
+from rljob_runtime.tiny.model import make
+from rljob_runtime.tiny.warmstart import WarmStartConfig
+from tests.layout.tree import ROOT
+
 START_TIMEOUT_S = 240.0
 """Bound of everything until the first step; Ray, torch and vLLM start inside it."""
+SWITCH_METRICS = {
+    "offload/bytes",
+    "offload/gb_per_s",
+    "offload/waits_s",
+    "memory/device_peak_bytes",
+    "memory/host_rss_bytes",
+    "memory/pinned_bytes",
+    "time/offload_s",
+    "time/load_s",
+}
+"""Metrics of runs whose components take turns on a device, and of no others."""
+RARE_METRICS = {
+    "time/optimizer_load_s",
+    "time/optimizer_offload_s",
+    "time/shrink_s",
+    "rollout/requests_moved",
+    "rollout/tokens_kept",
+}
+"""Of runs that move the optimizer's state around its step, and of runs whose trainer takes a part of the engines' devices."""
 LENGTH_REWARD = '''
 """A reward that any model can raise: how many digits the answer has."""
 
+import itertools
 import time
+from pathlib import Path
+
+HOLD = Path(__file__).with_name("hold")
+HELD_AFTER = 32
+CALLS = itertools.count(1)
 
 
 def score(prompt, response, answer, metadata):
@@ -28,7 +57,34 @@ def score(prompt, response, answer, metadata):
 def slow_score(prompt, response, answer, metadata):
     time.sleep(0.05)  # a step takes most of a second, so that it can be interrupted
     return score(prompt, response, answer, metadata)
+
+
+def held_score(prompt, response, answer, metadata):
+    late = next(CALLS) > HELD_AFTER  # the first steps are not held
+    while late and HOLD.exists():
+        HOLD.with_name("held").touch()
+        time.sleep(0.01)
+    return score(prompt, response, answer, metadata)
 '''
+
+
+def untrained_model(folder: Path) -> Path:
+    """A model in ``folder`` that has learned nothing yet."""
+    config = WarmStartConfig(max_rule_steps=2, noise_steps=1, batch_size=8)
+    make(folder, config=config, target_pass=(0.0, 1.0), num_threads=1)
+    return folder
+
+
+def shortened(example: str, model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
+    """An example with few steps, small batches and a reward that an untrained model can raise; ``spec`` replaces whole sections."""
+    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples" / f"{example}.yaml").read_text())
+    wanted = manifest["spec"]
+    wanted["model"]["path"] = str(model)
+    wanted["rewards"] = [{"name": "digits", "type": "Function", "function": "length_reward:score"}]
+    wanted["rollout"] |= {"promptsPerStep": 4, "samplesPerPrompt": 4}
+    wanted["training"] |= {"steps": steps, "learningRate": 1e-3, "warmupSteps": 0}
+    manifest["spec"] = wanted | spec
+    return manifest
 
 
 def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
@@ -67,6 +123,8 @@ class Running:
 
     def __init__(self, folder: Path, manifest: dict[str, Any], *options: str) -> None:
         folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.manifest = manifest
         (folder / "length_reward.py").write_text(LENGTH_REWARD)
         (folder / "job.yaml").write_text(yaml.safe_dump(manifest))
         self.run_dir = folder / "run"
@@ -86,7 +144,11 @@ class Running:
         return self._output.read_text()
 
     def metrics(self) -> list[dict[str, float]]:
-        path = self.run_dir / "metrics.jsonl"
+        return self.rows("metrics.jsonl")
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Of a file of the run folder with one JSON object a line."""
+        path = self.run_dir / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def summary(self) -> dict[str, Any]:

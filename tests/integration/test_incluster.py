@@ -12,9 +12,7 @@ import yaml
 from rljob_api.failure import decode
 from rljob_api.vocabulary import Reason
 from rljob_runtime import podstop
-from rljob_runtime.tiny.model import make
-from rljob_runtime.tiny.warmstart import WarmStartConfig
-from tests.integration.jobs import LENGTH_REWARD, Driving, RayNodes, job
+from tests.integration.jobs import LENGTH_REWARD, Driving, RayNodes, job, untrained_model
 
 pytestmark = pytest.mark.timeout(600)
 GROUPS = [
@@ -30,11 +28,7 @@ COMPONENTS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has learned nothing yet."""
-    config = WarmStartConfig(max_rule_steps=2, noise_steps=1, batch_size=8)
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make(folder, config=config, target_pass=(0.0, 1.0), num_threads=1)
-    return folder
+    return untrained_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def manifest(model: Path, **spec: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.components import OffloadPolicy
-from rljob_runtime.errors import NoRoomError, RuntimeFault
+from rljob_runtime.errors import NoRoomError, RuntimeFault, WorkerLostError
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device, ProcessState, Switch, SwitchRequest, plan_switch
 from rljob_runtime.offload.states import Residence, StateKind
@@ -19,7 +19,7 @@ from rljob_runtime.offload.tenants import Tenant
 from tests.unit.runtime.arbiter_fakes import GRADS, KV, Memory, MemoryWorker, make_tenant
 from tests.unit.runtime.virtual_time import run_virtual
 
-FAULTS = ("rolled_back", "rolled_back rolled_back", "broken", "foreign", "stuck", "lost")
+FAULTS = ("rolled_back", "rolled_back rolled_back", "broken", "foreign", "stuck", "lost", "killed", "budget")
 BODIES = ("ok", "raises", "overruns", "deaf", "dies", "nests", "offloads")
 KINDS = tuple(StateKind)
 
@@ -117,7 +117,7 @@ class Play:
             if not nested:
                 self.grants.append(Grant(arrival, tenant.devices, lease.token))
             for worker, process in zip(self.workers[name], tenant.processes, strict=True):
-                assert worker.resident >= set(kinds) & set(process.size_bytes), "a lease without its state"
+                assert not worker.alive or worker.resident >= set(kinds) & set(process.size_bytes), "a lease without its state"
             await self.body(body, owner, name, hold_s)
             if body not in ("deaf", "dies"):
                 lease.check()
@@ -148,8 +148,18 @@ class Play:
         if body == "offloads":
             await self.arbiter.offload_states(name, None, timeout_s=2000, owner=owner)
 
+    async def kill(self) -> None:
+        """Ends a process at any moment, in the middle of a move too; its watcher says so later, or before any call fails."""
+        await asyncio.sleep(self.random.uniform(0, 60))
+        workers = [worker for own in self.workers.values() for worker in own]
+        worker = self.random.choice(workers)
+        worker.die()
+        await asyncio.sleep(self.random.choice((0, 0, 5)))
+        self.arbiter.lost(WorkerLostError(worker.name, "signal 9", worker.log_file))
+
     async def run(self) -> None:
-        await asyncio.gather(*(self.act(f"owner-{i}") for i in range(self.random.randint(1, 5))))
+        killers = [self.kill() for _ in range(self.random.randint(0, 2))] if self.with_faults else []
+        await asyncio.gather(*killers, *(self.act(f"owner-{i}") for i in range(self.random.randint(1, 5))))
         await self.arbiter.settle()
         self.check_books()
         for name in sorted(self.tenants):  # nothing is held for ever
@@ -194,6 +204,25 @@ def test_devices_never_hold_more_than_their_budget_and_every_wait_ends(seed: int
     async def main() -> None:
         play.build()
         await play.run()
+
+    run_virtual(main())
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), after_s=st.floats(0, 80))
+def test_an_arbiter_that_is_closed_at_any_moment_leaves_nobody_waiting_and_nothing_moving(seed: int, after_s: float) -> None:
+    play = Play(Random(seed), True)
+
+    async def main() -> None:
+        play.build()
+        acts = [asyncio.ensure_future(play.act(f"owner-{i}")) for i in range(3)]
+        await asyncio.sleep(after_s)
+        await play.arbiter.aclose()
+        assert play.arbiter.queue() == []
+        await asyncio.gather(*acts)
+        await play.arbiter.settle()
+        assert play.arbiter.leases() == []
+        assert play.memory.over == []
 
     run_virtual(main())
 

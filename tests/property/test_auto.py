@@ -108,8 +108,8 @@ def test_the_chosen_is_the_best_that_runs(document: dict[str, Any]) -> None:
     assert isinstance(choice, auto.Choice)
     rejected = {id(each.candidate) for each in choice.rejected}
     others = [c for c in choice.candidates if id(c) not in rejected]
-    assert all(choice.chosen.cost.step_s <= other.cost.step_s for other in others) or not choice.chosen.is_runnable
-    assert choice.chosen.is_runnable or not any(c.is_runnable for c in choice.candidates)
+    assert all(choice.chosen.cost.step_s <= other.cost.step_s for other in others) or choice.chosen.is_last_resort
+    assert not choice.chosen.is_last_resort or all(c.is_last_resort for c in choice.candidates)
     assert all(c.cost.step_s > 0 for c in choice.candidates)
 
 
@@ -129,7 +129,7 @@ def test_more_devices_never_cost_more(document: dict[str, Any], field: str, whic
     """Among placements that run; without explicit neighbours, whose ranks would mean other devices."""
     assume(all(component["placement"].get("mode") for component in document["spec"]["components"]))
     smaller = auto.choose(spec_of(document))
-    assume(isinstance(smaller, auto.Choice) and smaller.chosen.is_runnable)
+    assume(isinstance(smaller, auto.Choice) and not smaller.chosen.is_last_resort)
     assert isinstance(smaller, auto.Choice)
     larger_document = copy.deepcopy(document)
     groups = larger_document["spec"]["nodeGroups"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +21,8 @@ from rljob_runtime.errors import OffloadError
 from rljob_runtime.offload.slabs import SMALLEST_CHUNK_BYTES, HostSlabs
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.store import StateStore
-from rljob_runtime.training.state import policy_state, prepare_offload
+from rljob_runtime.training.optimizer import local_tensor
+from rljob_runtime.training.state import TRAINED_STATE, policy_state, prepare_offload
 from tests.unit.runtime.offload_fakes import CPU, FailingCopies, LateCopies, bytes_of, make_store
 
 KINDS = (StateKind.PARAMS, StateKind.OPTIMIZER, StateKind.OTHER)
@@ -61,6 +63,10 @@ def worlds(draw: st.DrawFn) -> dict[str, tuple[StateKind, torch.Tensor]]:
             result[f"t{index}.tied"] = (kind, tensor)
         if draw(st.booleans()):
             result[f"t{index}.view"] = (kind, tensor.detach()[tensor.numel() // 3 :])
+        if draw(st.booleans()):
+            half = tensor.numel() // 2
+            result[f"t{index}.strided"] = (kind, tensor.detach()[::3])
+            result[f"t{index}.transposed"] = (kind, tensor.detach()[: 2 * half].view(2, half).t())
     return result
 
 
@@ -204,6 +210,61 @@ def test_a_sharded_model_trains_bit_equal_through_offloads(policy: MixedPrecisio
     assert train(policy, [everything, [StateKind.OPTIMIZER], [StateKind.PARAMS], [], everything, everything]) == plain
     assert len(set(plain)) == 6, "the model learns, so losses differ"
     assert train(policy, [[]] * 6, lr=1.1e-2)[1:] != plain[1:], "losses tell updates apart"
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), failing=st.sets(st.integers(0, 120), max_size=10))
+@pytest.mark.usefixtures("one_rank")
+def test_shards_and_moments_survive_random_updates_moves_failures_and_checkpoints(data: st.DataObject, failing: set[int]) -> None:
+    """Against a twin whose state never moves: every byte of weights, buffers and moments, or Broken and refused."""
+    moved, twin = sharded(), sharded()
+    store = policy_state(moved.model, moved.optimizer, CPU, None, "policy")
+    store._copies = FailingCopies(*failing)
+    for step in range(data.draw(st.integers(1, 5))):
+        if data.draw(st.integers(0, 3)) == 0:
+            for one in (moved, twin):
+                one.optimizer.load_state_dict(one.optimizer.state_dict())  # replaces all of its tensors
+        for one in (moved, twin):
+            one.update(step)
+        for out, kinds in data.draw(MOVES):
+            with contextlib.suppress(OffloadError):
+                (store.offload if out else store.load)(kinds)
+        store._copies = FailingCopies()
+        with contextlib.suppress(OffloadError):
+            store.load([kind for kind in StateKind if store.residence(kind) is Residence.OFFLOADED])
+        if Residence.BROKEN in {store.residence(kind) for kind in StateKind}:
+            with pytest.raises(OffloadError, match="Broken"):
+                store.require(StateKind, "update")
+            return
+        store.require(TRAINED_STATE, "update")
+        assert moved.bytes() == twin.bytes()
+        store._copies = FailingCopies(*(index - 10 * step for index in failing))
+
+
+@dataclass
+class Sharded:
+    """A sharded model and its optimizer."""
+
+    model: Tied
+    optimizer: torch.optim.AdamW
+
+    def update(self, seed: int) -> None:
+        tokens = torch.randint(0, 31, (16,), generator=torch.Generator().manual_seed(seed))
+        nn.functional.cross_entropy(self.model(tokens), tokens.roll(1)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        prepare_offload(self.model)
+
+    def bytes(self) -> list[bytes]:
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [bytes_of(local_tensor(t.detach())) for t in (*self.model.parameters(), *self.model.buffers(), *states)]
+
+
+def sharded() -> Sharded:
+    torch.manual_seed(11)
+    model = Tied()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return Sharded(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2))
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -12,9 +12,8 @@ from typing import Any
 
 from rljob_api import paths
 from rljob_api.errors import FieldError, show
-from rljob_api.plan import Plan
 from rljob_api.v1alpha1.components import Role
-from rljob_api.v1alpha1.operations import Overlap, Validation
+from rljob_api.v1alpha1.operations import Validation
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 Condition = Callable[[Any], bool]
@@ -53,10 +52,6 @@ class Unsupported:
     remedy: str = "remove it"
 
 
-SHARING_RUNS = True
-"""Whether a run lets components take turns on the same devices; the choice of placements goes by it too."""
-_OFFLOAD = "time-division of shared devices"
-_OVERLAP = "rollout-train overlap"
 _VALIDATION = "validation during training"
 _AGENTIC = "agentic jobs"
 
@@ -85,7 +80,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         remedy="use tensorParallelSize",
     ),
     Unsupported(path="components[].engine.extraArgs", when=is_set, waits_for="passing engine arguments through"),
-    *_defaults("overlap", Overlap, _OVERLAP),
     *_defaults("validation", Validation, _VALIDATION),
     Unsupported(path="data.validation", when=is_set, waits_for=_VALIDATION),
     Unsupported(path="environments", when=is_set, waits_for=_AGENTIC),
@@ -120,27 +114,6 @@ def unsupported(spec: RLJobSpec) -> list[FieldError]:
         if row.when(value)
     ]
     return [*errors, *_surplus_components(spec)]
-
-
-def unsupported_sharing(plan: Plan) -> list[FieldError]:
-    """Problems of components that share devices: each would need the other to step aside."""
-    errors: list[FieldError] = []
-    if SHARING_RUNS:
-        return errors
-    for index, component in enumerate(plan.components):
-        earlier = {other.name for other in plan.components[:index]}
-        for name in component.shares_devices_with:
-            if name in earlier:
-                common = sorted(set(component.devices) & set(plan.component(name).devices))
-                problem = f"shares device {common[0]}" + (f" and {len(common) - 1} more" if len(common) > 1 else "")
-                errors.append(
-                    FieldError(
-                        path=f"spec.components[{index}].placement",
-                        problem=f"{component.name} {problem} with {name}, which is not supported yet: it waits for {_OFFLOAD}",
-                        remedy="give every component its own devices",
-                    )
-                )
-    return errors
 
 
 def _error(path: str, value: object, waits_for: str, remedy: str) -> FieldError:

@@ -22,10 +22,11 @@ from rljob_api.errors import field_error as _error
 from rljob_api.naming import RESERVED_ENV_PREFIX, RESERVED_LABEL_PREFIXES, RESERVED_LABELS
 from rljob_api.placement import environment
 from rljob_api.plan import PlacementMode, Plan
-from rljob_api.supported import unsupported, unsupported_sharing
-from rljob_api.v1alpha1.components import Component, PlacementChoice, Role
+from rljob_api.supported import unsupported
+from rljob_api.v1alpha1.components import Component, OffloadPolicy, PlacementChoice, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.learning import AdvantageEstimator
+from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
 from rljob_api.vocabulary import Extraction, RewardType
 
@@ -81,7 +82,7 @@ def _examined(spec: RLJobSpec, shape: ModelShape | None) -> tuple[Plan | None, l
         return None, [*errors, *plan], not_yet
     errors += [error for rule in PLAN_RULES for error in rule(spec, plan)]
     errors += _memory(spec, plan, shape)
-    return plan, errors, [*not_yet, *unsupported_sharing(plan)]
+    return plan, errors, not_yet
 
 
 def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> list[FieldError]:
@@ -155,6 +156,62 @@ def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         problem = "is 0, so the engines beside the Trainer's devices wait while it trains"
         remedy = "write 1, or give Trainer and Rollout the same devices"
         yield _error("spec.overlap.asyncGenerationRatio", 0, problem, remedy)
+
+
+_HELD: Mapping[Role, tuple[str, ...]] = {
+    Role.TRAINER: ("optimizer", "weight", "grad"),
+    Role.CRITIC: ("optimizer", "weight", "grad"),
+    Role.REFERENCE: ("weight",),
+    Role.ROLLOUT: ("weight", "kvCache"),
+}
+"""What each role has on its devices, as fields of components[].offload."""
+
+
+def _component_offload(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Policies that decide nothing; placements that the planner chooses may share devices or not."""
+    chosen = any(component.placement.mode is PlacementChoice.AUTO for component in spec.components)
+    for index, component in enumerate(spec.components):
+        held = _HELD.get(component.role, ())
+        for field, value in component.offload.model_dump(mode="json", by_alias=True).items():
+            path = f"spec.components[{index}].offload.{field}"
+            if value == OffloadPolicy.AUTO:
+                continue
+            if field not in held:
+                remedy = f"remove it; a {component.role} has {', '.join(held)}" if held else "remove it"
+                yield _error(path, value, f"has no effect, a {component.role} has no {field} on devices", remedy)
+            elif not chosen and not plan.components[index].shares_devices_with:
+                yield _error(path, value, f"has no effect, {component.name} shares no device", "remove it")
+            elif spec.offload.residency is Residency.RESIDENT:
+                problem = "has no effect, with offload.residency Resident everything stays"
+                yield _error(path, value, problem, "remove it, or write offload.residency: Switching")
+
+
+def _engine_offload(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Keys and values of absent weights serve nobody, and vLLM's sleep frees both together."""
+    for index, component in _with_role(spec, Role.ROLLOUT):
+        kept, weight = component.offload.kv_cache is OffloadPolicy.NEVER, component.offload.weight
+        if kept and weight is not OffloadPolicy.NEVER and spec.offload.residency is Residency.SWITCHING:
+            problem = f"keeps the cache, but weight is {weight}, and an engine's weights never leave before its cache"
+            remedy = "write weight: Never as well, or remove kvCache"
+            yield _error(f"spec.components[{index}].offload.kvCache", "Never", problem, remedy)
+
+
+def _job_offload(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Time-division without anybody to divide it."""
+    chosen = any(component.placement.mode is PlacementChoice.AUTO for component in spec.components)
+    shared = any(component.shares_devices_with for component in plan.components)
+    path, host_bytes = "spec.offload.hostMemoryBytes", spec.offload.host_memory_bytes
+    switching = spec.offload.residency is Residency.SWITCHING
+    if not shared and not chosen and switching:
+        remedy = "remove it, or give components the same devices"
+        yield _error("spec.offload.residency", "Switching", "has no effect, no components share devices", remedy)
+    if host_bytes is None:
+        return
+    if not switching:
+        problem = "has no effect, with offload.residency Resident nothing leaves the devices"
+        yield _error(path, host_bytes, problem, "remove it, or write residency: Switching")
+    elif not shared and not chosen:
+        yield _error(path, host_bytes, "has no effect, no components share devices", "remove it")
 
 
 def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -404,6 +461,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _prompt,
     _measured,
     _schedule,
+    _engine_offload,
     *pods.RULES,
 )
 """Rules between fields, each independent of the others."""
@@ -414,5 +472,7 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     _rewards_on_cpu,
     _hardware_roles,
     _partial,
+    _component_offload,
+    _job_offload,
 )
 """Rules that need to know how many processes there are."""

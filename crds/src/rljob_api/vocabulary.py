@@ -122,6 +122,8 @@ class Reason(StrEnum):
     """A checkpoint cannot be written or read, or is another job's."""
     WEIGHT_SYNC_FAILED = "WeightSyncFailed"
     """Trainer and engines do not hold the same weights."""
+    OFFLOAD_FAILED = "OffloadFailed"
+    """State of a component could not be moved between its devices and host memory."""
     WORKER_FAILED = "WorkerFailed"
     """A worker raised an error; the message carries it."""
     WORKER_LOST = "WorkerLost"
@@ -156,6 +158,7 @@ _MACHINE_FAILURES = frozenset(
         Reason.DEADLINE_EXCEEDED,
         Reason.NODES_MISMATCH,
         Reason.WEIGHT_SYNC_FAILED,
+        Reason.OFFLOAD_FAILED,
         Reason.WORKER_LOST,
         Reason.HEAD_LOST,
         Reason.OUT_OF_MEMORY,

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_api.auto import Basis, Candidate, Choice, Kind, choose, is_auto
+from rljob_api.auto import LAST_RESORT, Basis, Candidate, Choice, Kind, choose, is_auto
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.components import Placement, Role
 from rljob_api.validation import CheckedJob, check
@@ -111,7 +111,7 @@ def _as_data(choice: Choice, candidate: Candidate, rejected: str | None) -> dict
     placements = candidate.placements(choice.request)
     return {
         "kind": candidate.kind.value,
-        "runnable": candidate.is_runnable,
+        "lastResort": candidate.is_last_resort,
         "rejected": rejected,
         "placements": {choice.spec.components[index].name: _dumped(placements[index]) for index in sorted(placements)},
         "cost": {_camel(name): value for name, value in asdict(candidate.cost).items()},
@@ -145,8 +145,8 @@ def _sentences(choice: Choice) -> Iterator[str]:
     else:
         where = "; ".join(_described(choice, choice.runner_up, role) for role in choice.request.auto)
         yield f"Runner-up: {choice.runner_up.kind}, {where}: {_compared(choice.chosen, choice.runner_up)}."
-    if not chosen.is_runnable:
-        yield "rljob run refuses this placement: sharing devices waits for time-division. There are too few devices for any other."
+    if chosen.is_last_resort:
+        yield f"There are too few devices for any other, and it may not fit: {LAST_RESORT}."
 
 
 def _eligible(choice: Choice) -> list[Candidate]:
@@ -221,8 +221,8 @@ def _mark(choice: Choice, candidate: Candidate) -> str:
         return "chosen"
     if candidate is choice.runner_up:
         return "runner-up"
-    if not candidate.is_runnable:
-        return "shared, waits"
+    if candidate.is_last_resort:
+        return "may not fit"
     return "does not fit" if any(rejected.candidate is candidate for rejected in choice.rejected) else ""
 
 

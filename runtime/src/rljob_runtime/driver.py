@@ -15,19 +15,22 @@
 | wait                     | for                            | bounded by                           | unblocked by            |
 |--------------------------|--------------------------------|--------------------------------------|-------------------------|
 | buffer.take              | B judged groups                | stallTimeoutSeconds without progress | the B-th group          |
+| scheduler.shrink         | engines that step aside        | an abort's answer, 2 minutes         | the last response back  |
 | train_step               | all trainer ranks              | training.stepTimeoutSeconds          | the slowest rank        |
 | publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
 | workers' watch           | the end of any worker          | the whole run                        | a dead process          |
 
-Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. Checkpoints are taken before
-``advance``, when everything admitted has been trained, and count once the step's metrics are on disk.
+Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. With more, engines go on while the trainer
+works, but for those on its own devices (partial-device mode). A checkpoint remembers which prompts were not trained yet, and counts
+once the step's metrics are on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,6 @@ class LoopConfig:
 
     total_steps: int
     groups_per_step: int
-    max_lag: int
     step_timeout_s: float
     take_timeout_s: float
     """Outer bound of waiting for a batch; a stall is found earlier by the scheduler."""
@@ -108,18 +110,30 @@ class Driver:
         await self._publish_first()
         self._step_ended_s = time.monotonic()
         while self._step < self._config.total_steps:
-            difference = None
-            async with self._parts.turns.generating(self._step + 1):
+            async with self._generating():
                 groups = await self._take()
-                if groups is not None and self._parts.turns.alternate:
-                    difference = await self._parts.publisher.probe(self._step)
+                difference = await self._parts.publisher.probe(self._step) if groups is not None and self._taking_turns else None
             if groups is None:
                 await self._save()
                 raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
             await self._train_on(groups, difference)
-        async with self._parts.turns.generating(self._step):
+        async with self._generating():
             await self._parts.publisher.probe(self._step)
         await self._save()
+
+    @property
+    def _taking_turns(self) -> bool:
+        """Whether some engine cannot compute while the trainer does."""
+        return bool(self._parts.turns.engines)
+
+    @asynccontextmanager
+    async def _generating(self) -> AsyncIterator[None]:
+        """All engines can answer inside the block; afterwards those that share devices with others run nothing."""
+        turns, scheduler = self._parts.turns, self._parts.scheduler
+        async with turns.generating(self._step + 1):
+            scheduler.expand(turns.engines)
+            yield
+            await scheduler.shrink(turns.engines, f"training of step {self._step + 1}")
 
     async def _publish_first(self) -> None:
         """Serve the starting weights, so that a resumed run samples from what it resumed."""
@@ -129,10 +143,10 @@ class Driver:
 
     async def _publish(self, version: int) -> SyncReport:
         """Serve the trainer's weights, and have the trainer score the probes under them."""
-        async with self._parts.turns.syncing(version):
+        async with self._parts.turns.syncing(version), self._parts.scheduler.updating(f"weights v{version}"):
             report = await self._parts.publisher.publish(version)
             self._parts.publisher.expect()
-            if self._parts.turns.alternate:
+            if self._taking_turns:
                 await self._parts.publisher.expected()
         return report
 
@@ -141,7 +155,7 @@ class Driver:
         take = asyncio.ensure_future(
             self._parts.scheduler.buffer.take(
                 self._config.groups_per_step,
-                min_version=self._step - self._config.max_lag,
+                version=self._step,
                 timeout_s=self._config.take_timeout_s,
                 what=f"batch of step {self._step + 1}",
             )
@@ -164,8 +178,8 @@ class Driver:
         version = self._step
         started_s = self._step_ended_s
         taken_s = time.monotonic()
-        probing = None  # the engines are idle now; must pass before anything is kept
-        if not self._parts.turns.alternate:
+        probing = None  # must pass before anything is kept
+        if not self._taking_turns:
             probing = asyncio.ensure_future(self._parts.publisher.probe(version))
         batches = await self._batches(groups, version)
         async with self._parts.turns.training(version + 1):
@@ -206,6 +220,12 @@ class Driver:
             "time/sync_s": synced_s - saved_s,
             "time/checkpoint_s": saved_s - trained_s,
         }
+        if self._taking_turns:
+            metrics |= {
+                "time/shrink_s": counters.shrink_s,
+                "rollout/requests_moved": float(counters.requests_moved),
+                "rollout/tokens_kept": float(counters.tokens_kept),
+            }
         metrics |= self._parts.turns.take_metrics()
         if difference is not None:
             metrics["sync/probe_max_abs_diff"] = difference

@@ -13,6 +13,7 @@
     ├── DataError                                     empty or malformed data
     ├── ModelError                                    model folder missing or not loadable
     ├── OffloadError                                  state could not be moved, or is not to be used after such a failure
+    │   ├── HostBudgetError                           spec.offload.hostMemoryBytes is too small
     │   ├── NoRoomError                               what shall be on a device is more than its budget
     │   └── LeaseLostError                            devices are used after their lease was lost
     └── DeadlineError                (TimeoutError)   a wait ran out; says what it waited for
@@ -102,7 +103,7 @@ class OffloadError(RuntimeFault):
     A fresh attempt starts from a checkpoint with whole copies, so that it may go better.
     """
 
-    reason = Reason.DRIVER_FAILED
+    reason = Reason.OFFLOAD_FAILED
 
     def __init__(self, message: str, rolled_back: bool = False) -> None:
         """``rolled_back``: everything is where it was before the call, so that it may be tried again."""
@@ -115,10 +116,16 @@ class OffloadError(RuntimeFault):
         return self.message
 
 
-class NoRoomError(OffloadError):
-    """Raised when what shall be on a device at the same time is more than its budget; carries the arithmetic."""
+class HostBudgetError(OffloadError):
+    """Raised when offloaded state needs more host memory than the spec allows; nothing has moved, and another attempt ends the same."""
 
-    reason = Reason.OUT_OF_MEMORY
+    reason = Reason.SPEC_INVALID
+
+
+class NoRoomError(OffloadError):
+    """Raised when what shall be on a device at the same time is more than its budget; carries the arithmetic, which no retry changes."""
+
+    reason = Reason.SPEC_INVALID
 
 
 class LeaseLostError(OffloadError):

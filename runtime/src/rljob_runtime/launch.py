@@ -20,6 +20,7 @@ from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_runtime import resolve, time_division
 from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
@@ -27,10 +28,11 @@ from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
 from rljob_runtime.engine.environment import engine_environment
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
+from rljob_runtime.model_shape import read_shape
 from rljob_runtime.offload.turns import Turns
 from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig
 from rljob_runtime.overlap.judge import RewardRouter
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
+from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Reporter
@@ -122,12 +124,14 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
             await start([c for c in plan.components if c.role not in time_division.POLICY_ROLES])
         else:
             await start(plan.components)
+    turns = time_division.turns_of(spec, plan, by_role, read_shape(spec), reporter.switched)
+    reporter.resident(turns.residency())
     return Workers(
         trainers=by_role[Role.TRAINER],
         references=by_role[Role.REFERENCE],
         engines=by_role[Role.ROLLOUT],
         rewards=by_role[Role.REWARD],
-        turns=time_division.turns_of(spec, plan, by_role),
+        turns=turns,
     )
 
 
@@ -155,13 +159,13 @@ async def assemble(
         decode=partial(_decode, tokenizer),
         engines=workers.engines,
         judge=RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).judge,
-        gate=StalenessGate(groups_per_step=batch, max_lag=0, total_groups=batch * spec.training.steps, version=start_step),
-        config=RolloutConfig(
-            samples_per_prompt=spec.rollout.samples_per_prompt,
-            sampling=resolve.sampling(spec),
-            seed=spec.seed,
-            stall_timeout_s=spec.rollout.stall_timeout_seconds,
+        gate=StalenessGate(
+            groups_per_step=batch,
+            max_lag=spec.overlap.async_generation_ratio,
+            total_groups=batch * spec.training.steps,
+            version=start_step,
         ),
+        config=resolve.rollout_config(spec),
         next_group_id=state.next_group_id if state else 0,
         done=state.done if state else (),
     )
@@ -171,6 +175,7 @@ async def assemble(
         manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=probe,
+        on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
     )
     parts = Parts(
         trainers=workers.trainers,
@@ -238,6 +243,7 @@ async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_
 def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
     """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python."""
     made = []
+    shared, host_shares = time_division.shared_devices(plan), time_division.host_shares(spec, plan)
     for process in component.processes:
         on_cpu = resolve.device_type(spec, plan, process) is DeviceType.CPU
         num_threads = resolve.threads(spec, plan, component, process)
@@ -249,7 +255,7 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
                 resolve.component_spec(spec, component.name),
                 on_cpu=on_cpu,
                 num_threads=num_threads,
-                takes_turns=time_division.takes_turns(spec, component),
+                takes_turns=time_division.takes_turns(spec, component, process, shared),
             )
             factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
             env = engine_environment(config) | env
@@ -258,8 +264,14 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
             log_file = log_dir / f"{component.name}-{process.rank}.log"
             factory, kwargs, concurrency = REWARD_FACTORY, {"configs": configs, "folder": job_folder, "log_file": log_file}, 1
         else:
-            host_bytes = time_division.host_bytes(spec, plan, process.node_rank)
-            policy = resolve.policy_config(spec, role=component.role, num_threads=num_threads, offload_host_bytes=host_bytes)
+            policy = resolve.policy_config(
+                spec,
+                role=component.role,
+                num_threads=num_threads,
+                offload_host_bytes=host_shares.get((component.name, process.node_rank)),
+                reserve=time_division.leaving(spec, component),
+                optimizer_around_step=time_division.optimizer_around_step(spec, component),
+            )
             factory, concurrency = TRAINER_FACTORY, 1
             kwargs = {"config": policy, "rank": process.rank, "world_size": component.world_size}
         made.append(
@@ -281,7 +293,6 @@ def _loop_config(spec: RLJobSpec, num_ranks: int) -> LoopConfig:
     return LoopConfig(
         total_steps=spec.training.steps,
         groups_per_step=spec.rollout.prompts_per_step,
-        max_lag=0,
         step_timeout_s=spec.training.step_timeout_seconds,
         take_timeout_s=spec.active_deadline_seconds or 366 * 24 * 3600.0,
         checkpoint_every_steps=spec.checkpoint.every_steps,

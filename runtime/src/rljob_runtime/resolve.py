@@ -18,10 +18,15 @@ from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
 from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_runtime.cluster.protocol import Interpreter
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.losses.config import LossConfig
+from rljob_runtime.offload.states import StateKind
+from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN
+from rljob_runtime.overlap.scheduler import RolloutConfig
 from rljob_runtime.records import Sampling
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
@@ -29,6 +34,9 @@ from rljob_runtime.training.config import PolicyConfig
 CPU_KV_CACHE_BYTES = 128 * 2**20
 """KV cache of an engine on CPU devices where the spec sets none."""
 
+QUEUED_SHARE = 4
+MIN_QUEUED = 8
+"""An engine is given a quarter more requests than it computes, at least 8, so that a finished one is followed at once by the next."""
 
 _QUANTITY_SCALES: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "i": 1}
 """Of suffixes; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
@@ -92,8 +100,16 @@ def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process
     return env | environment.worker_environment(spec, plan, component, process)
 
 
-def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int, offload_host_bytes: int | None = None) -> PolicyConfig:
-    """Configuration of a trainer rank, or of a reference rank, which trains nothing."""
+def policy_config(
+    spec: RLJobSpec,
+    *,
+    role: Role,
+    num_threads: int,
+    offload_host_bytes: int | None = None,
+    reserve: tuple[StateKind, ...] = (),
+    optimizer_around_step: bool = False,
+) -> PolicyConfig:
+    """Configuration of a trainer rank, or of a reference rank, which trains nothing; the last three are time-division's."""
     training, loss, kl = spec.training, spec.algorithm.policy_loss, spec.algorithm.kl
     return PolicyConfig(
         model_path=spec.model.path,
@@ -123,6 +139,8 @@ def policy_config(spec: RLJobSpec, *, role: Role, num_threads: int, offload_host
         seed=spec.seed,
         threads=num_threads,
         offload_host_bytes=offload_host_bytes,
+        reserve=reserve,
+        optimizer_around_step=optimizer_around_step,
     )
 
 
@@ -158,6 +176,23 @@ def sampling(spec: RLJobSpec) -> Sampling:
         top_k=rollout.top_k,
         min_p=rollout.min_p,
         stop_token_ids=rollout.stop_token_ids,
+    )
+
+
+def rollout_config(spec: RLJobSpec) -> RolloutConfig:
+    """What the scheduler needs."""
+    engine = next(c.engine or Engine() for c in spec.components if c.role is Role.ROLLOUT)
+    return RolloutConfig(
+        samples_per_prompt=spec.rollout.samples_per_prompt,
+        sampling=sampling(spec),
+        seed=spec.seed,
+        fleet=FleetConfig(
+            running_limit=engine.max_running_requests + max(engine.max_running_requests // QUEUED_SHARE, MIN_QUEUED),
+            stall_timeout_s=spec.rollout.stall_timeout_seconds,
+            affinity_margin=AFFINITY_MARGIN if engine.prefix_caching else 0,
+        ),
+        drains=spec.overlap.update_mode is UpdateMode.DRAIN,
+        drain_timeout_s=spec.training.step_timeout_seconds,
     )
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-from rljob_api import convert, paths, planner
+from rljob_api import convert, paths, planner, validation
 from rljob_api.convert import rlinf, roll
 from rljob_api.convert.keys import is_accounted
 from rljob_api.convert.notes import is_secret
 from rljob_api.convert.source import Source, leaves, read
+from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJob
 
 FOLDER = Path(__file__).parents[2] / "data" / "convert"
@@ -42,6 +43,15 @@ def compare_with_golden(path: Path) -> None:
 
 def plan(result: convert.Converted) -> Any:
     return planner.plan(RLJob.model_validate_json(json_of(result)).spec)
+
+
+def offload_problems(result: convert.Converted) -> list[str]:
+    """What validation says against the offload fields of a converted job; nothing about the rest, which may lack what files do not say."""
+    try:
+        validation.check(json_of(result), runnable=False)
+    except SpecInvalidError as error:
+        return [str(problem) for problem in error.errors if "offload" in problem.path]
+    return []
 
 
 def json_of(result: convert.Converted) -> str:

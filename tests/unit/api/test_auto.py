@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rljob_api import auto, planner, supported, validation
+from rljob_api import auto, planner, validation
 from rljob_api.auto.candidates import Candidates
 from rljob_api.auto.cost import CostModel
 from rljob_api.auto.request import Request, read
 from rljob_api.auto.supply import START, FreeGroup
-from rljob_api.errors import FieldError, SpecInvalidError
+from rljob_api.errors import FieldError
 from rljob_api.plan import PlacementMode, Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import PlacementChoice, Role
@@ -232,24 +232,44 @@ def test_a_split_at_a_node_boundary_is_preferred_among_equals() -> None:
 # Sharing ------------------------------------------------------------------------------------------------------------
 
 
-def test_sharing_is_shown_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    document = job([group("a", 1, 2)], open_roles(), measured={**TIMES, "trainSeconds": 100, "generateSeconds": 100})
+CHEAP_TO_SHARE: Document = {"measured": {**TIMES, "trainSeconds": 100, "generateSeconds": 100}}
+
+
+def test_sharing_is_shown_and_not_chosen_where_nobody_says_that_it_fits() -> None:
+    document = job([group("a", 1, 2)], open_roles(), **CHEAP_TO_SHARE)
     choice = chosen(document)
     collocated = [c for c in choice.candidates if c.kind is auto.Kind.COLLOCATED]
     assert choice.chosen.kind is auto.Kind.DISAGGREGATED
     assert [c.cost.step_s < choice.chosen.cost.step_s for c in collocated] == [True]
-    assert [r.reason for r in choice.rejected if r.candidate is collocated[0]] == [auto.NOT_RUNNABLE]
-    monkeypatch.setattr(supported, "SHARING_RUNS", True)
-    assert chosen(document).chosen.kind is auto.Kind.COLLOCATED
+    assert [r.reason for r in choice.rejected if r.candidate is collocated[0]] == [auto.LAST_RESORT]
+
+
+def test_sharing_is_chosen_where_components_switch() -> None:
+    document = job([group("a", 1, 2)], open_roles(), **CHEAP_TO_SHARE, offload={"residency": "Switching"})
+    choice = chosen(document)
+    assert choice.chosen.kind is auto.Kind.COLLOCATED
+    assert choice.chosen.cost.switch_s > 0
     assert validation.check(document).plan.mode is PlacementMode.COLLOCATED
+
+
+@pytest.mark.parametrize(("fraction", "kind"), [(0.3, auto.Kind.COLLOCATED), (0.9, auto.Kind.DISAGGREGATED)])
+def test_residents_share_where_their_sum_fits(fraction: float, kind: auto.Kind) -> None:
+    """1 B parameters: 16 GB to train on one device of 80 GiB, beside an engine that takes a share of it."""
+    roles = open_roles()
+    roles[1]["engine"] = {"memoryFraction": fraction}
+    model = {"path": "m", "dtype": "bfloat16", "parameterCount": 10**9}
+    document = job([group("a", 1, 2, deviceMemory="80Gi")], roles, model=model, **CHEAP_TO_SHARE)
+    choice = chosen(document)
+    assert choice.chosen.kind is kind
+    assert choice.chosen.cost.switch_s == 0
+    assert validation.check(document).plan.mode.lower() == kind
 
 
 def test_sharing_where_nothing_else_exists() -> None:
     document = job([group("a", 1, 1)], open_roles())
     assert where(chosen(document).spec) == {"train": "0", "infer": "0"}
-    assert validation.check(document, runnable=False).plan.mode is PlacementMode.COLLOCATED
-    with pytest.raises(SpecInvalidError, match="shares device 0 with train, which is not supported yet"):
-        validation.check(document)
+    assert chosen(document).chosen.is_last_resort
+    assert validation.check(document).plan.mode is PlacementMode.COLLOCATED
 
 
 def test_sharing_with_an_explicit_component() -> None:
@@ -271,7 +291,7 @@ def test_what_does_not_fit_is_rejected_with_its_arithmetic() -> None:
     roomy = chosen(job([group("a", 1, 8)], open_roles(), **sections))
     choice = chosen(job([group("a", 1, 8, deviceMemory="80Gi")], open_roles(), **sections))
     assert roomy.chosen.use.trainer_devices < choice.chosen.use.trainer_devices
-    too_large = [r for r in choice.rejected if r.candidate is not None and r.candidate.is_runnable]
+    too_large = [r for r in choice.rejected if r.candidate is not None and r.candidate.kind is auto.Kind.DISAGGREGATED]
     assert too_large
     assert "deviceMemory" in too_large[0].reason
     assert validation.check(job([group("a", 1, 8, deviceMemory="80Gi")], open_roles(), **sections), runnable=False)

@@ -37,6 +37,7 @@ def test_golden(path: Path) -> None:
 @every
 def test_it_plans(path: Path) -> None:
     assert cases.plan(cases.converted(path)).components
+    assert cases.offload_problems(cases.converted(path)) == []
 
 
 @every
@@ -147,6 +148,40 @@ class TestRoles:
         spec = spec_of((cases.FOLDER / "rlinf-doc-collocated.yaml").read_text())
         assert component(spec, "actor")["offload"] == {"optimizer": "Always", "weight": "Always", "grad": "Always"}
         assert spec["offload"] == {"residency": "Switching"}
+
+    def test_offload_where_only_some_share(self) -> None:
+        """The engines have devices of their own, and so nothing to offload for."""
+        text = (
+            "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-5, inference: 0-1}}\nalgorithm: {kl_beta: 0.1}\n"
+            "actor: {enable_offload: true, offload_grad: false}\nrollout: {enable_offload: true}"
+        )
+        spec = spec_of(text)
+        assert component(spec, "actor")["offload"] == {"optimizer": "Always", "weight": "Always", "grad": "Never"}
+        assert "offload" not in component(spec, "rollout")
+        assert [note.kind for note in notes(text, "rollout.enable_offload")] == [NoteKind.DROPPED]
+        assert cases.offload_problems(convert.convert("rlinf", text)) == []
+
+    @pytest.mark.parametrize(
+        ("placement", "kind"), [("{actor: 0-1, rollout: 2-5}", NoteKind.DROPPED), ("{'actor,rollout': 0-3}", NoteKind.DIFFERENT)]
+    )
+    def test_offload_that_is_off_or_for_nobody(self, placement: str, kind: NoteKind) -> None:
+        flags = "actor: {offload_weight: false, offload_optimizer: false}\nrollout: {enable_offload: false}"
+        text = f"cluster: {{num_nodes: 1, component_placement: {placement}}}\n{flags}"
+        spec = spec_of(text)
+        assert spec.get("offload", {}).get("residency", "Resident") == "Resident"
+        assert all("offload" not in item for item in spec["components"])
+        assert [note.kind for note in notes(text, "actor.offload_weight")] == [kind]
+        assert cases.offload_problems(convert.convert("rlinf", text)) == []
+
+    def test_collocated_with_offload_of_both(self) -> None:
+        text = (
+            "cluster: {num_nodes: 1, component_placement: {'actor,rollout': 0-3}}\n"
+            "actor: {offload_weight: true, offload_optimizer: true, offload_grad: true}\nrollout: {enable_offload: true}"
+        )
+        spec = spec_of(text)
+        assert component(spec, "rollout")["offload"] == {"weight": "Always", "kvCache": "Always"}
+        assert spec["offload"] == {"residency": "Switching"}
+        assert cases.offload_problems(convert.convert("rlinf", text)) == []
 
     def test_references_with_resolvers(self) -> None:
         spec = spec_of((cases.FOLDER / "rlinf-reasoning.yaml").read_text())

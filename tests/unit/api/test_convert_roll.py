@@ -38,6 +38,7 @@ def test_golden(path: Path) -> None:
 @every
 def test_it_plans(path: Path) -> None:
     assert cases.plan(cases.converted(path)).components
+    assert cases.offload_problems(cases.converted(path)) == []
 
 
 @every
@@ -190,3 +191,51 @@ class TestNotes:
     def test_the_name_can_be_given(self) -> None:
         result = convert.convert("roll", "exp_name: other", name="mine")
         assert result.manifest["metadata"]["name"] == "mine"
+
+
+class TestOffload:
+    def text(self, more: str = "", trainer: str = "", rollout: str = "list(range(0,4))") -> str:
+        return (
+            f"actor_train: {{device_mapping: 'list(range(0,4))'{trainer}}}\n"
+            f"actor_infer: {{device_mapping: '{rollout}', strategy_args: {{strategy_name: vllm}}}}\n{more}"
+        )
+
+    def test_roles_on_the_same_devices_switch(self) -> None:
+        text = self.text()
+        spec = spec_of(text)
+        assert spec["offload"] == {"residency": "Switching"}
+        assert cases.offload_problems(convert.convert("roll", text)) == []
+
+    def test_an_optimizer_around_its_step(self) -> None:
+        text = self.text("is_offload_optimizer_states_in_train_step: true")
+        spec = spec_of(text)
+        assert component(spec, "actor_train")["offload"] == {"optimizer": "Always"}
+        assert cases.offload_problems(convert.convert("roll", text)) == []
+
+    def test_states_that_stay(self) -> None:
+        text = self.text("is_offload_states: false\nis_offload_optimizer_states_in_train_step: true")
+        spec = spec_of(text)
+        assert spec["offload"] == {"residency": "Resident"}
+        assert "offload" not in component(spec, "actor_train")
+        assert [note.kind for note in notes(text, "is_offload_optimizer_states_in_train_step")] == [NoteKind.DROPPED]
+        assert cases.offload_problems(convert.convert("roll", text)) == []
+
+    @pytest.mark.parametrize(
+        ("config", "policies"),
+        [
+            ("{offload_policy: true}", {"optimizer": "Always", "weight": "Always", "grad": "Always"}),
+            ("{zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}", {"optimizer": "Always"}),
+            ("{zero_optimization: {stage: 3, offload_param: {device: cpu}}}", {"weight": "Always"}),
+        ],
+    )
+    def test_what_a_strategy_keeps_on_the_host(self, config: str, policies: dict[str, str]) -> None:
+        trainer = f", strategy_args: {{strategy_name: deepspeed_train, strategy_config: {config}}}"
+        text = self.text(trainer=trainer)
+        spec = spec_of(text)
+        assert component(spec, "actor_train")["offload"] == policies
+        assert cases.offload_problems(convert.convert("roll", text)) == []
+        alone = self.text("is_offload_states: true", trainer=trainer, rollout="list(range(4,8))")
+        assert all("offload" not in item for item in (*spec_of(alone)["components"], spec_of(alone)))
+        dropped = {note.path for note in convert.convert("roll", alone).notes if note.kind is NoteKind.DROPPED}
+        assert {"is_offload_states"} < dropped
+        assert cases.offload_problems(convert.convert("roll", alone)) == []

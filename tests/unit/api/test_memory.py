@@ -241,6 +241,66 @@ def test_what_may_never_leave_stays_while_others_compute() -> None:
     assert term(device, memory.Phase.GENERATE, "AdamW m and v") == 7_615_616_512 // 16 * 8
 
 
+def trainer_offload(**policies: str) -> RLJobSpec:
+    """7B, trainer and engines on the same 16 devices, switching."""
+    return config_r(
+        components=[
+            {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0-15"}, "offload": policies},
+            {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "0-15"}},
+            {"name": "reward", "role": "Reward", "placement": {"workers": 8}},
+        ],
+        offload={"residency": "Switching"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "phases"),
+    [
+        ("Auto", {"train", "optimizer step"}),
+        ("Always", {"optimizer step"}),
+        ("Never", {"start-up", "generate", "train", "optimizer step", "weight sync"}),
+    ],
+)
+def test_when_the_optimizer_is_on_a_shared_device(policy: str, phases: set[str]) -> None:
+    device = pool_of(estimated(trainer_offload(optimizer=policy), QWEN25_7B), memory.PoolKind.DEVICE, 1)
+    assert {p.phase for p in device.phases if any(t.need.kind is memory.Kind.OPTIMIZER for t in p.terms)} == phases
+
+
+@pytest.mark.parametrize(
+    ("policies", "per_parameter"), [({}, 12), ({"weight": "Never"}, 8), ({"optimizer": "Never"}, 4), ({"weight": "Always"}, 12)]
+)
+def test_state_that_leaves_a_device_needs_room_on_its_node(policies: dict[str, str], per_parameter: int) -> None:
+    """Eight of sixteen trainer processes are on a node; engines copy nothing."""
+    node = pool_of(estimated(trainer_offload(**policies), QWEN25_7B), memory.PoolKind.NODE, 1)
+    (sync,) = [p for p in node.phases if p.phase is memory.Phase.WEIGHT_SYNC]
+    kept = sum(t.num_bytes for t in sync.terms if t.need.name.endswith("in host memory"))
+    assert kept == 8 * -(-7_615_616_512 // 16) * per_parameter
+    assert {t.component for t in sync.terms} == {"actor_train", "weight sync"}
+
+
+@pytest.mark.parametrize(("more_bytes", "problems"), [(-1, ["spec.offload.hostMemoryBytes"]), (0, [])])
+def test_host_memory_for_offloaded_state_has_to_suffice(more_bytes: int, problems: list[str]) -> None:
+    needed = 8 * -(-7_615_616_512 // 16) * 12
+    spec = trainer_offload()
+    offload = spec.offload.model_copy(update={"host_memory_bytes": needed + more_bytes})
+    found = memory.problems(estimated(spec.model_copy(update={"offload": offload}), QWEN25_7B))
+    assert [problem.path for problem in found] == problems
+    assert all(f"raise it to {needed} or more" in problem.remedy for problem in found)
+
+
+def test_policies_that_switch_start_together_before_engines_do() -> None:
+    """Trainer and reference load at once; engines find the devices empty but for the processes."""
+    device = pool_of(estimated(switching(), QWEN25_7B), memory.PoolKind.DEVICE, 1)
+    start = next(p for p in device.phases if p.phase is memory.Phase.START_UP)
+    kinds = {(t.component, t.need.kind) for t in start.terms}
+    assert {kind for component, kind in kinds if component != "actor_infer"} == {memory.Kind.PROCESS}
+    small = shared(kvCacheBytes=2**20, enforceEager=True, tensorParallelSize=8)
+    small = small.model_copy(update={"offload": switching().offload})
+    device = pool_of(memory.estimate(small, planned(small), memory.shape_from_count(7 * 10**10)), memory.PoolKind.DEVICE, 1)
+    start = next(p for p in device.phases if p.phase is memory.Phase.START_UP)
+    assert {t.component for t in start.terms if t.need.kind is memory.Kind.WEIGHT} == {"actor_train", "reference"}
+
+
 def test_engines_that_want_more_than_a_device_need_no_model() -> None:
     spec = config_r(
         components=[

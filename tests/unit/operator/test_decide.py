@@ -15,6 +15,7 @@ DRIVER_ONLY = {
     Reason.DATA_INVALID,
     Reason.CHECKPOINT_FAILED,
     Reason.WEIGHT_SYNC_FAILED,
+    Reason.OFFLOAD_FAILED,
     Reason.WORKER_FAILED,
 }
 """Reasons that only a driver's last word carries; the runtime's errors produce them."""

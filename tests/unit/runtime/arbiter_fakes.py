@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.v1alpha1.components import OffloadPolicy
-from rljob_runtime.errors import DeadlineError, OffloadError, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import DeadlineError, HostBudgetError, OffloadError, WorkerFailedError, WorkerLostError
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
 from rljob_runtime.offload.tenants import Tenant, TenantProcess
@@ -37,10 +37,12 @@ class Memory:
 
 
 class MemoryWorker:
-    """Loads and offloads at 1 byte a second, and answers one call at a time, as a worker with one thread does.
+    """Loads and offloads at ``bytes_per_s``, and answers one call at a time, as a worker with one thread does.
 
     Room for a load is taken at its start, room of an offload given back at its end.
     """
+
+    bytes_per_s = 1.0
 
     def __init__(self, name: str, memory: Memory, devices: tuple[Device, ...], sizes: Mapping[StateKind, int], fixed: int = 0) -> None:
         self.name = name
@@ -51,7 +53,7 @@ class MemoryWorker:
         self.resident: set[StateKind] = set()
         self.undefined_on_load: frozenset[StateKind] = frozenset()
         self.faults: deque[str] = deque()
-        """Of the next calls: '', rolled_back, broken, foreign, stuck, lost."""
+        """Of the next moves: '', rolled_back, broken, foreign, stuck, lost, budget; killed dies in the middle of the copy."""
         self.alive = True
         self._fixed = fixed
         self._held_bytes = 0
@@ -85,6 +87,17 @@ class MemoryWorker:
         except TimeoutError as error:
             raise DeadlineError(f"{self.name}.{method} did not answer within {timeout_s:g} s") from error
 
+    def start(self, method: str, *args: Any) -> "Started":
+        return Started(self, method, args)
+
+    async def _score(self, seconds: float, value: str = "") -> str:
+        """A call of a component: what it found on the device."""
+        await self._work(seconds, 0)
+        return f"{value}{'+'.join(k for k in StateKind if k in self.resident)}"
+
+    async def _fail(self) -> None:
+        raise WorkerFailedError(self.name, "fail", "ValueError: x", self.log_file)
+
     async def _work(self, seconds: float, num_bytes: int) -> None:
         self._check_alive()
         self._take(num_bytes)
@@ -112,10 +125,14 @@ class MemoryWorker:
             await asyncio.sleep(1e6)
         if loads:
             self._take(total)
-        await asyncio.sleep(sum(self.sizes[k] for k in kinds if k not in (KV, GRADS)))
+        if fault == "killed":
+            asyncio.get_running_loop().call_later(total / 2, self.die)
+        await asyncio.sleep(sum(self.sizes[k] for k in kinds if k not in (KV, GRADS)) / self.bytes_per_s)
+        if fault == "killed":
+            self.die()
         self._check_alive()
         if fault:
-            if loads and fault in ("rolled_back", "foreign"):
+            if loads and fault in ("rolled_back", "foreign", "budget"):
                 self._take(-total)
             if loads and fault in ("lost", "broken"):
                 self.resident |= set(kinds)  # some of it
@@ -124,6 +141,8 @@ class MemoryWorker:
                 raise WorkerLostError(self.name, "signal 9", self.log_file)
             if fault == "foreign":
                 raise WorkerFailedError(self.name, direction, "ValueError: x", self.log_file)
+            if fault == "budget":
+                raise HostBudgetError(f"{self.name}: {direction} of {names} needs 2 bytes, the budget is 1", True)
             raise OffloadError(f"{self.name}: {direction} of {names} failed: no memory", fault == "rolled_back")
         if loads:
             self.resident |= set(kinds)
@@ -150,6 +169,18 @@ class MemoryWorker:
         self.memory.log.append((asyncio.get_running_loop().time(), self.name, event))
 
 
+@dataclass
+class Started:
+    """A call that runs once somebody waits for it."""
+
+    worker: MemoryWorker
+    method: str
+    args: tuple[Any, ...]
+
+    async def result(self, timeout_s: float) -> Any:
+        return await self.worker.call(self.method, *self.args, timeout_s=timeout_s)
+
+
 def make_tenant(
     memory: Memory,
     name: str,
@@ -161,6 +192,7 @@ def make_tenant(
     resident: Iterable[StateKind] | None = None,
     fixed: int = 0,
     working: int = 0,
+    partial: int | None = None,
     estimate: Callable[[int], int] = lambda size: size,
 ) -> tuple[Tenant, list[MemoryWorker]]:
     """A tenant with a process per entry of ``devices``; its workers' memory holds what ``resident`` says, or everything."""
@@ -171,5 +203,13 @@ def make_tenant(
         worker.start_with(sizes if resident is None else resident)
         workers.append(worker)
         told = {kind: estimate(size) for kind, size in sizes.items()}
-        processes.append(TenantProcess(worker=worker, devices=own, size_bytes=told, fixed_bytes=fixed, working_bytes=working))  # type: ignore[arg-type]
+        process = TenantProcess(
+            worker=worker,  # type: ignore[arg-type]
+            devices=own,
+            size_bytes=told,
+            fixed_bytes=fixed,
+            working_bytes=working,
+            partial_working_bytes=partial,
+        )
+        processes.append(process)
     return Tenant(name=name, processes=tuple(processes), policies=policies or {}, rederivable=frozenset(rederivable)), workers

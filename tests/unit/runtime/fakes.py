@@ -1,6 +1,7 @@
 """Workers without threads or processes: every call is answered at once, in an order the test chooses."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.records import GenerationRequest, Prompt, RewardRequest, RewardResult
+from rljob_runtime.records import GenerationRequest, Prompt, RewardRequest, RewardResult, VersionSpan
 from tests.unit.runtime.builders import make_completion, make_prompt
 
 
@@ -38,6 +39,7 @@ class ScriptedEngine:
         self.dead = False
         self.stalled = False
         self._queue: list[tuple[GenerationRequest, int]] = []
+        self._aborted: list[GenerationRequest] = []
         self._random = random.Random(seed)
         self._tokens_of = tokens_of or (lambda request: (7, 8))
 
@@ -51,14 +53,67 @@ class ScriptedEngine:
         self.seen += requests
         self._queue += [(r, self.version) for r in requests]
 
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """A request that is aborted comes back without a token: ``DrawingEngine`` has some."""
+        self._aborted += [r for r, _ in self._queue if r.request_id in request_ids]
+        self._queue = [(r, v) for r, v in self._queue if r.request_id not in request_ids]
+
     def collect(self, max_wait_s: float) -> list[Any]:
         if self.dead:
             raise WorkerLostError(self.name, "signal 9", self.log_file)
+        if self._aborted:
+            aborted, self._aborted = self._aborted, []
+            return [make_completion(r.request_id, (), self.version, "abort") for r in aborted]
         if self.stalled:
             return []
         count = self._random.randint(1, 5)
         taken = [self._queue.pop(self._random.randrange(len(self._queue))) for _ in range(min(count, len(self._queue)))]
         return [make_completion(r.request_id, self._tokens_of(r), version) for r, version in taken]
+
+
+PROMPT_TOKENS = 3
+"""Of every prompt that ``make_prompt`` makes."""
+
+
+class DrawingEngine(ScriptedEngine):
+    """Draws token by token, each its own position in the response, so that a lost or repeated one shows; some requests a step."""
+
+    def __init__(self, name: str = "engine-0", seed: int = 0, length: int = 5) -> None:
+        super().__init__(name, seed)
+        self.length = length
+        self.running: dict[str, tuple[GenerationRequest, list[int], list[int]]] = {}
+        """Request, drawn tokens and the version of each, by id."""
+        self._back: list[Any] = []
+        self.aside = False
+        """Whether nothing may be asked of it."""
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        assert not self.aside, f"{self.name} was given requests while it was aside"
+        self.seen += requests
+        self.running |= {r.request_id: (r, [], []) for r in requests}
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._back += [self._give(i, "abort") for i in request_ids if i in self.running]
+
+    def collect(self, max_wait_s: float) -> list[Any]:
+        for request_id in self._random.sample(sorted(self.running), k=min(len(self.running), self._random.randint(0, 4))):
+            request, tokens, versions = self.running[request_id]
+            tokens.append(len(request.prompt_token_ids) - PROMPT_TOKENS + len(tokens))
+            versions.append(self.version)
+            if len(tokens) == request.sampling.max_tokens or tokens[-1] == self.length_of(request_id) - 1:
+                self._back.append(self._give(request_id, "stop"))
+        back, self._back = self._back, []
+        return back
+
+    def length_of(self, request_id: str) -> int:
+        """Tokens of a whole response, whatever engine draws it."""
+        return 1 + sum(map(ord, request_id.split("+")[0])) % self.length
+
+    def _give(self, request_id: str, finish: str) -> Any:
+        _, tokens, versions = self.running.pop(request_id)
+        made = make_completion(request_id, tuple(tokens), 0, finish)
+        spans = tuple(VersionSpan(start=i, end=i + 1, version=v) for i, v in enumerate(versions))
+        return dataclasses.replace(made, version_spans=spans)
 
 
 class CountingPrompts:
@@ -117,7 +172,7 @@ class ServingEngine(ScriptedEngine):
     def load_bucket(self, index: int, data: Any) -> None:
         self.phases.append(f"bucket {index}")
 
-    def finish_update(self, timeout_s: float) -> int:
+    def finish_update(self, timeout_s: float, on_running: str) -> int:
         self.phases.append("finish")
         if not self.forgets_version:
             self.version = self._coming

@@ -8,6 +8,7 @@ import torch
 
 from rljob_runtime.offload.copies import Direction, HostCopies
 from rljob_runtime.offload.slabs import SMALLEST_CHUNK_BYTES, HostSlabs
+from rljob_runtime.offload.states import StateKind
 from rljob_runtime.offload.store import StateStore
 
 CPU = torch.device("cpu")
@@ -18,9 +19,22 @@ def make_store(copies: object = None, *, budget_bytes: int | None = None, chunk_
     return StateStore(CPU, HostSlabs(pinned=False, budget_bytes=budget_bytes, chunk_bytes=chunk_bytes), name="policy", copies=copies)  # type: ignore[arg-type]
 
 
+def two_kinds(copies: object = None, *, budget_bytes: int | None = None) -> tuple[StateStore, dict[str, torch.Tensor]]:
+    """Three parameters and two optimizer states, float32."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {
+        name: torch.randn(size, generator=generator) for name, size in {"a": 40_000, "b": 7, "c": 20_000, "m": 5, "v": 20_000}.items()
+    }
+    store = make_store(copies, budget_bytes=budget_bytes)
+    for name, tensor in tensors.items():
+        store.register(StateKind.PARAMS if name in "abc" else StateKind.OPTIMIZER, name, tensor)
+    return store, tensors
+
+
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """All bytes of the tensor's values."""
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    """All bytes of the tensor's values; of a copy, because a storage that NumPy has seen cannot be freed any more."""
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
+    return copy.view(torch.uint8).numpy().tobytes() if copy.numel() else b""
 
 
 class FailingCopies(HostCopies):

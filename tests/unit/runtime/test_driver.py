@@ -3,7 +3,10 @@
 import asyncio
 import io
 import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +15,12 @@ import pytest
 from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.driver import Driver, LoopConfig, Parts
 from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
-from rljob_runtime.offload.turns import NoTurns
+from rljob_runtime.offload.turns import NoTurns, Turns
 from rljob_runtime.overlap.batching import BatchingConfig
+from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import Bucket, Sampling, WeightManifest
+from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedJudge, ServingEngine, no_texts
@@ -37,6 +41,10 @@ class Run:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     every: int = 0
     shared: bool = True
+    others: list[ServingEngine] = field(default_factory=list)
+    """Further engines."""
+    lag: float = 0
+    turns: Turns = field(default_factory=NoTurns)
 
     def drive(self) -> None:
         asyncio.run(self._drive())
@@ -50,10 +58,12 @@ class Run:
         scheduler = RolloutScheduler(
             prompts=self.prompts,
             decode=no_texts,
-            engines=[self.engine],
+            engines=[self.engine, *self.others],
             judge=ScriptedJudge().judge,
-            gate=StalenessGate(groups_per_step=BATCH, max_lag=0, total_groups=BATCH * STEPS, version=start),
-            config=RolloutConfig(samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, stall_timeout_s=60.0),
+            gate=StalenessGate(groups_per_step=BATCH, max_lag=self.lag, total_groups=BATCH * STEPS, version=start),
+            config=RolloutConfig(
+                samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, fleet=FleetConfig(running_limit=256, stall_timeout_s=60.0)
+            ),
             next_group_id=self.start.next_group_id if self.start else 0,
             done=self.start.done if self.start else (),
         )
@@ -61,7 +71,6 @@ class Run:
         config = LoopConfig(
             total_steps=STEPS,
             groups_per_step=BATCH,
-            max_lag=0,
             step_timeout_s=10.0,
             take_timeout_s=10.0,
             checkpoint_every_steps=self.every,
@@ -74,18 +83,71 @@ class Run:
             parts = Parts(
                 trainers=[self.trainer],
                 references=[],
-                workers=[self.trainer, self.engine],
+                workers=[self.trainer, self.engine, *self.others],
                 scheduler=scheduler,
-                publisher=WeightPublisher(trainers=[self.trainer], engines=[self.engine], manifest=MANIFEST, timeout_s=10.0, probe=probe),
+                publisher=WeightPublisher(
+                    trainers=[self.trainer], engines=[self.engine, *self.others], manifest=MANIFEST, timeout_s=10.0, probe=probe
+                ),
                 advantage=lambda rewards, groups: (rewards - rewards.mean()).astype(np.float32),
                 checkpoints=checkpoints,
-                turns=NoTurns(),
+                turns=self.turns,
                 reporter=reporter,
             )
             await Driver(parts, config, start_step=start, stop=self.stop).run()
 
     def metrics(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.root / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+class LoggedTurns(NoTurns):
+    """Says whose turn it is, for engine 0 alone."""
+
+    engines = (0,)
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    @asynccontextmanager
+    async def _turn(self, what: str) -> AsyncIterator[None]:
+        self.log.append(f"{what} begins")
+        yield
+        self.log.append(f"{what} ends")
+
+    def generating(self, step: int) -> AbstractAsyncContextManager[None]:
+        return self._turn(f"generating {step}")
+
+    def training(self, step: int) -> AbstractAsyncContextManager[None]:
+        return self._turn(f"training {step}")
+
+    def syncing(self, step: int) -> AbstractAsyncContextManager[None]:
+        return self._turn(f"syncing {step}")
+
+
+def test_engines_on_the_trainers_devices_step_aside_while_it_works_and_the_others_go_on(tmp_path: Path) -> None:
+    turns = LoggedTurns()
+    other = ServingEngine("engine-1", seed=3)
+    run = Run(tmp_path, turns=turns, others=[other], lag=1)
+    asked: dict[str, set[str]] = {"engine-0": set(), "engine-1": set()}
+
+    def ask(engine: ServingEngine, requests: Sequence[GenerationRequest]) -> None:
+        asked[engine.name].add(turns.log[-1] if turns.log else "")
+        ServingEngine.submit(engine, requests)
+
+    for engine in (run.engine, other):
+        engine.submit = partial(ask, engine)  # type: ignore[method-assign]
+    run.drive()
+    phases = [
+        f"{what} {edge}"
+        for n in range(STEPS)
+        for what in (f"generating {n + 1}", f"training {n + 1}", f"syncing {n + 1}")
+        for edge in ("begins", "ends")
+    ]
+    last = [f"generating {STEPS + 1} begins", f"generating {STEPS + 1} ends", f"training {STEPS} begins", f"training {STEPS} ends"]
+    assert turns.log == ["syncing 0 begins", "syncing 0 ends", *phases, *last]
+    assert {what.split()[0] for what in asked["engine-0"]} == {"generating"}
+    assert len(asked["engine-1"]) >= 1
+    assert all(0 <= m["staleness/max"] <= 1 for m in run.metrics())
+    assert all(m["time/shrink_s"] >= 0 for m in run.metrics())
 
 
 def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> None:

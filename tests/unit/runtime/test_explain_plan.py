@@ -128,9 +128,14 @@ def test_nothing_but_sharing(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", nodeGroups=[{"name": "local", "devicesPerNode": 1, "deviceResource": "cpu"}])
     result = rljob("plan", str(job), "--explain")
     assert result.exit_code == 0
-    assert "shares device 0 with actor_train, which is not supported yet" in result.stderr
+    assert result.stderr == ""
     same_as_golden("sharing", result.stdout)
-    assert rljob("run", str(job)).exit_code == 2
+
+
+def test_taking_turns(tmp_path: Path) -> None:
+    result = rljob("plan", str(write_job(tmp_path / "job.yaml", offload={"residency": "Switching"})), "--explain")
+    assert (result.exit_code, result.stderr) == (0, "")
+    same_as_golden("switching", result.stdout)
 
 
 def test_what_is_printed_can_be_pasted() -> None:
@@ -143,7 +148,7 @@ def test_for_tools() -> None:
     document = json.loads(rljob("plan", str(EXAMPLE), "--explain", "-o", "json").stdout)
     chosen = document["candidates"][document["chosen"]]
     assert chosen["placements"] == {"actor_train": {"ranks": "0-1"}, "actor_infer": {"ranks": "2"}}
-    assert (chosen["rejected"], chosen["runnable"], document["basis"]) == (None, True, "relative")
+    assert (chosen["rejected"], chosen["lastResort"], document["basis"]) == (None, False, "relative")
     costs = [candidate["cost"] for candidate in document["candidates"]]
     assert all(c["stepSeconds"] == pytest.approx(sum(c.values()) - c["stepSeconds"] - 2 * c["hiddenSeconds"], rel=1e-5) for c in costs)
     assert document["candidates"][document["runnerUp"]]["cost"]["stepSeconds"] >= chosen["cost"]["stepSeconds"]

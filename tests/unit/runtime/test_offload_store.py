@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from rljob_runtime.errors import OffloadError
+from rljob_runtime.errors import HostBudgetError, OffloadError
 from rljob_runtime.offload import memory
+from rljob_runtime.offload.copies import HostCopies
 from rljob_runtime.offload.manager import state_offload_manager
 from rljob_runtime.offload.slabs import SMALLEST_CHUNK_BYTES, HostSlabs, Region, chunk_sizes
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.store import StateStore
-from tests.unit.runtime.offload_fakes import CPU, FailingCopies, LateCopies, bytes_of, make_store
+from rljob_runtime.report.names import UnknownMetricError, require_registered
+from tests.unit.runtime.offload_fakes import CPU, LateCopies, bytes_of, make_store, two_kinds
 
 PARAMS, GRADS, OPTIMIZER, OTHER = StateKind.PARAMS, StateKind.GRADS, StateKind.OPTIMIZER, StateKind.OTHER
 CHUNK = SMALLEST_CHUNK_BYTES
-SIZES = {"a": 40_000, "b": 7, "c": 20_000, "m": 5, "v": 20_000}
-COPIES = 9
-"""Of an offload of everything in :func:`two_kinds`: 3 for a, 1 for b, 2 for c, 1 for m, 2 for v."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +34,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def two_kinds(copies: object = None) -> tuple[StateStore, dict[str, torch.Tensor]]:
-    """Three parameters and two optimizer states, float32."""
-    generator = torch.Generator().manual_seed(5)
-    tensors = {
-        name: torch.randn(size, generator=generator) for name, size in {"a": 40_000, "b": 7, "c": 20_000, "m": 5, "v": 20_000}.items()
-    }
-    store = make_store(copies)
-    for name, tensor in tensors.items():
-        store.register(PARAMS if name in "abc" else OPTIMIZER, name, tensor)
-    return store, tensors
 
 
 # ------------------------------------------------------------------ slabs
@@ -268,103 +258,82 @@ def test_memory_goes_back_to_the_system() -> None:
     assert away.allocated_bytes == 0
 
 
-# ------------------------------------------------------------------ failures
+def test_a_reservation_counts_all_kinds_at_once_and_takes_nothing_where_it_does_not_fit() -> None:
+    store, _ = two_kinds(budget_bytes=5 * CHUNK)  # 240,028 and 80,020 bytes: four chunks and two
+    with pytest.raises(HostBudgetError) as caught:
+        store.reserve([PARAMS, OPTIMIZER])
+    assert str(caught.value) == (
+        "offloading policy/params (240064 bytes), policy/optimizer (80064 bytes) needs 393216 bytes of host memory on top of 0 held: "
+        "393216 in all, but this worker's share of the budget is 327680; raise spec.offload.hostMemoryBytes, "
+        "or keep a kind of state on the device (components[].offload: Never)"
+    )
+    assert (caught.value.retryable, caught.value.rolled_back) == (False, True)
+    assert store.memory().pinned_bytes == 0
+    store.reserve([PARAMS])
+    assert store.memory().pinned_bytes == 4 * CHUNK
+    store.offload([PARAMS])
+    with pytest.raises(HostBudgetError, match="131072 bytes of host memory on top of 262144 held: 393216 in all"):
+        store.offload([OPTIMIZER])
+    store.load([PARAMS])
 
 
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
-@pytest.mark.parametrize("index", range(2 * COPIES))
-def test_a_failure_at_any_chunk_is_undone(index: int, error: type[BaseException]) -> None:
-    store, tensors = two_kinds(FailingCopies(index, error=error))
-    kept = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    if index >= COPIES:
-        store.offload([PARAMS, OPTIMIZER])
-    switch = store.offload if index < COPIES else store.load
-    with pytest.raises(BaseException, match=f"copy {index} failed") as caught:
-        switch([PARAMS, OPTIMIZER])
-    if error is KeyboardInterrupt:
-        assert caught.type is KeyboardInterrupt
-    else:
-        assert isinstance(caught.value, OffloadError)
-        assert caught.value.rolled_back
-        assert "was undone" in str(caught.value)
-    back = Residence.ON_DEVICE if index < COPIES else Residence.OFFLOADED
-    assert {store.residence(kind) for kind in (PARAMS, OPTIMIZER)} == {back}
-    if back is Residence.OFFLOADED:
-        assert all(tensor.untyped_storage().size() == 0 for tensor in tensors.values()), "no half-loaded tensor looks valid"
-    assert store.memory().allocated_bytes == sum(tensor.untyped_storage().size() for tensor in tensors.values())
-    store.load([PARAMS, OPTIMIZER])
-    assert {name: bytes_of(tensor) for name, tensor in tensors.items()} == kept
+def test_memory_is_left_to_the_allocator_where_nobody_else_wants_it() -> None:
+    class Released(HostCopies):
+        times = 0
 
-
-@pytest.mark.parametrize("index", range(1, COPIES))
-def test_a_failure_that_cannot_be_undone_is_broken(index: int) -> None:
-    store, tensors = two_kinds(FailingCopies(*range(index, 100)))
-    kept = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    if index < 3:  # nothing had left: there is nothing to undo
-        with pytest.raises(OffloadError, match="was undone"):
-            store.offload([PARAMS, OPTIMIZER])
-        assert {name: bytes_of(tensor) for name, tensor in tensors.items()} == kept
-        return
-    with pytest.raises(OffloadError, match=r"could not be undone.*Broken") as caught:
-        store.offload([PARAMS, OPTIMIZER])
-    assert not caught.value.rolled_back
-    assert f"copy {index + 1} failed after RuntimeError: copy {index} failed" in str(caught.value)
-    assert store.residence(PARAMS) is Residence.BROKEN
-    for name, tensor in tensors.items():
-        assert tensor.untyped_storage().size() == 0 or bytes_of(tensor) == kept[name]
-    for use in (lambda: store.require([PARAMS], "forward"), lambda: store.offload([PARAMS]), lambda: store.load([PARAMS])):
-        with pytest.raises(OffloadError, match=f"params is Broken.*copy {index} failed.*restart the worker"):
-            use()
-
-
-def test_out_of_memory_on_the_device_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, tensors = two_kinds()
-    kept = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    store.offload([PARAMS, OPTIMIZER])
-    resize = torch.UntypedStorage.resize_
-
-    def full(storage: torch.UntypedStorage, size: int) -> object:
-        if size == tensors["c"].nbytes:
-            raise torch.OutOfMemoryError("no memory")
-        return resize(storage, size)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.UntypedStorage, "resize_", full)
-        with pytest.raises(OffloadError, match=r"OutOfMemoryError: no memory.*was undone"):
-            store.load([PARAMS, OPTIMIZER])
-    assert {tensor.untyped_storage().size() for tensor in tensors.values()} == {0}
-    store.load([PARAMS, OPTIMIZER])
-    assert {name: bytes_of(tensor) for name, tensor in tensors.items()} == kept
-
-
-def test_an_error_after_the_copies_does_not_hide_where_the_state_is() -> None:
-    class Unreleased(FailingCopies):
         def release(self) -> None:
-            raise RuntimeError("the driver is gone")
+            self.times += 1
 
-    store, tensors = two_kinds(Unreleased())
-    kept = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-    with pytest.raises(RuntimeError, match="the driver is gone"):
-        store.offload([PARAMS, OPTIMIZER])
-    assert {store.residence(kind) for kind in (PARAMS, OPTIMIZER)} == {Residence.OFFLOADED}
-    store.load([PARAMS, OPTIMIZER])
-    assert {name: bytes_of(tensor) for name, tensor in tensors.items()} == kept
+    copies = Released()
+    store, _ = two_kinds(copies)
+    store.offload([OPTIMIZER], release=False)
+    assert copies.times == 0
+    store.offload([PARAMS])
+    assert copies.times == 1
 
 
-def test_an_owner_that_cannot_drop_keeps_everything() -> None:
+def test_tensors_made_or_replaced_by_a_provider_while_its_kind_is_away_win() -> None:
+    """A checkpoint read into an optimizer that is off the device: what came later is the truth, what was away is nobody's."""
+    listed = {"m": torch.ones(1000), "v": torch.full((1000,), 2.0)}
+    store = make_store()
+    store.register_provider(OPTIMIZER, lambda: listed.items())
+    store.offload([OPTIMIZER])
+    old, listed["m"] = listed["m"], torch.full((1000,), 3.0)
+    listed["new"] = torch.full((10,), 4.0)
+    store.load([OPTIMIZER])
+    assert torch.equal(old, torch.ones(1000))
+    del old
+    for _ in range(2):
+        assert store.offload([OPTIMIZER]).copied_bytes == {OPTIMIZER: 8040}
+        store.load([OPTIMIZER])
+        assert [(name, set(tensor.tolist())) for name, tensor in listed.items()] == [("m", {3.0}), ("v", {2.0}), ("new", {4.0})]
+    assert store.memory().allocated_bytes == 8040
+
+
+def test_a_provider_that_fails_moves_nothing() -> None:
     store, tensors = two_kinds()
-    kept = {name: bytes_of(tensor) for name, tensor in tensors.items()}
+    broken = True
 
-    def drop() -> None:
-        raise RuntimeError("gradients are in use")
+    def provider() -> list[tuple[str, torch.Tensor]]:
+        if broken:
+            raise KeyError("state")
+        return []
 
-    store.register_dropped(GRADS, list, drop)
-    cache = torch.ones(10)
-    store.register(StateKind.KV_CACHE, "cache", cache, rederivable=True)
-    with pytest.raises(OffloadError, match=r"gradients are in use.*was undone"):
-        store.offload(StateKind)
-    assert {name: bytes_of(tensor) for name, tensor in tensors.items()} == kept
-    assert torch.equal(cache, torch.ones(10)), "what was not copied goes last, when nothing can fail any more"
+    store.register_provider(OTHER, provider)
+    for switch in (store.offload, store.reserve):
+        with pytest.raises(KeyError):
+            switch([PARAMS])
+    broken = False
+    assert store.residence(PARAMS) is Residence.ON_DEVICE
+    store.offload([PARAMS])
+    broken = True
+    with pytest.raises(KeyError):
+        store.load([PARAMS])
+    broken = False
+    assert store.residence(PARAMS) is Residence.OFFLOADED
+    assert tensors["a"].untyped_storage().size() == 0
+    store.load([PARAMS])
+    store.require([PARAMS], "forward")
 
 
 # ------------------------------------------------------------------ manager, memory
@@ -397,10 +366,28 @@ def test_the_manager_leaves_state_when_told_and_needs_no_metrics() -> None:
     with state_offload_manager(store, is_offload_states=False, metrics=metrics):
         pass
     assert {store.residence(kind) for kind in StateKind} == {Residence.ON_DEVICE}
-    assert metrics["offload/offload_bytes"] == 0
+    assert metrics["offload/block/offload_bytes"] == 0
     with state_offload_manager(store):
         pass
     assert {store.residence(kind) for kind in StateKind} == {Residence.OFFLOADED}
+
+
+@pytest.mark.parametrize("infix", ["block", "train_step", "a/b"])
+def test_all_that_the_manager_writes_is_in_the_reference(infix: str) -> None:
+    store, _ = two_kinds()
+    metrics: dict[str, float] = {}
+    with state_offload_manager(store, metrics=metrics, infix=infix):
+        pass
+    assert len(metrics) == 3 + 4 + 4 * 5
+    require_registered(metrics)
+    with pytest.raises(UnknownMetricError):
+        require_registered(["memory/end/allocated_byte"])
+
+
+def test_the_manager_needs_a_word_to_name_its_metrics_after() -> None:
+    store, _ = two_kinds()
+    with pytest.raises(ValueError, match="infix is empty"), state_offload_manager(store, infix=""):
+        pass
 
 
 def test_the_manager_offloads_after_an_error_and_still_measures() -> None:
@@ -409,8 +396,8 @@ def test_the_manager_offloads_after_an_error_and_still_measures() -> None:
     with pytest.raises(LookupError, match="body"), state_offload_manager(store, metrics=metrics):
         raise LookupError("body")
     assert store.residence(PARAMS) is Residence.OFFLOADED
-    assert metrics["memory/end/allocated_bytes"] == 0
-    assert metrics["offload/offload_bytes"] > 0
+    assert metrics["memory/block/end/allocated_bytes"] == 0
+    assert metrics["offload/block/offload_bytes"] > 0
 
 
 def test_a_snapshot_is_cheap_and_a_log_line_never_falls_silent(caplog: pytest.LogCaptureFixture) -> None:
@@ -426,4 +413,46 @@ def test_a_snapshot_is_cheap_and_a_log_line_never_falls_silent(caplog: pytest.Lo
             memory.log_memory_usage("after load", logging.getLogger("offload"), memory=taken)
         memory.log_memory_usage("own", logging.getLogger("offload"), rank=3)
     assert len(caplog.records) == 51
-    assert caplog.messages[0].startswith("after load: device 0.0 MiB allocated")
+    assert re.fullmatch(
+        r"after load: device 0\.0 MiB allocated, 0\.0 reserved, 0\.0 peak; host \d+\.\d MiB resident, 0\.0 pinned", caplog.messages[0]
+    )
+
+
+def test_the_log_line_needs_no_logger_and_only_the_asked_rank_writes_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    try:
+        with caplog.at_level(logging.INFO):
+            memory.log_memory_usage("everybody")
+            memory.log_memory_usage("first", rank=0)
+            memory.log_memory_usage("second", rank=1)
+    finally:
+        dist.destroy_process_group()
+    assert [message.split(":")[0] for message in caplog.messages] == ["everybody", "first"]
+    assert {record.name for record in caplog.records} == {"rljob_runtime.offload.memory"}
+
+
+def test_the_log_line_of_a_gpu_has_the_room_on_it_and_leaves_the_peak_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 2**20
+    counters = {
+        "allocated_bytes": {"all": {"current": 3 * mib, "peak": 5 * mib}},
+        "reserved_bytes": {"all": {"current": 4 * mib, "peak": 0}},
+    }
+    resets: list[object] = []
+    for name, answer in {
+        "is_available": lambda: True,
+        "current_device": lambda: 1,
+        "mem_get_info": lambda device: ({1: 10 * mib}[device.index], 80 * mib),
+        "host_memory_stats": lambda: {"allocated_bytes.current": 2 * mib},
+        "memory_stats_as_nested_dict": lambda device: counters,
+        "reset_peak_memory_stats": resets.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    with caplog.at_level(logging.INFO):
+        memory.log_memory_usage("step 3")
+    assert re.fullmatch(
+        r"step 3: device 3\.0 MiB allocated, 4\.0 reserved, 5\.0 peak, 10\.0 free of 80\.0; host \d+\.\d MiB resident, 2\.0 pinned",
+        caplog.messages[0],
+    )
+    assert resets == []

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from rljob_runtime.errors import DeadlineError, WorkerLostError
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, sample_seed
+from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.samples import sample_seed
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Sampling
 from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
@@ -18,7 +20,12 @@ def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0
         engines=engines,
         judge=ScriptedJudge().judge,
         gate=StalenessGate(groups_per_step=2, max_lag=0, total_groups=8),
-        config=RolloutConfig(samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, stall_timeout_s=stall_timeout_s),
+        config=RolloutConfig(
+            samples_per_prompt=2,
+            sampling=Sampling(max_tokens=4),
+            seed=5,
+            fleet=FleetConfig(running_limit=256, stall_timeout_s=stall_timeout_s, affinity_margin=0),
+        ),
         done=done,
     )
 
@@ -37,7 +44,7 @@ def test_a_dead_engine_ends_the_wait_for_a_batch() -> None:
         scheduler = scheduler_of([engine])
         running = await started(scheduler)
         with pytest.raises(WorkerLostError, match=r"actor_infer-0 is gone \(signal 9\)"):
-            await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch of step 1")
+            await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch of step 1")
         with pytest.raises(WorkerLostError):
             await running
 
@@ -60,7 +67,7 @@ def test_requests_spread_evenly_over_engines() -> None:
         engines = [ScriptedEngine(f"e{i}", i) for i in range(4)]
         scheduler = scheduler_of(engines)
         running = await started(scheduler)
-        await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch")
+        await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch")
         running.cancel()
         assert [len(e.seen) for e in engines] == [1, 1, 1, 1]
 
@@ -71,7 +78,7 @@ def test_prompts_done_before_a_checkpoint_are_not_asked_again() -> None:
     async def body() -> None:
         scheduler = scheduler_of([ScriptedEngine()], done=(0, 2))
         running = await started(scheduler)
-        groups = await scheduler.buffer.take(2, min_version=0, timeout_s=10.0, what="batch")
+        groups = await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch")
         running.cancel()
         assert [g.trajectories[0].prompt.index for g in groups] == [1, 3]
 
@@ -82,7 +89,7 @@ def test_a_batch_that_never_comes_is_named() -> None:
     async def body() -> None:
         scheduler = scheduler_of([ScriptedEngine()])
         with pytest.raises(DeadlineError, match="only 0 of 2 groups were ready within 0 s: batch of step 1"):
-            await scheduler.buffer.take(2, min_version=0, timeout_s=0.01, what="batch of step 1")
+            await scheduler.buffer.take(2, version=0, timeout_s=0.01, what="batch of step 1")
 
     asyncio.run(body())
 

@@ -22,9 +22,13 @@ from rljob_api.plan import Plan
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-__all__ = ["AUTO_ROLES", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
+__all__ = ["AUTO_ROLES", "LAST_RESORT", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
 
-NOT_RUNNABLE = "not runnable yet: sharing devices waits for time-division"
+LAST_RESORT = (
+    "components would stay on the same devices, and the spec does not say whether they fit; set model.parameterCount and "
+    "nodeGroups[].deviceMemory (on CPU resources.memory), or offload.residency: Switching"
+)
+"""Why sharing is not chosen by its cost."""
 MAX_PLANNED = 64
 """Candidates that are planned to see whether they fit, at most."""
 MAX_PLANNED_SIZE = 200_000
@@ -87,9 +91,7 @@ def choose(spec: RLJobSpec, *, with_runner_up: bool = True) -> Choice | list[Fie
     if chosen is None:
         return [_no_choice(request, maker, selection.rejected)]
     runner_up = next(fitting, None) if with_runner_up else None
-    waiting = [
-        Rejected(candidate=c, reason="not runnable yet: sharing devices waits for time-division") for c in candidates if not c.is_runnable
-    ]
+    unproven = [Rejected(candidate=c, reason=LAST_RESORT) for c in candidates if c.is_last_resort]
     tight = [Rejected(candidate=None, reason=reason) for reason in maker.too_tight]
     return Choice(
         request=request,
@@ -97,7 +99,7 @@ def choose(spec: RLJobSpec, *, with_runner_up: bool = True) -> Choice | list[Fie
         chosen=chosen,
         runner_up=runner_up,
         candidates=candidates,
-        rejected=(*selection.rejected, *waiting, *tight),
+        rejected=(*selection.rejected, *unproven, *tight),
         spec=explicit(request, chosen),
     )
 

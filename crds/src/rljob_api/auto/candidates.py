@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rljob_api import supported
 from rljob_api.auto.cost import Cost, CostModel, Use
 from rljob_api.auto.request import Request
 from rljob_api.auto.supply import Cursors, FreeGroup, Shares, available, node_span, rank_text, take
@@ -39,7 +38,7 @@ class Kind(StrEnum):
     DISAGGREGATED = "disaggregated"
     """Every role has devices of its own."""
     COLLOCATED = "collocated"
-    """All open roles take turns on the same devices."""
+    """All open roles are on the same devices: they stay or take turns, as offload.residency says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +54,15 @@ class Candidate:
     cost: Cost
     shared_nodes: int
     """Nodes on which two roles meet, collocated ones aside."""
+    room_is_known: bool
+    """Of the job, see :attr:`Request.room_is_known`."""
     position: int
     """In the order of enumeration, which decides between equals."""
 
     @property
-    def is_runnable(self) -> bool:
-        """Whether a run accepts it."""
-        return self.kind is Kind.DISAGGREGATED or supported.SHARING_RUNS
+    def is_last_resort(self) -> bool:
+        """Whether components stay on the same devices and nobody says that they fit: taken where nothing else exists."""
+        return self.kind is Kind.COLLOCATED and not self.room_is_known
 
     @property
     def num_devices(self) -> int:
@@ -71,8 +72,8 @@ class Candidate:
 
     @property
     def preference(self) -> tuple[bool, float, int, int, int]:
-        """Smaller is better: runnable, cheap, split at node boundaries, few devices, early."""
-        return not self.is_runnable, self.cost.step_s, self.shared_nodes, self.num_devices, self.position
+        """Smaller is better: no last resort, cheap, split at node boundaries, few devices, early."""
+        return self.is_last_resort, self.cost.step_s, self.shared_nodes, self.num_devices, self.position
 
     def placements(self, request: Request) -> dict[int, Placement]:
         """Explicit placements by component index; node groups are named where the job has several."""
@@ -237,7 +238,16 @@ class Candidates:
     def _numbered(self, kind: Kind, shares: dict[Role, Shares], use: Use, *, shared_nodes: int = 0, beside: int | None = None) -> Candidate:
         self._count += 1
         cost = self._model.cost(use)
-        return Candidate(kind=kind, shares=shares, beside=beside, use=use, cost=cost, shared_nodes=shared_nodes, position=self._count)
+        return Candidate(
+            kind=kind,
+            shares=shares,
+            beside=beside,
+            use=use,
+            cost=cost,
+            shared_nodes=shared_nodes,
+            room_is_known=self._request.room_is_known,
+            position=self._count,
+        )
 
     def _use(self, shares: dict[Role, Shares], *, is_shared: bool = False) -> Use:
         devices, speeds, nodes = {}, {}, {}

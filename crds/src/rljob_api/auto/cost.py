@@ -28,6 +28,7 @@ from enum import StrEnum
 
 from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.data import DType
+from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 PEAK_FLOPS = 989e12
@@ -120,6 +121,7 @@ class CostModel:
         self._train_tokens = self.sequences * (rollout.max_prompt_tokens + rollout.max_response_tokens)
         self._flops_per_token = 8 if spec.training.activation_checkpointing else 6
         self._number_bytes = 4 if spec.model.dtype is DType.FLOAT32 else 2
+        self._switches = spec.offload.residency is Residency.SWITCHING
         self._ahead = min(spec.overlap.async_generation_ratio, 1.0)
         self._parameters, self.basis = self._size(spec.model.parameter_count, fastest)
 
@@ -196,7 +198,7 @@ class CostModel:
         return self._parameters * self._number_bytes / (SYNC_NETWORK_BYTES_PER_S if use.sync_spans_nodes else SYNC_LINK_BYTES_PER_S)
 
     def _switch(self, use: Use) -> float:
-        if not use.shares_devices:
+        """The trainer's state out and in; an engine's weights come with the sync, and nothing moves where everything stays."""
+        if not use.shares_devices or not self._switches:
             return 0.0
-        moved = TRAIN_STATE_BYTES / use.trainer_devices + self._number_bytes / self._engine_devices
-        return 2 * self._parameters * moved / PCIE_BYTES_PER_S
+        return 2 * self._parameters * TRAIN_STATE_BYTES / use.trainer_devices / PCIE_BYTES_PER_S

@@ -15,6 +15,7 @@ from rljob_api.placement.topology import CLUSTER, NODE
 from rljob_api.plan import PlannedNode, PlannedProcess
 from rljob_api.v1alpha1.components import Component, Engine, PlacementChoice, Role
 from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 AUTO_ROLES = (Role.TRAINER, Role.ROLLOUT, Role.REFERENCE)
@@ -65,6 +66,18 @@ class Request:
     def fastest(self) -> float:
         """Speed of the fastest kind of device that the job has, against an accelerator."""
         return 1.0 if any(group.resource != CPU_RESOURCE for group in self.groups) else CPU_SPEED
+
+    @property
+    def room_is_known(self) -> bool:
+        """Whether it is known that what shares devices fits, or turns out not to: it switches, or the spec says all sizes.
+
+        A node group without accelerators divides the node's memory.
+        """
+        if self.spec.offload.residency is Residency.SWITCHING:
+            return True
+        groups = [group for group in self.spec.node_groups if group.devices_per_node]
+        limits = [group.resources.memory if group.device_resource == CPU_RESOURCE else group.device_memory for group in groups]
+        return self.spec.model.parameter_count is not None and None not in limits
 
 
 def is_auto(spec: RLJobSpec) -> bool:

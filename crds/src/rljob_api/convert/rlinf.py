@@ -13,6 +13,7 @@ from rljob_api.convert.rlinf_keys import TABLE
 from rljob_api.convert.rlinf_learning import algorithm, rollout, training
 from rljob_api.convert.rlinf_placement import Placed, place
 from rljob_api.convert.source import Source
+from rljob_api.paths import Parts
 
 _TASKS = {"math": "RLVR", "reasoning": "RLVR", "reasoning_eval": "RLVR", "coding_online_rl": "RLVR", "sft": "RLVR"}
 _FLAGS = ("offload_optimizer", "offload_weight", "offload_grad")
@@ -84,28 +85,50 @@ def _engines(source: Source, placed: Placed) -> None:
 
 
 def _offload(source: Source, placed: Placed) -> Section | None:
-    """Time-division: RLinf's flags, and whether components that share devices switch."""
-    trainer: Section = {}
+    """Time-division: RLinf's flags, which count where components share devices, and whether those switch."""
+    flags = {"Trainer": _trainer_offload(source), "Rollout": _engine_offload(source)}
+    sharing = [component for component in placed.components if component["name"] in placed.sharing]
+    switching = any("Always" in flags[c["role"]][0].values() for c in sharing if c["role"] in flags)
+    for role, (policies, places) in flags.items():
+        mine = [component for component in sharing if component["role"] == role]
+        for parts in places:
+            if not mine:
+                source.drop(parts, f"state leaves only devices that components share, and the {role} shares none")
+            elif not switching:
+                source.differs(parts, "no offload is on, so it becomes offload.residency Resident")
+        for component in mine if switching and policies else ():
+            component["offload"] = dict(policies)
+    if not sharing:
+        return None
+    if switching:
+        return {"residency": "Switching"}
+    if not any(places for _, places in flags.values()):
+        why = "components share devices and no offload is on"
+        source.assume(("actor", "offload_weight"), "Resident", why, "write Switching to save memory")
+    return {"residency": "Resident"}
+
+
+def _trainer_offload(source: Source) -> tuple[Section, list[Parts]]:
+    """(policies of the Trainer, where they are said)."""
     everything = source.flag("actor", "enable_offload")
+    places: list[Parts] = [] if everything is None else [("actor", "enable_offload")]
+    policies: Section = {}
     for key in _FLAGS:
         value = source.flag("actor", key)
+        places += [] if value is None else [("actor", key)]
         value = everything if value is None else value
         if value is not None:
-            trainer[key.removeprefix("offload_")] = "Always" if value else "Never"
+            policies[key.removeprefix("offload_")] = "Always" if value else "Never"
+    return policies, places
+
+
+def _engine_offload(source: Source) -> tuple[Section, list[Parts]]:
+    """(policies of the Rollout, where they are said)."""
     engine = source.flag("rollout", "enable_offload")
-    for component in placed.components:
-        if component["role"] == "Trainer" and trainer:
-            component["offload"] = trainer
-        if component["role"] == "Rollout" and engine is not None:
-            component["offload"] = {"weight": "Always" if engine else "Never", "kvCache": "Always" if engine else "Never"}
-    if not placed.shares_devices:
-        return None
-    if any(value == "Always" for value in trainer.values()) or engine:
-        return {"residency": "Switching"}
-    source.assume(
-        ("actor", "offload_weight"), "Resident", "components share devices and no offload is on", "write Switching to save memory"
-    )
-    return {"residency": "Resident"}
+    if engine is None:
+        return {}, []
+    policy = "Always" if engine else "Never"
+    return {"weight": policy, "kvCache": policy}, [("rollout", "enable_offload")]
 
 
 def _model(source: Source) -> Section:

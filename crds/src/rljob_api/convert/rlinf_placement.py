@@ -46,7 +46,8 @@ class Placed:
     node_groups: list[Section]
     components: list[Section]
     entries: list[Entry]
-    shares_devices: bool = False
+    sharing: frozenset[str] = frozenset()
+    """Components that have a device in common with others."""
     workers: dict[str, int] = field(default_factory=dict)
     """Processes by component of the file."""
 
@@ -69,7 +70,7 @@ def place(source: Source, devices_per_node: int | None, *, has_kl: bool) -> Plac
         if component is not None:
             placed.components.append(component)
     _missing_roles(source, placed, cluster, has_kl=has_kl)
-    placed.shares_devices = _shares(cluster, placed)
+    placed.sharing = _sharing(cluster, placed)
     _scope(source, cluster, entries)
     return placed
 
@@ -317,16 +318,17 @@ def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: 
         placed.components.append({"name": name, "role": "Reward", "placement": {"workers": 1}})
 
 
-def _shares(cluster: Cluster, placed: Placed) -> bool:
-    """Whether two components have a device in common, as far as their texts can be read."""
+def _sharing(cluster: Cluster, placed: Placed) -> frozenset[str]:
+    """Components that have a device in common with others, as far as their texts can be read."""
     offsets: dict[str, range] = {}
     total = 0
     for run in cluster.runs:
         offsets[run.name] = range(total, total + run.nodes * run.devices_per_node)
         total = offsets[run.name].stop
     if total > MAX_DEVICES:
-        return False
-    seen: set[int] = set()
+        return frozenset()
+    first: dict[int, str] = {}
+    sharing: set[str] = set()
     for component in placed.components:
         placement = component["placement"]
         names = placement.get("nodeGroups") or list(offsets)
@@ -336,11 +338,11 @@ def _shares(cluster: Cluster, placed: Placed) -> bool:
         evaluation = _evaluated(placement["ranks"], len(available))
         if evaluation is None:
             continue
-        mine = {available[unit] for part in evaluation.parts for unit in part.units}
-        if mine & seen:
-            return True
-        seen |= mine
-    return False
+        for device in {available[unit] for part in evaluation.parts for unit in part.units}:
+            other = first.setdefault(device, component["name"])
+            if other != component["name"]:
+                sharing |= {other, component["name"]}
+    return frozenset(sharing)
 
 
 def _scope(source: Source, cluster: Cluster, entries: Sequence[Entry]) -> None:

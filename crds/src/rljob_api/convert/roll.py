@@ -12,6 +12,7 @@ from rljob_api.convert.roll_keys import TABLE
 from rljob_api.convert.roll_learning import Batch, algorithm, batch, training
 from rljob_api.convert.roll_placement import Placed, place, reward_places
 from rljob_api.convert.source import Source
+from rljob_api.paths import Parts
 
 AGENTIC_KEYS = ("train_env_manager", "val_env_manager", "custom_envs", "env_manager_cls", "max_actions_per_traj", "max_tokens_per_step")
 RLVR_KEYS = ("prompt_length", "response_length", "rewards", "num_return_sequences_in_group", "validation")
@@ -230,10 +231,47 @@ def _overlap(source: Source) -> Section | None:
 
 
 def _offload(source: Source, placed: Placed) -> Section | None:
-    if not placed.shares_devices:
+    """Time-division: ROLL keeps one role at a time on shared devices, unless states are to stay."""
+    trainer, places = _trainer_offload(source)
+    leaves = source.flag("is_offload_states")
+    if not placed.sharing and leaves is not None:
+        source.drop(("is_offload_states",), "state leaves only devices that roles share, and none do")
+    switching = bool(placed.sharing) and leaves is not False
+    if switching and "actor_train" in placed.sharing:
+        if trainer:
+            next(component for component in placed.components if component["name"] == "actor_train")["offload"] = trainer
+    else:
+        for parts in places:
+            source.drop(parts, "state leaves only devices that roles share in turn, and actor_train does not")
+    if not placed.sharing:
         return None
-    source.assume(("offload",), "Switching", "roles share devices, and ROLL keeps one at a time on them", "write Resident if all fit")
-    return {"residency": "Switching"}
+    if leaves is None:
+        source.assume(("offload",), "Switching", "roles share devices, and ROLL keeps one at a time on them", "write Resident if all fit")
+    return {"residency": "Switching" if switching else "Resident"}
+
+
+def _trainer_offload(source: Source) -> tuple[Section, list[Parts]]:
+    """(policies of the Trainer, where they are said): of ROLL itself, FSDP2's CPUOffloadPolicy, and DeepSpeed's ZeRO-Offload."""
+    policies: Section = {}
+    places: list[Parts] = []
+
+    def said(parts: Parts, *fields: str) -> None:
+        places.append(parts)
+        policies.update(dict.fromkeys(fields, "Always"))
+
+    around_step = source.flag("is_offload_optimizer_states_in_train_step")
+    if around_step is not None:
+        said(("is_offload_optimizer_states_in_train_step",), *(("optimizer",) if around_step else ()))
+    config = ("actor_train", "strategy_args", "strategy_config")
+    whole = source.flag(*config, "offload_policy")
+    if whole is not None:
+        said((*config, "offload_policy"), *(("optimizer", "weight", "grad") if whole else ()))
+    for key, field in (("offload_optimizer", "optimizer"), ("offload_param", "weight")):
+        device = (*config, "zero_optimization", key, "device")
+        if source.peek(*device) == "cpu":
+            source.text(*device)
+            said(device, field)
+    return policies, places
 
 
 def _weight_sync(source: Source) -> Section | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,8 @@ class Placed:
     node_groups: list[Section]
     components: list[Section]
     num_trainer_devices: int
-    shares_devices: bool
+    sharing: frozenset[str]
+    """Roles that have a device in common with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,9 @@ def place(source: Source, *, needs_reference: bool, is_agentic: bool) -> Placed:
     groups = [_node_group(source, [device for mapping in mapped.values() for device in mapping.devices])]
     secrets = [variable for component in components for variable in component.pop("_secrets", [])]
     _group_env(source, groups, secrets)
-    users = [set(mapping.devices) for mapping in mapped.values()]
-    shares = sum(map(len, users)) > len(set().union(*users))
-    return Placed(node_groups=groups, components=components, num_trainer_devices=len(trainer.devices) or 1, shares_devices=shares)
+    users = Counter(device for mapping in mapped.values() for device in set(mapping.devices))
+    sharing = frozenset(role for role, mapping in mapped.items() if any(users[device] > 1 for device in mapping.devices))
+    return Placed(node_groups=groups, components=components, num_trainer_devices=len(trainer.devices) or 1, sharing=sharing)
 
 
 def _trainer_and_rollout(source: Source, size: int) -> tuple[_Mapping, _Mapping]:

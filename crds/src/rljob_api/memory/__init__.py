@@ -12,7 +12,7 @@ with processes and their devices, text with distinct situations.
 """
 
 from rljob_api.memory.checks import problems, problems_of, shape_of, warnings
-from rljob_api.memory.estimating import estimate
+from rljob_api.memory.estimating import estimate, process_needs
 from rljob_api.memory.model import Kind, KVCapacity, MemoryEstimate, Need, Phase, PhaseEstimate, PoolEstimate, PoolKind, Term
 from rljob_api.memory.rendering import as_document, as_rows, as_text, peak_rows
 from rljob_api.memory.shape import DecoderShape, ModelShape, shape_from_config, shape_from_count
@@ -36,6 +36,7 @@ __all__ = [
     "peak_rows",
     "problems",
     "problems_of",
+    "process_needs",
     "shape_from_config",
     "shape_from_count",
     "shape_of",

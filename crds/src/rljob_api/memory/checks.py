@@ -69,7 +69,7 @@ def _overfull(memory: MemoryEstimate) -> Iterator[FieldError]:
             count = sum(pool.count for pool in pools if pool.peak.num_bytes > limit)
             more = f"; {count - 1} more of {worst.group} are too small as well" if count > 1 else ""
             problem = f"{_needs(worst, limit)}: {arithmetic(worst.peak)}{more}"
-            yield FieldError(path=worst.limit_path, value=show(worst.limit_text), problem=problem, remedy=_remedy(worst))
+            yield FieldError(path=worst.limit_path, value=_limit(worst), problem=problem, remedy=_remedy(worst))
 
 
 def _tight(memory: MemoryEstimate) -> Iterator[FieldError]:
@@ -78,7 +78,7 @@ def _tight(memory: MemoryEstimate) -> Iterator[FieldError]:
         if limit is not None and TIGHT_SHARE * limit < worst.peak.num_bytes <= limit:
             share = worst.peak.num_bytes / limit
             problem = f"{_needs(worst, limit)}, which is {share:.0%} and leaves little for fragments: {arithmetic(worst.peak)}"
-            yield FieldError(path=worst.limit_path, value=show(worst.limit_text), problem=problem, remedy=_remedy(worst))
+            yield FieldError(path=worst.limit_path, value=_limit(worst), problem=problem, remedy=_remedy(worst))
 
 
 def _too_small_caches(memory: MemoryEstimate) -> Iterator[FieldError]:
@@ -135,6 +135,11 @@ def _by_limit(pools: Iterable[PoolEstimate]) -> list[list[PoolEstimate]]:
     return [found[path] for path in sorted(found)]
 
 
+def _limit(pool: PoolEstimate) -> str:
+    """As the manifest has it: memory is a quantity, a budget of host memory a number."""
+    return show(pool.limit_bytes if pool.kind is PoolKind.HOST else pool.limit_text)
+
+
 def where(pool: PoolEstimate) -> str:
     """``device 0 of a800 and 7 like it``."""
     return f"{pool.kind} {pool.first} of {pool.group}{_and_more(pool.count)}"
@@ -173,4 +178,6 @@ def _remedy(pool: PoolEstimate) -> str:
     hints = list(dict.fromkeys(term.need.remedy for term in terms if term.need.remedy))[:MAX_REMEDIES]
     if pool.kind is PoolKind.DEVICE and len({term.component for term in terms}) > 1 and "offload.residency: Switching" not in hints:
         hints.append("devices that are not shared")
+    if pool.kind is PoolKind.HOST:
+        return f"raise it to {pool.peak.num_bytes} or more, or write {' or '.join(hints)}"
     return f"use {', or '.join(hints)}" if hints else f"use {pool.kind}s with more memory"

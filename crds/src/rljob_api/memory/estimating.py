@@ -11,8 +11,8 @@ processes share the node's memory; where such a group declares deviceMemory, eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rljob_api.memory.engine_needs import EngineNeeds
 from rljob_api.memory.model import (
@@ -32,13 +32,16 @@ from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import DTYPE_BYTES, PolicyNeeds
 from rljob_api.memory.units import quantity_bytes, show_count
-from rljob_api.plan import Plan
+from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1.components import ComponentOffload, Engine, OffloadPolicy, Role
 from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 _ROUNDING = 1e-9
+_COPIED = frozenset({Kind.WEIGHT, Kind.OPTIMIZER})
+"""Kinds that are copied when they leave; others can be made again."""
+_HOST_REMEDY = "Never in components[].offload for state that has room on the device"
 
 
 def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> MemoryEstimate:
@@ -57,6 +60,7 @@ def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> MemoryEst
     estimator = _Estimator(spec, plan, shape)
     pools = [pool for s in on_devices if (pool := estimator.device(s))]
     pools += [pool for s in on_nodes if (pool := estimator.node(s))]
+    pools += [pool for s in on_nodes if (pool := estimator.host(s))]
     return MemoryEstimate(
         shape=shape,
         pools=tuple(sorted(pools, key=_fullest_first)),
@@ -64,6 +68,24 @@ def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> MemoryEst
         shared_fractions=fractions,
         notes=tuple(_notes(spec, shape, pools)),
     )
+
+
+def process_needs(spec: RLJobSpec, plan: Plan, shape: ModelShape) -> Callable[[PlannedComponent, PlannedProcess], ProcessNeeds]:
+    """A function that tells the needs of one process of a Trainer, Reference, Critic or Rollout: what :func:`estimate` adds up.
+
+    Args:
+        spec: of the job.
+        plan: of that spec.
+        shape: of its model.
+    """
+    estimator = _Estimator(spec, plan, shape)
+    indexes = {component.name: index for index, component in enumerate(plan.components)}
+
+    def needs(component: PlannedComponent, process: PlannedProcess) -> ProcessNeeds:
+        first = component.role is Role.TRAINER and process.rank == 0
+        return estimator.of((indexes[component.name], first), plan.nodes[process.node_rank].group)
+
+    return needs
 
 
 def _fullest_first(pool: PoolEstimate) -> tuple[int, float, int]:
@@ -133,6 +155,7 @@ class _Occupant:
     processes: int
     switches: bool
     """Whether it makes room for others while idle."""
+    is_engine: bool
 
     def terms(self, needs: Sequence[Need]) -> tuple[Term, ...]:
         return tuple(Term(component=self.name, need=need, processes=self.processes) for need in needs if need.num_bytes)
@@ -141,9 +164,20 @@ class _Occupant:
         """What it holds during a phase other than the start."""
         if phase not in self.needs.active:
             return self.idle()
-        asleep = self.switches and phase is Phase.WEIGHT_SYNC and self.offload.kv_cache is not OffloadPolicy.NEVER
-        states = [need for need in self.needs.states if not (asleep and need.kind is Kind.KV_CACHE)]
+        states = [need for need in self.needs.states if not self._away(need.kind, phase)]
         return self.terms([*states, *self.needs.working.get(phase, ())])
+
+    def _away(self, kind: Kind, phase: Phase) -> bool:
+        """Whether it does without: a sync needs weights alone, and an optimizer that is Always to leave comes for its step alone."""
+        if not self.switches:
+            return False
+        if kind is Kind.KV_CACHE:
+            return phase is Phase.WEIGHT_SYNC and self._policy(kind) is not OffloadPolicy.NEVER
+        if kind is not Kind.OPTIMIZER:
+            return False
+        if self._policy(kind) is OffloadPolicy.ALWAYS:
+            return phase is not Phase.OPTIMIZER_STEP
+        return phase is Phase.WEIGHT_SYNC and self._policy(kind) is not OffloadPolicy.NEVER
 
     def idle(self) -> tuple[Term, ...]:
         """What it holds while others compute."""
@@ -152,17 +186,24 @@ class _Occupant:
             kept += self._cached()
         return self.terms(kept)
 
-    def _stays(self, kind: Kind) -> bool:
+    def copied(self) -> tuple[Term, ...]:
+        """What it copies to host memory, and keeps there once it has; engines copy nothing, a sync writes their weights."""
+        if not self.switches or self.is_engine:
+            return ()
+        leaving = [need for need in self.needs.states if need.kind in _COPIED and not self._stays(need.kind)]
+        return self.terms([replace(need, name=f"{need.name} in host memory", remedy=_HOST_REMEDY) for need in leaving])
+
+    def _policy(self, kind: Kind) -> OffloadPolicy:
         policies = {
             Kind.WEIGHT: self.offload.weight,
             Kind.GRAD: self.offload.grad,
             Kind.OPTIMIZER: self.offload.optimizer,
             Kind.KV_CACHE: self.offload.kv_cache,
         }
-        if kind is Kind.PROCESS:
-            return True
-        policy = policies.get(kind, OffloadPolicy.AUTO)
-        return policy is OffloadPolicy.NEVER or (policy is OffloadPolicy.AUTO and not self.switches)
+        return policies.get(kind, OffloadPolicy.AUTO)
+
+    def _stays(self, kind: Kind) -> bool:
+        return kind is Kind.PROCESS or not self.switches or self._policy(kind) is OffloadPolicy.NEVER
 
     def _cached(self) -> list[Need]:
         """PyTorch keeps the memory of an earlier peak for itself."""
@@ -195,12 +236,21 @@ class _Estimator:
     def node(self, situation: Situation) -> PoolEstimate | None:
         """One node's memory: all of its processes on CPU, else what passes through it."""
         index, group = self._groups[situation.group]
-        shared = {component: bool(self._plan.components[component].shares_devices_with) for (component, _), _ in situation.residents}
-        occupants = self._occupants(situation, shared=shared)
+        occupants = self._on_node(situation)
         travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
-        phases = _host_phases(occupants, travelling) if _on_cuda(group) else _phases(occupants, travelling)
+        copied = tuple(term for one in occupants for term in one.copied())
+        phases = _host_phases(occupants, travelling, copied) if _on_cuda(group) else _phases(occupants, travelling, copied)
         limit = (f"spec.nodeGroups[{index}].resources.memory", group.resources.memory)
         return self._pool(PoolKind.NODE, situation, limit, phases) if phases else None
+
+    def host(self, situation: Situation) -> PoolEstimate | None:
+        """What offload.hostMemoryBytes bounds on one node; None where it says nothing, or nothing is copied there."""
+        limit = self._spec.offload.host_memory_bytes
+        copied = tuple(term for one in self._on_node(situation) for term in one.copied())
+        if limit is None or not copied:
+            return None
+        phases = (PhaseEstimate(phase=Phase.GENERATE, terms=_merged(copied)),)
+        return self._pool(PoolKind.HOST, situation, ("spec.offload.hostMemoryBytes", str(limit)), phases)
 
     def capacities(self) -> tuple[KVCapacity, ...]:
         """Of all engines seen, by component and group."""
@@ -219,20 +269,26 @@ class _Estimator:
             phases=phases,
         )
 
+    def _on_node(self, situation: Situation) -> list[_Occupant]:
+        shared = {component: bool(self._plan.components[component].shares_devices_with) for (component, _), _ in situation.residents}
+        return self._occupants(situation, shared=shared)
+
     def _occupants(self, situation: Situation, *, shared: dict[int, bool]) -> list[_Occupant]:
         switching = self._spec.offload.residency is Residency.SWITCHING
         return [
             _Occupant(
                 name=self._spec.components[resident[0]].name,
                 offload=self._spec.components[resident[0]].offload,
-                needs=self._of(resident, situation.group),
+                needs=self.of(resident, situation.group),
                 processes=processes,
                 switches=switching and shared[resident[0]],
+                is_engine=self._spec.components[resident[0]].role is Role.ROLLOUT,
             )
             for resident, processes in situation.residents
         ]
 
-    def _of(self, resident: Resident, group: str) -> ProcessNeeds:
+    def of(self, resident: Resident, group: str) -> ProcessNeeds:
+        """Of one process on a device of a group."""
         found = self._needs.get((resident, group))
         if found is None:
             found = self._needs[resident, group] = self._compute(resident, self._groups[group][1])
@@ -267,15 +323,15 @@ class _Estimator:
         return (Term(component="weight sync", need=need),)
 
 
-def _phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
-    """Start-up, and every phase in which somebody here is active; ``travelling`` adds to the weight sync."""
+def _phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied: tuple[Term, ...] = ()) -> tuple[PhaseEstimate, ...]:
+    """Start-up, and every phase in which somebody here is active; ``travelling`` adds to the weight sync, ``copied`` to all after it."""
     active = {phase for one in occupants for phase in one.needs.active}
     phases = [PhaseEstimate(phase=Phase.START_UP, terms=_merged(_start_up(occupants)))]
     for phase in Phase:
         if phase in active:
             terms = [term for one in occupants for term in one.at(phase)]
             extra = travelling if phase is Phase.WEIGHT_SYNC else ()
-            phases.append(PhaseEstimate(phase=phase, terms=_merged((*terms, *extra))))
+            phases.append(PhaseEstimate(phase=phase, terms=_merged((*terms, *extra, *copied))))
     return tuple(phases)
 
 
@@ -289,23 +345,24 @@ def _merged(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def _start_up(occupants: Sequence[_Occupant]) -> tuple[Term, ...]:
-    """All start at once, except that those that take turns start in turn: the worst turn."""
-    starting = {id(one): one.terms(one.needs.starting) for one in occupants}
-    in_turn = [one for one in occupants if one.switches]
-    if not in_turn:
-        return tuple(term for one in occupants for term in starting[id(one)])
+    """All start at once, except that engines start where policies that take turns have stepped aside: the worse of both moments."""
 
-    def surplus(one: _Occupant) -> int:
-        return sum(term.num_bytes for term in starting[id(one)]) - sum(term.num_bytes for term in one.idle())
+    def at(engines_start: bool) -> tuple[Term, ...]:
+        terms: list[Term] = []
+        for one in occupants:
+            if not one.switches or one.is_engine is engines_start:
+                terms += one.terms(one.needs.starting)
+            elif engines_start:
+                terms += one.idle()
+        return tuple(terms)
 
-    worst = max(in_turn, key=surplus)
-    return tuple(term for one in occupants for term in (starting[id(one)] if one is worst or not one.switches else one.idle()))
+    return max(at(engines_start=True), at(engines_start=False), key=lambda terms: sum(term.num_bytes for term in terms))
 
 
-def _host_phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
-    """Of the memory of a node with accelerators."""
+def _host_phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
+    """Of the memory of a node with accelerators; ``copied`` stays there from the first switch on."""
     loading = _merged(term for one in occupants for term in one.terms(one.needs.host_starting))
     phases = [PhaseEstimate(phase=Phase.START_UP, terms=loading)] if loading else []
-    if travelling:
-        phases.append(PhaseEstimate(phase=Phase.WEIGHT_SYNC, terms=travelling))
+    if travelling or copied:
+        phases.append(PhaseEstimate(phase=Phase.WEIGHT_SYNC if travelling else Phase.TRAIN, terms=_merged((*travelling, *copied))))
     return tuple(phases)

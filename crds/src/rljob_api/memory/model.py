@@ -58,6 +58,8 @@ class PoolKind(StrEnum):
     """One accelerator."""
     NODE = "node"
     """One node, shared by its processes and by devices that only count."""
+    HOST = "offloaded state on node"
+    """What one node's processes may keep of state that left their devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,32 +11,33 @@ from rljob_api.v1alpha1.base import Label, NonNegative, PathText, Positive, Seco
 
 
 class UpdateMode(StrEnum):
-    """What happens to running generations when new weights arrive."""
+    """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer."""
 
     DRAIN = "Drain"
-    """Wait for them."""
+    """They end first."""
     INTERRUPT = "Interrupt"
-    """Keep their tokens, recompute their KV cache under the new weights."""
+    """They go on under the new weights with the tokens they have, whose KV cache is computed again."""
     IN_FLIGHT = "InFlight"
-    """Go on with the old KV cache."""
+    """They go on under the new weights with the KV cache they have; where their engine steps aside, as with Interrupt."""
 
 
 class Overlap(SpecModel):
     """How far generation may run ahead of training."""
 
     async_generation_ratio: Annotated[float, Field(ge=0.0, le=64.0)] = 0.0
-    """Batches generated ahead; 0 trains synchronously: no trained token is older than the current weights."""
+    """Batches generated ahead; 0 trains synchronously: no trained token is older than the current weights. With more, none is older
+    than the next whole number of versions."""
     update_mode: UpdateMode = UpdateMode.DRAIN
-    """What happens to running generations when new weights arrive."""
+    """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer."""
 
 
 class Residency(StrEnum):
-    """Whether components that share devices stay in device memory."""
+    """Whether components that share devices stay in device memory. They compute in turns either way."""
 
     RESIDENT = "Resident"
     """All stay; their sum must fit."""
     SWITCHING = "Switching"
-    """One at a time."""
+    """Who is idle leaves the device."""
 
 
 class Offload(SpecModel):

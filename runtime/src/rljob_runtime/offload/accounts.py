@@ -35,6 +35,8 @@ class ProcessAccount:
         """A switch, or the question whether it is idle, is under way."""
         self.working = False
         """It computes, or may still do so."""
+        self._working_bytes = 0
+        """What that takes."""
 
     @property
     def on_device(self) -> frozenset[StateKind]:
@@ -44,12 +46,27 @@ class ProcessAccount:
     @property
     def fixed_bytes(self) -> int:
         """What takes room beside its kinds."""
-        return (self.spec.fixed_bytes + (self.spec.working_bytes if self.working else 0)) if self.alive else 0
+        return (self.spec.fixed_bytes + self._taken_bytes) if self.alive else 0
 
     @property
     def num_bytes(self) -> int:
         """What takes room now, on each of its devices."""
         return self.fixed_bytes + sum(self.size_bytes[kind] for kind in self.on_device)
+
+    @property
+    def _taken_bytes(self) -> int:
+        return self._working_bytes if self.working else 0
+
+    def more_bytes(self, kinds: frozenset[StateKind]) -> int:
+        """What comes on top of :attr:`fixed_bytes` when it computes with ``kinds``."""
+        partial = self.spec.partial_working_bytes
+        needed = self.spec.working_bytes if partial is None or self.spec.size_bytes.keys() <= kinds else partial
+        return max(needed - self._taken_bytes, 0)
+
+    def work(self, kinds: frozenset[StateKind]) -> None:
+        """It begins to compute with ``kinds``."""
+        self._working_bytes = self._taken_bytes + self.more_bytes(kinds)
+        self.working = self.alive
 
     def begin(self, move: Move) -> None:
         """The call is being made. A process that is gone stays as it is, here and below."""
@@ -119,8 +136,8 @@ class TenantAccount:
         for process in self.processes:
             process.undefined -= kinds
 
-    def state(self, process: ProcessAccount) -> ProcessState:
-        """What the planner needs to know."""
+    def state(self, process: ProcessAccount, kinds: frozenset[StateKind]) -> ProcessState:
+        """What the planner needs to know, should it compute with ``kinds``."""
         return ProcessState(
             tenant=self.name,
             index=process.index,
@@ -128,7 +145,7 @@ class TenantAccount:
             size_bytes=process.size_bytes,
             on_device=process.on_device,
             fixed_bytes=process.fixed_bytes,
-            working_bytes=0 if process.working else process.spec.working_bytes,
+            working_bytes=process.more_bytes(kinds),
             stays={kind: why for kind in process.on_device if (why := self._why_stays(process, kind))},
             leaving=frozenset(self.leaving),
             free_to_drop=CONTENT_FREE | self.spec.rederivable,

@@ -30,16 +30,16 @@ from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, LeaseLostError, NoRoomError, OffloadError, RuntimeFault, WorkerLostError
 from rljob_runtime.offload.accounts import CONTENT_FREE, ProcessAccount, TenantAccount
 from rljob_runtime.offload.claims import ClaimBook
+from rljob_runtime.offload.journal import SwitchJournal
 from rljob_runtime.offload.leases import Claim, Lease, Stage
 from rljob_runtime.offload.moving import Mover
 from rljob_runtime.offload.plan import Device, Direction, Move, Switch, SwitchRequest, Wave, plan_switch
-from rljob_runtime.offload.records import DeviceResidency, LeaseEntry, MoveRecord, QueueEntry, SwitchRecord, switch_metrics
+from rljob_runtime.offload.records import DeviceResidency, LeaseEntry, MoveRecord, QueueEntry, SwitchRecord
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.tenants import POLICY_FIELDS, Tenant
 
 SWITCH_TIMEOUT_S = 300.0
 HOLD_S = 3600.0
-DEPARTURE = "leaving while idle"
 
 
 class DeviceArbiter:
@@ -64,7 +64,7 @@ class DeviceArbiter:
         self._budget_bytes = dict(budget_bytes)
         self._switch_timeout_s = switch_timeout_s
         self._hold_s = hold_s
-        self._on_switch = on_switch
+        self._journal = SwitchJournal(on_switch)
         self._tenants: dict[str, TenantAccount] = {}
         self._workers: dict[str, tuple[TenantAccount, ProcessAccount]] = {}
         self._book = ClaimBook(budget_bytes)
@@ -74,8 +74,6 @@ class DeviceArbiter:
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatching = False
         self._closed = False
-        self._switches: list[SwitchRecord] = []
-        self._waits_s: list[float] = []
 
     def add(self, tenant: Tenant, *, resident: Iterable[StateKind] | None = None) -> None:
         """Tell of a tenant whose workers run; what is Always to leave while idle does so. Call in the event loop.
@@ -236,9 +234,7 @@ class DeviceArbiter:
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the switches and waits since the last call."""
-        metrics = switch_metrics(self._switches, self._waits_s)
-        self._switches, self._waits_s = [], []
-        return metrics
+        return self._journal.take_metrics()
 
     async def settle(self) -> None:
         """Wait until nothing moves; what is queued behind leases still waits. Bounded by the moves' own deadlines."""
@@ -339,18 +335,25 @@ class DeviceArbiter:
         self._book.unpin_own(claim)
         try:
             switch = self._plan(claim)
-        except NoRoomError as error:
+        except OffloadError as error:
             self._answer(claim, error)
             return
         now_s = _now_s()
-        self._waits_s.append(now_s - claim.arrived_s)
+        self._journal.waited(now_s - claim.arrived_s)
         self._book.hold(claim, now_s)
         self._start(switch, claim, claim.tenant)
 
     def _plan(self, claim: Claim) -> Switch:
-        near = {id(p): t.state(p) for device in claim.devices for t, p in self._book.on[device] if p.alive}
+        near = {id(p): t.state(p, claim.load) for device in claim.devices for t, p in self._book.on[device] if p.alive}
         request = SwitchRequest(tenant=claim.tenant.name, what=claim.what, load=claim.load, offload=claim.offload, works=claim.works)
-        return plan_switch(self._budget_bytes, list(near.values()), request)
+        try:
+            return plan_switch(self._budget_bytes, list(near.values()), request)
+        except NoRoomError as error:
+            broken = {t.name: t.broken for device in claim.devices for t, _ in self._book.on[device] if t.broken}
+            if not broken:
+                raise
+            why = "; ".join(f"{name} is broken ({cause})" for name, cause in broken.items())  # a machine's failure, not the spec's
+            raise OffloadError(f"{error}. What may take the room: {why}") from error
 
     def _depart(self, account: TenantAccount) -> None:
         """Offload what is to leave; later, where a worker is busy."""
@@ -383,25 +386,9 @@ class DeviceArbiter:
                 self._switched(claim, fault)
             self._schedule_dispatch()
             if moves:
-                self._tell(claim, account, begun_s, moves, fault)
+                self._journal.ended(claim, account.name, begun_s, _now_s(), moves, fault)
 
         task.add_done_callback(ended)
-
-    def _tell(
-        self, claim: Claim | None, account: TenantAccount, begun_s: float, moves: list[MoveRecord], fault: BaseException | None
-    ) -> None:
-        record = SwitchRecord(
-            what=DEPARTURE if claim is None else claim.what,
-            owner="" if claim is None else claim.owner,
-            tenant=account.name,
-            waited_s=0.0 if claim is None else begun_s - claim.arrived_s,
-            started_s=begun_s,
-            ended_s=_now_s(),
-            moves=tuple(moves),
-            error="" if fault is None else str(fault),
-        )
-        self._switches.append(record)
-        self._on_switch(record)
 
     def _switched(self, claim: Claim, fault: BaseException | None) -> None:
         """The claim's switch has ended: it is held, or it failed."""

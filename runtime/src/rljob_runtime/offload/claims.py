@@ -69,7 +69,7 @@ class ClaimBook:
         if claim.works:
             account.leases += 1
             for process in account.processes:
-                process.working = process.alive
+                process.work(claim.load)
 
     def unhold(self, claim: Claim) -> None:
         """Take its devices away."""

@@ -17,7 +17,7 @@ def state_offload_manager(
     include: Iterable[StateKind] | None = None,
     is_offload_states: bool = True,
     metrics: MutableMapping[str, float] | None = None,
-    infix: str = "",
+    infix: str = "block",
 ) -> Iterator[None]:
     """Offload the complement of ``include``, load ``include``, run the block, offload everything; also if the block raises.
 
@@ -25,18 +25,21 @@ def state_offload_manager(
         store: whose state moves.
         include: kinds that the block needs; None: all.
         is_offload_states: False leaves on the device what is there when the block ends.
-        metrics: gets, always, ``time/[infix/]{load,execute,offload}_s``, ``offload/[infix/]{load,offload}_{bytes,gb_per_s}`` (bytes that
+        metrics: gets, always, ``time/<infix>/{load,execute,offload}_s``, ``offload/<infix>/{load,offload}_{bytes,gb_per_s}`` (bytes that
             travelled, 10^9 of them a second) and, at the moments ``start``, ``loaded``, ``executed`` and ``end``,
-            ``memory/[infix/]<moment>/{allocated,reserved,peak,host_rss,pinned}_bytes``. What the complement's offload moves counts
-            under ``offload``; peaks are those since the moment before.
+            ``memory/<infix>/<moment>/{allocated,reserved,peak,host_rss,pinned}_bytes``. What the complement's offload moves counts
+            under ``offload``; peaks are those since the moment before. All are in the reference of metrics.
         infix: what the block is, such as a method's name.
 
     Raises:
+        ValueError: ``infix`` is empty.
         OffloadError: a switch failed; from the block's own error where that came first.
     """
+    if not infix:
+        raise ValueError("infix is empty; metrics are named after it, so give it a word, such as 'score'")
     wanted = frozenset(StateKind if include is None else include)
     values: MutableMapping[str, float] = {} if metrics is None else metrics
-    part = f"{infix}/" if infix else ""
+    part = f"{infix}/"
     aside = store.offload(frozenset(StateKind) - wanted)
     _write_memory(values, f"{part}start", aside.before)
     _write_switch(values, part, "offload", [aside])

@@ -16,6 +16,7 @@ from rljob_runtime.offload.states import MemorySnapshot
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 _MIB = 2**20
+_LOGGER = logging.getLogger(__name__)
 
 
 def snapshot(
@@ -62,26 +63,37 @@ def host_rss_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
 
 
-def log_memory_usage(head: str, logger: logging.Logger, rank: int | None = None, *, memory: MemorySnapshot | None = None) -> None:
+def log_memory_usage(
+    head: str, logger: logging.Logger | None = None, rank: int | None = None, *, memory: MemorySnapshot | None = None
+) -> None:
     """Log one line about memory; every call logs, however many came before.
 
     Args:
         head: what the line is about.
-        logger: gets it at level INFO.
+        logger: gets it at level INFO; None: the one of this module.
         rank: of the process group; only that rank logs. None: all do.
-        memory: what to print, such as a store's ``memory()``; None reads the current device, leaving its peak as it is.
+        memory: what to print, such as a store's ``memory()``; None reads the current device, leaving its peak as it is, and takes all
+            memory that this process has page-locked for what it keeps.
     """
     if rank is not None and dist.is_initialized() and dist.get_rank() != rank:
         return
+    room = ""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        free, total = torch.cuda.mem_get_info(device)  # what other processes use is in these two only
+        room = f", {free / _MIB:.1f} free of {total / _MIB:.1f}"
+        pinned_bytes = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    else:
+        device, pinned_bytes = torch.device("cpu"), 0
     if memory is None:
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        memory = snapshot(device, 0, reset_peak=False)
-    logger.info(
-        "%s: device %.1f MiB allocated, %.1f reserved, %.1f peak; host %.1f MiB resident, %.1f kept for offload",
+        memory = snapshot(device, pinned_bytes, reset_peak=False)
+    (_LOGGER if logger is None else logger).info(
+        "%s: device %.1f MiB allocated, %.1f reserved, %.1f peak%s; host %.1f MiB resident, %.1f pinned",
         head,
         memory.allocated_bytes / _MIB,
         memory.reserved_bytes / _MIB,
         memory.peak_bytes / _MIB,
+        room,
         memory.host_rss_bytes / _MIB,
         memory.pinned_bytes / _MIB,
     )

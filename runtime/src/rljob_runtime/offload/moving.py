@@ -4,6 +4,7 @@
 |----------------------------------------|------------------------|-----------------------------|
 | a report                               | moved                  | done                        |
 | OffloadError, rolled back              | as before              | tried once more, then fails |
+| HostBudgetError                        | as before              | fails: it would again       |
 | OffloadError, anything else it raised  | kinds and tenant BROKEN| fails                       |
 | no answer in time, cancelled           | kinds and tenant BROKEN| fails                       |
 | WorkerLostError                        | process gone, BROKEN   | fails                       |
@@ -85,7 +86,7 @@ class Mover:
                     why = str(fault) if fault is not None else "the call was given up"
                     self._retire(tenant, f"{process.spec.worker.name}: {move.direction} of {', '.join(move.kinds)} failed: {why}")
                 records.append(_record(process, move, started_s, report, fault))
-            if fault is None or not settled or not process.alive:
+            if fault is None or not settled or not process.alive or not fault.retryable:
                 break
         return fault
 
@@ -106,6 +107,7 @@ def _record(process: ProcessAccount, move: Move, started_s: float, report: Switc
         kinds=move.kinds,
         started_s=started_s,
         ended_s=asyncio.get_running_loop().time(),
+        residence=process.residence[move.kinds[0]],
         report=report,
         error="" if fault is None else str(fault),
     )

@@ -20,6 +20,8 @@ class MoveRecord:
     kinds: tuple[StateKind, ...]
     started_s: float
     ended_s: float
+    residence: Residence
+    """Of the kinds afterwards."""
     report: SwitchReport | None
     """None when it failed."""
     error: str = ""

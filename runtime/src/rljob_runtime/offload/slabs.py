@@ -7,11 +7,11 @@ PyTorch's caching host allocator rounds pinned requests up to one; a region is e
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from rljob_runtime.errors import OffloadError
+from rljob_runtime.errors import HostBudgetError, OffloadError
 
 DEFAULT_CHUNK_BYTES = 32 * 2**20
 """Between 16 and 64 MiB a copy runs at the bus's limit and still ends soon enough for its source to be freed early."""
@@ -82,21 +82,36 @@ class HostSlabs:
         """The owner's region, grown to at least ``size_bytes`` where it is smaller.
 
         Raises:
-            OffloadError: the budget does not allow it, or the machine has no memory left; nothing was taken for a budget's sake.
+            HostBudgetError: the budget does not allow it; nothing was taken.
+            OffloadError: the machine has no memory left.
         """
+        self.require({owner: size_bytes})
         region = self._regions.setdefault(owner, Region())
-        sizes = chunk_sizes(max(0, size_bytes - region.size_bytes), self.chunk_bytes)
-        wanted_bytes = self.held_bytes + sum(sizes)
-        if sizes and self.budget_bytes is not None and wanted_bytes > self.budget_bytes:
-            raise OffloadError(
-                f"offloading {owner} ({size_bytes} bytes) needs {sum(sizes)} bytes of host memory on top of {self.held_bytes} held: "
+        for size in self._missing(owner, size_bytes):
+            region.add(self._allocate(owner, size))
+        return region
+
+    def require(self, size_bytes: Mapping[str, int]) -> None:
+        """Check that there can be regions of these sizes, by owner, all at once.
+
+        Raises:
+            HostBudgetError: the budget does not allow it; says what is missing in all.
+        """
+        missing_bytes = sum(sum(self._missing(owner, size)) for owner, size in size_bytes.items())
+        wanted_bytes = self.held_bytes + missing_bytes
+        if missing_bytes and self.budget_bytes is not None and wanted_bytes > self.budget_bytes:
+            what = ", ".join(f"{owner} ({size} bytes)" for owner, size in size_bytes.items())
+            raise HostBudgetError(
+                f"offloading {what} needs {missing_bytes} bytes of host memory on top of {self.held_bytes} held: "
                 f"{wanted_bytes} in all, but this worker's share of the budget is {self.budget_bytes}; "
                 "raise spec.offload.hostMemoryBytes, or keep a kind of state on the device (components[].offload: Never)",
                 rolled_back=True,
             )
-        for size in sizes:
-            region.add(self._allocate(owner, size))
-        return region
+
+    def _missing(self, owner: str, size_bytes: int) -> list[int]:
+        """Sizes of the chunks that the owner's region lacks."""
+        region = self._regions.get(owner)
+        return chunk_sizes(max(0, size_bytes - (0 if region is None else region.size_bytes)), self.chunk_bytes)
 
     def close(self) -> None:
         """Give all host memory back; regions handed out keep theirs until they are dropped."""

@@ -145,16 +145,26 @@ class StateStore:
     def reserve(self, kinds: Iterable[StateKind] | None = None) -> None:
         """Take the host memory that offloading ``kinds`` (None: all) needs now, so that the first switch takes none.
 
-        Raises:
-            OffloadError: over the budget.
-        """
-        for found in self._find_by_kind(StateKind if kinds is None else kinds).values():
-            self._place(found)
+        What does not exist yet is not counted: an optimizer must have made its states.
 
-    def offload(self, kinds: Iterable[StateKind]) -> SwitchReport:
+        Raises:
+            HostBudgetError: over the budget; nothing was taken.
+            OffloadError: the machine has no memory left.
+        """
+        found = self._find_by_kind(StateKind if kinds is None else kinds)
+        self._slabs.require({self._region_name(kind): self._layout(of_kind)[1] for kind, of_kind in found.items()})
+        for of_kind in found.values():
+            self._place(of_kind)
+
+    def offload(self, kinds: Iterable[StateKind], *, release: bool = True) -> SwitchReport:
         """Move kinds off the device; those that are off already are left alone.
 
+        Args:
+            kinds: what leaves.
+            release: other processes get the memory; False leaves it to this process's allocator, which is faster.
+
         Raises:
+            HostBudgetError: the host budget does not suffice; nothing has moved.
             OffloadError: refused, or failed and undone (everything is as before), or Broken; the message says which.
         """
         chosen = self._chosen(kinds, Residence.ON_DEVICE, "offload")
@@ -169,7 +179,8 @@ class StateStore:
             self._residence[kind] = Residence.OFFLOADED
             self._away[kind] = [item for item in items if item.kind is kind]
         self._account(-sum(dropped_bytes.values()))
-        self._copies.release()
+        if release:
+            self._copies.release()
         return self._report(Direction.OFFLOAD, chosen, items, dropped_bytes, started, before)
 
     def load(self, kinds: Iterable[StateKind]) -> SwitchReport:
@@ -262,8 +273,12 @@ class StateStore:
         self._resident_bytes += change_bytes
         self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
 
-    def _place(self, found: Sequence[_Found]) -> list[Item]:
-        """Give each storage of one kind its place in the kind's region."""
+    def _region_name(self, kind: StateKind) -> str:
+        """Of the kind's slabs."""
+        return f"{self._name}/{kind}"
+
+    def _layout(self, found: Sequence[_Found]) -> tuple[list[tuple[_Found, int]], int]:
+        """What of one kind leaves, each with its offset in the kind's region, and the region's size."""
         offset, placed = 0, []
         for one in found:
             if one.source.drop is not None:
@@ -271,9 +286,14 @@ class StateStore:
             placed.append((one, offset))
             if not one.source.rederivable:
                 offset += -(-one.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return placed, offset
+
+    def _place(self, found: Sequence[_Found]) -> list[Item]:
+        """Give each storage of one kind its place in the kind's region."""
+        placed, size_bytes = self._layout(found)
         if not placed:
             return []
-        region = self._slabs.region(f"{self._name}/{placed[0][0].kind}", offset)
+        region = self._slabs.region(self._region_name(placed[0][0].kind), size_bytes)
         return [
             Item(
                 kind=one.kind,
@@ -335,7 +355,7 @@ class StateStore:
             return
         if isinstance(tensor, DTensor):
             raise OffloadError(
-                f"{self._name}: the shard of {name} lies in memory that cannot be freed (shared or mapped); copy it before sharding"
+                f"{self._name}: the shard of {name} lies in memory that cannot be freed (shared, mapped or in a NumPy array); copy it first"
             )
         if storage._cdata not in self._owned:
             fresh = torch.UntypedStorage(storage.size(), device=storage.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rljob_api.memory import Kind, Need
+from rljob_api.memory import Kind, Phase
 from rljob_api.memory.model import ProcessNeeds
 from rljob_api.plan import PlannedProcess
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
@@ -26,7 +26,6 @@ POLICY_FIELDS: Mapping[StateKind, str] = {
 """Field of ``components[].offload``; other state is always Auto."""
 _KIND_OF: Mapping[Kind, StateKind] = {
     Kind.WEIGHT: StateKind.PARAMS,
-    Kind.GRAD: StateKind.GRADS,
     Kind.OPTIMIZER: StateKind.OPTIMIZER,
     Kind.KV_CACHE: StateKind.KV_CACHE,
 }
@@ -43,7 +42,9 @@ class TenantProcess:
     fixed_bytes: int = 0
     """What it has there as long as it lives."""
     working_bytes: int = 0
-    """What comes on top while it computes: activations, logits, gathered weights."""
+    """What comes on top while it computes: activations, logits, gathered weights, gradients."""
+    partial_working_bytes: int | None = None
+    """What comes on top while it computes with some of its kinds only, as in a weight sync; None: the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,37 +79,57 @@ def local_devices(process: PlannedProcess) -> tuple[Device, ...]:
     return tuple(Device(process.node_rank, index) for index in process.local_devices)
 
 
-def policies(offload: ComponentOffload, residency: Residency) -> dict[StateKind, OffloadPolicy]:
-    """Of a component by kind; with ``residency: Resident`` nothing ever leaves."""
+def policies(offload: ComponentOffload, residency: Residency, *, is_engine: bool = False) -> dict[StateKind, OffloadPolicy]:
+    """Of a component by kind; with ``residency: Resident`` nothing ever leaves.
+
+    The cache of an engine whose weights always leave does too: it serves nobody, and engines refuse to keep it.
+    """
     if residency is Residency.RESIDENT:
         return dict.fromkeys(StateKind, OffloadPolicy.NEVER)
-    return {
+    wanted = {
         StateKind.PARAMS: offload.weight,
         StateKind.GRADS: offload.grad,
         StateKind.OPTIMIZER: offload.optimizer,
         StateKind.KV_CACHE: offload.kv_cache,
     }
+    if is_engine and offload.weight is OffloadPolicy.ALWAYS:
+        wanted[StateKind.KV_CACHE] = OffloadPolicy.ALWAYS
+    return wanted
 
 
-def estimated(needs: ProcessNeeds) -> tuple[dict[StateKind, int], int, int]:
-    """(``size_bytes``, ``fixed_bytes``, ``working_bytes``) of a process, from the memory estimate.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of one process on each of its devices."""
 
-    Gradients only exist while a phase runs, and count with the largest they get; workspace is that of the phase with most of it.
+    size_bytes: Mapping[StateKind, int]
+    fixed_bytes: int = 0
+    working_bytes: int = 0
+    partial_working_bytes: int = 0
+
+
+def estimated(needs: ProcessNeeds, kinds: Iterable[StateKind]) -> Sizes:
+    """Sizes of a process from the memory estimate, so that the arbiter never asks for more than the estimate added up.
+
+    Gradients, and an optimizer that is not among ``kinds`` because it comes for its step alone, count as work. The same goes for what an
+    engine sets aside for its forward passes: it leaves with the rest. A weight sync is the work with weights alone.
+
+    Args:
+        needs: of the process.
+        kinds: that leave and come on the arbiter's word.
     """
-    size_bytes = _by_kind(needs.states)
-    workspace = 0
-    for working in needs.working.values():
-        for kind, num_bytes in _by_kind(working).items():
-            size_bytes[kind] = max(size_bytes.get(kind, 0), num_bytes)
-        workspace = max(workspace, sum(need.num_bytes for need in working if need.kind is Kind.WORKSPACE))
-    fixed = sum(need.num_bytes for need in needs.states if need.kind not in _KIND_OF)
-    return size_bytes, fixed, workspace
-
-
-def _by_kind(needs: Iterable[Need]) -> dict[StateKind, int]:
-    sizes: dict[StateKind, int] = {}
-    for need in needs:
-        kind = _KIND_OF.get(need.kind)
-        if kind is not None:
-            sizes[kind] = sizes.get(kind, 0) + need.num_bytes
-    return sizes
+    held: dict[Kind, int] = {}
+    for need in needs.states:
+        held[need.kind] = held.get(need.kind, 0) + need.num_bytes
+    sizes = {kind: 0 for kind in kinds} | {_KIND_OF[kind]: size for kind, size in held.items() if _KIND_OF.get(kind) in set(kinds)}
+    stepping = 0 if StateKind.OPTIMIZER in sizes else held.get(Kind.OPTIMIZER, 0)
+    aside = held.get(Kind.WORKSPACE, 0)
+    working = {phase: aside + sum(need.num_bytes for need in needs.working.get(phase, ())) for phase in needs.active}
+    if Phase.OPTIMIZER_STEP in working:
+        working[Phase.OPTIMIZER_STEP] += stepping
+    partial = working.pop(Phase.WEIGHT_SYNC, 0)
+    return Sizes(
+        size_bytes=sizes,
+        fixed_bytes=held.get(Kind.PROCESS, 0),
+        working_bytes=max(working.values(), default=0),
+        partial_working_bytes=partial,
+    )

@@ -2,7 +2,7 @@
 
 ::
 
-    generating(n)   engines hold the devices: weights and KV cache
+    generating(n)   engines hold the devices they share: weights and KV cache; engines on devices of their own never wait for a turn
     scoring(n)      the reference holds its devices
     training(n)     the trainer holds them with all its state, also for a checkpoint
     syncing(n)      trainer and engines hold them together with their weights alone
@@ -12,11 +12,12 @@ Where nobody shares, or everything is resident, :class:`NoTurns` lets all phases
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Protocol
 
 from rljob_runtime.offload.arbiter import DeviceArbiter
+from rljob_runtime.offload.records import DeviceResidency
 from rljob_runtime.offload.states import StateKind
 
 Kinds = tuple[StateKind, ...]
@@ -30,8 +31,8 @@ class Turns(Protocol):
     """Context managers around the phases of a step."""
 
     @property
-    def alternate(self) -> bool:
-        """Whether trainer and engines cannot compute at the same time."""
+    def engines(self) -> tuple[int, ...]:
+        """Indexes of the engines that step aside when the trainer or a reference computes."""
 
     def generating(self, step: int) -> AbstractAsyncContextManager[Any]:
         """Engines can answer inside the block."""
@@ -48,11 +49,14 @@ class Turns(Protocol):
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the switches since the last call."""
 
+    def residency(self) -> list[DeviceResidency]:
+        """What is where now, on devices that are shared."""
+
 
 class NoTurns:
     """Everybody has devices of their own, or there is room for all."""
 
-    alternate = False
+    engines: tuple[int, ...] = ()
 
     def generating(self, step: int) -> AbstractAsyncContextManager[Any]:
         """Nothing to wait for."""
@@ -64,20 +68,31 @@ class NoTurns:
         """Nothing moves."""
         return {}
 
+    def residency(self) -> list[DeviceResidency]:
+        """Nothing is shared."""
+        return []
+
 
 class ArbiterTurns:
     """Turns by leases of a :class:`DeviceArbiter`; tenants carry the components' names."""
 
-    alternate = True
-
     def __init__(
-        self, arbiter: DeviceArbiter, *, trainers: Sequence[str], references: Sequence[str], engines: Sequence[str], timeout_s: float
+        self, arbiter: DeviceArbiter, *, trainers: Sequence[str], references: Sequence[str], engines: Mapping[int, str], timeout_s: float
     ) -> None:
-        """``timeout_s``: of the wait for devices and state at the beginning of a phase."""
+        """Tenants by what they do.
+
+        Args:
+            arbiter: knows them all.
+            trainers: those of the trainer.
+            references: those of the reference policy.
+            engines: those of engines that share devices, by the engine's index.
+            timeout_s: of the wait for devices and state at the beginning of a phase.
+        """
         self._arbiter = arbiter
         self._trainers = trainers
         self._references = references
-        self._engines = engines
+        self._engines = tuple(engines.values())
+        self.engines = tuple(engines)
         self._timeout_s = timeout_s
 
     def generating(self, step: int) -> AbstractAsyncContextManager[Any]:
@@ -100,6 +115,10 @@ class ArbiterTurns:
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the switches since the last call."""
         return self._arbiter.take_metrics()
+
+    def residency(self) -> list[DeviceResidency]:
+        """What is where now."""
+        return self._arbiter.residency()
 
     @asynccontextmanager
     async def _held(self, wanted: Sequence[tuple[str, Kinds | None, Kinds]], what: str) -> AsyncIterator[None]:

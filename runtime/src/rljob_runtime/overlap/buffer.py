@@ -1,22 +1,23 @@
-"""Judged groups waiting to be trained: oldest first, too stale ones dropped and counted."""
+"""Judged prompt groups, oldest first, until the trainer takes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rljob_runtime.errors import DeadlineError
+from rljob_runtime.overlap.staleness import enough
 from rljob_runtime.records import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All judged samples of one prompt that can be trained."""
+    """All judged samples of one prompt."""
 
     group_id: int
     trajectories: tuple[Trajectory, ...]
-    """At least one; samples whose reward failed are left out."""
     failed_samples: int
     """Samples left out because their reward failed."""
 
@@ -29,45 +30,63 @@ class Group:
 class TrajectoryBuffer:
     """Holds groups between judging and training; every group is taken once or dropped once (ONCE)."""
 
-    def __init__(self, on_drop: Callable[[Group], None]) -> None:
-        """``on_drop`` is told of every group that became too stale, so that admission can refill it."""
-        self._groups: dict[int, Group] = {}
-        self._arrived = asyncio.Condition()
+    def __init__(self, *, max_lag: float, unfinished: Callable[[], Iterable[int]], on_drop: Callable[[Group], None]) -> None:
+        """Start empty.
+
+        Args:
+            max_lag: how many versions older than the trainer's a token may be.
+            unfinished: versions under which the groups that are still being made were started.
+            on_drop: told of every group that is too stale, so that admission can refill it.
+        """
+        self._max_lag = math.ceil(max_lag)
+        self._unfinished = unfinished
         self._on_drop = on_drop
+        self._groups: dict[int, Group] = {}
+        self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
     def __len__(self) -> int:
         """Groups ready to be taken."""
         return len(self._groups)
 
-    async def put(self, group: Group) -> None:
+    def put(self, group: Group) -> None:
         """Add a judged group."""
-        async with self._arrived:
-            self._groups[group.group_id] = group
-            self._arrived.notify_all()
+        self._groups[group.group_id] = group
+        self._changed.set()
 
-    async def fail(self, error: BaseException) -> None:
+    def changed(self) -> None:
+        """The unfinished groups became others than they were."""
+        self._changed.set()
+
+    def fail(self, error: BaseException) -> None:
         """Wake every waiter with ``error``: no more groups will come."""
-        async with self._arrived:
-            self._failure = error
-            self._arrived.notify_all()
+        self._failure = error
+        self._changed.set()
 
-    async def take(self, count: int, *, min_version: int, timeout_s: float, what: str) -> list[Group]:
-        """The ``count`` oldest groups, none with a token older than ``min_version``.
+    async def take(self, count: int, *, version: int, timeout_s: float, what: str) -> list[Group]:
+        """The ``count`` oldest groups, to be trained from ``version``; none has a token that is too old (BOUND).
+
+        Waits also for groups that would become too old if others were taken before them.
 
         Raises:
             DeadlineError: fewer than ``count`` groups after ``timeout_s``; names ``what`` was awaited.
         """
         try:
-            async with asyncio.timeout(timeout_s), self._arrived:
-                await self._arrived.wait_for(lambda: self._ready(count, min_version))
+            async with asyncio.timeout(timeout_s):
+                while self._failure is None and not self._ready(count, version):
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError as error:
             raise DeadlineError(f"only {len(self._groups)} of {count} groups were ready within {timeout_s:.0f} s: {what}") from error
         if self._failure is not None:
             raise self._failure
-        return [self._groups.pop(group_id) for group_id in sorted(self._groups)[:count]]
+        oldest = sorted(self._groups.values(), key=lambda group: (group.oldest_version, group.group_id))[:count]
+        return [self._groups.pop(group.group_id) for group in oldest]
 
-    def _ready(self, count: int, min_version: int) -> bool:
-        for group in [g for g in self._groups.values() if g.oldest_version < min_version]:
+    def _ready(self, count: int, version: int) -> bool:
+        for group in [g for g in self._groups.values() if g.oldest_version < version - self._max_lag]:
             self._on_drop(self._groups.pop(group.group_id))
-        return self._failure is not None or len(self._groups) >= count
+        if len(self._groups) < count:
+            return False
+        ready = [group.oldest_version for group in self._groups.values()]
+        return enough(ready, self._unfinished(), version=version, max_lag=self._max_lag, count=count)

@@ -1,4 +1,4 @@
-"""Keeps the engines busy: admits prompts under the gate, spreads requests, gathers groups, has them judged.
+"""Keeps the engines busy: admits prompts under the gate, gathers groups, has them judged.
 
 Generation goes on while rewards are computed and while the trainer works, as far as the gate allows.
 """
@@ -6,31 +6,19 @@ Generation goes on while rewards are computed and while the trainer works, as fa
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rljob_runtime.cluster.protocol import Worker
-from rljob_runtime.errors import DeadlineError
 from rljob_runtime.overlap.buffer import Group, TrajectoryBuffer
+from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, now_s
+from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import (
-    Completion,
-    GenerationRequest,
-    Prompt,
-    RewardRequest,
-    RewardResult,
-    Sampling,
-    Trajectory,
-)
+from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, Trajectory
 
-COLLECT_WAIT_S = 1.0
-"""Longest silence of one collect call; only decides how soon a stall is noticed."""
-CALL_TIMEOUT_S = 60.0
-"""Deadline of calls that only hand something over."""
 MIN_GROUP_SAMPLES = 2
 """A group needs a comparison; smaller ones are dropped and replaced."""
 
@@ -64,7 +52,10 @@ class RolloutConfig:
     samples_per_prompt: int
     sampling: Sampling
     seed: int
-    stall_timeout_s: float
+    fleet: FleetConfig
+    drains: bool = False
+    """Whether running responses are waited for before weights change or engines step aside; else they go on afterwards."""
+    drain_timeout_s: float = 3600.0
 
 
 @dataclass(slots=True)
@@ -77,8 +68,13 @@ class RolloutCounters:
     groups_dropped: int = 0
     judge_s: float = 0.0
     last_completion_s: float = 0.0
-    """time.monotonic of the last finished response."""
+    """Clock of the event loop at the last finished response."""
     reward_messages: list[str] = field(default_factory=list)
+    shrink_s: float = 0.0
+    requests_moved: int = 0
+    """Taken from engines that stepped aside, or that others relieved."""
+    tokens_kept: int = 0
+    """Drawn tokens of those, which nobody draws again."""
 
 
 @dataclass(slots=True)
@@ -86,15 +82,6 @@ class _OpenGroup:
     group_id: int
     prompt: Prompt
     completions: dict[int, Completion] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _EngineState:
-    worker: Worker
-    running: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """request id -> (group id, sample index)"""
-    busy: asyncio.Event = field(default_factory=asyncio.Event)
-    last_progress_s: float = 0.0
 
 
 class RolloutScheduler:
@@ -126,7 +113,6 @@ class RolloutScheduler:
         """
         self._prompts = prompts
         self._decode = decode
-        self._engines = [_EngineState(worker=w) for w in engines]
         self._judge = judge
         self._gate = gate
         self._config = config
@@ -135,11 +121,14 @@ class RolloutScheduler:
         self._positions: deque[tuple[int, Mapping[str, object]]] = deque()
         self._open: dict[int, _OpenGroup] = {}
         self._admitted: dict[int, Prompt] = {}
+        self._started: dict[int, int] = {}
+        """Weights version under which each group was started that is not in the buffer yet."""
         self._room = asyncio.Event()
         self._judging: set[asyncio.Task[None]] = set()
         self._judge_failed: asyncio.Future[None] | None = None
         self._counters = RolloutCounters()
-        self.buffer = TrajectoryBuffer(self._dropped)
+        self.fleet = EngineFleet(engines, config=config.fleet, request_of=self._request, on_finished=self._register)
+        self.buffer = TrajectoryBuffer(max_lag=gate.max_lag, unfinished=self._started.values, on_drop=self._dropped)
 
     @property
     def next_group_id(self) -> int:
@@ -185,15 +174,47 @@ class RolloutScheduler:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._admit_forever())
                 tasks.create_task(self._watch_judging())
-                for engine in self._engines:
-                    tasks.create_task(self._collect_forever(engine))
+                tasks.create_task(self.fleet.run())
         except BaseExceptionGroup as failures:
-            first = failures.exceptions[0]
-            await self.buffer.fail(first)
+            first: BaseException = failures
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            self.buffer.fail(first)
             raise first from failures
         finally:
             for task in self._judging:
                 task.cancel()
+
+    async def shrink(self, engines: Collection[int], what: str) -> None:
+        """Have engines step aside; returns when they run nothing. The others go on.
+
+        Raises:
+            DeadlineError: an engine did not give its requests back.
+        """
+        finish_s = self._config.drain_timeout_s if self._config.drains else 0.0
+        self._count_change(await self.fleet.shrink(engines, what=what, finish_s=finish_s))
+
+    def expand(self, engines: Collection[int]) -> None:
+        """Have engines take part again."""
+        self.fleet.expand(engines)
+
+    @asynccontextmanager
+    async def updating(self, what: str) -> AsyncIterator[None]:
+        """Weights may change inside the block.
+
+        Raises:
+            DeadlineError: responses that are to end before did not.
+        """
+        if not self._config.drains:
+            yield
+            return
+        async with self.fleet.quiet(what=what, timeout_s=self._config.drain_timeout_s):
+            yield
+
+    def _count_change(self, change: FleetChange) -> None:
+        self._counters.shrink_s += change.elapsed_s
+        self._counters.requests_moved += change.moved
+        self._counters.tokens_kept += change.kept_tokens
 
     async def _admit_forever(self) -> None:
         while True:
@@ -202,7 +223,7 @@ class RolloutScheduler:
             count = self._gate.capacity
             if count:
                 self._gate.admit(count)
-                await self._submit(self._next_prompts(count))
+                self._submit(self._next_prompts(count))
 
     def _next_prompts(self, count: int) -> list[Prompt]:
         prompts: list[Prompt] = []
@@ -213,58 +234,30 @@ class RolloutScheduler:
             prompts += [p for p in taken if p.index not in self._done]
         return prompts
 
-    async def _submit(self, prompts: Sequence[Prompt]) -> None:
-        shares: list[list[GenerationRequest]] = [[] for _ in self._engines]
-        now = time.monotonic()
+    def _submit(self, prompts: Sequence[Prompt]) -> None:
+        samples = []
         for prompt in prompts:
             group_id = self._next_group_id
             self._next_group_id += 1
             self._open[group_id] = _OpenGroup(group_id, prompt)
             self._admitted[group_id] = prompt
-            for sample in range(self._config.samples_per_prompt):
-                index = min(range(len(self._engines)), key=lambda i: len(self._engines[i].running))
-                engine = self._engines[index]
-                if not engine.running:
-                    engine.last_progress_s = now
-                request = GenerationRequest(
-                    request_id=f"{group_id}/{sample}",
-                    prompt_token_ids=prompt.token_ids,
-                    sampling=self._config.sampling,
-                    seed=sample_seed(self._config.seed, prompt.index, sample),
-                )
-                engine.running[request.request_id] = (group_id, sample)
-                shares[index].append(request)
-        for engine, share in zip(self._engines, shares, strict=True):
-            if share:
-                await engine.worker.call("submit", share, timeout_s=CALL_TIMEOUT_S)
-                engine.busy.set()
+            samples += [Sample(group_id=group_id, index=index, prompt=prompt) for index in range(self._config.samples_per_prompt)]
+        self.fleet.add(samples)
 
-    async def _collect_forever(self, engine: _EngineState) -> None:
-        while True:
-            if not engine.running:
-                engine.busy.clear()
-                await engine.busy.wait()
-            completions = await engine.worker.call("collect", COLLECT_WAIT_S, timeout_s=CALL_TIMEOUT_S)
-            now = time.monotonic()
-            if completions:
-                engine.last_progress_s = now
-                self._counters.last_completion_s = now
-                self._register(engine, completions)
-            elif engine.running and now - engine.last_progress_s > self._config.stall_timeout_s:
-                raise DeadlineError(
-                    f"no response of {engine.worker.name} finished for {self._config.stall_timeout_s:.0f} s while {len(engine.running)} "
-                    f"were running (spec.rollout.stallTimeoutSeconds); its log: {engine.worker.log_file}"
-                )
+    def _request(self, sample: Sample) -> GenerationRequest:
+        """The next part of a sample; its first one starts its group."""
+        self._started.setdefault(sample.group_id, self._gate.version)
+        return sample.request(self._config.sampling, self._config.seed)
 
-    def _register(self, engine: _EngineState, completions: Sequence[Completion]) -> None:
+    def _register(self, completions: Sequence[tuple[Sample, Completion]]) -> None:
+        self._counters.last_completion_s = now_s()
         finished: list[_OpenGroup] = []
-        for completion in completions:
-            group_id, sample = engine.running.pop(completion.request_id)
+        for sample, completion in completions:
             self._counters.tokens += len(completion.token_ids)
-            group = self._open[group_id]
-            group.completions[sample] = completion
+            group = self._open[sample.group_id]
+            group.completions[sample.index] = completion
             if len(group.completions) == self._config.samples_per_prompt:
-                finished.append(self._open.pop(group_id))
+                finished.append(self._open.pop(sample.group_id))
         if finished:
             task = asyncio.create_task(self._judge_groups(finished))
             self._judging.add(task)
@@ -283,14 +276,14 @@ class RolloutScheduler:
     async def _judge_groups(self, groups: Sequence[_OpenGroup]) -> None:
         samples = [(group, index, group.completions[index]) for group in groups for index in sorted(group.completions)]
         texts = self._decode([c.token_ids for _, _, c in samples])
-        started = time.monotonic()
+        started = now_s()
         results = await self._judge(
             [
                 RewardRequest(sample_id=c.request_id, prompt=g.prompt, response_text=text, finish_reason=c.finish_reason)
                 for (g, _, c), text in zip(samples, texts, strict=True)
             ]
         )
-        self._counters.judge_s += time.monotonic() - started
+        self._counters.judge_s += now_s() - started
         judged: dict[int, list[Trajectory]] = {g.group_id: [] for g in groups}
         for (group, index, completion), text, result in zip(samples, texts, results, strict=True):
             if result.score is None:
@@ -309,7 +302,8 @@ class RolloutScheduler:
         for group_id, kept in judged.items():
             complete = Group(group_id=group_id, trajectories=tuple(kept), failed_samples=self._config.samples_per_prompt - len(kept))
             if len(kept) >= min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
-                await self.buffer.put(complete)
+                self._started.pop(group_id, None)
+                self.buffer.put(complete)
             else:
                 self._dropped(complete)
 
@@ -322,12 +316,8 @@ class RolloutScheduler:
     def _dropped(self, group: Group) -> None:
         """A group that will not be trained: counted, its place given to another prompt."""
         self._done.add(self._admitted.pop(group.group_id).index)
+        self._started.pop(group.group_id, None)
         self._counters.groups_dropped += 1
         self._gate.drop()
         self._room.set()
-
-
-def sample_seed(job_seed: int, prompt_index: int, sample: int) -> int:
-    """Seed of one response: a function of job, prompt and sample, so that a resumed run draws the same tokens."""
-    digest = hashlib.blake2b(f"{job_seed}/{prompt_index}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
+        self.buffer.changed()

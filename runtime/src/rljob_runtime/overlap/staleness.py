@@ -8,6 +8,8 @@ than eta versions after it was started. eta = 0 is synchronous training.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 
 class StalenessGate:
@@ -67,3 +69,35 @@ class StalenessGate:
         if version <= self._version:
             raise ValueError(f"version must grow: {self._version} -> {version}")
         self._version = version
+
+
+def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max_lag: int, count: int) -> bool:
+    """Whether the oldest ``count`` of the ready groups can be trained now without making any other group too old.
+
+    A group started under version s is trained in the steps up to s + max_lag. Groups started up to s that this step leaves must fit
+    into the ``(s + max_lag - version) * count`` places of the steps until then (earliest deadline first, feasible if no deadline is
+    overbooked). Without this wait, young groups that end early overtake long old responses, which then are lost: a bias against
+    length. The gate's bound keeps it feasible.
+
+    Args:
+        ready: versions under which the finished groups were started.
+        unfinished: the same of groups that are being made.
+        version: the trainer's weights.
+        max_lag: how many versions older a group may be.
+        count: groups of one step; there are as many ready.
+
+    Returns:
+        False while some unfinished group has to be waited for. O(groups in flight + max_lag).
+    """
+    late = [0] * (max_lag + 1)
+    """Unfinished groups by the number of versions they still have: 0, this step is their last."""
+    for started in unfinished:
+        if (left := started + max_lag - version) <= max_lag:
+            late[max(left, 0)] += 1
+    if not any(late):
+        return True
+    finished = [0] * (max_lag + 1)
+    for started in ready:
+        finished[min(max(started + max_lag - version, 0), max_lag)] += 1
+    pairs = zip(accumulate(late), accumulate(finished), strict=True)
+    return all(open_ + done - min(done, count) <= left * count for left, (open_, done) in enumerate(pairs))

@@ -7,11 +7,13 @@ small (plotly.js, 4.8 MB, is nearly all of it) however long the run was.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from rljob_runtime.report.band_chart import BandLanes, add_bands, choose
+from rljob_runtime.report.bands import within
 from rljob_runtime.report.jsonl import Row, number_of
 from rljob_runtime.report.metrics import MetricsTable
 from rljob_runtime.report.names import DRIVER_LANE, PHASES, describe
@@ -63,6 +65,8 @@ def _base(x_title: str, y_title: str, *, height: int = 280, legend: bool = True,
     )
     if log:
         figure.update_yaxes(exponentformat="power", dtick=1)
+    elif y_title == "bytes":
+        figure.update_yaxes(exponentformat="SI")  # plotly calls 10^9 B, as in billion
     return figure
 
 
@@ -141,6 +145,13 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
             "nats",
             True,
         ),
+        (
+            "Memory of workers that switch",
+            "largest of all switches of a step, any worker",
+            ("memory/device_peak_bytes", "memory/host_rss_bytes", "memory/pinned_bytes"),
+            "bytes",
+            False,
+        ),
         ("Staleness", "versions between drawing a token and training on it", ("staleness/mean", "staleness/max"), "versions", False),
     )
     for title, note, names, unit, log in wanted:
@@ -163,14 +174,19 @@ def phase_chart(table: MetricsTable) -> Chart | None:
         colour = PHASE_COLOURS[phase]
         figure.add_trace(go.Scatter(x=_rounded(xs), y=ys, name=phase, stackgroup="time", line={"width": 0}, fillcolor=colour, mode="lines"))
     if _has(table, "time/step_s"):
-        _curve(figure, table.steps, table.column("time/step_s"), "whole step", _INK, width=1, dash="dot")
+        _curve(figure, table.steps, table.column("time/step_s"), "whole step", _SERIES_COLOURS[-1], width=1, dash="dot")
     return Chart(title="Time by phase", note="phases that overlap stack above the whole step", figure=figure, wide=True)
 
 
-def _gantt(spans: Sequence[Row], *, by_lane: bool) -> go.Figure:
-    """Bars over wall time; one row a lane, or one row a phase."""
-    zero = min(number_of(s, "start_s") for s in spans)
-    scale, unit = (1000.0, "ms") if max(number_of(s, "end_s") for s in spans) - zero < 2 else (1.0, "s")
+def _reach(spans: Sequence[Row]) -> tuple[float, float]:
+    """When the first begins and the last ends, in seconds."""
+    return min(number_of(s, "start_s") for s in spans), max(number_of(s, "end_s") for s in spans)
+
+
+def _gantt(spans: Sequence[Row], *, by_lane: bool, lanes: BandLanes | None = None) -> go.Figure:
+    """Bars over wall time; one row a lane, or one row a phase; below them what was on the devices."""
+    zero, end = _reach(spans)
+    scale, unit = (1000.0, "ms") if end - zero < 2 else (1.0, "s")
     key = "lane" if by_lane else "phase"
     rows = list(dict.fromkeys(str(s[key]) for s in sorted(spans, key=lambda s: (str(s[key]) if by_lane else "", number_of(s, "start_s")))))
     figure = _base(f"wall time, {unit}", "", height=90 + 34 * len(rows), legend=by_lane)
@@ -199,11 +215,21 @@ def _gantt(spans: Sequence[Row], *, by_lane: bool) -> go.Figure:
         )
     figure.update_layout(barmode="overlay", hovermode="closest", bargap=0.35, uniformtext={"minsize": 8, "mode": "hide"})
     figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], automargin=True, title=None, type="category")
+    if lanes is not None:
+        above, margins = 34 * len(rows), 90
+        share = lanes.height_px / (lanes.height_px + above)
+        figure.update_layout(height=margins + above + lanes.height_px)
+        figure.update_yaxes(domain=[share, 1])
+        add_bands(figure, lanes, (zero, end), zero, scale)
+        figure.update_layout(yaxis2={"domain": [0, share], "anchor": "x"}, xaxis={"anchor": "y2"})
     return figure
 
 
-def timeline_charts(spans: Sequence[Row]) -> list[Chart]:
-    """Start-up, then who did what when in the first and in the last steps."""
+def timeline_charts(spans: Sequence[Row], switches: Iterable[Row] = ()) -> list[Chart]:
+    """Start-up, then who did what when in the first and in the last steps, and what was on the devices meanwhile.
+
+    ``switches`` are rows of switches.jsonl, read once.
+    """
     charts: list[Chart] = []
     around = [s for s in spans if s.get("lane") == DRIVER_LANE]
     inside = sorted((s for s in spans if s.get("lane") != DRIVER_LANE), key=lambda s: (number_of(s, "step"), number_of(s, "start_s")))
@@ -212,13 +238,17 @@ def timeline_charts(spans: Sequence[Row]) -> list[Chart]:
         charts.append(Chart(title="Start-up", note="before the first step", figure=_gantt(startup, by_lane=False), wide=True))
     steps = sorted({int(number_of(s, "step")) for s in inside})
     windows = [steps] if len(steps) <= 2 * TIMELINE_STEPS else [steps[:TIMELINE_STEPS], steps[-TIMELINE_STEPS:]]
-    for window in windows:
-        chosen = [s for s in inside if window and window[0] <= number_of(s, "step") <= window[-1]]
-        if not chosen:
-            continue
+    chosen = [[s for s in inside if window and window[0] <= number_of(s, "step") <= window[-1]] for window in windows]
+    drawn = [some[:MAX_SPANS] for some in chosen if some]
+    residency = within(switches, [_reach(some) for some in drawn])
+    for shown, all_of_it, bands in zip(drawn, filter(None, chosen), residency, strict=True):
         note = "figures in the bars are steps"
-        if len(chosen) > MAX_SPANS:
-            note += f"; the first {MAX_SPANS} of {len(chosen)} spans are drawn, timeline.jsonl has all"
-        title = f"Timeline, steps {window[0]} to {window[-1]}"
-        charts.append(Chart(title=title, note=note, figure=_gantt(chosen[:MAX_SPANS], by_lane=True), wide=True))
+        if len(all_of_it) > MAX_SPANS:
+            note += f"; the first {MAX_SPANS} of {len(all_of_it)} spans are drawn, timeline.jsonl has all"
+        lanes = choose(bands)
+        if lanes is not None:
+            note += lanes.note
+        first, last = int(number_of(all_of_it[0], "step")), int(number_of(all_of_it[-1], "step"))
+        figure = _gantt(shown, by_lane=True, lanes=lanes)
+        charts.append(Chart(title=f"Timeline, steps {first} to {last}", note=note, figure=figure, wide=True))
     return charts

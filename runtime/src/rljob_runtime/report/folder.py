@@ -7,6 +7,7 @@
       spec.yaml             the resolved spec
       metrics.jsonl         one line a step                 (report.names says what each metric means)
       timeline.jsonl        one line a span {lane, phase, start_s, end_s, step}
+      switches.jsonl        one line a move of state onto or off a device, with memory before and after (report.switches)
       summary.json          written at the end
       report.html           written at the end; opens without a network
       tensorboard/          the same metrics as events
@@ -68,6 +69,11 @@ class RunFolder:
     def timeline_jsonl(self) -> Path:
         """One line a span."""
         return self.path / "timeline.jsonl"
+
+    @property
+    def switches_jsonl(self) -> Path:
+        """One line a move of state."""
+        return self.path / "switches.jsonl"
 
     @property
     def events_jsonl(self) -> Path:

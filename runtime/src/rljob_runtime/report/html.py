@@ -5,7 +5,7 @@ Everything that a model, a data set or a user wrote is escaped. The words of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from plotly.offline import get_plotlyjs
@@ -14,7 +14,7 @@ from rljob_runtime.report.charts import Chart, metric_charts, phase_chart, timel
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Level, RunInfo
 from rljob_runtime.report.folder import RunFolder
-from rljob_runtime.report.jsonl import Row, number_of, read_rows
+from rljob_runtime.report.jsonl import Row, iter_rows, number_of, read_rows
 from rljob_runtime.report.metrics import MetricsTable
 from rljob_runtime.report.summary import RewardWindow, RunSummary
 from rljob_runtime.report.text import format_count, format_percent, format_seconds
@@ -44,7 +44,7 @@ h3 { font-size: 14px; margin: 0; }
 @media (max-width: 860px) { .charts { grid-template-columns: 1fr; } }
 .card p { margin: 0 0 6px; color: var(--soft); font-size: 12.5px; }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; background: var(--card); border: 1px solid var(--line); }
-th { text-align: left; font-weight: 600; font-size: 12.5px; color: var(--soft); background: #fafbfc; }
+th { text-align: left; font-weight: 600; font-size: 12.5px; color: var(--soft); background: var(--paper); }
 th, td { padding: 8px 12px; border-bottom: 1px solid var(--line); vertical-align: top; }
 td pre, details pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 td pre, details pre { font: 12.5px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
@@ -55,6 +55,12 @@ td pre { max-height: 260px; overflow-y: auto; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 10px 16px; margin-top: 12px; }
 summary { cursor: pointer; font-weight: 600; } details[open] summary { margin-bottom: 10px; }
 .warning { color: #8a5a10; }
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; --ink: #e3e8ee; --soft: #9aa7b5; --line: #333d48; --paper: #14181d; --card: #1c2229; --accent: #7fb0e6; }
+  .ok { color: #7cc492; } .bad { color: #ec8f8f; } .warning { color: #e0b064; }
+  .main-svg text:not(.bartext):not(.hoverlayer *) { fill: #c3ccd6 !important; }
+  .main-svg .gridlayer path, .main-svg .xlines-above, .main-svg .ylines-above { stroke: #333d48 !important; }
+}
 """
 
 
@@ -66,14 +72,16 @@ def render_report(
     spans: Sequence[Row],
     samples: Sequence[tuple[int, Sequence[Row]]],
     events: Sequence[Row],
+    switches: Iterable[Row] = (),
 ) -> str:
     """The page as text.
 
-    ``spans`` are rows of timeline.jsonl, ``samples`` the trajectories of some steps, ``events`` rows of logs/events.jsonl.
+    ``spans`` are rows of timeline.jsonl, ``samples`` the trajectories of some steps, ``events`` rows of logs/events.jsonl,
+    ``switches`` those of switches.jsonl.
     """
     charts = metric_charts(table)
     phases = phase_chart(table)
-    timeline = ([phases] if phases is not None else []) + timeline_charts(spans)
+    timeline = ([phases] if phases is not None else []) + timeline_charts(spans, switches)
     name = escape(info.job_name)
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
@@ -111,6 +119,7 @@ def write_report(folder: RunFolder, info: RunInfo, summary: RunSummary, table: M
         spans=read_rows(folder.timeline_jsonl),
         samples=[(step, read_trajectories(folder, step)) for step in shown],
         events=read_rows(folder.events_jsonl),
+        switches=iter_rows(folder.switches_jsonl),
     )
     replace_text(folder.report_html, page, "the report")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rljob_runtime.errors import RuntimeFault
@@ -87,8 +87,8 @@ class JsonLinesWriter:
                 self._file.close()
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read a file written by ``JsonLinesWriter``; a missing file has no rows.
+def iter_rows(path: Path) -> Iterator[Row]:
+    """Rows of a file written by ``JsonLinesWriter``, one after the other; a missing file has none.
 
     A torn last line, as a killed process leaves it, is left out.
 
@@ -96,22 +96,29 @@ def read_rows(path: Path) -> list[Row]:
         RuntimeFault: any other line is not a JSON object; names the line and the remedy.
     """
     if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as exc:
-            if number == len(lines):  # no newline after it: the write was cut
-                break
-            raise RuntimeFault(f"{path}:{number}: not JSON ({exc.msg}); remove that line or start in a new folder") from exc
-        if not isinstance(row, dict):
-            raise RuntimeFault(f"{path}:{number}: a {type(row).__name__}, not a JSON object; remove that line or start in a new folder")
-        rows.append(row)
-    return rows
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line == "\n":
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as exc:
+                if not line.endswith("\n"):  # the last line, and the write was cut
+                    return
+                raise RuntimeFault(f"{path}:{number}: not JSON ({exc.msg}); remove that line or start in a new folder") from exc
+            if not isinstance(row, dict):
+                raise RuntimeFault(f"{path}:{number}: a {type(row).__name__}, not a JSON object; remove that line or start in a new folder")
+            yield row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of :func:`iter_rows`.
+
+    Raises:
+        RuntimeFault: a line is not a JSON object.
+    """
+    return list(iter_rows(path))
 
 
 def number_of(row: Mapping[str, object], key: str) -> float:

@@ -2,7 +2,7 @@
 
 A metric that is not here cannot be written (``MetricsWriter`` raises), so that the reference page rendered by
 ``markdown_table`` is always the whole truth. A name is ``group/name``; a name that ends in ``/*`` is a family whose last
-segment is chosen by the spec (a reward's name, a data source's name).
+segment is chosen by the spec (a reward's name, a data source's name). A ``*`` may stand in the middle as well; it takes slashes.
 
 Units: ``s`` seconds, ``bytes``, ``tokens``, ``1`` plain numbers, ``fraction`` 0 to 1, ``nats`` natural-log units.
 Reading ``markdown_table()`` is reading this file; nothing else in the runtime spells units.
@@ -27,7 +27,7 @@ class MetricInfo:
     """What a reader needs to know about one metric."""
 
     name: str
-    """``group/name``, or ``group/name/*`` for a family."""
+    """``group/name``; in a family one part is ``*``."""
     unit: str
     meaning: str
     """One sentence without a full stop."""
@@ -59,6 +59,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("rollout/tokens_per_s", "tokens/s", "response tokens of the step divided by the step's wall time"),
     ("rollout/groups_accepted", "1", "prompt groups accepted for the step"),
     ("rollout/groups_dropped", "1", "prompt groups thrown away in the step, for any cause"),
+    (
+        "rollout/requests_moved",
+        "1",
+        "unfinished responses taken from engines that stepped aside for the trainer; they went on elsewhere or later",
+    ),
+    ("rollout/tokens_kept", "tokens", "tokens those responses had, which nobody draws again"),
     ("rollout/logprob_mean", "nats", "mean behaviour log-probability of the response tokens"),
     ("staleness/mean", "versions", "mean over trained tokens of trainer version minus the version that drew them"),
     ("staleness/max", "versions", "largest such difference; never above the declared bound"),
@@ -75,16 +81,35 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("time/train_s", "s", "time of forward, backward and optimizer update"),
     ("time/forward_backward_s", "s", "part of time/train_s: forward and backward passes of rank 0"),
     ("time/optimizer_s", "s", "part of time/train_s: gradient norm and optimizer of rank 0"),
+    ("time/optimizer_load_s", "s", "part of time/optimizer_s: AdamW's states brought onto the device, where they are there only then"),
+    ("time/optimizer_offload_s", "s", "part of time/optimizer_s: AdamW's states taken off the device again"),
     ("time/sync_s", "s", "time of publishing weights to the engines; the probe runs beside the training"),
     ("time/offload_s", "s", "time during which state was copied or dropped from devices; other work may go on beside it"),
     ("time/load_s", "s", "time during which state was brought back onto devices; overlaps time/offload_s"),
+    ("time/shrink_s", "s", "time until engines on the trainer's devices had given their unfinished responses back"),
+    ("time/*/load_s", "s", "time of loading what a `state_offload_manager` block of that name needs"),
+    ("time/*/execute_s", "s", "time of the block itself"),
+    ("time/*/offload_s", "s", "time of offloading before and after the block"),
     ("time/checkpoint_s", "s", "time of writing a checkpoint; 0 in most steps"),
     ("offload/bytes", "bytes", "bytes that travelled between devices and host memory, both ways, summed over workers"),
     ("offload/gb_per_s", "GB/s", "those bytes, in 10^9, divided by the seconds of all switches"),
     ("offload/waits_s", "s", "time that requests waited for devices that others held, summed over requests"),
+    ("offload/*/load_bytes", "bytes", "bytes that travelled to the device for a `state_offload_manager` block of that name"),
+    ("offload/*/load_gb_per_s", "GB/s", "those bytes, in 10^9, by the seconds of the load"),
+    ("offload/*/offload_bytes", "bytes", "bytes that travelled to host memory before and after the block"),
+    ("offload/*/offload_gb_per_s", "GB/s", "those bytes, in 10^9, by the seconds of the offloads"),
     ("memory/device_peak_bytes", "bytes", "largest memory of tensors on the device of a worker that switched"),
     ("memory/host_rss_bytes", "bytes", "largest resident memory of the process of a worker that switched"),
     ("memory/pinned_bytes", "bytes", "largest host memory that a worker kept for offloaded state"),
+    (
+        "memory/*/allocated_bytes",
+        "bytes",
+        "tensors on the device at a moment of a `state_offload_manager` block, such as `score/loaded`: start, loaded, executed, end",
+    ),
+    ("memory/*/reserved_bytes", "bytes", "held by the device's allocator at that moment"),
+    ("memory/*/peak_bytes", "bytes", "largest memory of tensors since the moment before"),
+    ("memory/*/host_rss_bytes", "bytes", "resident memory of the process at that moment"),
+    ("memory/*/pinned_bytes", "bytes", "host memory kept for offloaded state at that moment"),
     ("train/policy_loss", "1", "policy loss, without the KL and entropy terms"),
     ("train/kl_loss", "1", "KL-to-reference term before its coefficient"),
     ("train/total_loss", "1", "the loss that was differentiated"),
@@ -105,6 +130,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 
 METRICS: Mapping[str, MetricInfo] = MappingProxyType({n: MetricInfo(name=n, unit=u, meaning=m) for n, u, m in _TABLE})
 """Every metric by name, in reference order."""
+
+_FAMILIES: tuple[tuple[str, str, MetricInfo], ...] = tuple(
+    (name.partition("*")[0], name.partition("*")[2], info) for name, info in METRICS.items() if "*" in name
+)
+"""(what comes before the part that is free, what comes after it, entry)."""
 
 GROUP_TITLES: Mapping[str, str] = MappingProxyType(
     {
@@ -131,13 +161,12 @@ def describe(name: str) -> MetricInfo:
         UnknownMetricError: the name is not registered; the message proposes the nearest names.
     """
     info = METRICS.get(name)
-    if info is not None and not name.endswith("/*"):
+    if info is not None and "*" not in name:
         return info
-    match name.split("/", 2):
-        case [group, family, last] if last and last != "*":  # the last part may hold slashes of its own
-            info = METRICS.get(f"{group}/{family}/*")
-            if info is not None:
-                return info
+    for head, tail, family in _FAMILIES:
+        middle = name[len(head) : len(name) - len(tail)]
+        if name.startswith(head) and name.endswith(tail) and middle not in ("", "*"):
+            return family
     near = difflib.get_close_matches(name, METRICS, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UnknownMetricError(f"metric {name!r} is not registered{hint} Register it in report/names.py with unit and meaning")

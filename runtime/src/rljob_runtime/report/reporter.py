@@ -5,6 +5,7 @@
     driver ── phase(...)        ─┐            ┌─ display (live panel or plain lines)
            ── record(StepRecord) │            ├─ metrics.jsonl, tensorboard/
            ── span(...)          ├─ Reporter ─┼─ timeline.jsonl
+           ── switched(...)      │            ├─ switches.jsonl
            ── trajectories(...)  │            ├─ trajectories/step-*.jsonl
            ── event(...)         │            ├─ logs/events.jsonl
            ── finish(status)    ─┘            └─ summary.json, report.html
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rljob_runtime.errors import Interrupted, RuntimeFault
 from rljob_runtime.records import StepRecord, Trajectory
@@ -31,8 +33,12 @@ from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, number_of, r
 from rljob_runtime.report.metrics import MetricsWriter, load_metrics
 from rljob_runtime.report.names import DRIVER_LANE
 from rljob_runtime.report.summary import RunStatus, RunSummary, package_versions, save_summary, summarize
+from rljob_runtime.report.switches import MAX_WORKERS, SwitchesWriter, drop_switches_after
 from rljob_runtime.report.tensorboard import TensorboardWriter
 from rljob_runtime.report.trajectories import TrajectorySampling, drop_after, write_trajectories
+
+if TYPE_CHECKING:
+    from rljob_runtime.offload.records import DeviceResidency, SwitchRecord
 
 _TICK_S = 1.0
 _SHOWN_HISTORY_STEPS = 2_000
@@ -78,12 +84,18 @@ class Reporter:
         self._first_step_s: float | None = None
         self._step = resumed_step or 0
         self._done = False
-        self._ticker_error: RuntimeFault | None = None
+        self._late_error: RuntimeFault | None = None
+        """What failed where nobody could be told; raised by the next ``record``."""
         kept, before_s = self._prepare(resumed_step)
+        before_switches_s, has_switches = drop_switches_after(folder.switches_jsonl, resumed_step or 0)
+        before_s = max(before_s, before_switches_s)
         self._zero_s = clock() - before_s
         self._started_s = clock()
         self._metrics = MetricsWriter(folder.metrics_jsonl, clock=clock)
         self._timeline = JsonLinesWriter(folder.timeline_jsonl, clock=clock)
+        self._switches = SwitchesWriter(folder.switches_jsonl, clock=clock)
+        if has_switches:  # of processes that are gone
+            self._switches.start(self._step + 1, before_s)
         self._events = JsonLinesWriter(folder.events_jsonl, clock=clock)
         purge = self._step + 1 if before_s > 0 else None
         self._tensorboard = TensorboardWriter(folder.tensorboard, purge_from_step=purge)
@@ -142,7 +154,7 @@ class Reporter:
             RuntimeFault: a file cannot be written.
         """
         with self._lock:
-            self._raise_ticker_error()
+            self._raise_late_error()
             now = self._clock()
             if self._first_step_s is None:
                 self._first_step_s = now - record.metrics.get("time/step_s", 0.0)
@@ -166,6 +178,36 @@ class Reporter:
         with self._lock:
             start, end = round(start_s - self._zero_s, 6), round(end_s - self._zero_s, 6)
             self._timeline.write({"lane": lane, "phase": phase, "start_s": start, "end_s": end, "step": step})
+
+    def resident(self, residency: Sequence[DeviceResidency]) -> None:
+        """What is on the devices now; told once when all workers are up, and again when workers came or went.
+
+        Raises:
+            RuntimeFault: it cannot be written.
+        """
+        with self._lock:
+            self._switches.resident(self._step + 1, self._clock() - self._zero_s, residency)
+            self._tell_of_left_out(0)
+
+    def switched(self, record: SwitchRecord) -> None:
+        """State moved; ``on_switch`` of a ``DeviceArbiter``, whose times are readings of the same clock.
+
+        Never raises for want of space: who calls could do nothing about it, so the next ``record`` raises instead.
+        """
+        with self._lock:
+            if self._done:  # workers step aside while the job ends
+                return
+            known = self._switches.left_out
+            try:
+                self._switches.switched(self._step + 1, self._zero_s, record)
+                self._tell_of_left_out(known)
+            except RuntimeFault as exc:
+                self._late_error = exc
+
+    def _tell_of_left_out(self, known: int) -> None:
+        if self._switches.left_out and not known:
+            name = self._folder.switches_jsonl.name
+            self.event(f"{name} has the moves of the first {MAX_WORKERS} workers only; metrics count the others as well")
 
     def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Keep some of a step's trajectories when the step is one of the sampled.
@@ -232,7 +274,7 @@ class Reporter:
             RuntimeFault: a file cannot be written.
         """
         with self._lock:
-            for writer in (self._metrics, self._timeline, self._events):
+            for writer in (self._metrics, self._timeline, self._switches, self._events):
                 writer.flush()
 
     def tick(self) -> None:
@@ -253,16 +295,16 @@ class Reporter:
             try:
                 self.tick()
             except RuntimeFault as exc:  # raised by the next ``record``, in the driver's own thread
-                self._ticker_error = exc
+                self._late_error = exc
                 return
 
-    def _raise_ticker_error(self) -> None:
-        if self._ticker_error is not None:
-            raise self._ticker_error
+    def _raise_late_error(self) -> None:
+        if self._late_error is not None:
+            raise self._late_error
 
     def _close_files(self) -> None:
         with contextlib.ExitStack() as stack:
-            for writer in (self._metrics, self._timeline, self._events, self._tensorboard):
+            for writer in (self._metrics, self._timeline, self._switches, self._events, self._tensorboard):
                 stack.callback(writer.close)
 
     # ---- context manager ---------------------------------------------------------------------------------------

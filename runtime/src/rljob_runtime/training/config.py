@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.vocabulary import Schedule
 from rljob_runtime.losses.config import LossConfig
+from rljob_runtime.offload.states import StateKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,10 @@ class PolicyConfig:
     """CPU threads of torch in this process."""
     offload_host_bytes: int | None = None
     """Most host memory of this process for offloaded state; None sets no limit."""
+    reserve: tuple[StateKind, ...] = ()
+    """Kinds whose host memory is taken at set-up, so that a budget that is too small ends the start and not a step."""
+    optimizer_around_step: bool = False
+    """AdamW's states are on the device only while ``optimizer.step()`` runs, or a checkpoint is written or read. They count as reserved."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     attn_implementation: str = "sdpa"
@@ -61,6 +66,8 @@ class PolicyConfig:
         for name in ("learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.optimizer_around_step and not self.trainable:
+            raise ValueError("optimizer_around_step is True with trainable False; a frozen policy has no optimizer, leave it False")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")
         if self.lr_schedule is not Schedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):

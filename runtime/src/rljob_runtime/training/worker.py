@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
-from rljob_runtime.errors import ModelError
-from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
+from rljob_runtime.errors import ModelError, OffloadError
+from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.offload.store import StateStore
 from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch
 from rljob_runtime.training import checkpoint, export, weights
@@ -64,6 +65,11 @@ class _Ready:
     costs: LayerCosts
     store: StateStore
     steps_done: int = 0
+    moments_load_s: float = 0.0
+    """Spent in the current training step on bringing AdamW's states for an update."""
+    moments_offload_s: float = 0.0
+    inner_peak_bytes: int = 0
+    """Peak of device memory before a switch inside a call; told with the next snapshot that somebody asks for."""
 
 
 class PolicyWorker:
@@ -92,12 +98,15 @@ class PolicyWorker:
 
         Raises:
             ModelError: the model cannot be loaded.
+            HostBudgetError: the host budget is too small for what is to be reserved.
+            OffloadError: AdamW's states cannot leave the device.
         """
         started = time.perf_counter()
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         folder = resolve_folder(self.config.model_path)  # before the rendezvous: a wrong path must not wait for anybody
+        name = f"policy worker {self.rank} of {self.world_size}"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=f"tcp://{master_address}:{master_port}",
@@ -110,11 +119,14 @@ class PolicyWorker:
             costs = layer_costs(model, device)
             shard_model(model, self.config, init_device_mesh(device.type, (self.world_size,)))
             optimizer = build_optimizer(model, self.config) if self.config.trainable else None
+            store = policy_state(model, optimizer, device, self.config.offload_host_bytes, name)
+            around_step = {StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()
+            store.reserve({*self.config.reserve, *around_step})
+            store.offload(around_step)
         except BaseException:
             dist.destroy_process_group()  # so that a corrected setup can follow in the same process
             raise
         text_config = model.config.get_text_config()
-        name = f"policy worker {self.rank} of {self.world_size}"
         self._ready = _Ready(
             model=model,
             optimizer=optimizer,
@@ -122,7 +134,7 @@ class PolicyWorker:
             folder=folder,
             vocab_size=model.get_input_embeddings().num_embeddings,
             costs=costs,
-            store=policy_state(model, optimizer, device, self.config.offload_host_bytes, name),
+            store=store,
         )
         return ModelInfo(
             folder=str(folder),
@@ -154,17 +166,19 @@ class PolicyWorker:
         Returns:
             Metrics by name, equal on all ranks except times: those of :mod:`rljob_runtime.training.metrics`, ``train/grad_norm`` (mean
             over updates, before clipping), ``train/learning_rate``, ``train/micro_batches`` (this rank), ``time/forward_backward_s`` and
-            ``time/optimizer_s`` (this rank).
+            ``time/optimizer_s`` (this rank); with ``optimizer_around_step`` also the part of it that its moves took,
+            ``time/optimizer_load_s`` and ``time/optimizer_offload_s``.
 
         Raises:
             ValueError: malformed batches, or none.
             ModelError: the policy is frozen or gradients are not finite; weights are then those before the failing update.
-            OffloadError: weights, gradients or optimizer are off the device.
+            OffloadError: weights, gradients or optimizer are off the device; or with ``optimizer_around_step`` AdamW's states could not
+                come, then weights are on all ranks those before the failing update; or not leave, then the update was made.
         """
         ready = self._require()
         if ready.optimizer is None:
             raise ModelError("train_step on a frozen policy; set trainable=True in its PolicyConfig")
-        ready.store.require(TRAINED_STATE, "train_step")
+        self._require_trained(ready, "train_step")
         if not batches:
             raise ValueError("train_step got no batches; every rank must get the same number, at least one")
         for received in batches:
@@ -176,20 +190,23 @@ class PolicyWorker:
         meter.add_tokens(sum(batch.token_ids.size for batch in batches))
         prepared = prepare_batches(batches, self.config, ready.device, ready.costs)
         norms, forward_backward_s, optimizer_s = [], 0.0, 0.0
+        ready.moments_load_s = ready.moments_offload_s = 0.0
         for index, batch in enumerate(prepared):
             started = time.perf_counter()
             accumulate_gradients(ready.model, batch, self.config, meter, fresh=index == 0)
             backward_done = time.perf_counter()
-            norms.append(self._update(ready.model, ready.optimizer, step, index))
+            norms.append(self._update(ready, ready.optimizer, step, index))
             forward_backward_s += backward_done - started
             optimizer_s += time.perf_counter() - backward_done
         ready.steps_done = step + 1
+        moves = {"time/optimizer_load_s": ready.moments_load_s, "time/optimizer_offload_s": ready.moments_offload_s}
         return meter.reduce(len(batches), self.config.loss.kl_coefficient) | {
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": rate,
             "train/micro_batches": float(sum(len(b.micro_batches) for b in prepared)),
             "time/forward_backward_s": forward_backward_s,
             "time/optimizer_s": optimizer_s,
+            **(moves if self.config.optimizer_around_step else {}),
         }
 
     def compute_logprobs(self, token_ids: IntArray, lengths: IntArray, temperature: float, wanted: FloatArray | None = None) -> FloatArray:
@@ -256,7 +273,8 @@ class PolicyWorker:
             OffloadError: state is off the device.
         """
         ready, optimizer = self._trained("save_checkpoint")
-        checkpoint.save_checkpoint(Path(folder), ready.model, optimizer, ready.steps_done)
+        with self._moments_here(ready, "the checkpoint was not written"):
+            checkpoint.save_checkpoint(Path(folder), ready.model, optimizer, ready.steps_done)
 
     def load_checkpoint(self, folder: str | Path) -> int:
         """Restore training state, also from another number of ranks.
@@ -270,7 +288,8 @@ class PolicyWorker:
             OffloadError: state is off the device.
         """
         ready, optimizer = self._trained("load_checkpoint")
-        ready.steps_done = checkpoint.load_checkpoint(Path(folder), ready.model, optimizer)
+        with self._moments_here(ready, "the checkpoint was not read"):
+            ready.steps_done = checkpoint.load_checkpoint(Path(folder), ready.model, optimizer)
         return ready.steps_done
 
     def export_hf(self, folder: str | Path) -> None:
@@ -284,10 +303,11 @@ class PolicyWorker:
         export.export_hf(Path(folder), ready.model, ready.folder, self.config.dtype)
 
     def reserve_offload(self, kinds: Iterable[StateKind]) -> None:
-        """Take the host memory for offloading ``kinds`` now, so that a budget that is too small shows at start-up; else the first does.
+        """Take the host memory for offloading ``kinds`` now, as ``PolicyConfig.reserve`` does at set-up.
 
         Raises:
-            OffloadError: it does not suffice.
+            HostBudgetError: the budget does not suffice.
+            OffloadError: the machine has no memory left.
         """
         self._require().store.reserve(kinds)
 
@@ -295,23 +315,28 @@ class PolicyWorker:
         """Move kinds of state to host memory; what is off already stays off. No collective: ranks need not agree on when.
 
         Raises:
-            OffloadError: it failed or the host budget does not suffice; the message says whether everything is as before.
+            HostBudgetError: the host budget does not suffice.
+            OffloadError: it failed; the message says whether everything is as before.
         """
         ready = self._require()
         prepare_offload(ready.model)
-        return ready.store.offload(kinds)
+        report = ready.store.offload(kinds)
+        return dataclasses.replace(report, before=_with_inner_peak(ready, report.before))
 
     def load(self, kinds: Iterable[StateKind]) -> SwitchReport:
-        """Bring kinds of state back, bit-equal; what is there already stays.
+        """Bring kinds of state back, bit-equal; what is there already stays. With ``optimizer_around_step`` AdamW's states stay away.
 
         Raises:
             OffloadError: it failed; the message says whether everything is as before.
         """
-        return self._require().store.load(kinds)
+        ready = self._require()
+        report = ready.store.load(set(kinds) - ({StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()))
+        return dataclasses.replace(report, before=_with_inner_peak(ready, report.before))
 
     def memory(self) -> MemorySnapshot:
         """Memory of this process and its device now; the peak starts anew."""
-        return self._require().store.memory()
+        ready = self._require()
+        return _with_inner_peak(ready, ready.store.memory())
 
     def shutdown(self) -> None:
         """Give memory back and leave the other ranks; may be called twice."""
@@ -319,26 +344,66 @@ class PolicyWorker:
             self._ready = None
             dist.destroy_process_group()
 
-    def _update(self, model: PreTrainedModel, optimizer: torch.optim.AdamW, step: int, index: int) -> float:
+    def _update(self, ready: _Ready, optimizer: torch.optim.AdamW, step: int, index: int) -> float:
         """Clip, step and clear; returns the gradient norm before clipping."""
-        norm = float(clip_gradients(model, self.config.max_grad_norm))
+        norm = float(clip_gradients(ready.model, self.config.max_grad_norm))
         if not np.isfinite(norm):
             optimizer.zero_grad(set_to_none=True)
             raise ModelError(
                 f"gradient norm is {norm} in update {index} of step {step}; the update was not made: "
                 "lower the learning rate, or look for non-finite advantages and log-probs in the batch"
             )
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        try:
+            with self._moments_here(ready, f"update {index} of step {step} was not made"):
+                optimizer.step()
+        finally:
+            optimizer.zero_grad(set_to_none=True)
         return norm
+
+    @contextmanager
+    def _moments_here(self, ready: _Ready, otherwise: str) -> Iterator[None]:
+        """AdamW's states on the device for the block where they are elsewhere between blocks; on all ranks, or the block is not run.
+
+        Args:
+            ready: whose.
+            otherwise: what did not happen if they cannot come, for the message.
+
+        Raises:
+            OffloadError: they cannot come, here or on another rank; or not leave, then they are on the device, whole.
+        """
+        if not self.config.optimizer_around_step:
+            yield
+            return
+        kinds = (StateKind.OPTIMIZER,)
+        fault: OffloadError | None = None
+        try:
+            try:
+                ready.moments_load_s += _told(ready, _twice(lambda: ready.store.load(kinds)))
+            except OffloadError as error:
+                fault = error
+            failed = torch.tensor(int(fault is not None), device=ready.device)
+            if self.world_size > 1:
+                dist.all_reduce(failed)
+            if failed.item():
+                cause = str(fault) if fault is not None else f"the optimizer of {int(failed.item())} other rank(s) could not be loaded"
+                raise OffloadError(f"{otherwise} on any rank: {cause}", rolled_back=fault is None or fault.rolled_back) from fault
+            yield
+        finally:
+            if ready.store.residence(StateKind.OPTIMIZER) is Residence.ON_DEVICE:
+                ready.moments_offload_s += _told(ready, _twice(lambda: ready.store.offload(kinds, release=False)))
 
     def _trained(self, method: str) -> tuple[_Ready, torch.optim.AdamW]:
         """State with its optimizer, or an error naming the call."""
         ready = self._require()
         if ready.optimizer is None:
             raise ModelError(f"{method} on a frozen policy; only a trained one has state to keep (export_hf writes weights)")
-        ready.store.require(TRAINED_STATE, method)
+        self._require_trained(ready, method)
         return ready, ready.optimizer
+
+    def _require_trained(self, ready: _Ready, user: str) -> None:
+        """Everything is there that ``user`` does not bring itself, and nothing is broken."""
+        brought = self.config.optimizer_around_step and ready.store.residence(StateKind.OPTIMIZER) is not Residence.BROKEN
+        ready.store.require(TRAINED_STATE - ({StateKind.OPTIMIZER} if brought else set()), user)
 
     def _require(self, kinds: Iterable[StateKind] = (), user: str = "") -> _Ready:
         """State, or an error before setup, or while ``kinds`` that ``user`` needs are off the device."""
@@ -346,6 +411,28 @@ class PolicyWorker:
             raise ModelError(f"policy worker {self.rank} of {self.world_size} has no model; call setup first")
         self._ready.store.require(kinds, user)
         return self._ready
+
+
+def _twice(move: Callable[[], SwitchReport]) -> SwitchReport:
+    """One more try of a move that was undone."""
+    try:
+        return move()
+    except OffloadError as error:
+        if not (error.rolled_back and error.retryable):
+            raise
+        return move()
+
+
+def _told(ready: _Ready, report: SwitchReport) -> float:
+    """Keep the peak that a switch inside a call has reset; returns its seconds."""
+    ready.inner_peak_bytes = max(ready.inner_peak_bytes, report.before.peak_bytes, report.after.peak_bytes)
+    return report.elapsed_s
+
+
+def _with_inner_peak(ready: _Ready, memory: MemorySnapshot) -> MemorySnapshot:
+    """The snapshot with the largest peak since somebody outside asked for one."""
+    peak_bytes, ready.inner_peak_bytes = max(memory.peak_bytes, ready.inner_peak_bytes), 0
+    return dataclasses.replace(memory, peak_bytes=peak_bytes)
 
 
 def _check_tokens(token_ids: IntArray, vocab_size: int) -> None:

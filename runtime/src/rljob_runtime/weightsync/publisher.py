@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
+from rljob_runtime.engine.protocol import OnRunning
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import WeightManifest
 
@@ -47,14 +48,31 @@ class WeightPublisher:
     """One per job; publishes one version at a time."""
 
     def __init__(
-        self, *, trainers: Sequence[Worker], engines: Sequence[Worker], manifest: WeightManifest, timeout_s: float, probe: ProbeConfig
+        self,
+        *,
+        trainers: Sequence[Worker],
+        engines: Sequence[Worker],
+        manifest: WeightManifest,
+        timeout_s: float,
+        probe: ProbeConfig,
+        on_running: OnRunning = "recompute",
     ) -> None:
-        """``manifest`` is the layout that trainer ranks pack and engines expect."""
+        """Wire the parts.
+
+        Args:
+            trainers: ranks of the trained policy.
+            engines: rollout workers.
+            manifest: the layout that trainer ranks pack and engines expect.
+            timeout_s: of one sync.
+            probe: the comparison after a sync.
+            on_running: what an update does to responses in progress.
+        """
         self._trainers = trainers
         self._engines = engines
         self._manifest = manifest
         self._timeout_s = timeout_s
         self._probe = probe
+        self._on_running = on_running
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
         self._expected: list[Pending] = []
         self._scored: list[np.ndarray] = []
@@ -137,7 +155,7 @@ class WeightPublisher:
             if len(packed) > 1:
                 await gather_all(packed[1:], self._timeout_s)
         await gather_all(loading, self._timeout_s)
-        finishing = [e.start("finish_update", self._timeout_s) for e in self._engines]
+        finishing = [e.start("finish_update", self._timeout_s, self._on_running) for e in self._engines]
         return [int(v) for v in await gather_all(finishing, self._timeout_s)]
 
 

@@ -1,0 +1,57 @@
+"""Trainer and engine on one device of one pod, taking turns: it trains as on two, and really switches."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from e2e.conftest import Volume
+from e2e.jobs import collocated, quickstart
+from e2e.kubectl import Kubectl
+
+STEPS = 60
+"""As many as the quickstart of test_training.py, whose losses are on the volume when all scenarios run."""
+TRAINS_S = 600.0
+
+
+def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
+    """Steps that a job has finished; empty when there is no such job."""
+    path = f"{job}/metrics.jsonl"
+    return [json.loads(line) for line in volume.read(path).splitlines()] if "metrics.jsonl" in volume.files(job) else []
+
+
+@pytest.fixture
+def apart(kubectl: Kubectl, volume: Volume) -> list[dict[str, float]]:
+    """Metrics of the quickstart on two devices; run here only if no scenario before has."""
+    found = metrics(volume, "quickstart")
+    if len(found) != STEPS:
+        kubectl.apply(quickstart("quickstart-apart", steps=STEPS))
+        kubectl.wait("quickstart-apart", "Succeeded", TRAINS_S)
+        found = metrics(volume, "quickstart-apart")
+    return found
+
+
+def learned(steps: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What must not depend on where components run."""
+    return [{name: value for name, value in step.items() if name.startswith(("train/", "reward/", "response/"))} for step in steps]
+
+
+def test_the_collocated_quickstart_switches_and_trains_as_on_two_devices(
+    kubectl: Kubectl, volume: Volume, apart: list[dict[str, float]]
+) -> None:
+    name = "collocated"
+    kubectl.apply(collocated(name, steps=STEPS))
+    kubectl.wait(name, "Succeeded", TRAINS_S)
+    assert kubectl.get("rljob", name)["status"]["progress"]["step"] == STEPS
+
+    together = metrics(volume, name)
+    assert [step["step"] for step in together] == list(range(1, STEPS + 1))
+    for step in together:
+        assert step["offload/bytes"] > 0
+        assert step["time/offload_s"] > 0
+        assert step["time/load_s"] > 0
+    assert learned(together) == learned(apart)
+    workers = {f"logs/{worker}.log" for worker in ("actor_train-0", "actor_infer-0")}
+    places = {volume.read(f"{name}/{log}").split("\n", 1)[0].partition(" on ")[2] for log in sorted(workers)}
+    assert places == {"node 0 (local), Accelerator 0"}

@@ -1,0 +1,78 @@
+"""One response in the making: what engines have drawn of it so far, whichever engines these were."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from rljob_runtime.records import Completion, GenerationRequest, Prompt, Sampling, VersionSpan
+
+ABORTED = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """A response of one prompt; goes on with its tokens on another engine when the first one lets go of it (partial rollout)."""
+
+    group_id: int
+    index: int
+    """Within the group."""
+    prompt: Prompt
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    spans: tuple[VersionSpan, ...] = ()
+    attempts: int = 0
+    home: int | None = None
+    """Engine that was given it last: its prefix may still be cached there."""
+
+    @property
+    def key(self) -> str:
+        """Unique within a run."""
+        return f"{self.group_id}/{self.index}"
+
+    def request(self, sampling: Sampling, job_seed: int) -> GenerationRequest:
+        """What to ask the next engine: the prompt and all that was drawn, and as many tokens as are left.
+
+        Each attempt draws from a seed of its own: with the first one's the same random numbers would meet other positions.
+        """
+        request_id = f"{self.key}+{self.attempts}" if self.attempts else self.key
+        self.attempts += 1
+        return GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=self.prompt.token_ids + self.token_ids,
+            sampling=replace(sampling, max_tokens=sampling.max_tokens - len(self.token_ids)) if self.token_ids else sampling,
+            seed=sample_seed(job_seed, self.prompt.index, self.index, len(self.token_ids)),
+        )
+
+    def take(self, part: Completion) -> Completion | None:
+        """Add what an engine returned; the whole response once it has ended, None while it is to go on."""
+        offset = len(self.token_ids)
+        self.token_ids += part.token_ids
+        self.logprobs += part.logprobs
+        self.spans = _joined(self.spans, part.version_spans, offset)
+        if part.finish_reason == ABORTED:
+            return None
+        return Completion(
+            request_id=self.key,
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            version_spans=self.spans,
+            finish_reason=part.finish_reason,
+        )
+
+
+def sample_seed(job_seed: int, prompt_index: int, sample: int, drawn: int = 0) -> int:
+    """Seed of one response after ``drawn`` tokens: a function of job, prompt and sample, so that a resumed run draws the same tokens."""
+    name = f"{job_seed}/{prompt_index}/{sample}" + (f"/{drawn}" if drawn else "")
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
+def _joined(spans: tuple[VersionSpan, ...], more: tuple[VersionSpan, ...], offset: int) -> tuple[VersionSpan, ...]:
+    """Spans one after another, neighbours of one version as one."""
+    joined = list(spans)
+    for span in more:
+        moved = VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version)
+        if joined and joined[-1].version == moved.version:
+            moved = replace(joined.pop(), end=moved.end)
+        joined.append(moved)
+    return tuple(joined)

@@ -1,0 +1,94 @@
+"""InProcessWorker keeps what the protocol of workers promises."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rljob_runtime.cluster.inprocess import InProcessWorker
+from rljob_runtime.cluster.protocol import Worker, gather_all
+from rljob_runtime.errors import DataError, DeadlineError, WorkerFailedError, WorkerLostError
+
+
+class Target:
+    """Answers, late or not at all."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.go = threading.Event()
+
+    def add(self, left: int, right: int) -> int:
+        self.done.append((left, right))
+        return left + right
+
+    def wait(self) -> None:
+        self.go.wait(20)
+        self.done.append("waited")
+
+    def fail(self) -> None:
+        raise LookupError("x")
+
+    def refuse(self) -> None:
+        raise DataError("no rows")
+
+
+@pytest.fixture
+def worker() -> Iterator[InProcessWorker]:
+    found = InProcessWorker("a-0", Target(), log_file="a-0.log")
+    yield found
+    found._target.go.set()  # type: ignore[attr-defined]
+    found.stop()
+
+
+def test_values_calls_as_arguments_and_order(worker: InProcessWorker) -> None:
+    async def main() -> None:
+        typed: Worker = worker
+        one = typed.start("add", 1, 2)
+        assert await gather_all([typed.start("add", one, 10), one], 5) == [13, 3]
+        assert await typed.call("add", 1, 1, timeout_s=5) == 2
+        assert worker._target.done == [(1, 2), (3, 10), (1, 1)]  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_errors_come_as_from_a_process(worker: InProcessWorker) -> None:
+    async def main() -> None:
+        with pytest.raises(WorkerFailedError, match=r"worker a-0 failed in fail: LookupError: x; its log: a-0.log"):
+            await worker.call("fail", timeout_s=5)
+        with pytest.raises(WorkerFailedError, match="AttributeError"):
+            await worker.call("unknown", timeout_s=5)
+        with pytest.raises(DataError, match="no rows"):
+            await worker.call("refuse", timeout_s=5)
+
+    asyncio.run(main())
+
+
+def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(worker: InProcessWorker) -> None:
+    async def main() -> None:
+        started = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"a-0.wait did not answer within 0.1 s"):
+            await worker.call("wait", timeout_s=0.1)
+        assert time.monotonic() - started < 5
+        later = worker.start("add", 1, 2)
+        worker._target.go.set()  # type: ignore[attr-defined]
+        assert await later.result(10) == 3
+        assert worker._target.done == ["waited", (1, 2)]  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_a_stopped_worker_is_lost(worker: InProcessWorker) -> None:
+    async def main() -> None:
+        worker.start("wait")
+        queued = worker.start("add", 1, 2)
+        asyncio.get_running_loop().call_later(0.05, worker._target.go.set)  # type: ignore[attr-defined]
+        await asyncio.to_thread(worker.stop)
+        with pytest.raises(WorkerLostError, match=r"worker a-0 is gone \(stopped\)"):
+            await queued.result(5)
+        with pytest.raises(WorkerLostError):
+            worker.start("add", 1, 2)
+        worker.stop()
+
+    asyncio.run(main())
