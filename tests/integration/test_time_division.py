@@ -114,7 +114,7 @@ def test_switching_or_resident_the_quickstart_on_one_device_trains_as_on_two(mod
     same(runs["switching"], runs["apart"])
     same(runs["resident"], runs["apart"])
     switched(runs["switching"], trained_bytes=ADAMW_BYTES * parameters(model))
-    assert not SWITCH_METRICS & set(runs["resident"].metrics()[0])
+    assert not (SWITCH_METRICS - {"offload/waits_s"}) & set(runs["resident"].metrics()[0]), "they take turns, and nothing moves"
 
 
 class Halted:
