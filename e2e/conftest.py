@@ -161,6 +161,12 @@ class Volume:
     def read(self, path: str) -> str:
         return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{path}")
 
+    def texts(self, folder: str, tests: str) -> list[str]:
+        """Contents of all files below a folder that pass find's ``tests``; those that a running job removes meanwhile are empty."""
+        show = """sh -c 'cat "$1" 2>/dev/null; printf "\\0"' _ {} \\;"""
+        script = f"cd /volume/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
+        return self.kubectl("exec", self.POD, "--", "sh", "-c", script).split("\0")[:-1]
+
 
 @pytest.fixture(scope="session")
 def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
