@@ -26,7 +26,7 @@ from rljob_api.supported import unsupported
 from rljob_api.v1alpha1.components import Component, OffloadPolicy, PlacementChoice, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.learning import AdvantageEstimator
-from rljob_api.v1alpha1.operations import Residency
+from rljob_api.v1alpha1.operations import Residency, UpdateMode
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
 from rljob_api.vocabulary import Extraction, RewardType
 
@@ -212,6 +212,14 @@ def _job_offload(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         yield _error(path, host_bytes, problem, "remove it, or write residency: Switching")
     elif not shared and not chosen:
         yield _error(path, host_bytes, "has no effect, no components share devices", "remove it")
+
+
+def _update_mode(spec: RLJobSpec) -> Iterator[FieldError]:
+    """What happens to running responses matters only where some are running."""
+    mode = spec.overlap.update_mode
+    if spec.overlap.async_generation_ratio == 0 and mode is not UpdateMode.DRAIN:
+        problem = "has no effect: with asyncGenerationRatio 0 no response is running when weights change"
+        yield _error("spec.overlap.updateMode", mode, problem, "remove it, or write asyncGenerationRatio: 1")
 
 
 def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -462,6 +470,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _measured,
     _schedule,
     _engine_offload,
+    _update_mode,
     *pods.RULES,
 )
 """Rules between fields, each independent of the others."""
