@@ -16,6 +16,7 @@
 |--------------------------|--------------------------------|--------------------------------------|-------------------------|
 | buffer.take              | B judged groups                | stallTimeoutSeconds without progress | the B-th group          |
 | scheduler.shrink         | engines that step aside        | an abort's answer, 2 minutes         | the last response back  |
+| scheduler.updating       | running responses, with Drain  | training.stepTimeoutSeconds          | the last one's end      |
 | train_step               | all trainer ranks              | training.stepTimeoutSeconds          | the slowest rank        |
 | publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
 | workers' watch           | the end of any worker          | the whole run                        | a dead process          |

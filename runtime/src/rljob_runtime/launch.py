@@ -1,6 +1,7 @@
 """Brings a job's workers up and wires them: everything between a plan and the loop.
 
-Order: cluster -> all workers at once -> process groups and engines in parallel -> manifest -> prompt source -> parts.
+Order: cluster -> all workers at once -> process groups and engines in parallel -> turns -> manifest -> prompt source -> parts. Where
+components switch, policies start first and leave their devices before engines measure what is free there.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     training(n)     the trainer holds them with all its state, also for a checkpoint
     syncing(n)      trainer and engines hold them together with their weights alone
 
-Where nobody shares, or everything is resident, :class:`NoTurns` lets all phases pass.
+Where nobody shares, :class:`NoTurns` lets all phases pass. Components that stay resident take the same turns, and nothing moves.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Turns(Protocol):
 
 
 class NoTurns:
-    """Everybody has devices of their own, or there is room for all."""
+    """Everybody has devices of their own."""
 
     engines: tuple[int, ...] = ()
 
