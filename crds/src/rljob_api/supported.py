@@ -13,7 +13,6 @@ from typing import Any
 from rljob_api import paths
 from rljob_api.errors import FieldError, show
 from rljob_api.v1alpha1.components import Role
-from rljob_api.v1alpha1.operations import Validation
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 Condition = Callable[[Any], bool]
@@ -52,25 +51,10 @@ class Unsupported:
     remedy: str = "remove it"
 
 
-_VALIDATION = "validation during training"
 _AGENTIC = "agentic jobs"
 
 
-def _defaults(path: str, model: type[Any], waits_for: str) -> tuple[Unsupported, ...]:
-    """One row per field of a section that must keep its default."""
-    values = model().model_dump(mode="json", by_alias=True)
-    return tuple(
-        Unsupported(path=f"{path}.{key}", when=other_than(value), waits_for=waits_for, remedy=_back_to(value))
-        for key, value in values.items()
-    )
-
-
-def _back_to(default: object) -> str:
-    return "remove it" if default in (None, [], {}) else f"remove it or write {show(default)}"
-
-
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    Unsupported(path="components[].role", when=one_of("Critic"), waits_for="GAE", remedy="remove the component"),
     Unsupported(path="components[].role", when=one_of("Environment"), waits_for=_AGENTIC, remedy="remove the component"),
     Unsupported(path="components[].engine.type", when=one_of("SGLang"), waits_for="the SGLang engine", remedy="write VLLM"),
     Unsupported(
@@ -80,23 +64,17 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         remedy="use tensorParallelSize",
     ),
     Unsupported(path="components[].engine.extraArgs", when=is_set, waits_for="passing engine arguments through"),
-    *_defaults("validation", Validation, _VALIDATION),
-    Unsupported(path="data.validation", when=is_set, waits_for=_VALIDATION),
     Unsupported(path="environments", when=is_set, waits_for=_AGENTIC),
     Unsupported(path="pipeline", when=one_of("Agentic"), waits_for=_AGENTIC, remedy="write RLVR"),
-    Unsupported(path="model.lora", when=is_set, waits_for="adapters"),
     Unsupported(
         path="model.dtype", when=one_of("float16"), waits_for="loss scaling for float16", remedy="write bfloat16, or float32 on CPU devices"
     ),
     Unsupported(
         path="algorithm.advantage.estimator",
-        when=other_than("GRPO", "RLOO"),
-        waits_for="further advantage estimators",
-        remedy="write GRPO or RLOO",
+        when=one_of("GiGPO", "StepReinforce"),
+        waits_for=_AGENTIC,
+        remedy="write GRPO or Reinforce",
     ),
-    Unsupported(path="algorithm.policyLoss.variant", when=other_than("PPO"), waits_for="off-policy losses", remedy="write PPO"),
-    Unsupported(path="algorithm.entropyCoefficient", when=above(0), waits_for="the entropy bonus", remedy="remove it or write 0"),
-    Unsupported(path="training.tensorParallelSize", when=above(1), waits_for="tensor parallel training", remedy="write 1"),
     Unsupported(
         path="weightSync.backend", when=other_than("ObjectStore"), waits_for="further weight transports", remedy="write ObjectStore"
     ),
@@ -140,7 +118,7 @@ def _surplus_components(spec: RLJobSpec) -> Iterable[FieldError]:
     """Roles that a run uses only one component of."""
     seen: set[Role] = set()
     for index, component in enumerate(spec.components):
-        if component.role in seen and component.role in (Role.ROLLOUT, Role.REFERENCE, Role.REWARD):
+        if component.role in seen and component.role in (Role.ROLLOUT, Role.REFERENCE, Role.CRITIC, Role.REWARD):
             yield FieldError(
                 path=f"spec.components[{index}].role",
                 value=show(component.role.value),

@@ -3,8 +3,8 @@
 Two stages; the second needs the types of the first, each reports all it finds:
 
 1. :mod:`rljob_api.manifest`: YAML, traps, types, unknown keys.
-2. rules between fields (here and :mod:`rljob_api.pods`), fields without effect
-   (:mod:`rljob_api.supported`), placement (:mod:`rljob_api.planner`).
+2. rules between fields (here, :mod:`rljob_api.pods`, :mod:`rljob_api.algorithm_rules`, :mod:`rljob_api.rollout_rules` and
+   :mod:`rljob_api.trainer_rules`), fields without effect (:mod:`rljob_api.supported`), placement (:mod:`rljob_api.planner`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rljob_api import manifest, paths, planner, pods
+from rljob_api import algorithm_rules, manifest, paths, planner, pods, rollout_rules, trainer_rules
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.errors import field_error as _error
 from rljob_api.naming import RESERVED_ENV_PREFIX, RESERVED_LABEL_PREFIXES, RESERVED_LABELS
 from rljob_api.placement import environment
 from rljob_api.plan import PlacementMode, Plan
 from rljob_api.supported import unsupported
-from rljob_api.v1alpha1.components import Component, OffloadPolicy, PlacementChoice, Role
+from rljob_api.v1alpha1.components import OffloadPolicy, PlacementChoice, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
-from rljob_api.v1alpha1.learning import AdvantageEstimator
-from rljob_api.v1alpha1.operations import Residency, UpdateMode
+from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import Pipeline, RLJob, RLJobSpec
 from rljob_api.vocabulary import Extraction, RewardType
 
@@ -95,12 +94,8 @@ def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> list[Field
     return memory.problems_of(spec, plan, shape)
 
 
-def _with_role(spec: RLJobSpec, role: Role) -> list[tuple[int, Component]]:
-    return [(index, component) for index, component in enumerate(spec.components) if component.role is role]
-
-
 def _roles_present(spec: RLJobSpec) -> Iterator[FieldError]:
-    trainers = _with_role(spec, Role.TRAINER)
+    trainers = spec.with_role(Role.TRAINER)
     if not trainers:
         yield _error("spec.components", None, "has no Trainer", "add one component with role: Trainer")
     for index, _ in trainers[1:]:
@@ -108,7 +103,7 @@ def _roles_present(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(
             f"spec.components[{index}].role", "Trainer", f"a job has one Trainer, {first} already is it", "remove it or change its role"
         )
-    if not _with_role(spec, Role.ROLLOUT):
+    if not spec.with_role(Role.ROLLOUT):
         yield _error("spec.components", None, "has no Rollout", "add a component with role: Rollout")
 
 
@@ -148,7 +143,7 @@ def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     if plan.mode is not PlacementMode.PARTIAL:
         return
     trainer = {device for component in plan.with_role(Role.TRAINER) for device in component.devices}
-    rollouts = [(index, plan.components[index]) for index, _ in _with_role(spec, Role.ROLLOUT)]
+    rollouts = [(index, plan.components[index]) for index, _ in spec.with_role(Role.ROLLOUT)]
     if all(trainer & set(process.devices) for _, component in rollouts for process in component.processes):
         problem = "has the Trainer on a device of every engine, so that no engine goes on while it trains"
         yield _error(f"spec.components[{rollouts[0][0]}].placement", None, problem, "add engines, or give both the same devices")
@@ -188,7 +183,7 @@ def _component_offload(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 
 def _engine_offload(spec: RLJobSpec) -> Iterator[FieldError]:
     """Keys and values of absent weights serve nobody, and vLLM's sleep frees both together."""
-    for index, component in _with_role(spec, Role.ROLLOUT):
+    for index, component in spec.with_role(Role.ROLLOUT):
         kept, weight = component.offload.kv_cache is OffloadPolicy.NEVER, component.offload.weight
         if kept and weight is not OffloadPolicy.NEVER and spec.offload.residency is Residency.SWITCHING:
             problem = f"keeps the cache, but weight is {weight}, and an engine's weights never leave before its cache"
@@ -212,14 +207,6 @@ def _job_offload(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         yield _error(path, host_bytes, problem, "remove it, or write residency: Switching")
     elif not shared and not chosen:
         yield _error(path, host_bytes, "has no effect, no components share devices", "remove it")
-
-
-def _update_mode(spec: RLJobSpec) -> Iterator[FieldError]:
-    """What happens to running responses matters only where some are running."""
-    mode = spec.overlap.update_mode
-    if spec.overlap.async_generation_ratio == 0 and mode is not UpdateMode.DRAIN:
-        problem = "has no effect: with asyncGenerationRatio 0 no response is running when weights change"
-        yield _error("spec.overlap.updateMode", mode, problem, "remove it, or write asyncGenerationRatio: 1")
 
 
 def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -315,7 +302,7 @@ def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
 def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
     if spec.pipeline is Pipeline.RLVR and not spec.rewards:
         yield _error("spec.rewards", None, "an RLVR job needs a reward", "add at least one, for example {name: answer, type: ExactMatch}")
-    if spec.rewards and not _with_role(spec, Role.REWARD):
+    if spec.rewards and not spec.with_role(Role.REWARD):
         remedy = "add {name: reward, role: Reward, placement: {workers: 1}}"
         yield _error("spec.components", None, "has no Reward component to compute spec.rewards in", remedy)
     for index, reward in enumerate(spec.rewards):
@@ -333,83 +320,11 @@ def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 def _task_sources(spec: RLJobSpec, path: str) -> Iterator[FieldError]:
-    others = [source.name for source in spec.data.train if source.type is not DataSourceType.REASONING_GYM]
+    sources = (*spec.data.train, *spec.data.validation)
+    others = [source.name for source in sources if source.type is not DataSourceType.REASONING_GYM]
     if others:
         problem = f"needs ReasoningGym sources, which verify themselves, but {', '.join(others)} is of another type"
         yield _error(f"{path}.type", "Task", problem, "use ExactMatch, MathVerify or Function")
-
-
-def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
-    prompts, mini_batches = spec.rollout.prompts_per_step, spec.training.mini_batches
-    if prompts % mini_batches:
-        yield _error(
-            "spec.rollout.promptsPerStep",
-            prompts,
-            f"is not a multiple of training.miniBatches ({mini_batches})",
-            f"use {_near(prompts, mini_batches)} prompts, or a divisor of {prompts} for miniBatches",
-        )
-
-
-def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
-    """Every data-parallel process must get as many samples of a mini-batch as the others."""
-    prompts, samples, mini_batches = spec.rollout.prompts_per_step, spec.rollout.samples_per_prompt, spec.training.mini_batches
-    tensor = spec.training.tensor_parallel_size
-    for trainer in plan.with_role(Role.TRAINER):
-        if trainer.world_size % tensor or prompts % mini_batches:
-            continue
-        processes, in_mini_batch = trainer.world_size // tensor, prompts // mini_batches * samples
-        if in_mini_batch % processes:
-            yield _error(
-                "spec.rollout.samplesPerPrompt",
-                samples,
-                f"a mini-batch has promptsPerStep {prompts} / miniBatches {mini_batches} * samplesPerPrompt {samples} = {in_mini_batch} "
-                f"samples, which the {processes} data-parallel processes of {trainer.name} do not divide",
-                f"use {_near_samples(prompts // mini_batches, samples, processes)} samples per prompt, or change promptsPerStep",
-            )
-
-
-def _near(value: int, multiple_of: int) -> str:
-    """The nearest positive multiples, for example "24 or 32"."""
-    low = value // multiple_of * multiple_of
-    return f"{low} or {low + multiple_of}" if low else str(multiple_of)
-
-
-def _near_samples(prompts: int, samples: int, processes: int) -> str:
-    """The samples per prompt nearest to ``samples`` for which the processes divide the mini-batch."""
-    fitting = [count for count in range(1, samples + processes + 1) if prompts * count % processes == 0]
-    below = [count for count in fitting if count < samples][-1:]
-    above = [count for count in fitting if count > samples][:1]
-    return " or ".join(str(count) for count in below + above)
-
-
-def _trainer_parallelism(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
-    tensor = spec.training.tensor_parallel_size
-    for trainer in plan.with_role(Role.TRAINER):
-        if trainer.world_size % tensor:
-            yield _error(
-                "spec.training.tensorParallelSize",
-                tensor,
-                f"does not divide the {trainer.world_size} devices of {trainer.name}",
-                f"use a divisor of {trainer.world_size}, or {_near(trainer.world_size, tensor)} devices",
-            )
-
-
-def _algorithm(spec: RLJobSpec) -> Iterator[FieldError]:
-    advantage, samples = spec.algorithm.advantage, spec.rollout.samples_per_prompt
-    if advantage.estimator in (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO) and samples < 2:
-        problem = f"{advantage.estimator} compares the responses to one prompt and needs at least 2"
-        yield _error("spec.rollout.samplesPerPrompt", samples, problem, "write 2 or more")
-    if advantage.estimator is not AdvantageEstimator.GRPO and not advantage.normalize_std:
-        problem = f"has no effect with estimator {advantage.estimator}"
-        yield _error("spec.algorithm.advantage.normalizeStd", False, problem, "remove it, or use estimator GRPO")
-    references, coefficient = _with_role(spec, Role.REFERENCE), spec.algorithm.kl.coefficient
-    if coefficient > 0 and not references:
-        remedy = "add a component with role: Reference, or write 0"
-        yield _error("spec.algorithm.kl.coefficient", coefficient, "needs a Reference component to compare with", remedy)
-    if coefficient == 0:
-        for index, component in references:
-            problem = f"{component.name} would do nothing, algorithm.kl.coefficient is 0"
-            yield _error(f"spec.components[{index}].role", "Reference", problem, "set the coefficient, or remove the component")
 
 
 def _prompt(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -447,13 +362,6 @@ def _measured(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error("spec.measured", None, problem, "remove it, or let the planner choose a placement")
 
 
-def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
-    warmup, steps = spec.training.warmup_steps, spec.training.steps
-    if warmup > steps:
-        problem = f"is more than training.steps ({steps}), so the peak learning rate is never reached"
-        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {steps}")
-
-
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _roles_present,
     _engines,
@@ -464,24 +372,23 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _labels,
     _sources,
     _rewards,
-    _mini_batches,
-    _algorithm,
     _prompt,
     _measured,
-    _schedule,
     _engine_offload,
-    _update_mode,
     *pods.RULES,
+    *algorithm_rules.RULES,
+    *rollout_rules.RULES,
+    *trainer_rules.RULES,
 )
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
-    _data_parallel,
-    _trainer_parallelism,
     _rewards_on_cpu,
     _hardware_roles,
     _partial,
     _component_offload,
     _job_offload,
+    *rollout_rules.PLAN_RULES,
+    *trainer_rules.PLAN_RULES,
 )
 """Rules that need to know how many processes there are."""

@@ -45,6 +45,8 @@ class Aggregation(StrEnum):
     """Mean over sequences of their token means."""
     SEQ_MEAN_TOKEN_SUM = "SeqMeanTokenSum"
     """Mean over sequences of their token sums."""
+    SEQ_MEAN_TOKEN_SUM_NORM = "SeqMeanTokenSumNorm"
+    """Mean over sequences of their token sums divided by rollout.maxResponseTokens: Dr. GRPO with its constant length."""
 
 
 class KLEstimator(StrEnum):
@@ -56,6 +58,99 @@ class KLEstimator(StrEnum):
     """Half the squared log ratio: biased, low variance."""
     K3 = "K3"
     """Ratio minus 1 minus log ratio: unbiased, low variance."""
+    ABS = "Abs"
+    """Absolute log ratio: biased, never negative."""
+
+
+class KLPlacement(StrEnum):
+    """Where the distance to the reference counts."""
+
+    LOSS = "Loss"
+    """A term of the loss."""
+    REWARD = "Reward"
+    """Taken from each token's reward, before advantages are computed."""
+
+
+class AdvantageEstimator(StrEnum):
+    """How rewards become advantages."""
+
+    GRPO = "GRPO"
+    """Reward minus the mean of its group, divided by the group's standard deviation."""
+    RLOO = "RLOO"
+    """Reward minus the mean of the others of its group."""
+    GAE = "GAE"
+    """Generalized advantage estimation with a critic."""
+    REINFORCE = "Reinforce"
+    """The discounted return itself."""
+    REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
+    """The return, normalized over all trained tokens of the step."""
+    GIGPO = "GiGPO"
+    """GRPO over episodes plus groups of steps that start from the same state."""
+    STEP_REINFORCE = "StepReinforce"
+    """The return from each step of an episode on."""
+
+
+class PolicyLossVariant(StrEnum):
+    """The policy-gradient loss."""
+
+    PPO = "PPO"
+    """Clipped ratio of the new to the old policy."""
+    VANILLA = "Vanilla"
+    """Log-prob times advantage, without a ratio."""
+    TIS = "TIS"
+    """Log-prob weighted by the ratio, truncated to [1 - clipLow, 1 + clipHigh]."""
+    TOPR = "TOPR"
+    """Good responses without a ratio, bad ones weighted by the ratio truncated to [0, 1]."""
+    CISPO = "CISPO"
+    """Log-prob weighted by the clipped ratio, which carries no gradient."""
+    KIMI15 = "Kimi15"
+    """Log-prob times advantage, and a squared penalty on the log ratio."""
+    GSPO = "GSPO"
+    """Clipped ratio of whole sequences."""
+
+
+class NormScope(StrEnum):
+    """Over which samples a statistic of rewards is taken."""
+
+    GROUP = "Group"
+    """The samples of one prompt."""
+    BATCH = "Batch"
+    """All samples of the step."""
+    RUNNING = "Running"
+    """All samples so far of the same data source."""
+
+
+class CorrectionLevel(StrEnum):
+    """How much of a response one importance ratio describes."""
+
+    TOKEN = "Token"
+    """Each token its own."""
+    SEQUENCE = "Sequence"
+    """The product over the response."""
+    GEOMETRIC = "Geometric"
+    """The geometric mean over the response."""
+    SEGMENT = "Segment"
+    """The geometric mean over a contiguous stretch of drawn tokens: a turn."""
+
+
+class ProximalPolicy(StrEnum):
+    """The policy that the loss's ratio compares with."""
+
+    BEHAVIOUR = "Behaviour"
+    """The one that drew the tokens: the engines' own log-probs."""
+    RECOMPUTE = "Recompute"
+    """The trainer's at the beginning of the step: one more forward pass."""
+    INTERPOLATE = "Interpolate"
+    """Between behaviour and current policy, the nearer to the current one the older the token: no further pass."""
+
+
+class GroupRouting(StrEnum):
+    """How the samples of one prompt spread over engines."""
+
+    SPREAD = "Spread"
+    """Each sample goes to the engine with the least to do."""
+    TOGETHER = "Together"
+    """All samples of a prompt go to one engine, which computes the prompt once, unless it has clearly more to do than others."""
 
 
 class Schedule(StrEnum):

@@ -183,6 +183,38 @@ class TestRoles:
         assert spec["offload"] == {"residency": "Switching"}
         assert cases.offload_problems(convert.convert("rlinf", text)) == []
 
+    @pytest.mark.parametrize(
+        ("rule", "advantage", "reward"),
+        [
+            ("adv_type: reinpp_baseline, gamma: 0.9", {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, {"center": "Group"}),
+            ("adv_type: rloo, normalize_advantages: true, gamma: 1.0", {"estimator": "RLOO", "whiten": True}, None),
+            ("adv_type: grpo, gamma: 0.9, gae_lambda: 0.9", {"estimator": "GRPO"}, None),
+        ],
+    )
+    def test_advantages(self, rule: str, advantage: dict[str, Any], reward: dict[str, Any] | None) -> None:
+        text = f"algorithm: {{{rule}, kl_beta: 0.1, kl_penalty_type: abs}}"
+        algorithm = spec_of(text)["algorithm"]
+        assert (algorithm["advantage"], algorithm.get("reward")) == (advantage, reward)
+        assert algorithm["kl"] == {"coefficient": 0.1, "estimator": "Abs"}
+
+    def test_gae_with_and_without_its_critic(self) -> None:
+        rule = "algorithm: {adv_type: gae, gae_lambda: 0.9, value_clip: 0.2}\nactor: {optim: {value_lr: 0.001}}"
+        algorithm = spec_of(rule)["algorithm"]
+        assert algorithm["advantage"] == {"estimator": "GAE", "lambda": 0.9}
+        assert algorithm["critic"] == {"learningRate": 0.001, "valueClip": 0.2}
+        assert "places none" in notes(rule, "algorithm.adv_type")[0].why
+        placed = f"{rule}\ncluster: {{num_nodes: 1, component_placement: {{actor: 0-1, rollout: 2-3, 'critic,reward': 4-5}}}}"
+        assert notes(placed, "algorithm.adv_type") == []
+        assert convert.problems(convert.convert("rlinf", placed)) == ()
+
+    def test_validation_needs_questions_and_steps(self) -> None:
+        questions = "data: {val_data_paths: [a.jsonl]}"
+        assert spec_of(f"{questions}\nrunner: {{val_check_interval: 5}}")["validation"] == {"everySteps": 5}
+        for text in (questions, f"{questions}\nrunner: {{val_check_interval: -1}}", "runner: {val_check_interval: 5}"):
+            spec = spec_of(text)
+            assert "validation" not in spec
+            assert "validation" not in spec["data"]
+
     def test_references_with_resolvers(self) -> None:
         spec = spec_of((cases.FOLDER / "rlinf-reasoning.yaml").read_text())
         assert spec["rollout"]["maxResponseTokens"] == 28672 - 1024

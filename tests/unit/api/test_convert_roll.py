@@ -148,19 +148,6 @@ actor_train:
     def test_the_default_kl_is_a_warning(self) -> None:
         assert "default is 0.2" in notes("pretrain: a/b", "init_kl_coef")[0].why
 
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("adv_estimator: grpo", "GRPO"),
-            ("adv_estimator: reinforce", "Reinforce"),
-            ("adv_estimator: reinforce\nwhiten_advantages: true", "ReinforcePlusPlus"),
-            ("adv_estimator: reinforce\nnorm_mean_type: batch\nnorm_std_type: batch", "ReinforcePlusPlus"),
-            ("adv_estimator: gae", "GAE"),
-        ],
-    )
-    def test_estimators(self, text: str, expected: str) -> None:
-        assert spec_of(text)["algorithm"]["advantage"]["estimator"] == expected
-
 
 class TestNotes:
     def test_dead_keys_are_named_as_dead(self) -> None:

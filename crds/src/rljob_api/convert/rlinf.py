@@ -22,30 +22,36 @@ _FLAGS = ("offload_optimizer", "offload_weight", "offload_grad")
 def convert(source: Source, name: str | None, devices_per_node: int | None) -> Section:
     """The manifest of an RLinf configuration; what did not become a field is in ``source.notes``."""
     job = common.job_name(source, name, "runner", "experiment_name")
-    rule = algorithm(source)
+    rule = algorithm(source, has_critic=_places_critic(source))
     placed = place(source, devices_per_node, has_kl=rule.kl_coefficient > 0)
     is_agentic = _is_agentic(source, placed)
     _engines(source, placed)
     offload = _offload(source, placed)
     drawn = rollout(source)
+    every = _validation_steps(source)
     spec: Section = {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
-        "data": _data(source),
+        "data": _data(source, validates=every > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source, placed) if is_agentic else None,
         "algorithm": rule.section,
         "rollout": drawn,
         "training": training(source, drawn),
-        "validation": _validation(source),
+        "validation": {"everySteps": every} if every else None,
         "offload": offload,
         "checkpoint": _checkpoint(source),
         "seed": source.integer("actor", "seed", high=2_147_483_647),
     }
     note_leftovers(source, TABLE)
     return common.manifest(job, spec)
+
+
+def _places_critic(source: Source) -> bool:
+    keys = source.keys("cluster", "component_placement")
+    return any(name.strip() == "critic" for key in keys for name in str(key).split(","))
 
 
 def _is_agentic(source: Source, placed: Placed) -> bool:
@@ -163,14 +169,16 @@ def _model(source: Source) -> Section:
     )
 
 
-def _data(source: Source) -> Section:
+def _data(source: Source, *, validates: bool) -> Section:
     files = source.texts("data", "train_data_paths")
     prompt, answer = source.text("data", "prompt_key", limit=256), source.text("data", "answer_key", limit=256)
     if not files:
         why = "the file names no training data, and the manifest needs some"
         files = [source.assume(("data", "train_data_paths"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
     section: Section = {"train": common.sources(files, "train", prompt, answer)}
-    validation = source.texts("data", "val_data_paths")
+    validation = source.texts("data", "val_data_paths") if validates else []
+    if not validates and source.peek("data", "val_data_paths"):
+        source.drop(("data", "val_data_paths"), "runner.val_check_interval is off, so nothing is validated")
     if validation:
         section["validation"] = common.sources(validation, "validation", prompt, answer)
     if source.flag("data", "apply_chat_template"):
@@ -215,15 +223,14 @@ def _environments(source: Source, placed: Placed) -> list[Section]:
     return [compact({"name": common.label(kind, "environment"), "type": kind, "workers": workers, "maxTurns": turns or loop})]
 
 
-def _validation(source: Source) -> Section | None:
+def _validation_steps(source: Source) -> int:
+    """Steps between validations; 0 without."""
     where = ("runner", "val_check_interval")
-    steps = source.integer(*where, low=-1)
-    if steps is None or steps < 1:
-        return None
-    if not source.length("data", "val_data_paths"):
+    steps = max(0, source.integer(*where, low=-1) or 0)
+    if steps and not source.peek("data", "val_data_paths"):
         source.drop(where, "the file has no validation data", "add data.validation and validation.everySteps")
-        return None
-    return {"everySteps": steps}
+        return 0
+    return steps
 
 
 def _checkpoint(source: Source) -> Section | None:

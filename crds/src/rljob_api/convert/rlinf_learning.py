@@ -20,6 +20,7 @@ _ESTIMATORS = {
     "reinforce_plus_plus": "ReinforcePlusPlus",
     "reinpp_baseline": "ReinforcePlusPlus",
 }
+_DISCOUNTING = ("GAE", "Reinforce", "ReinforcePlusPlus")
 _LOSSES = {
     "actor": "PPO",
     "grpo": "PPO",
@@ -34,7 +35,7 @@ _AGGREGATIONS = {
     "seq-mean-token-mean": "SeqMeanTokenMean",
     "seq-mean-token-sum": "SeqMeanTokenSum",
 }
-_PENALTIES = {"low_var_kl": "K3", "k3": "K3", "kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "abs": "K1"}
+_PENALTIES = {"low_var_kl": "K3", "k3": "K3", "kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "abs": "Abs"}
 _SCHEDULES = {"constant": "Constant", "linear": "Linear", "cosine": "Cosine", "constant_with_warmup": "Constant"}
 DEFAULT_STEPS = 100
 
@@ -47,12 +48,17 @@ class Rule:
     kl_coefficient: float
 
 
-def algorithm(source: Source) -> Rule:
-    """Advantage, loss and KL."""
+def algorithm(source: Source, *, has_critic: bool) -> Rule:
+    """Advantage, loss and KL.
+
+    Args:
+        source: the configuration.
+        has_critic: whether a component is one.
+    """
     where = ("algorithm",)
     written = source.peek(*where, "adv_type")
     estimator = source.choice(_ESTIMATORS, *where, "adv_type")
-    if written in ("grpo_dynamic", "reinpp_baseline"):
+    if written == "grpo_dynamic":
         source.differs((*where, "adv_type"), f"becomes {estimator}, the nearest estimator", "check algorithm.advantage")
     if estimator is None:
         estimator = source.assume((*where, "adv_type"), "GRPO", "the file names no estimator that RLJob has", "check algorithm.advantage")
@@ -60,11 +66,10 @@ def algorithm(source: Source) -> Rule:
     low, high = source.number(*where, "clip_ratio_low", high=1.0), source.number(*where, "clip_ratio_high", high=100.0)
     beta = source.number(*where, "kl_beta") or 0.0
     estimate = source.choice(_PENALTIES, *where, "kl_penalty_type")
-    if source.peek(*where, "kl_penalty_type") == "abs" and beta:
-        source.differs((*where, "kl_penalty_type"), "abs has no equivalent, K1 is used", "choose algorithm.kl.estimator")
     section = compact(
         {
-            "advantage": {"estimator": estimator},
+            "advantage": _advantage(source, estimator),
+            "reward": {"center": "Group"} if written == "reinpp_baseline" else None,
             "policyLoss": compact(
                 {
                     "variant": source.choice(_LOSSES, *where, "loss_type"),
@@ -78,7 +83,36 @@ def algorithm(source: Source) -> Rule:
             "entropyCoefficient": source.number(*where, "entropy_bonus") or None,
         }
     )
-    return Rule(section=section, kl_coefficient=beta)
+    if estimator == "GAE" and not has_critic:
+        source.differs((*where, "adv_type"), "needs a critic, and the file places none", "add a component with role: Critic")
+    if estimator == "GAE":
+        section = {**section, "critic": _critic(source)}
+    return Rule(section=compact(section), kl_coefficient=beta)
+
+
+def _advantage(source: Source, estimator: str) -> Section:
+    where = ("algorithm",)
+    gamma = source.number(*where, "gamma", high=1.0) if estimator in _DISCOUNTING or source.peek(*where, "gamma") in (1, 1.0) else None
+    whiten = source.flag(*where, "normalize_advantages")
+    if whiten and estimator in ("GRPO", "ReinforcePlusPlus"):
+        source.drop((*where, "normalize_advantages"), f"estimator {estimator} normalizes them itself")
+    return compact(
+        {
+            "estimator": estimator,
+            "gamma": None if gamma == 1 else gamma,
+            "lambda": source.number(*where, "gae_lambda", high=1.0) if estimator == "GAE" else None,
+            "whiten": whiten if whiten and estimator not in ("GRPO", "ReinforcePlusPlus") else None,
+        }
+    )
+
+
+def _critic(source: Source) -> Section:
+    return compact(
+        {
+            "learningRate": source.number("actor", "optim", "value_lr", above=0.0),
+            "valueClip": source.number("algorithm", "value_clip", above=0.0),
+        }
+    )
 
 
 def rollout(source: Source) -> Section:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from rljob_api.convert import common
 from rljob_api.convert.common import Section, compact
 from rljob_api.convert.keys import note_leftovers
+from rljob_api.convert.roll_algorithm import algorithm, off_policy
 from rljob_api.convert.roll_keys import TABLE
-from rljob_api.convert.roll_learning import Batch, algorithm, batch, training
+from rljob_api.convert.roll_learning import batch, training
+from rljob_api.convert.roll_overlap import every_steps, overlap, rollout, validation, without_repeats
 from rljob_api.convert.roll_placement import Placed, place, reward_places
 from rljob_api.convert.source import Source
 from rljob_api.paths import Parts
@@ -28,20 +30,25 @@ def convert(source: Source, name: str | None) -> Section:
     job = common.job_name(source, name, "exp_name")
     numbers = batch(source, is_agentic=is_agentic)
     rule = algorithm(source, numbers)
-    placed = place(source, needs_reference=rule.kl_coefficient > 0, is_agentic=is_agentic)
+    placed = place(source, needs_reference=rule.kl_coefficient > 0, needs_critic=rule.needs_critic, is_agentic=is_agentic)
+    trained = training(source, numbers, placed.num_trainer_devices)
+    updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
+    correction = off_policy(source, rule.section["policyLoss"]["variant"], updates)
+    validated = every_steps(source)
+    drawn = rollout(source, numbers, placed.num_engines)
     spec: Section = {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
-        "data": _data(source, is_agentic=is_agentic),
+        "data": _data(source, is_agentic=is_agentic, validates=validated > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source) if is_agentic else None,
-        "algorithm": rule.section,
-        "rollout": _rollout(source, numbers),
-        "training": training(source, numbers, placed.num_trainer_devices),
-        "validation": _validation(source),
-        "overlap": _overlap(source),
+        "algorithm": compact({**without_repeats(source, rule.section, drawn), "offPolicy": correction}),
+        "rollout": drawn,
+        "training": trained,
+        "validation": validation(source, validated, numbers),
+        "overlap": overlap(source),
         "offload": _offload(source, placed),
         "weightSync": _weight_sync(source),
         "checkpoint": _checkpoint(source),
@@ -107,7 +114,7 @@ def _lora(source: Source) -> Section | None:
     )
 
 
-def _data(source: Source, *, is_agentic: bool) -> Section:
+def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:
     files = source.texts(*_TRAIN_DATA, "file_name")
     prompt, answer = ("prompt", "ground_truth") if files else (None, None)
     if files:
@@ -118,9 +125,9 @@ def _data(source: Source, *, is_agentic: bool) -> Section:
         why = "environments make their own prompts, but the manifest needs data" if is_agentic else "the manifest needs prompts"
         files = [source.assume((*_TRAIN_DATA, "file_name"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
     section: Section = {"train": common.sources(files, "train", prompt, answer)}
-    validation = source.texts("validation", "data_args", "file_name")
-    if validation:
-        section["validation"] = common.sources(validation, "validation", "prompt", "ground_truth")
+    questions = source.texts("validation", "data_args", "file_name") if validates else []
+    if questions:
+        section["validation"] = common.sources(questions, "validation", "prompt", "ground_truth")
     template = (*_TRAIN_DATA, "template")
     if source.has(*template):
         source.take(*template)
@@ -186,48 +193,6 @@ def _environment(source: Source, tag: str, workers: int, taken: list[str]) -> Se
         source.drop((*where, "env_config"), "has more than 64 keys", "put them into a file of the environment")
         parameters = {}
     return compact({"name": name, "type": kind, "workers": min(workers, 65_536), "maxTurns": turns, "parameters": parameters})
-
-
-def _rollout(source: Source, numbers: Batch) -> Section:
-    where = ("actor_infer", "generating_args")
-    section: Section = {
-        "promptsPerStep": numbers.prompts,
-        "samplesPerPrompt": numbers.samples,
-        "maxPromptTokens": numbers.prompt_tokens,
-        "maxResponseTokens": numbers.response_tokens,
-    }
-    temperature = source.number(*where, "temperature", high=10.0)
-    if temperature == 0:
-        source.differs((*where, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
-        temperature = 1.0
-    top_k = source.integer(*where, "top_k", low=-1)
-    defaults = {"temperature": 0.95, "topP": 0.7, "topK": 50}
-    values = {"temperature": temperature, "topP": source.number(*where, "top_p", above=0.0, high=1.0), "topK": top_k}
-    keys = {"temperature": "temperature", "topP": "top_p", "topK": "top_k"}
-    for field, value in values.items():
-        if value is None:
-            value = source.assume((*where, keys[field]), defaults[field], "ROLL's default", "write 1.0 or 0 for plain sampling")
-        section[field] = max(0, value) if field == "topK" else value
-    return section
-
-
-def _validation(source: Source) -> Section | None:
-    temperature = source.number("validation", "generating_args", "temperature")
-    if not source.has("validation", "data_args", "file_name"):
-        if temperature is not None:
-            source.drop(("validation", "generating_args", "temperature"), "the file has no validation data")
-        if source.has("eval_steps"):
-            source.drop(("eval_steps",), "the file has no validation data", "add data.validation and validation.everySteps")
-        return None
-    steps = source.integer("eval_steps")
-    if steps is None:
-        steps = source.assume(("eval_steps",), 10, "ROLL's default")
-    return compact({"everySteps": steps, "temperature": temperature})
-
-
-def _overlap(source: Source) -> Section | None:
-    ratio = source.number("async_generation_ratio", high=64.0)
-    return None if not ratio else {"asyncGenerationRatio": ratio}
 
 
 def _offload(source: Source, placed: Placed) -> Section | None:

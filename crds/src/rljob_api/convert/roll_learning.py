@@ -1,4 +1,4 @@
-"""ROLL configurations: batch sizes, the learning rule, the trainer's settings."""
+"""ROLL configurations: batch sizes, the trainer's settings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,6 @@ from rljob_api.convert.source import Source
 
 _ARGS = ("actor_train", "training_args")
 _CONFIG = ("actor_train", "strategy_args", "strategy_config")
-_ESTIMATORS = {
-    "grpo": "GRPO",
-    "gae": "GAE",
-    "reinforce": "Reinforce",
-    "gigpo": "GiGPO",
-    "step_reinforce": "StepReinforce",
-    "agentic_reinforce": "Reinforce",
-}
-_VARIANTS = {"ppo": "PPO", "vanilla": "Vanilla", "tis": "TIS", "topr": "TOPR", "cispo": "CISPO", "kimi15": "Kimi15"}
-_AGGREGATIONS = {
-    "token-mean": "TokenMean",
-    "seq-mean-token-mean": "SeqMeanTokenMean",
-    "seq-mean-token-sum": "SeqMeanTokenSum",
-    "seq-mean-token-sum-norm": "SeqMeanTokenSum",
-}
-_PENALTIES = {"kl": "K1", "abs": "K1", "mse": "K2", "full": "K1"}
 _SCHEDULES = {
     "linear": "Linear",
     "cosine": "Cosine",
@@ -45,14 +29,6 @@ class Batch:
     """Responses per prompt."""
     prompt_tokens: int
     response_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """The learning rule."""
-
-    section: Section
-    kl_coefficient: float
 
 
 def batch(source: Source, *, is_agentic: bool) -> Batch:
@@ -128,149 +104,6 @@ def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
     if turn is not None and turn != response and not is_agentic:
         source.drop(turn_at, f"ROLL overwrites it with {response}, what prompt_length leaves of a sequence")
     return prompt, response
-
-
-def algorithm(source: Source, numbers: Batch) -> Rule:
-    """Advantage, loss and KL."""
-    estimator = _estimator(source)
-    if source.has("init_kl_coef") or source.has("add_token_level_kl") or source.has("use_kl_loss") or source.has("reference"):
-        kl, coefficient = _kl(source)
-    else:
-        kl, coefficient = None, 0.0
-        why = "ROLL's default is 0.2, so it loads a reference although the file maps none and nothing uses it; left out"
-        source.assume(("init_kl_coef",), 0, why, "add a Reference component and algorithm.kl.coefficient for a penalty")
-    section = compact(
-        {
-            "advantage": {"estimator": estimator},
-            "policyLoss": _policy_loss(source),
-            "kl": kl,
-            "entropyCoefficient": source.number("entropy_loss_coef") or None,
-        }
-    )
-    return Rule(section=section, kl_coefficient=coefficient)
-
-
-def _estimator(source: Source) -> str:
-    written = source.peek("adv_estimator")
-    estimator = source.choice(_ESTIMATORS, "adv_estimator")
-    if estimator is None:
-        estimator = source.assume(("adv_estimator",), "GAE", "ROLL's default is gae", "it needs a critic; GRPO does not")
-    if written == "agentic_reinforce":
-        source.differs(("adv_estimator",), "becomes Reinforce: one return per response, not one per turn")
-    norms = ("norm_mean_type", "norm_std_type")
-    if estimator == "Reinforce":
-        is_batch = all(source.peek(key) == "batch" for key in norms)
-        if is_batch or source.peek("whiten_advantages") is True:
-            for key in (*norms, "whiten_advantages"):
-                if source.peek(key) in (True, "batch", None):
-                    source.take(key)
-            why = "returns normalized over the batch are RLJob's estimator ReinforcePlusPlus"
-            source.differs(("adv_estimator",), why)
-            estimator = "ReinforcePlusPlus"
-    for key in norms:
-        if source.peek(key) == "group" and estimator == "GRPO":
-            source.take(key)
-        elif source.has(key) and (key,) not in source.used:
-            why = "ROLL forces group with grpo" if written == "grpo" else f"estimator {estimator} decides how rewards are normalized"
-            source.drop((key,), why)
-    whiten = ("whiten_advantages",)
-    if source.peek(*whiten) is False:
-        source.take(*whiten)
-    elif source.has(*whiten) and whiten not in source.used:
-        source.drop(whiten, f"estimator {estimator} does not whiten its advantages again")
-    return estimator
-
-
-def _policy_loss(source: Source) -> Section:
-    variant_at = ("actor_train", "pg_variant") if source.has("actor_train", "pg_variant") else ("pg_variant",)
-    variant = source.choice(_VARIANTS, *variant_at) or "PPO"
-    if variant_at == ("actor_train", "pg_variant") and source.peek("pg_variant") == source.peek(*variant_at):
-        source.take("pg_variant")
-    ratio = source.peek("importance_sampling")
-    if ratio in ("seq", "token") and variant == "PPO":
-        source.take("importance_sampling")
-        variant = "GSPO" if ratio == "seq" else variant
-    low, high = _clips(source, variant)
-    dual = None
-    if source.flag("dual_clip_loss"):
-        clip = source.number("pg_clip", above=0.0, high=100.0) or 0.2
-        dual = 1 + 2 * clip
-        source.differs(("dual_clip_loss",), f"becomes the bound ROLL computes, 1 + 2 * pg_clip = {dual:g}")
-    mode = source.peek("loss_agg_mode")
-    aggregation = source.choice(_AGGREGATIONS, "loss_agg_mode")
-    if mode == "seq-mean-token-sum-norm":
-        source.differs(("loss_agg_mode",), "becomes SeqMeanTokenSum, without the constant divisor", "scale training.learningRate")
-    if aggregation is None:
-        aggregation = source.assume(("loss_agg_mode",), "SeqMeanTokenMean", "ROLL's default")
-    return compact({"variant": variant, "clipLow": low, "clipHigh": high, "dualClip": dual, "aggregation": aggregation})
-
-
-def _clips(source: Source, variant: str) -> tuple[float | None, float | None]:
-    if source.peek("use_pg_clip_range") is False:
-        source.take("use_pg_clip_range")
-    bounds = {"TIS": ("tis_lower_bound", "tis_upper_bound"), "CISPO": ("cispo_epsilon_low", "cispo_epsilon_high")}
-    if variant in bounds:
-        return _variant_clips(source, variant, *bounds[variant])
-    if source.flag("use_pg_clip_range"):
-        low = source.number("pg_clip_low", high=1.0)
-        high = source.number("pg_clip_high", high=100.0)
-        if source.has("pg_clip") and not source.peek("dual_clip_loss"):
-            source.drop(("pg_clip",), "use_pg_clip_range makes pg_clip_low and pg_clip_high count")
-        return low, high
-    for key in ("pg_clip_low", "pg_clip_high"):
-        if source.has(key):
-            source.drop((key,), "ROLL uses it only with use_pg_clip_range")
-    clip = source.number("pg_clip", high=1.0)
-    return clip, clip
-
-
-def _variant_clips(source: Source, variant: str, low_key: str, high_key: str) -> tuple[float, float]:
-    """Bounds of TIS and CISPO as distances from 1; ROLL's documentation gives them, its loader drops them."""
-    values: list[float] = []
-    for key, default in ((low_key, 0.0 if variant == "TIS" else 0.1), (high_key, 1.0 if variant == "TIS" else 0.1)):
-        where = ("actor_train", key) if source.has("actor_train", key) else (key,)
-        value = source.number(*where, high=1.0 if key == low_key else 101.0)
-        if value is None:
-            value = source.assume((key,), default, f"ROLL's default with {variant}")
-        else:
-            source.differs(where, f"has effect here; ROLL's loader drops it and uses {default:g}", "check clipLow and clipHigh")
-        values.append(value)
-    low, high = values
-    return (1.0 - low, max(0.0, high - 1.0)) if variant == "TIS" else (low, high)
-
-
-def _kl(source: Source) -> tuple[Section | None, float]:
-    loss_at = ("kl_loss_coef",)
-    if source.peek("add_token_level_kl") is False:
-        source.take("add_token_level_kl")
-    if source.flag("use_kl_loss"):
-        coefficient = source.number(*loss_at)
-        if coefficient is None:
-            coefficient = source.assume(loss_at, 0.0, "ROLL's default, so use_kl_loss has no effect")
-        _drop_reward_kl(source, "use_kl_loss adds the KL to the loss, and RLJob has one KL term")
-        return ({"coefficient": coefficient, "estimator": "K3"} if coefficient else None), coefficient
-    if source.has(*loss_at):
-        source.drop(loss_at, "use_kl_loss is off")
-    if not source.flag("add_token_level_kl"):
-        _drop_reward_kl(source, "neither use_kl_loss nor add_token_level_kl is on, so ROLL loads a reference and trains without it")
-        return None, 0.0
-    initial = source.number("init_kl_coef")
-    if initial is None:
-        initial = source.assume(("init_kl_coef",), 0.2, "ROLL's default")
-    source.differs(("add_token_level_kl",), "the KL becomes a term of the loss instead of the token rewards", "check algorithm.kl")
-    written = source.peek("kl_penalty")
-    estimator = source.choice(_PENALTIES, "kl_penalty") or "K1"
-    if written in ("abs", "full"):
-        source.differs(("kl_penalty",), f"{written} has no equivalent, K1 is used", "choose algorithm.kl.estimator")
-    return ({"coefficient": initial, "estimator": estimator} if initial else None), initial
-
-
-def _drop_reward_kl(source: Source, why: str) -> None:
-    for key in ("init_kl_coef", "kl_penalty"):
-        if source.peek(key) in (0, 0.0) and key == "init_kl_coef":
-            source.take(key)
-        elif source.has(key):
-            source.drop((key,), why)
 
 
 def training(source: Source, numbers: Batch, num_devices: int) -> Section:

@@ -32,6 +32,8 @@ class Placed:
     node_groups: list[Section]
     components: list[Section]
     num_trainer_devices: int
+    num_engines: int
+    """0 where the mapping is no mapping."""
     sharing: frozenset[str]
     """Roles that have a device in common with others."""
 
@@ -43,7 +45,7 @@ class _Mapping:
     """Empty when the text is not a mapping; the planner says why."""
 
 
-def place(source: Source, *, needs_reference: bool, is_agentic: bool) -> Placed:
+def place(source: Source, *, needs_reference: bool, needs_critic: bool, is_agentic: bool) -> Placed:
     """Node groups and components of a configuration."""
     engine, size = _engine(source)
     trainer, rollout = _trainer_and_rollout(source, size)
@@ -54,16 +56,24 @@ def place(source: Source, *, needs_reference: bool, is_agentic: bool) -> Placed:
     if reference is not None:
         mapped["reference"] = reference
         components.append(_component(source, "reference", "Reference", reference))
-    if source.keys("critic"):
+    if needs_critic:
         mapped["critic"] = _mapping(source, "critic") or _like(source, "critic", trainer)
         components.append(_component(source, "critic", "Critic", mapped["critic"]))
+    elif source.keys("critic"):
+        source.drop(("critic",), "only adv_estimator gae has a critic")
     components += _cpu_components(source, is_agentic=is_agentic)
     groups = [_node_group(source, [device for mapping in mapped.values() for device in mapping.devices])]
     secrets = [variable for component in components for variable in component.pop("_secrets", [])]
     _group_env(source, groups, secrets)
     users = Counter(device for mapping in mapped.values() for device in set(mapping.devices))
     sharing = frozenset(role for role, mapping in mapped.items() if any(users[device] > 1 for device in mapping.devices))
-    return Placed(node_groups=groups, components=components, num_trainer_devices=len(trainer.devices) or 1, sharing=sharing)
+    return Placed(
+        node_groups=groups,
+        components=components,
+        num_trainer_devices=len(trainer.devices) or 1,
+        num_engines=len(rollout.devices) // size,
+        sharing=sharing,
+    )
 
 
 def _trainer_and_rollout(source: Source, size: int) -> tuple[_Mapping, _Mapping]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rljob_api.memory.adapter_needs import AdapterNeeds
 from rljob_api.memory.engine_needs import EngineNeeds
 from rljob_api.memory.model import (
     Kind,
@@ -30,10 +31,10 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
-from rljob_api.memory.training_needs import DTYPE_BYTES, PolicyNeeds
+from rljob_api.memory.training_needs import DTYPE_BYTES, CriticNeeds, PolicyNeeds
 from rljob_api.memory.units import quantity_bytes, show_count
 from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
-from rljob_api.v1alpha1.components import ComponentOffload, Engine, OffloadPolicy, Role
+from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
 from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -141,8 +142,8 @@ def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate]) ->
     for index, group in enumerate(spec.node_groups):
         if group.name in used:
             yield f"spec.nodeGroups[{index}].deviceMemory is not set: nothing is checked on the devices of {group.name}"
-    if spec.model.lora is not None:
-        yield "model.lora is estimated as training of all weights, which needs more"
+    if spec.model.lora is not None and shape.decoder is None:
+        yield "model.lora: adapters are left out, their size follows from that of the layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ class _Occupant:
         if kind is not Kind.OPTIMIZER:
             return False
         if self._policy(kind) is OffloadPolicy.ALWAYS:
-            return phase is not Phase.OPTIMIZER_STEP
+            return phase not in (Phase.OPTIMIZER_STEP, Phase.CRITIC_STEP)
         return phase is Phase.WEIGHT_SYNC and self._policy(kind) is not OffloadPolicy.NEVER
 
     def idle(self) -> tuple[Term, ...]:
@@ -309,11 +310,12 @@ class _Estimator:
                 on_cuda=_on_cuda(group),
                 limit_bytes=_bytes(group.device_memory) if _on_cuda(group) else None,
             ).needs()
-        policy = PolicyNeeds(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
-        if component.role is Role.REFERENCE:
-            return policy.frozen()
-        sends = {Phase.WEIGHT_SYNC} if component.role is Role.TRAINER else set()
-        return policy.trained(frozenset({Phase.TRAIN, Phase.OPTIMIZER_STEP} | sends))
+        needs = CriticNeeds if component.role is Role.CRITIC else AdapterNeeds if self._trains_adapters(component) else PolicyNeeds
+        policy = needs(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
+        return policy.frozen() if component.role is Role.REFERENCE else policy.trained()
+
+    def _trains_adapters(self, component: Component) -> bool:
+        return component.role is Role.TRAINER and self._spec.model.lora is not None
 
     def _travelling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""

@@ -30,6 +30,10 @@ class Phase(StrEnum):
     """Forward and backward passes."""
     OPTIMIZER_STEP = "optimizer step"
     """AdamW updates the weights."""
+    TRAIN_CRITIC = "train critic"
+    """Forward and backward passes of the critic; on shared devices not while the policy has its own."""
+    CRITIC_STEP = "critic's optimizer step"
+    """AdamW updates the critic's weights."""
     WEIGHT_SYNC = "weight sync"
     """New weights travel to the engines."""
 

@@ -1,4 +1,4 @@
-"""What a trainer and a reference process hold: the terms of FSDP2 as ``rljob_runtime.training`` uses it.
+"""What a process of a trainer, a critic or a reference holds: the terms of FSDP2 as ``rljob_runtime.training`` uses it.
 
 Weights, gradients and both moments of AdamW are float32 and sharded over the data-parallel processes (ZeRO stage 3, arXiv 1910.02054,
 with 4 + 4 + 8 bytes a parameter because masters are what is sharded). Computation is in ``model.dtype`` on gathered layers: FSDP2
@@ -56,9 +56,24 @@ class PolicyNeeds:
     """Whether it is rank 0, which gathers weights to send them."""
 
     @property
+    def phases(self) -> tuple[Phase, Phase]:
+        """Passes, and the optimizer's step."""
+        return Phase.TRAIN, Phase.OPTIMIZER_STEP
+
+    @property
     def tensor(self) -> int:
         """Tensor parallel size."""
         return min(self.spec.training.tensor_parallel_size, self.world_size)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return self.shape.parameters
+
+    @property
+    def root_parameters(self) -> int:
+        """Of everything outside the layers; 0 where sizes are not known."""
+        return 0 if self.shape.decoder is None else self.shape.decoder.root_parameters
 
     @property
     def data(self) -> int:
@@ -87,25 +102,25 @@ class PolicyNeeds:
         """Of the largest micro-batch; a single sequence may be longer than the budget."""
         return min(self.update_tokens, max(self.spec.training.micro_batch_tokens, self.full_tokens))
 
-    def trained(self, active: frozenset[Phase]) -> ProcessNeeds:
-        """Of a policy with gradients and optimizer."""
+    def trained(self) -> ProcessNeeds:
+        """Of a policy with gradients and optimizer, whose weights go to the engines."""
+        passes, step = self.phases
         weights = self._sharded(Kind.WEIGHT, "float32 weights", MASTER_BYTES)
         optimizer = self._sharded(Kind.OPTIMIZER, "AdamW m and v", 2 * MASTER_BYTES)
         gradients = self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
         process = process_need(self.on_cuda)
         working = {
-            Phase.TRAIN: (*self._gathered(MASTER_BYTES), *self._training_gradients(), *self._activations(), *self._logits(trained=True)),
-            Phase.OPTIMIZER_STEP: (gradients,),
+            passes: (*self._gathered(MASTER_BYTES), *self._training_gradients(), *self._activations(), *self._last(trained=True)),
+            step: (gradients,),
+            **self._sending(),
         }
-        if Phase.WEIGHT_SYNC in active:
-            working[Phase.WEIGHT_SYNC] = self._sync_buffers()
         return ProcessNeeds(
-            active=active,
+            active=frozenset(working),
             states=(process, weights, optimizer),
             starting=(process, *self._loading(weights, MASTER_BYTES)),
             working=working,
             host_starting=(self._whole_model(MASTER_BYTES),),
-            carries_weights=self.first and Phase.WEIGHT_SYNC in active,
+            carries_weights=self.first and Phase.WEIGHT_SYNC in working,
             keeps_workspace=self.on_cuda,
         )
 
@@ -117,13 +132,13 @@ class PolicyNeeds:
             active=frozenset({Phase.SCORE}),
             states=(process, weights),
             starting=(process, *self._loading(weights, size)),
-            working={Phase.SCORE: (*self._gathered(size), *self._passing(), *self._logits(trained=False))},
+            working={Phase.SCORE: (*self._gathered(size), *self._passing(), *self._last(trained=False))},
             host_starting=(self._whole_model(size),),
             keeps_workspace=self.on_cuda,
         )
 
     def _sharded(self, kind: Kind, name: str, size: int) -> Need:
-        parameters, shards = self.shape.parameters, self.data * self.tensor
+        parameters, shards = self.parameters, self.data * self.tensor
         return Need(
             kind=kind,
             name=name,
@@ -136,8 +151,8 @@ class PolicyNeeds:
         return Need(
             kind=Kind.WORKSPACE,
             name="whole model before it is sharded",
-            formula=f"{show_count(self.shape.parameters)} x {size} B",
-            num_bytes=self.shape.parameters * size,
+            formula=f"{show_count(self.parameters)} x {size} B",
+            num_bytes=self.parameters * size,
             remedy="more memory, or fewer training processes per node",
         )
 
@@ -155,23 +170,23 @@ class PolicyNeeds:
         return (weights, moving)
 
     def _is_one_unit(self, size: int) -> bool:
-        return self.shape.parameters * size <= ONE_UNIT_BYTES
+        return self.parameters * size <= ONE_UNIT_BYTES
 
     def _unit_parameters(self, size: int) -> int:
         """Of the largest FSDP unit; 0 where sizes are not known."""
         if self._is_one_unit(size):
-            return self.shape.parameters
+            return self.parameters
         decoder = self.shape.decoder
-        return 0 if decoder is None else max(decoder.layer_parameters, decoder.root_parameters)
+        return 0 if decoder is None else max(decoder.layer_parameters, self.root_parameters)
 
     def _gathered(self, size: int) -> tuple[Need, ...]:
         """Units whose whole weights exist at one time. ``size``: of a number of the shards."""
         decoder, number = self.shape.decoder, self.compute_bytes
         if self._is_one_unit(size):
-            parameters, text = self.shape.parameters, show_count(self.shape.parameters)
+            parameters, text = self.parameters, show_count(self.parameters)
         elif decoder is not None:
-            parameters = decoder.root_parameters + min(2, decoder.num_layers) * decoder.layer_parameters
-            text = f"(root {show_count(decoder.root_parameters)} + 2 layers of {show_count(decoder.layer_parameters)})"
+            parameters = self.root_parameters + min(2, decoder.num_layers) * decoder.layer_parameters
+            text = f"(root {show_count(self.root_parameters)} + 2 layers of {show_count(decoder.layer_parameters)})"
         else:
             return ()
         formula = f"{text} x {number} B{self._over(self.tensor)}"
@@ -183,7 +198,7 @@ class PolicyNeeds:
         The root unit comes when activations are gone, so that a layer, or the whole of a model that is one unit, sets the peak.
         """
         decoder = self.shape.decoder
-        reduced = self.shape.parameters if self._is_one_unit(MASTER_BYTES) else 0 if decoder is None else decoder.layer_parameters
+        reduced = self.parameters if self._is_one_unit(MASTER_BYTES) else 0 if decoder is None else decoder.layer_parameters
         unit, number = ceil_div(reduced, self.tensor), self.compute_bytes + MASTER_BYTES
         exchange = Need(
             kind=Kind.WORKSPACE,
@@ -196,8 +211,8 @@ class PolicyNeeds:
         whole = Need(
             kind=Kind.GRAD,
             name="whole gradients of several micro-batches",
-            formula=f"{show_count(self.shape.parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
-            num_bytes=ceil_div(self.shape.parameters, self.tensor) * MASTER_BYTES,
+            formula=f"{show_count(self.parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
+            num_bytes=ceil_div(self.parameters, self.tensor) * MASTER_BYTES,
             remedy="more training.miniBatches, so that an update is one micro-batch, or a larger training.tensorParallelSize",
         )
         return (whole, exchange)
@@ -256,7 +271,7 @@ class PolicyNeeds:
             inner += (MASTER_BYTES + (number if number != MASTER_BYTES else 0)) * heads * self.full_tokens
         return norms + ceil_div(inner, self.tensor)
 
-    def _logits(self, *, trained: bool) -> tuple[Need, ...]:
+    def _last(self, *, trained: bool) -> tuple[Need, ...]:
         """The final norm and log-probs, see ``rljob_runtime.training.logprob``: a chunk of float32 logits and one temporary of its size."""
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
@@ -287,6 +302,10 @@ class PolicyNeeds:
         )
         return (states, logits, head)
 
+    def _sending(self) -> Mapping[Phase, tuple[Need, ...]]:
+        """What a weight sync takes."""
+        return {Phase.WEIGHT_SYNC: self._sync_buffers()}
+
     def _sync_buffers(self) -> tuple[Need, ...]:
         """Buckets on their way, see ``rljob_runtime.training.weights``; a larger tensor than a bucket travels alone."""
         bucket = largest_bucket(self.spec, self.shape)
@@ -304,6 +323,43 @@ class PolicyNeeds:
     @staticmethod
     def _over(size: int) -> str:
         return "" if size == 1 else f" / {size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticNeeds(PolicyNeeds):
+    """Of a critic: the layers of the policy, trained whole and on data-parallel processes alone; a value head instead of logits."""
+
+    @property
+    def phases(self) -> tuple[Phase, Phase]:
+        """Passes, and the optimizer's step: turns of their own where the Trainer has the same devices."""
+        return Phase.TRAIN_CRITIC, Phase.CRITIC_STEP
+
+    @property
+    def tensor(self) -> int:
+        """Tensor parallel size."""
+        return 1
+
+    @property
+    def parameters(self) -> int:
+        """Without the head; a value head is one row."""
+        return self.shape.parameters - self._head_parameters
+
+    @property
+    def root_parameters(self) -> int:
+        """Of everything outside the layers; 0 where sizes are not known."""
+        return 0 if self.shape.decoder is None else self.shape.decoder.root_parameters - self._head_parameters
+
+    @property
+    def _head_parameters(self) -> int:
+        decoder = self.shape.decoder
+        return 0 if decoder is None or decoder.tied_embeddings else decoder.embedding_parameters
+
+    def _last(self, *, trained: bool) -> tuple[Need, ...]:
+        """The final norm and the hidden states that become values."""
+        return tuple(need for need in super(CriticNeeds, self)._last(trained=trained) if need.name == "last hidden states")
+
+    def _sending(self) -> Mapping[Phase, tuple[Need, ...]]:
+        return {}
 
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:

@@ -28,6 +28,11 @@ class SpecModel(BaseModel):
         validate_by_name=False,
     )
 
+    def changed(self) -> dict[str, object]:
+        """Fields with another value than their default, by their name in the manifest; for sections without required fields."""
+        defaults = type(self)().model_dump(mode="json", by_alias=True)
+        return {key: value for key, value in self.model_dump(mode="json", by_alias=True).items() if value != defaults[key]}
+
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -70,6 +75,8 @@ Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 Positive = Annotated[float, Field(gt=0.0, le=1e9)]
+Score = Annotated[float, Field(ge=-1e6, le=1e6)]
+"""A sample's reward, or a bound of one."""
 FreeForm = Annotated[dict[str, Any], Field(max_length=64)]
 """Settings that are passed on without being understood here."""
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]

@@ -1,98 +1,26 @@
-"""Algorithm, rollout, training: how the policy learns."""
+"""Rollout and training: how responses are drawn and the policy is updated."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Seconds, SpecModel
-from rljob_api.vocabulary import Aggregation, KLEstimator, Schedule
+from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, Seconds, SpecModel
+from rljob_api.vocabulary import GroupRouting, Schedule
 
 
-class AdvantageEstimator(StrEnum):
-    """How rewards become advantages."""
+class GroupFilter(SpecModel):
+    """Which groups are trained (dynamic sampling); another prompt takes the place of one that is not."""
 
-    GRPO = "GRPO"
-    """Reward minus the mean of its group, divided by the group's standard deviation."""
-    RLOO = "RLOO"
-    """Reward minus the mean of the others of its group."""
-    GAE = "GAE"
-    """Generalized advantage estimation with a critic."""
-    REINFORCE = "Reinforce"
-    """The discounted return itself."""
-    REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
-    """The return, normalized over the whole batch."""
-    GIGPO = "GiGPO"
-    """GRPO over episodes plus groups of steps that start from the same state."""
-    STEP_REINFORCE = "StepReinforce"
-    """The return from each step of an episode on."""
-
-
-class PolicyLossVariant(StrEnum):
-    """The policy-gradient loss."""
-
-    PPO = "PPO"
-    """Clipped ratio of the new to the behaviour policy."""
-    VANILLA = "Vanilla"
-    """Log-prob times advantage, without a ratio."""
-    TIS = "TIS"
-    """Log-prob weighted by the truncated ratio."""
-    TOPR = "TOPR"
-    """Good responses unweighted, bad ones by the truncated ratio."""
-    CISPO = "CISPO"
-    """Log-prob weighted by the clipped ratio, which carries no gradient."""
-    KIMI15 = "Kimi15"
-    """Squared-error form with a penalty towards the behaviour policy."""
-    GSPO = "GSPO"
-    """Clipped ratio of whole sequences."""
-
-
-class Advantage(SpecModel):
-    """From rewards to advantages."""
-
-    estimator: AdvantageEstimator = AdvantageEstimator.GRPO
-    """Which estimator."""
-    normalize_std: bool = True
-    """GRPO: divide by the group's standard deviation; off gives the Dr. GRPO variant."""
-
-
-class PolicyLoss(SpecModel):
-    """From advantages to the loss."""
-
-    variant: PolicyLossVariant = PolicyLossVariant.PPO
-    """Which loss."""
-    clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
-    """The ratio is clipped at 1 - clipLow from below."""
-    clip_high: Annotated[float, Field(ge=0.0, le=100.0)] = 0.2
-    """The ratio is clipped at 1 + clipHigh from above."""
-    dual_clip: Annotated[float, Field(gt=1.0, le=1000.0)] | None = None
-    """Upper bound of the ratio for negative advantages; not set switches it off."""
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    """How token losses become one number."""
-
-
-class KL(SpecModel):
-    """Penalty for leaving the reference policy; needs a Reference component when the coefficient is above 0."""
-
-    coefficient: NonNegative = 0.0
-    """Weight of the penalty in the loss; 0 switches it and the reference off."""
-    estimator: KLEstimator = KLEstimator.K3
-    """How it is estimated."""
-
-
-class Algorithm(SpecModel):
-    """The learning rule."""
-
-    advantage: Advantage = Advantage()
-    """From rewards to advantages."""
-    policy_loss: PolicyLoss = PolicyLoss()
-    """From advantages to the loss."""
-    kl: KL = KL()
-    """Distance to the reference policy."""
-    entropy_coefficient: NonNegative = 0.0
-    """Weight of an entropy bonus."""
+    min_mean: Score | None = None
+    """Train only groups whose mean score is above this."""
+    max_mean: Score | None = None
+    """Train only groups whose mean score is below this."""
+    min_std: NonNegative | None = None
+    """Train only groups whose scores deviate by more than this; 0 leaves out groups of equal scores, which teach nothing."""
+    max_in_row: Count = 1000
+    """The run fails when so many groups one after another are left out."""
 
 
 class Rollout(SpecModel):
@@ -102,6 +30,14 @@ class Rollout(SpecModel):
     """Prompts (groups) of one training step."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 8
     """Responses drawn per prompt: the group size."""
+    redundant_samples: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Further responses drawn per prompt: the first samplesPerPrompt that end make the group, the others are cancelled."""
+    extra_prompts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Further prompts that may be answered at the same time: a step trains those whose groups are complete first."""
+    group_filter: GroupFilter | None = None
+    """Which groups are trained; all when not set."""
+    group_routing: GroupRouting = GroupRouting.SPREAD
+    """How the samples of one prompt spread over engines."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
     """Longer prompts are left out and counted."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024

@@ -26,7 +26,10 @@ class Overlap(SpecModel):
 
     async_generation_ratio: Annotated[float, Field(ge=0.0, le=64.0)] = 0.0
     """Batches generated ahead; 0 trains synchronously: no trained token is older than the current weights. With more, none is older
-    than the next whole number of versions."""
+    than maxStaleness versions."""
+    max_staleness: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """Versions by which the oldest trained token may be behind; older groups are dropped and replaced. When not set
+    asyncGenerationRatio, rounded up."""
     update_mode: UpdateMode = UpdateMode.DRAIN
     """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer."""
 
@@ -149,10 +152,20 @@ class Validation(SpecModel):
 
     every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Validate every n steps; 0 switches it off."""
+    at_start: bool = True
+    """Also validate the weights that the run starts with."""
     pause_generation: bool = False
-    """Stop training rollouts meanwhile."""
-    temperature: NonNegative = 0.0
+    """Stop training rollouts meanwhile; else they go on."""
+    max_prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """Prompts of one validation, the first of data.validation, the same every time."""
+    samples_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Responses per prompt."""
+    max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Responses are cut here; when not set at rollout.maxResponseTokens."""
+    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Sampling temperature of validation; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus sampling; 1 switches it off."""
 
 
 class Measured(SpecModel):

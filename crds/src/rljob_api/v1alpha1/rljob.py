@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.base import JOB_NAME_PATTERN, FreeForm, PathText, Seconds, ShortText, SpecModel
-from rljob_api.v1alpha1.components import Component
+from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import Data, Environment, Model, Reward
-from rljob_api.v1alpha1.learning import Algorithm, Rollout, Training
+from rljob_api.v1alpha1.learning import Rollout, Training
 from rljob_api.v1alpha1.nodes import Head, NodeGroup, Storage
 from rljob_api.v1alpha1.operations import (
     Checkpoint,
@@ -111,6 +112,10 @@ class RLJobSpec(SpecModel):
     """Limit of the whole run."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
     """Delete the job this long after its end; not set keeps it."""
+
+    def with_role(self, role: Role) -> list[tuple[int, Component]]:
+        """Components of one role with their index."""
+        return [(index, component) for index, component in enumerate(self.components) if component.role is role]
 
 
 class RLJob(SpecModel):

@@ -1,0 +1,203 @@
+"""Rules about the learning rule: settings that contradict each other, and settings that nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.rollout_rules import max_staleness
+from rljob_api.v1alpha1.algorithm import KL, Advantage, CorrectionMask
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import AdvantageEstimator, CorrectionLevel, NormScope, PolicyLossVariant, ProximalPolicy
+
+_GROUP_ESTIMATORS = (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO)
+"""They subtract the mean of a group, and give every token of a response the same advantage."""
+_CLIPPING = (PolicyLossVariant.PPO, PolicyLossVariant.GSPO, PolicyLossVariant.TIS, PolicyLossVariant.CISPO)
+_LOSS_FIELDS: dict[str, tuple[PolicyLossVariant, ...]] = {
+    "clipLow": _CLIPPING,
+    "clipHigh": _CLIPPING,
+    "dualClip": (PolicyLossVariant.PPO, PolicyLossVariant.GSPO),
+    "maskClipped": (PolicyLossVariant.CISPO,),
+    "positiveWeight": (PolicyLossVariant.TOPR,),
+    "negativeWeight": (PolicyLossVariant.TOPR,),
+    "tau": (PolicyLossVariant.KIMI15,),
+}
+"""Which losses read a field of algorithm.policyLoss; all others are read by every loss."""
+_WITHOUT_RATIO_WEIGHT = (PolicyLossVariant.VANILLA, PolicyLossVariant.KIMI15)
+"""Losses that do not weigh a token by its ratio."""
+
+
+def _listed(words: Iterable[str]) -> str:
+    """For example ``A, B or C``."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _group_size(spec: RLJobSpec) -> Iterator[FieldError]:
+    estimator, samples, reward = spec.algorithm.advantage.estimator, spec.rollout.samples_per_prompt, spec.algorithm.reward
+    if samples >= 2:
+        return
+    if estimator in _GROUP_ESTIMATORS:
+        problem = f"{estimator} compares the responses to one prompt and needs at least 2"
+        yield _error("spec.rollout.samplesPerPrompt", samples, problem, "write 2 or more")
+    for field, scope in (("center", reward.center), ("scale", reward.scale)):
+        if scope is NormScope.GROUP:
+            problem = f"compares the responses to one prompt, but rollout.samplesPerPrompt is {samples}"
+            yield _error(f"spec.algorithm.reward.{field}", scope, problem, "write 2 or more samples, or scope Batch or Running")
+
+
+def _advantage(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Settings of one estimator under another."""
+    advantage, path = spec.algorithm.advantage, "spec.algorithm.advantage"
+    estimator = advantage.estimator
+    if estimator is not AdvantageEstimator.GRPO and not advantage.normalize_std:
+        problem = f"has no effect with estimator {estimator}"
+        yield _error(f"{path}.normalizeStd", False, problem, "remove it, or use estimator GRPO")
+    if estimator in _GROUP_ESTIMATORS and advantage.gamma != 1:
+        problem = f"has no effect with estimator {estimator}, which gives every token of a response the same advantage"
+        yield _error(f"{path}.gamma", advantage.gamma, problem, "remove it, or use estimator GAE, Reinforce or ReinforcePlusPlus")
+    if estimator is not AdvantageEstimator.GAE and advantage.lambda_ != Advantage().lambda_:
+        yield _error(f"{path}.lambda", advantage.lambda_, f"has no effect with estimator {estimator}", "remove it, or use estimator GAE")
+    if estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS and advantage.whiten:
+        problem = f"has no effect with estimator {estimator}, which normalizes over all tokens of a step already"
+        yield _error(f"{path}.whiten", True, problem, "remove it, or use estimator Reinforce")
+
+
+def _critic(spec: RLJobSpec) -> Iterator[FieldError]:
+    """GAE and the critic come together."""
+    estimator, critics = spec.algorithm.advantage.estimator, spec.with_role(Role.CRITIC)
+    if estimator is AdvantageEstimator.GAE:
+        if not critics:
+            remedy = "add a component with role: Critic, or use an estimator without one, such as GRPO"
+            yield _error("spec.algorithm.advantage.estimator", estimator, "needs a Critic component that estimates values", remedy)
+        return
+    for index, component in critics:
+        problem = f"{component.name} would do nothing, algorithm.advantage.estimator is {estimator}"
+        yield _error(f"spec.components[{index}].role", "Critic", problem, "write estimator: GAE, or remove the component")
+    for field, value in spec.algorithm.critic.changed().items():
+        problem = f"has no effect with estimator {estimator}, which needs no critic"
+        yield _error(f"spec.algorithm.critic.{field}", value, problem, "remove it, or use estimator GAE")
+
+
+def _reward(spec: RLJobSpec) -> Iterator[FieldError]:
+    """What the estimator undoes, and a penalty that begins before the response does."""
+    advantage, reward, path = spec.algorithm.advantage, spec.algorithm.reward, "spec.algorithm.reward"
+    estimator = advantage.estimator
+    if reward.center is not None and estimator in _GROUP_ESTIMATORS and reward.clip is None:
+        problem = f"has no effect with estimator {estimator}, which subtracts a mean of the group from what is left"
+        yield _error(f"{path}.center", reward.center, problem, "remove it, or use estimator Reinforce")
+    if reward.scale is not None and estimator is AdvantageEstimator.GRPO and advantage.normalize_std and reward.clip is None:
+        problem = "has no effect with estimator GRPO, which divides by the group's standard deviation itself"
+        yield _error(f"{path}.scale", reward.scale, problem, "remove it, or write algorithm.advantage.normalizeStd: false")
+    limit = spec.rollout.max_response_tokens
+    if reward.overlong is not None and reward.overlong.buffer_tokens > limit:
+        problem = f"is more than rollout.maxResponseTokens ({limit}), so that even an empty response is punished"
+        yield _error(f"{path}.overlong.bufferTokens", reward.overlong.buffer_tokens, problem, f"use at most {limit}")
+
+
+def _policy_loss(spec: RLJobSpec) -> Iterator[FieldError]:
+    loss = spec.algorithm.policy_loss
+    for field, value in loss.changed().items():
+        readers = _LOSS_FIELDS.get(field)
+        if readers is not None and loss.variant not in readers:
+            remedy = f"remove it, or use variant {_listed(readers)}"
+            yield _error(f"spec.algorithm.policyLoss.{field}", value, f"has no effect with variant {loss.variant}", remedy)
+
+
+def _proximal(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Another policy to compare with must differ from those that are compared anyway."""
+    off_policy, variant = spec.algorithm.off_policy, spec.algorithm.policy_loss.variant
+    proximal, path = off_policy.proximal, "spec.algorithm.offPolicy.proximal"
+    if proximal is ProximalPolicy.BEHAVIOUR:
+        return
+    corrects = off_policy.weight is not None or bool(off_policy.masks)
+    if proximal is ProximalPolicy.INTERPOLATE and max_staleness(spec) <= 1:
+        problem = (
+            f"has no effect: tokens are at most {max_staleness(spec)} versions old (overlap.maxStaleness, asyncGenerationRatio), "
+            "and the policy of tokens one version old is their own"
+        )
+        yield _error(path, proximal, problem, "remove it, or write overlap.asyncGenerationRatio: 2")
+    elif variant is PolicyLossVariant.VANILLA and not corrects:
+        problem = "has no effect with variant Vanilla, which has no ratio, and without weight and masks"
+        yield _error(path, proximal, problem, "remove it, or give offPolicy.weight or offPolicy.masks")
+    elif proximal is ProximalPolicy.RECOMPUTE and spec.training.mini_batches * spec.training.epochs == 1 and not corrects:
+        problem = (
+            f"leaves {variant} without a ratio: with training.miniBatches 1 and training.epochs 1 there is one update per step, "
+            "whose policy is the recomputed one"
+        )
+        yield _error(path, proximal, problem, "remove it, give offPolicy.weight or offPolicy.masks, or make several updates per step")
+
+
+def _correction(spec: RLJobSpec) -> Iterator[FieldError]:
+    off_policy, variant, path = spec.algorithm.off_policy, spec.algorithm.policy_loss.variant, "spec.algorithm.offPolicy"
+    weight = off_policy.weight
+    if weight is not None:
+        if off_policy.proximal is ProximalPolicy.BEHAVIOUR and variant not in _WITHOUT_RATIO_WEIGHT:
+            problem = f"would count the ratio to the behaviour policy twice: variant {variant} has it already with proximal Behaviour"
+            yield _error(f"{path}.weight.level", weight.level, problem, "remove it, or write proximal: Recompute or Interpolate")
+        if weight.low > weight.high:
+            yield _error(f"{path}.weight.low", weight.low, f"is above high, {weight.high:g}", f"use at most {weight.high:g}")
+    first: dict[CorrectionLevel, int] = {}
+    for index, mask in enumerate(off_policy.masks):
+        if mask.low > mask.high:
+            problem = f"is above high, {mask.high:g}, so that no token is trained"
+            yield _error(f"{path}.masks[{index}].low", mask.low, problem, f"use at most {mask.high:g}")
+        if mask.level in first:
+            problem = f"is the level of masks[{first[mask.level]}] already, {_bounds(off_policy.masks[first[mask.level]])}"
+            yield _error(f"{path}.masks[{index}].level", mask.level, problem, "write one mask with the narrower bounds")
+        first.setdefault(mask.level, index)
+
+
+def _bounds(mask: CorrectionMask) -> str:
+    return f"{mask.low:g} to {mask.high:g}"
+
+
+def _kl(spec: RLJobSpec) -> Iterator[FieldError]:
+    references, kl, path = spec.with_role(Role.REFERENCE), spec.algorithm.kl, "spec.algorithm.kl"
+    if kl.coefficient > 0 and not references:
+        remedy = "add a component with role: Reference, or write 0"
+        yield _error(f"{path}.coefficient", kl.coefficient, "needs a Reference component to compare with", remedy)
+    if kl.coefficient == 0:
+        for index, component in references:
+            problem = f"{component.name} would do nothing, algorithm.kl.coefficient is 0"
+            yield _error(f"spec.components[{index}].role", "Reference", problem, "set the coefficient, or remove the component")
+        for field, value in kl.changed().items():
+            yield _error(f"{path}.{field}", value, "has no effect, algorithm.kl.coefficient is 0", "remove it, or set the coefficient")
+    elif kl.target is None and kl.horizon != KL().horizon:
+        problem = "has no effect without target, the coefficient stays as it is"
+        yield _error(f"{path}.horizon", kl.horizon, problem, "remove it, or give algorithm.kl.target")
+
+
+def _filters(spec: RLJobSpec) -> Iterator[FieldError]:
+    filters, path = spec.algorithm.filters, "spec.algorithm.filters"
+    low, high = filters.min_group_mean, filters.max_group_mean
+    if low is not None and high is not None and low >= high:
+        problem = f"is not below maxGroupMean, {high:g}, so that no group is trained"
+        yield _error(f"{path}.minGroupMean", low, problem, "write a smaller one, or a larger maxGroupMean")
+    drawn = spec.rollout.group_filter
+    if drawn is not None and low is not None and drawn.min_mean is not None and drawn.min_mean >= low:
+        problem = f"has no effect, rollout.groupFilter.minMean ({drawn.min_mean:g}) leaves those groups out already"
+        yield _error(f"{path}.minGroupMean", low, problem, "remove one of them")
+    if drawn is not None and high is not None and drawn.max_mean is not None and drawn.max_mean <= high:
+        problem = f"has no effect, rollout.groupFilter.maxMean ({drawn.max_mean:g}) leaves those groups out already"
+        yield _error(f"{path}.maxGroupMean", high, problem, "remove one of them")
+    limit = spec.rollout.max_response_tokens
+    if filters.max_failed_tokens is not None and filters.max_failed_tokens > limit:
+        problem = f"has no effect, no response is longer than rollout.maxResponseTokens ({limit})"
+        yield _error(f"{path}.maxFailedTokens", filters.max_failed_tokens, problem, f"use at most {limit}, or remove it")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
+    _group_size,
+    _advantage,
+    _critic,
+    _reward,
+    _policy_loss,
+    _proximal,
+    _correction,
+    _kl,
+    _filters,
+)
+"""Rules between fields, each independent of the others."""

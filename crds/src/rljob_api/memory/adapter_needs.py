@@ -1,0 +1,93 @@
+"""What a trainer process of low-rank adapters holds (LoRA, arXiv 2106.09685), as ``rljob_runtime.training.lora`` has them.
+
+The model is frozen and held in ``model.dtype``; adapters, their gradients and both moments of AdamW are float32. A layer computes with
+the sum of its weight and its adapters' product, which is made in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api.memory.model import Kind, Need, ProcessNeeds
+from rljob_api.memory.shape import DecoderShape
+from rljob_api.memory.training_needs import MASTER_BYTES, PolicyNeeds, process_need
+from rljob_api.memory.units import ceil_div, show_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterNeeds(PolicyNeeds):
+    """Computes the needs of one process of a policy of which only adapters are trained."""
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Of all adapters; of a mixture's experts those that one token passes. 0 where sizes are not known."""
+        decoder, lora = self.shape.decoder, self.spec.model.lora
+        if decoder is None or lora is None:
+            return 0
+        sizes = _linear_sizes(decoder)
+        named = set(lora.target_modules)
+        # a module that is not known here may be any of them
+        chosen = named if named and named <= set(sizes) else set(sizes)
+        return decoder.num_layers * lora.rank * sum(sum(sizes[name]) for name in chosen)
+
+    def trained(self) -> ProcessNeeds:
+        """Of a frozen policy with trained adapters, whose merged weights go to the engines."""
+        (passes, step), size, process = self.phases, self.compute_bytes, process_need(self.on_cuda)
+        weights = self._sharded(Kind.WEIGHT, f"{self.spec.model.dtype} weights", size)
+        adapters = self._adapters(Kind.WEIGHT, "float32 adapters", MASTER_BYTES)
+        optimizer = self._adapters(Kind.OPTIMIZER, "AdamW m and v of adapters", 2 * MASTER_BYTES)
+        gradients = self._adapters(Kind.GRAD, "gradients of adapters", MASTER_BYTES)
+        working = {
+            passes: (*self._gathered(size), *self._merged(), gradients, *self._activations(), *self._last(trained=True)),
+            step: (gradients,),
+            **self._sending(),
+        }
+        return ProcessNeeds(
+            active=frozenset(working),
+            states=(process, weights, adapters, optimizer),
+            starting=(process, *self._loading(weights, size)),
+            working=working,
+            host_starting=(self._whole_model(size),),
+            carries_weights=self.first,
+            keeps_workspace=self.on_cuda,
+        )
+
+    def _adapters(self, kind: Kind, name: str, size: int) -> Need:
+        """Sharded like the weights, but for whole gradients while several micro-batches are added up."""
+        whole = kind is Kind.GRAD and self.update_tokens > self.micro_batch_tokens
+        shards = self.tensor if whole else self.data * self.tensor
+        return Need(
+            kind=kind,
+            name=name,
+            formula=f"{show_count(self.adapter_parameters)} x {size} B{self._over(shards)}",
+            num_bytes=ceil_div(self.adapter_parameters, shards) * size,
+            remedy="a smaller model.lora.rank",
+        )
+
+    def _merged(self) -> tuple[Need, ...]:
+        """The largest layer's weight with its adapters, in float32 and rounded."""
+        decoder = self.shape.decoder
+        if decoder is None:
+            return ()
+        largest = ceil_div(decoder.hidden_size * max(decoder.intermediate_size, decoder.query_size), self.tensor)
+        number = MASTER_BYTES + self.compute_bytes
+        formula = f"{show_count(largest)} x ({MASTER_BYTES} + {self.compute_bytes}) B"
+        return (Need(kind=Kind.WORKSPACE, name="merged weight", formula=formula, num_bytes=largest * number),)
+
+    def _last(self, *, trained: bool) -> tuple[Need, ...]:
+        """The head is frozen and has no gradient."""
+        return tuple(need for need in super(AdapterNeeds, self)._last(trained=trained) if need.name != "gradient of the head")
+
+
+def _linear_sizes(decoder: DecoderShape) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the linear layers of one decoder layer, by their names in transformers."""
+    hidden, query, kv, inner = decoder.hidden_size, decoder.query_size, decoder.kv_size, decoder.intermediate_size
+    return {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, kv),
+        "v_proj": (hidden, kv),
+        "o_proj": (query, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }

@@ -1,0 +1,88 @@
+"""Rules about the trainer: how a step's samples are divided over updates and processes, and how long it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+
+def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
+    prompts, mini_batches = spec.rollout.prompts_per_step, spec.training.mini_batches
+    if prompts % mini_batches:
+        yield _error(
+            "spec.rollout.promptsPerStep",
+            prompts,
+            f"is not a multiple of training.miniBatches ({mini_batches})",
+            f"use {_near(prompts, mini_batches)} prompts, or a divisor of {prompts} for miniBatches",
+        )
+
+
+def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
+    warmup, steps = spec.training.warmup_steps, spec.training.steps
+    if warmup > steps:
+        problem = f"is more than training.steps ({steps}), so the peak learning rate is never reached"
+        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {steps}")
+
+
+def _critic_warmup(spec: RLJobSpec) -> Iterator[FieldError]:
+    warmup, steps = spec.algorithm.critic.warmup_steps, spec.training.steps
+    if warmup >= steps:
+        problem = f"leaves none of training.steps ({steps}) to train the policy"
+        yield _error("spec.algorithm.critic.warmupSteps", warmup, problem, f"use at most {steps - 1}")
+
+
+def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Every data-parallel process must get as many samples of a mini-batch as the others."""
+    prompts, samples, mini_batches = spec.rollout.prompts_per_step, spec.rollout.samples_per_prompt, spec.training.mini_batches
+    tensor = spec.training.tensor_parallel_size
+    parallel = [(trainer, tensor) for trainer in plan.with_role(Role.TRAINER)] + [(critic, 1) for critic in plan.with_role(Role.CRITIC)]
+    for component, shared_by in parallel:
+        if component.world_size % shared_by or prompts % mini_batches:
+            continue
+        processes, in_mini_batch = component.world_size // shared_by, prompts // mini_batches * samples
+        if in_mini_batch % processes:
+            yield _error(
+                "spec.rollout.samplesPerPrompt",
+                samples,
+                f"a mini-batch has promptsPerStep {prompts} / miniBatches {mini_batches} * samplesPerPrompt {samples} = {in_mini_batch} "
+                f"samples, which the {processes} data-parallel processes of {component.name} do not divide",
+                f"use {_near_samples(prompts // mini_batches, samples, processes)} samples per prompt, or change promptsPerStep",
+            )
+
+
+def _trainer_parallelism(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    tensor = spec.training.tensor_parallel_size
+    for trainer in plan.with_role(Role.TRAINER):
+        if trainer.world_size % tensor:
+            yield _error(
+                "spec.training.tensorParallelSize",
+                tensor,
+                f"does not divide the {trainer.world_size} devices of {trainer.name}",
+                f"use a divisor of {trainer.world_size}, or {_near(trainer.world_size, tensor)} devices",
+            )
+
+
+def _near(value: int, multiple_of: int) -> str:
+    """The nearest positive multiples, for example "24 or 32"."""
+    low = value // multiple_of * multiple_of
+    return f"{low} or {low + multiple_of}" if low else str(multiple_of)
+
+
+def _near_samples(prompts: int, samples: int, processes: int) -> str:
+    """The samples per prompt nearest to ``samples`` for which the processes divide the mini-batch."""
+    fitting = [count for count in range(1, samples + processes + 1) if prompts * count % processes == 0]
+    below = [count for count in fitting if count < samples][-1:]
+    above = [count for count in fitting if count > samples][:1]
+    return " or ".join(str(count) for count in below + above)
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_mini_batches, _schedule, _critic_warmup)
+"""Rules between fields, each independent of the others."""
+
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _trainer_parallelism)
+"""Rules that need to know how many processes there are."""

@@ -1,0 +1,188 @@
+"""The learning rule: from scores to advantages, from advantages to a loss."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, SpecModel
+from rljob_api.vocabulary import (
+    AdvantageEstimator,
+    Aggregation,
+    CorrectionLevel,
+    KLEstimator,
+    KLPlacement,
+    NormScope,
+    PolicyLossVariant,
+    ProximalPolicy,
+)
+
+LogRatioBound = Annotated[float, Field(ge=0.0, le=1e6)]
+"""A bound of an importance ratio."""
+
+
+class Advantage(SpecModel):
+    """From rewards to advantages."""
+
+    estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    """Which estimator."""
+    normalize_std: bool = True
+    """GRPO: divide by the group's standard deviation; off gives the Dr. GRPO variant."""
+    gamma: Fraction = 1.0
+    """Discount per token, for GAE, Reinforce and ReinforcePlusPlus."""
+    lambda_: Annotated[float, Field(ge=0.0, le=1.0, alias="lambda")] = 0.95
+    """GAE: how far rewards are looked ahead before the critic's value counts."""
+    whiten: bool = False
+    """Shift and scale the advantages of all trained tokens of a step to mean 0 and variance 1."""
+    clip: Positive | None = None
+    """Advantages are cut at plus and minus this, after whitening."""
+
+
+class Overlong(SpecModel):
+    """Penalty for responses that come close to the limit (DAPO, arXiv 2503.14476: soft overlong punishment)."""
+
+    buffer_tokens: Count
+    """The penalty begins so many tokens before rollout.maxResponseTokens."""
+    penalty: Positive = 1.0
+    """Taken from the score at the limit; grows linearly over the buffer."""
+
+
+class RewardShaping(SpecModel):
+    """What becomes of scores before advantages are computed."""
+
+    center: NormScope | None = None
+    """Subtract the mean of these samples; not set leaves scores as they are, as GRPO and RLOO need them, which centre themselves."""
+    scale: NormScope | None = None
+    """Divide by the standard deviation of these samples."""
+    clip: Positive | None = None
+    """Scores are cut at plus and minus this, after normalization."""
+    overlong: Overlong | None = None
+    """Penalty for long responses, before normalization."""
+
+
+class PolicyLoss(SpecModel):
+    """From advantages to the loss."""
+
+    variant: PolicyLossVariant = PolicyLossVariant.PPO
+    """Which loss."""
+    clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 - clipLow from below."""
+    clip_high: Annotated[float, Field(ge=0.0, le=100.0)] = 0.2
+    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 + clipHigh from above."""
+    dual_clip: Annotated[float, Field(gt=1.0, le=1000.0)] | None = None
+    """PPO, GSPO: upper bound of the ratio for negative advantages; not set switches it off."""
+    mask_clipped: bool = False
+    """CISPO: tokens whose ratio PPO would clip give no gradient (the unified mask)."""
+    positive_weight: NonNegative = 1.0
+    """TOPR: weight of responses with a score above 0."""
+    negative_weight: NonNegative = 1.0
+    """TOPR: weight of the others."""
+    tau: NonNegative = 0.1
+    """Kimi15: weight of the squared log ratio."""
+    aggregation: Aggregation = Aggregation.TOKEN_MEAN
+    """How token losses become one number."""
+
+
+class CorrectionWeight(SpecModel):
+    """A factor on each token's loss: the ratio of the proximal to the behaviour policy, truncated."""
+
+    level: CorrectionLevel = CorrectionLevel.TOKEN
+    """What one ratio describes."""
+    low: LogRatioBound = 0.0
+    """Smaller ratios count as this."""
+    high: LogRatioBound = 2.0
+    """Larger ratios count as this."""
+
+
+class CorrectionMask(SpecModel):
+    """Leaves out tokens whose ratio of the proximal to the behaviour policy lies outside of bounds."""
+
+    level: CorrectionLevel = CorrectionLevel.TOKEN
+    """What one ratio describes; outside, everything that it describes is left out."""
+    low: LogRatioBound = 0.5
+    """Smallest ratio that is trained."""
+    high: LogRatioBound = 5.0
+    """Largest ratio that is trained."""
+
+
+class OffPolicy(SpecModel):
+    """Correction for tokens that another policy drew than the one being trained: older weights, or an engine that computes otherwise."""
+
+    proximal: ProximalPolicy = ProximalPolicy.BEHAVIOUR
+    """The policy that the loss's ratio compares with; the ratio between it and the behaviour policy is the correction's."""
+    weight: CorrectionWeight | None = None
+    """Factor on the loss; none when not set."""
+    masks: tuple[CorrectionMask, ...] = Field(default=(), max_length=8)
+    """What is left out; a token must pass all."""
+
+
+class KL(SpecModel):
+    """Penalty for leaving the reference policy; needs a Reference component when the coefficient is above 0."""
+
+    coefficient: NonNegative = 0.0
+    """Weight of the penalty; 0 switches it and the reference off."""
+    estimator: KLEstimator = KLEstimator.K3
+    """How it is estimated."""
+    placement: KLPlacement = KLPlacement.LOSS
+    """Where it counts."""
+    target: Positive | None = None
+    """The coefficient is adapted so that the KL per token stays near this; not set keeps it fixed."""
+    horizon: Count = 10_000
+    """Samples over which the coefficient adapts."""
+
+
+class SampleFilters(SpecModel):
+    """Responses that are judged but not trained; they still count in the statistics of their group."""
+
+    truncated: bool = False
+    """Leave out responses that were cut at rollout.maxResponseTokens."""
+    min_group_mean: Score | None = None
+    """Leave out groups whose mean score is not above this."""
+    max_group_mean: Score | None = None
+    """Leave out groups whose mean score is not below this."""
+    max_failed_tokens: Count | None = None
+    """Leave out responses that did not pass and have at least so many tokens."""
+
+
+class SampleWeights(SpecModel):
+    """Factors on the loss of whole responses, scaled to mean 1 over a step."""
+
+    difficulty: bool = False
+    """0.5 for prompts that every sample solves, up to 2 for prompts that none solves."""
+    length: bool = False
+    """1.5 for the shortest response of the step, down to 0.5 for the longest."""
+
+
+class Critic(SpecModel):
+    """Training of the value model of GAE."""
+
+    learning_rate: Positive = 1e-5
+    """Peak learning rate; schedule and the rest are those of training."""
+    value_clip: Positive | None = None
+    """Values move at most so far from those at the beginning of the step before their loss stops to fall; not set switches it off."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Steps at the beginning that train the critic alone."""
+
+
+class Algorithm(SpecModel):
+    """The learning rule."""
+
+    advantage: Advantage = Advantage()
+    """From rewards to advantages."""
+    reward: RewardShaping = RewardShaping()
+    """What becomes of scores before."""
+    policy_loss: PolicyLoss = PolicyLoss()
+    """From advantages to the loss."""
+    off_policy: OffPolicy = OffPolicy()
+    """Correction for tokens of another policy."""
+    kl: KL = KL()
+    """Distance to the reference policy."""
+    filters: SampleFilters = SampleFilters()
+    """Responses that are not trained."""
+    sample_weights: SampleWeights = SampleWeights()
+    """Factors on responses."""
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of an entropy bonus."""
+    critic: Critic = Critic()
+    """Training of the critic."""

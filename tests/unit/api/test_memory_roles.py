@@ -1,0 +1,101 @@
+"""The memory estimate of critics, and of adapters: by hand for Qwen2.5-7B, whose head is not tied."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rljob_api import memory, planner
+from rljob_api.plan import Plan
+from rljob_api.v1alpha1 import RLJob
+from tests.unit.api.manifests import manifest
+from tests.unit.api.model_configs import QWEN25_7B
+
+PARAMETERS, HEAD, LAYER = 7_615_616_512, 152_064 * 3584, 233_057_792
+HIDDEN, QUERY, KV, INNER, LAYERS = 3584, 3584, 512, 18_944, 28
+CRITIC = {"name": "critic", "role": "Critic", "placement": {"ranks": "2-3"}}
+TRAIN, TRAIN_CRITIC = memory.Phase.TRAIN, memory.Phase.TRAIN_CRITIC
+
+
+def estimated(*components: dict[str, Any], **sections: Any) -> memory.MemoryEstimate:
+    """Of a job on six devices of 80 GiB: a Trainer on 0 and 1, engines on 4 and 5, further components."""
+    document = manifest()
+    spec = document["spec"]
+    spec["nodeGroups"] = [{"name": "gpu", "devicesPerNode": 6, "deviceMemory": "80Gi"}]
+    spec["components"][0]["placement"]["ranks"] = "0-1"
+    spec["components"][1]["placement"]["ranks"] = "4-5"
+    spec["components"] += components
+    spec["training"] = {"activationCheckpointing": True}
+    for key, value in sections.items():
+        spec[key] = {**spec.get(key, {}), **value}
+    spec["model"]["dtype"] = "bfloat16"
+    parsed = RLJob.model_validate_json(json.dumps(document)).spec
+    plan = planner.plan_or_errors(parsed)
+    assert isinstance(plan, Plan), plan
+    return memory.estimate(parsed, plan, memory.shape_from_config(QWEN25_7B))
+
+
+def device(estimate: memory.MemoryEstimate, first: int) -> memory.PoolEstimate:
+    return next(pool for pool in estimate.pools if pool.kind is memory.PoolKind.DEVICE and pool.first == first)
+
+
+def terms(pool: memory.PoolEstimate, phase: memory.Phase, component: str) -> dict[str, int]:
+    (found,) = [one for one in pool.phases if one.phase is phase]
+    return {term.need.name: term.num_bytes for term in found.terms if term.component == component}
+
+
+def test_a_critic_trains_the_layers_and_has_no_logits() -> None:
+    pool = device(estimated(CRITIC), 2)
+    training, body = terms(pool, TRAIN_CRITIC, "critic"), PARAMETERS - HEAD
+    assert training["float32 weights"] == body // 2 * 4
+    assert training["AdamW m and v"] == body // 2 * 8
+    assert training["gathered weights"] == (HEAD + HIDDEN + 2 * LAYER) * 2
+    assert terms(pool, memory.Phase.CRITIC_STEP, "critic")["gradients"] == body // 2 * 4
+    assert not {"logits of a chunk", "gradient of the head", "weight buckets"} & set(training)
+    assert {one.phase for one in pool.phases} == {memory.Phase.START_UP, TRAIN_CRITIC, memory.Phase.CRITIC_STEP}
+
+
+def test_tensor_parallelism_is_the_trainers_alone() -> None:
+    estimate = estimated(CRITIC, training={"tensorParallelSize": 2})
+    assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["gathered weights"] == (HEAD + HIDDEN + 2 * LAYER) * 2
+    assert terms(device(estimate, 0), TRAIN, "actor_train")["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2 // 2
+
+
+def test_a_critic_on_the_trainers_devices_takes_turns_with_it() -> None:
+    beside = {**CRITIC, "placement": {"ranks": "0-1"}}
+    alone = device(estimated(CRITIC), 0)
+    switching = device(estimated(beside, offload={"residency": "Switching"}), 0)
+    resident = device(estimated(beside), 0)
+    assert terms(switching, TRAIN, "actor_train") == terms(alone, TRAIN, "actor_train")
+    assert set(terms(switching, TRAIN, "critic")) == {"CUDA context and NCCL"}
+    assert {"float32 weights", "AdamW m and v"} < set(terms(resident, TRAIN, "critic"))
+    assert resident.peak.num_bytes > switching.peak.num_bytes
+
+
+def test_an_optimizer_that_comes_for_its_step_alone_is_there_for_the_critics_too() -> None:
+    beside = {**CRITIC, "placement": {"ranks": "0-1"}, "offload": {"optimizer": "Always"}}
+    pool = device(estimated(beside, offload={"residency": "Switching"}), 0)
+    assert "AdamW m and v" not in terms(pool, TRAIN_CRITIC, "critic")
+    assert "AdamW m and v" in terms(pool, memory.Phase.CRITIC_STEP, "critic")
+
+
+def test_adapters_leave_the_weights_frozen_in_the_dtype_of_the_computation() -> None:
+    pool = device(estimated(model={"lora": {"rank": 8}}), 0)
+    sizes = [HIDDEN + QUERY, 2 * (HIDDEN + KV), QUERY + HIDDEN, 3 * (HIDDEN + INNER)]
+    adapters = LAYERS * 8 * sum(sizes)
+    training = terms(pool, TRAIN, "actor_train")
+    assert training["bfloat16 weights"] == PARAMETERS // 2 * 2
+    assert training["float32 adapters"] == adapters // 2 * 4
+    assert training["AdamW m and v of adapters"] == adapters // 2 * 8
+    # many micro-batches are added up before they are exchanged
+    assert training["gradients of adapters"] == adapters * 4
+    assert training["merged weight"] == HIDDEN * INNER * 6
+    assert not {"float32 weights", "AdamW m and v", "gradient of the head"} & set(training)
+
+
+def test_adapters_of_some_layers_and_the_models_that_have_none() -> None:
+    model = {"lora": {"rank": 8, "targetModules": ["q_proj", "v_proj"]}}
+    estimate = estimated(CRITIC, model=model)
+    few = LAYERS * 8 * (HIDDEN + QUERY + HIDDEN + KV)
+    assert terms(device(estimate, 0), TRAIN, "actor_train")["float32 adapters"] == few // 2 * 4
+    assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["float32 weights"] == (PARAMETERS - HEAD) // 2 * 4

@@ -1,0 +1,182 @@
+"""What the rules between fields let pass: every setting beside the one that gives it an effect. Refusals are under tests/golden/invalid."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rljob_api import rollout_rules
+from rljob_api.errors import SpecInvalidError
+from rljob_api.plan import PlacementMode
+from rljob_api.v1alpha1 import RLJob
+from rljob_api.validation import CheckedJob, check
+from tests.unit.api.manifests import manifest
+
+CRITIC = {"name": "critic", "role": "Critic", "placement": {"ranks": "2"}}
+REFERENCE = {"name": "reference", "role": "Reference", "placement": {"ranks": "2"}}
+QUESTIONS = {"validation": [{"name": "sums", "type": "ReasoningGym", "reasoningGym": {"task": "basic_arithmetic"}}]}
+
+
+def job(*components: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """A job on four devices: a Trainer, an engine, further components, and sections of the spec."""
+    document = manifest()
+    spec = document["spec"]
+    spec["nodeGroups"][0]["devicesPerNode"] = 4
+    names = {component["name"] for component in components}
+    spec["components"] = [one for one in spec["components"] if one["name"] not in names] + list(components)
+    for key, value in sections.items():
+        spec[key] = {**spec.get(key, {}), **value}
+    return document
+
+
+def paths(document: dict[str, Any]) -> list[str]:
+    """Of all problems."""
+    try:
+        check(document)
+    except SpecInvalidError as error:
+        return [problem.path for problem in error.errors]
+    return []
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"advantage": {"normalizeStd": False, "whiten": True, "clip": 2.0}},
+        {"advantage": {"normalizeStd": False}, "reward": {"scale": "Batch"}},
+        {"advantage": {"estimator": "RLOO"}, "reward": {"scale": "Running", "clip": 5.0}},
+        {"reward": {"center": "Batch", "scale": "Group", "clip": 5.0, "overlong": {"bufferTokens": 1024}}},
+        {"advantage": {"estimator": "Reinforce", "gamma": 0.9}, "reward": {"center": "Group", "scale": "Batch"}},
+        {"advantage": {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, "reward": {"center": "Group"}},
+        {"policyLoss": {"clipLow": 0.1, "clipHigh": 0.3, "dualClip": 3.0}},
+        {"policyLoss": {"variant": "GSPO", "clipLow": 0.0003, "dualClip": 3.0}},
+        {"policyLoss": {"variant": "TIS", "clipLow": 1.0, "clipHigh": 1.0}},
+        {"policyLoss": {"variant": "TOPR", "positiveWeight": 0.5, "negativeWeight": 0.0}},
+        {"policyLoss": {"variant": "CISPO", "clipHigh": 3.0, "maskClipped": True}},
+        {"policyLoss": {"variant": "Kimi15", "tau": 0.0}, "offPolicy": {"weight": {"level": "Sequence"}}},
+        {"policyLoss": {"variant": "Vanilla"}, "offPolicy": {"weight": {"low": 0.5, "high": 0.5}}},
+        {"offPolicy": {"masks": [{"level": "Token"}, {"level": "Sequence"}, {"level": "Geometric"}, {"level": "Segment"}]}},
+        {"offPolicy": {"proximal": "Recompute", "weight": {}}},
+        {"offPolicy": {"proximal": "Recompute", "masks": [{}]}, "policyLoss": {"variant": "Vanilla"}},
+        {"filters": {"truncated": True, "minGroupMean": 0.1, "maxGroupMean": 0.9, "maxFailedTokens": 1024}},
+        {"sampleWeights": {"difficulty": True, "length": True}, "entropyCoefficient": 0.01},
+    ],
+)
+def test_learning_rules_with_an_effect(algorithm: dict[str, Any]) -> None:
+    assert paths(job(algorithm=algorithm)) == []
+
+
+@pytest.mark.parametrize("proximal", ["Recompute", "Interpolate"])
+def test_another_proximal_policy_with_several_updates(proximal: str) -> None:
+    overlap = {"asyncGenerationRatio": 2} if proximal == "Interpolate" else {}
+    assert paths(job(algorithm={"offPolicy": {"proximal": proximal}}, training={"epochs": 2}, overlap=overlap)) == []
+
+
+def test_interpolation_acts_on_old_tokens_with_a_single_update() -> None:
+    document = job(algorithm={"offPolicy": {"proximal": "Interpolate"}}, overlap={"asyncGenerationRatio": 1.5})
+    assert paths(document) == []
+    document["spec"]["overlap"] = {"maxStaleness": 2}
+    document["spec"]["rollout"] = {"extraPrompts": 4}
+    assert paths(document) == []
+    document["spec"]["overlap"] = {"asyncGenerationRatio": 1}
+    assert paths(document) == ["spec.algorithm.offPolicy.proximal"]
+
+
+def test_gae_with_its_critic() -> None:
+    algorithm = {
+        "advantage": {"estimator": "GAE", "gamma": 0.99, "lambda": 0.9, "whiten": True},
+        "critic": {"learningRate": 1e-4, "valueClip": 0.2, "warmupSteps": 99},
+    }
+    assert paths(job(CRITIC, algorithm=algorithm)) == []
+
+
+@pytest.mark.parametrize(
+    "kl",
+    [
+        {"coefficient": 0.1, "estimator": "Abs"},
+        {"coefficient": 0.1, "placement": "Reward", "target": 0.1, "horizon": 100},
+        {"coefficient": 0.1, "target": 0.1},
+    ],
+)
+def test_a_penalty_with_its_reference(kl: dict[str, Any]) -> None:
+    assert paths(job(REFERENCE, algorithm={"kl": kl})) == []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"overlap": {"asyncGenerationRatio": 1.5, "maxStaleness": 1}},
+        {"overlap": {"asyncGenerationRatio": 0.0, "maxStaleness": 0}},
+        {"overlap": {"maxStaleness": 1, "updateMode": "InFlight"}, "rollout": {"extraPrompts": 1}},
+        {"overlap": {"updateMode": "Interrupt"}, "data": QUESTIONS, "validation": {"everySteps": 1}},
+        {"rollout": {"redundantSamples": 3, "extraPrompts": 4}},
+        {"rollout": {"groupFilter": {"minStd": 0}}},
+        {"rollout": {"groupFilter": {"minMean": 0.1, "maxMean": 0.9, "maxInRow": 5}}},
+        {"rollout": {"groupFilter": {"minMean": 0.1}}, "algorithm": {"filters": {"minGroupMean": 0.2}}},
+    ],
+)
+def test_drawing_responses(sections: dict[str, Any]) -> None:
+    assert paths(job(**sections)) == []
+
+
+def test_paused_validation_leaves_nothing_running_at_a_sync() -> None:
+    paused = {"everySteps": 1, "pauseGeneration": True}
+    document = job(overlap={"updateMode": "Interrupt"}, data=QUESTIONS, validation=paused)
+    assert paths(document) == ["spec.overlap.updateMode"]
+
+
+@pytest.mark.parametrize("placement", [{"ranks": "1-3"}, {"mode": "Auto"}])
+def test_groups_stay_together_where_there_may_be_several_engines(placement: dict[str, Any]) -> None:
+    engine = {"name": "actor_infer", "role": "Rollout", "placement": placement}
+    assert paths(job(engine, rollout={"groupRouting": "Together"})) == []
+
+
+def test_validation_with_sampling() -> None:
+    validation = {
+        "everySteps": 5,
+        "atStart": False,
+        "pauseGeneration": True,
+        "maxPrompts": 8,
+        "samplesPerPrompt": 4,
+        "maxResponseTokens": 1024,
+        "temperature": 1.0,
+        "topP": 0.9,
+    }
+    assert paths(job(data=QUESTIONS, validation=validation)) == []
+
+
+@pytest.mark.parametrize(
+    ("overlap", "bound"), [({}, 0), ({"asyncGenerationRatio": 0.5}, 1), ({"asyncGenerationRatio": 2, "maxStaleness": 5}, 5)]
+)
+def test_the_staleness_that_a_spec_allows(overlap: dict[str, Any], bound: int) -> None:
+    assert rollout_rules.max_staleness(RLJob.model_validate_json(json.dumps(job(overlap=overlap))).spec) == bound
+
+
+def checked(document: dict[str, Any]) -> CheckedJob:
+    return check(document)
+
+
+def test_a_critic_is_placed_like_any_model() -> None:
+    gae = {"advantage": {"estimator": "GAE"}}
+    beside = {**CRITIC, "placement": {"ranks": "0"}}
+    alone = checked(job(CRITIC, algorithm=gae)).plan
+    assert alone.mode is PlacementMode.DISAGGREGATED
+    shared = checked(job(beside, algorithm=gae, offload={"residency": "Switching"})).plan
+    assert [(one.name, one.shares_devices_with) for one in shared.components if one.shares_devices_with] == [
+        ("actor_train", ("critic",)),
+        ("critic", ("actor_train",)),
+    ]
+
+
+def test_a_critics_devices_are_given_and_not_chosen() -> None:
+    document = job({**CRITIC, "placement": {"mode": "Auto"}}, algorithm={"advantage": {"estimator": "GAE"}})
+    assert paths(document) == ["spec.components[3].placement.mode"]
+
+
+def test_settings_that_only_name_their_default_pass() -> None:
+    """The API server writes defaults into every object."""
+    document = job()
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
+    document["spec"] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert paths(document) == []
