@@ -17,7 +17,7 @@ from rljob_runtime.offload.copies import Direction, HostCopies
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import IntArray, TrainBatch
 from rljob_runtime.report.names import require_registered
-from rljob_runtime.training import worker as worker_module
+from rljob_runtime.training import rank as rank_module
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
@@ -237,7 +237,7 @@ class Watch:
         self.step_bytes: list[int] = []
         optimizer = worker._require().optimizer
         assert optimizer is not None
-        clip, step = worker_module.clip_gradients, optimizer.step
+        clip, step = rank_module.clip_gradients, optimizer.step
 
         def clipped(*args: Any) -> torch.Tensor:
             self.backward_bytes.append(worker._require().store.memory().allocated_bytes)
@@ -247,7 +247,7 @@ class Watch:
             self.step_bytes.append(worker._require().store.memory().allocated_bytes)
             step()
 
-        monkeypatch.setattr(worker_module, "clip_gradients", clipped)
+        monkeypatch.setattr(rank_module, "clip_gradients", clipped)
         monkeypatch.setattr(optimizer, "step", stepped)
 
 

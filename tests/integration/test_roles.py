@@ -20,7 +20,7 @@ from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.tenants import Tenant, TenantProcess
 from rljob_runtime.roles import Role
-from rljob_runtime.training import worker as worker_module
+from rljob_runtime.training import rank as rank_module
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.worker import PolicyWorker
@@ -50,13 +50,13 @@ class Pair:
             one_group.setattr(dist, "init_process_group", lambda *args, **kwargs: None)
             self.policies["reference"].setup("127.0.0.1", port, TIMEOUT_S)
         self.workers = {name: InProcessWorker(f"{name}-0", policy) for name, policy in self.policies.items()}
-        clip = worker_module.clip_gradients
+        clip = rank_module.clip_gradients
 
         def clipped(model: torch.nn.Module, most: float | None) -> torch.Tensor:
             self.gradients.append(b"".join(bytes_of(p.grad.full_tensor()) for p in model.parameters() if p.grad is not None))  # type: ignore[attr-defined]
             return clip(model, most)
 
-        patch.setattr(worker_module, "clip_gradients", clipped)
+        patch.setattr(rank_module, "clip_gradients", clipped)
 
     def roles(self, arbiter: DeviceArbiter | None) -> dict[str, Role]:
         return {name: Role(name, [worker], timeout_s=TIMEOUT_S, arbiter=arbiter) for name, worker in self.workers.items()}

@@ -17,7 +17,7 @@ from rljob_runtime import resolve
 from rljob_runtime.training import model as training_model
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
-from rljob_runtime.training.optimizer import local_tensor
+from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.test_trainer import VOCAB, free_port, make_batch

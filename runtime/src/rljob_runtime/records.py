@@ -146,6 +146,20 @@ class TrainBatch:
     """Shape (T,): 0 where the mask is 0."""
     reference_logprobs: FloatArray | None = None
     """Shape (T,) when a reference policy is used."""
+    proximal_logprobs: FloatArray | None = None
+    """Shape (T,) when the trainer's own log-probs at the beginning of the step are the loss's old policy."""
+    staleness: FloatArray | None = None
+    """Shape (T,) when old log-probs are interpolated: by how many versions the token is older than the trainer."""
+    values: FloatArray | None = None
+    """Shape (T,) with a critic: its value before the token is drawn, at the beginning of the step."""
+    returns: FloatArray | None = None
+    """Shape (T,) with a critic: what the value should have been."""
+    scores: FloatArray | None = None
+    """Shape (S,): raw score of each sequence, where the loss asks for its sign."""
+    sample_weights: FloatArray | None = None
+    """Shape (S,): factor on each sequence's policy loss; None: all 1."""
+    kl_coefficient: float | None = None
+    """Weight of the KL term where it is adapted from step to step; None: the configured one. Without one there, no term."""
     temperature: float = 1.0
     """Sampling temperature: the trainer divides logits by it so that its log-probs match the behaviour's."""
     global_tokens: int

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.vocabulary import Aggregation, KLEstimator
 from rljob_runtime.losses.aggregate import token_weights
-from rljob_runtime.losses.config import LossConfig
+from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.losses.kl import kl_terms
 from rljob_runtime.losses.policy import clipped_policy_loss
 
@@ -85,6 +85,7 @@ def test_huge_log_ratio_stays_finite() -> None:
         (KLEstimator.K1, lambda p, q: p - q),
         (KLEstimator.K2, lambda p, q: (p - q) ** 2 / 2),
         (KLEstimator.K3, lambda p, q: math.exp(q - p) - (q - p) - 1),
+        (KLEstimator.ABS, lambda p, q: abs(q - p)),
     ],
 )
 def test_kl_terms_equal_their_formula(estimator: KLEstimator, formula) -> None:  # type: ignore[no-untyped-def]
@@ -102,15 +103,18 @@ def test_unbiased_kl_estimators_average_to_the_exact_divergence(estimator: KLEst
     assert expectation.item() == pytest.approx(exact.item(), abs=1e-12)
 
 
+NORM_TOKENS = 7
+
+
 def reference_aggregate(values: list[list[float]], masks: list[list[int]], aggregation: Aggregation) -> float:
-    """The three means written with loops over sequences."""
+    """The four means written with loops over sequences."""
     kept = [[v for v, m in zip(row, mask, strict=True) if m] for row, mask in zip(values, masks, strict=True)]
     kept = [row for row in kept if row]
     if aggregation is Aggregation.TOKEN_MEAN:
         return sum(sum(row) for row in kept) / sum(len(row) for row in kept)
     if aggregation is Aggregation.SEQ_MEAN_TOKEN_MEAN:
         return sum(sum(row) / len(row) for row in kept) / len(kept)
-    return sum(sum(row) for row in kept) / len(kept)
+    return sum(sum(row) for row in kept) / len(kept) / (NORM_TOKENS if aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM else 1)
 
 
 rows = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 1)), min_size=1, max_size=6), min_size=1, max_size=6).filter(
@@ -125,6 +129,7 @@ def weights_of(masks: list[list[int]], aggregation: Aggregation, tokens: int, se
         aggregation,
         global_tokens=tokens,
         global_sequences=sequences,
+        norm_tokens=NORM_TOKENS,
     )
 
 
@@ -157,7 +162,37 @@ def test_aggregation_refuses_local_instead_of_global_denominators() -> None:
         weights_of([[0, 0]], Aggregation.TOKEN_MEAN, 0, 1)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("clip_low", 1.5), ("clip_high", -0.1), ("dual_clip", 1.0), ("kl_coefficient", -1.0)])
+def test_aggregation_by_a_constant_length_asks_for_it() -> None:
+    with pytest.raises(ValueError, match="norm_tokens"):
+        token_weights(
+            torch.ones(1), torch.tensor([1]), Aggregation.SEQ_MEAN_TOKEN_SUM_NORM, global_tokens=1, global_sequences=1, norm_tokens=None
+        )
+    with pytest.raises(ValueError, match="SeqMeanTokenSumNorm with norm_tokens None"):
+        LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("clip_low", 1.5),
+        ("clip_high", -0.1),
+        ("dual_clip", 1.0),
+        ("kl_coefficient", -1.0),
+        ("entropy_coefficient", -1.0),
+        ("tau", float("nan")),
+        ("positive_weight", -0.5),
+        ("negative_weight", -0.5),
+        ("norm_tokens", 0),
+    ],
+)
 def test_loss_config_names_the_bad_setting(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{setting} is {value}"):
         LossConfig(**{setting: value})
+
+
+@pytest.mark.parametrize("bounds", [(-0.1, 2.0), (3.0, 2.0), (float("nan"), 2.0)])
+def test_correction_configs_refuse_bounds_without_a_ratio_between(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=f"weight has low {bounds[0]} and high {bounds[1]}"):
+        CorrectionWeightConfig(low=bounds[0], high=bounds[1])
+    with pytest.raises(ValueError, match=f"mask has low {bounds[0]} and high {bounds[1]}"):
+        CorrectionMaskConfig(low=bounds[0], high=bounds[1])

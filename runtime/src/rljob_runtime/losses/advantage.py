@@ -1,6 +1,6 @@
 """Advantages of groups of responses to the same prompt; numpy, one number per sequence.
 
-Called by the batcher before a train batch is made. No critic: the group is the baseline.
+Called by the learning rule before a train batch is made. No critic: the group is the baseline.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ The weights hold GLOBAL denominators, so that the scalar does not depend on how 
 each part sums its own terms and the sums add up. With ``m_t`` the mask, ``n_s = sum of m_t in sequence s``, ``G`` global_tokens
 and ``Q`` global_sequences:
 
-==================  ====================  =========================================
-TokenMean           m_t / G               DAPO, arXiv 2503.14476, eq. 8
-SeqMeanTokenMean    m_t / (n_s * Q)       GRPO, arXiv 2402.03300, eq. 3
-SeqMeanTokenSum     m_t / Q               Dr. GRPO, arXiv 2503.20783, without its constant length
-==================  ====================  =========================================
+===================  =====================  =========================================
+TokenMean            m_t / G                DAPO, arXiv 2503.14476, eq. 8
+SeqMeanTokenMean     m_t / (n_s * Q)        GRPO, arXiv 2402.03300, eq. 3
+SeqMeanTokenSum      m_t / Q                Dr. GRPO, arXiv 2503.20783, without its constant length
+SeqMeanTokenSumNorm  m_t / (Q * L)          Dr. GRPO with its constant length L
+===================  =====================  =========================================
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from rljob_api.vocabulary import Aggregation
 
 
 def token_weights(
-    mask: torch.Tensor, lengths: torch.Tensor, aggregation: Aggregation, *, global_tokens: int, global_sequences: int
+    mask: torch.Tensor,
+    lengths: torch.Tensor,
+    aggregation: Aggregation,
+    *,
+    global_tokens: int,
+    global_sequences: int,
+    norm_tokens: int | None = None,
 ) -> torch.Tensor:
     """Weight of every token of a batch.
 
@@ -29,12 +36,13 @@ def token_weights(
         aggregation: which mean.
         global_tokens: trained tokens of the update over all ranks.
         global_sequences: sequences with at least one trained token of the update over all ranks.
+        norm_tokens: L, needed by SeqMeanTokenSumNorm.
 
     Returns:
         Shape (T,), float32; 0 where the mask is 0. Over all ranks the weights of a ``*Mean`` sum to 1.
 
     Raises:
-        ValueError: a denominator is not positive or smaller than what this batch alone holds, or shapes do not fit.
+        ValueError: a denominator is not positive or smaller than what this batch alone holds, L is missing, or shapes do not fit.
     """
     mask = mask.to(torch.float32)
     if mask.ndim != 1 or int(lengths.sum()) != mask.numel():
@@ -54,3 +62,7 @@ def token_weights(
             return mask / (tokens_of_row.clamp(min=1)[row_of_token] * global_sequences)
         case Aggregation.SEQ_MEAN_TOKEN_SUM:
             return mask / global_sequences
+        case Aggregation.SEQ_MEAN_TOKEN_SUM_NORM:
+            if norm_tokens is None:
+                raise ValueError(f"aggregation {aggregation} needs norm_tokens; pass the longest response")
+            return mask / (global_sequences * norm_tokens)

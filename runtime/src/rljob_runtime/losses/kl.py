@@ -6,6 +6,7 @@ With ``d = logp_reference - logp_policy``:
 K1    -d                 unbiased, can be negative; as a loss its expected gradient is zero on-policy
 K2    d^2 / 2            biased, non-negative; its gradient is the gradient of the KL
 K3    exp(d) - d - 1     unbiased, non-negative (GRPO, arXiv 2402.03300, eq. 4)
+ABS   |d|                biased, non-negative; every token pulls equally hard towards the reference
 ====  =================  ===========================================================================
 """
 
@@ -38,3 +39,5 @@ def kl_terms(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator
             return 0.5 * difference.square()
         case KLEstimator.K3:
             return torch.expm1(difference) - difference
+        case KLEstimator.ABS:
+            return difference.abs()

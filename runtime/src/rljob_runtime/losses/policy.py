@@ -14,16 +14,17 @@ class PolicyTerms(NamedTuple):
 
     loss: torch.Tensor
     log_ratio: torch.Tensor
-    """``logp - logp_behaviour``, not clamped."""
+    """``logp - logp_old`` of the token, not clamped."""
     ratio: torch.Tensor
-    """``exp`` of the clamped log-ratio."""
+    """``exp`` of the clamped log-ratio; of the whole sequence in GSPO."""
     clipped: torch.Tensor
-    """Whether a clip decided the loss, so that the token gives no policy gradient."""
+    """Whether a bound acted: in PPO and GSPO it decided the loss, so that the token gives no policy gradient; elsewhere the ratio counts as
+    the bound."""
 
 
 def clipped_policy_loss(
     logprobs: torch.Tensor,
-    behaviour_logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     *,
     clip_low: float,
@@ -32,20 +33,36 @@ def clipped_policy_loss(
 ) -> PolicyTerms:
     """Pessimistic clipped surrogate at each token.
 
-    ``r = exp(clamp(logp - logp_behaviour, -20, 20))``, ``L = max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO, arXiv
+    ``r = exp(clamp(logp - logp_old, -20, 20))``, ``L = max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO, arXiv
     1707.06347, eq. 7; separate distances: DAPO, arXiv 2503.14476, eq. 10. With dual clip ``L = min(L, -c A)`` where A < 0: arXiv
-    1912.09729, eq. 5. The behaviour is the engine's own distribution, so the ratio also corrects trainer-engine mismatch.
+    1912.09729, eq. 5. Where the old policy is the engine's own distribution, the ratio also corrects trainer-engine mismatch.
 
     Args:
         logprobs: shape (N,), of the policy being trained.
-        behaviour_logprobs: shape (N,), of the engine when it drew the tokens.
+        old_logprobs: shape (N,), of the policy that the ratio compares with; by default the engine's when it drew the tokens.
         advantages: shape (N,).
         clip_low: distance below 1.
         clip_high: distance above 1.
         dual_clip: c > 1, or None.
     """
-    log_ratio = logprobs - behaviour_logprobs
+    log_ratio = logprobs - old_logprobs
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return pessimistic_terms(log_ratio, ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+
+
+def pessimistic_terms(
+    log_ratio: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> PolicyTerms:
+    """The larger of the plain and the clipped surrogate of given ratios, see :func:`clipped_policy_loss`.
+
+    Args:
+        log_ratio: shape (N,), only reported.
+        ratio: shape (N,), differentiable.
+        advantages: shape (N,).
+        clip_low: distance below 1.
+        clip_high: distance above 1.
+        dual_clip: c > 1, or None.
+    """
     surrogate = -advantages * ratio
     bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(surrogate, bounded)

@@ -1,4 +1,4 @@
-"""The trainer: torch only, no Ray; one :class:`~rljob_runtime.training.worker.PolicyWorker` per process.
+"""The trainer: torch only, no Ray; one worker per process, of a policy (:mod:`.worker`) or of a critic (:mod:`.critic`).
 
 ::
 

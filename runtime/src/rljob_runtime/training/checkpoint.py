@@ -1,5 +1,6 @@
 """Training state in torch's distributed checkpoint format: loadable at another number of ranks, bit-equal at the same.
 
+Frozen weights are not written, because training starts from the same model folder again: with adapters a checkpoint is small.
 The caller makes a new folder per checkpoint and marks it complete afterwards; here a folder is only written or read.
 """
 
@@ -13,11 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_runtime.errors import CheckpointError
+
+TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""Frozen parameters are in no checkpoint, and are not missed; of the others none can be missing, as loading fails before."""
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps_done: int) -> None:
@@ -59,7 +63,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         raise CheckpointError(
             f"checkpoint {folder} cannot be loaded into this model: {error}; resume from a complete one of the same model"
         ) from error
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=TRAINED_ONLY)
     for group, kept in zip(optimizer.param_groups, settings, strict=True):
         group.update(kept)
     if _random_key() in state:
@@ -69,7 +73,10 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, steps_done: int) -> dict[str, Any]:
     """What every rank shares, tensors by reference."""
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=TRAINED_ONLY)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            model_state.pop(name, None)  # torch leaves the second name of a frozen tied parameter
     return {"model": model_state, "optimizer": optimizer_state, "progress": {"steps_done": torch.tensor(steps_done)}}
 
 

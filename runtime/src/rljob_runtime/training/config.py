@@ -10,6 +10,28 @@ from rljob_runtime.offload.states import StateKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Train low-rank adapters instead of all weights (arXiv 2106.09685)."""
+
+    rank: int
+    alpha: float
+    """Products of adapters are scaled by ``alpha / rank``."""
+    target_modules: tuple[str, ...] = ()
+    """Linear layers inside decoder layers by their last name, such as ``q_proj``; empty takes all of them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning.
+
+        Raises:
+            ValueError: naming the setting, its value and the allowed range.
+        """
+        if self.rank < 1:
+            raise ValueError(f"lora.rank is {self.rank}; it must be at least 1")
+        if not self.alpha > 0:
+            raise ValueError(f"lora.alpha is {self.alpha}; it must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """Everything one policy worker needs to know; equal on all ranks."""
 
@@ -17,7 +39,7 @@ class PolicyConfig:
     """Local folder as ``save_pretrained`` writes it, or a Hub id ``owner/name``."""
     dtype: str = "float32"
     """``float32`` or ``bfloat16``: of the arithmetic, of the weights sent to engines and of exports. A trained policy keeps float32
-    masters and reduces gradients in float32 either way; a frozen one is held in this dtype."""
+    masters and reduces gradients in float32 either way; a frozen one, and the frozen weights under adapters, are held in this dtype."""
     trainable: bool = True
     """False: a frozen reference without gradients or optimizer."""
     learning_rate: float = 1e-6
@@ -51,6 +73,10 @@ class PolicyConfig:
     """Run model code that comes with the checkpoint."""
     attn_implementation: str = "sdpa"
     """As transformers names it."""
+    tensor_parallel_size: int = 1
+    """Ranks that hold one copy of the layers together and compute the same batches; divides the number of ranks."""
+    lora: LoraConfig | None = None
+    """Adapters to train; None trains all weights. Engines and exports get plain weights either way."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning.
@@ -60,7 +86,7 @@ class PolicyConfig:
         """
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
-        for name in ("token_budget", "logprob_chunk_tokens", "threads"):
+        for name in ("token_budget", "logprob_chunk_tokens", "threads", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
@@ -68,6 +94,8 @@ class PolicyConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.optimizer_around_step and not self.trainable:
             raise ValueError("optimizer_around_step is True with trainable False; a frozen policy has no optimizer, leave it False")
+        if self.lora is not None and not self.trainable:
+            raise ValueError("lora is set with trainable False; a frozen policy trains no adapters, leave it None")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")
         if self.lr_schedule is not Schedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from rljob_runtime.errors import CheckpointError
+from rljob_runtime.training.weights import pack_bucket, weight_specs
+from rljob_runtime.weightsync.packing import plan_buckets, unpack
+
+GATHER_BYTES = 256 * 2**20
+"""Of the model travel to rank 0 at once, or one larger tensor."""
 
 SIDE_FILES = (
     "tokenizer*",
@@ -31,6 +35,8 @@ SIDE_FILES = (
 def export_hf(folder: Path, model: PreTrainedModel, source: Path, dtype: str) -> None:
     """Gather the model on rank 0 and write config, safetensors and the source's tokenizer files; all ranks must call it.
 
+    Weights are what engines get, adapters merged.
+
     Args:
         folder: made if missing.
         model: sharded.
@@ -40,8 +46,13 @@ def export_hf(folder: Path, model: PreTrainedModel, source: Path, dtype: str) ->
     Raises:
         CheckpointError: rank 0 cannot write.
     """
-    gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    state = {name: tensor.to(getattr(torch, dtype)) for name, tensor in gathered.items() if isinstance(tensor, torch.Tensor)}
+    state: dict[str, torch.Tensor] = {}
+    for bucket in plan_buckets(weight_specs(model, dtype), GATHER_BYTES).buckets:
+        data = pack_bucket(model, bucket)
+        if data is not None:
+            state.update(unpack(bucket, data))
+    kept = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    state.update((name, buffer.cpu()) for name, buffer in model.named_buffers() if name in kept)
     if dist.get_rank() == 0:
         try:
             _write(folder, model, source, state, dtype)

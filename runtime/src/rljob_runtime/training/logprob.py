@@ -7,74 +7,149 @@ this takes 35 (4096 tokens, vocabulary 16384, chunks of 256; ``bench/logprob_mem
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch.autograd.function import once_differentiable
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyPart:
+    """Which rows of the head a rank has, where the vocabulary is divided over ranks that have equal hidden states."""
+
+    first: int
+    """Token of the first row."""
+    group: dist.ProcessGroup
+    """The ranks that have all rows together."""
+
+
 def selected_logprobs(
-    hidden: torch.Tensor, head_weight: torch.Tensor, targets: torch.Tensor, *, temperature: float, chunk_tokens: int
+    hidden: torch.Tensor,
+    head_weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    part: VocabularyPart | None = None,
+    with_entropy: bool = False,
 ) -> torch.Tensor:
     """``log softmax(hidden @ head_weight^T / temperature)[targets]``; differentiable once in ``hidden`` and ``head_weight``.
 
     Args:
         hidden: shape (N, H), float32 or bfloat16.
-        head_weight: shape (V, H), same dtype, not sharded.
+        head_weight: shape (V, H), same dtype; with ``part`` this rank's rows only.
         targets: shape (N,), int64 in [0, V).
         temperature: above 0.
         chunk_tokens: rows of logits that exist at the same time.
+        part: None where this rank has the whole head. Otherwise two small sums per chunk, and in backward one of the hidden states'
+            gradient, go over the ranks of the group, which all must call this with equal arguments otherwise.
+        with_entropy: also return the entropy of each whole distribution, ``-sum_v p_v log p_v`` in nats.
 
     Returns:
-        Shape (N,), float32.
+        Shape (N,), float32; equal on the ranks of a group. With entropy (2, N): log-probs, then entropies.
 
     Raises:
         ValueError: temperature or chunk_tokens is not positive.
     """
     if temperature <= 0.0 or chunk_tokens < 1:
         raise ValueError(f"temperature is {temperature} and chunk_tokens {chunk_tokens}; both must be above 0")
-    result: torch.Tensor = _SelectedLogprobs.apply(hidden, head_weight, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
+    apply = _SelectedLogprobs.apply
+    result: torch.Tensor = apply(hidden, head_weight, targets, temperature, chunk_tokens, part, with_entropy)  # type: ignore[no-untyped-call]
     return result
 
 
 class _SelectedLogprobs(torch.autograd.Function):
-    """Keeps hidden states and the log-normaliser (N numbers); recomputes logits in backward."""
+    """Keeps hidden states, the log-normaliser and the entropy (N numbers each); recomputes logits in backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, head_weight: torch.Tensor, targets: torch.Tensor, temperature: float, chunk_tokens: int
+        ctx: Any,
+        hidden: torch.Tensor,
+        head_weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        part: VocabularyPart | None,
+        with_entropy: bool,
     ) -> torch.Tensor:
         log_normaliser = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         result = torch.empty_like(log_normaliser)
+        entropy = torch.empty_like(log_normaliser) if with_entropy else None
+        columns, here = _columns(targets, head_weight, part)
         for start in range(0, hidden.shape[0], chunk_tokens):
-            part = slice(start, start + chunk_tokens)
-            logits = _scaled_logits(hidden[part], head_weight, temperature)
-            torch.logsumexp(logits, dim=-1, out=log_normaliser[part])
-            result[part] = logits.gather(1, targets[part, None]).squeeze(1) - log_normaliser[part]
-        ctx.save_for_backward(hidden, head_weight, targets, log_normaliser)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        return result
+            rows = slice(start, start + chunk_tokens)
+            logits = _scaled_logits(hidden[rows], head_weight, temperature)
+            chosen = logits.gather(1, columns[rows, None]).squeeze(1)
+            if here is None or part is None:
+                torch.logsumexp(logits, dim=-1, out=log_normaliser[rows])
+            else:
+                chosen.mul_(here[rows])
+                log_normaliser[rows] = _log_normaliser(logits, chosen, part)
+            result[rows] = chosen - log_normaliser[rows]
+            if entropy is not None:
+                entropy[rows] = _entropy(logits.sub_(log_normaliser[rows, None]), part)
+        ctx.save_for_backward(hidden, head_weight, targets, log_normaliser, entropy)
+        ctx.temperature, ctx.chunk_tokens, ctx.part = temperature, chunk_tokens, part
+        return result if entropy is None else torch.stack([result, entropy])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
-        """d logp_t / d logits = (onehot(target) - softmax) / temperature."""
-        hidden, head_weight, targets, log_normaliser = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None]:
+        """``d logp_t / d logits = (onehot(target) - p) / temperature`` and ``d H / d logits = -p (log p + H) / temperature``."""
+        hidden, head_weight, targets, log_normaliser, entropy = ctx.saved_tensors
+        grad, grad_entropy = (grad, None) if entropy is None else (grad[0], grad[1] / ctx.temperature)
         grad_hidden = torch.empty_like(hidden)
         # float32, because the head's gradient is a sum over every chunk
         grad_weight = torch.zeros(head_weight.shape, dtype=torch.float32, device=head_weight.device) if ctx.needs_input_grad[1] else None
+        columns, here = _columns(targets, head_weight, ctx.part)
         for start in range(0, hidden.shape[0], ctx.chunk_tokens):
-            part = slice(start, start + ctx.chunk_tokens)
-            scale = (grad[part] / ctx.temperature).unsqueeze(1)
-            grad_logits = _scaled_logits(hidden[part], head_weight, ctx.temperature)
-            grad_logits.sub_(log_normaliser[part, None]).exp_().mul_(-scale)
-            grad_logits.scatter_add_(1, targets[part, None], scale)
+            rows = slice(start, start + ctx.chunk_tokens)
+            scale = (grad[rows] / ctx.temperature).unsqueeze(1)
+            grad_logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature)
+            grad_logits.sub_(log_normaliser[rows, None])
+            if grad_entropy is None:
+                grad_logits.exp_().mul_(-scale)
+            else:
+                towards = torch.addcmul(scale, grad_logits + entropy[rows, None], grad_entropy[rows, None])
+                grad_logits.exp_().mul_(towards.neg_())
+            grad_logits.scatter_add_(1, columns[rows, None], scale if here is None else scale * here[rows, None])
             grad_logits = grad_logits.to(hidden.dtype)
-            torch.mm(grad_logits, head_weight, out=grad_hidden[part])
+            torch.mm(grad_logits, head_weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                _add_product(grad_weight, grad_logits.t(), hidden[part])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None
+                _add_product(grad_weight, grad_logits.t(), hidden[rows])
+        if ctx.part is not None:
+            dist.all_reduce(grad_hidden, group=ctx.part.group)
+        return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None, None, None
+
+
+def _columns(targets: torch.Tensor, head_weight: torch.Tensor, part: VocabularyPart | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Columns of the targets in this rank's logits, 0 for those of other ranks, and which are this rank's; None: all."""
+    if part is None:
+        return targets, None
+    columns = targets - part.first
+    here = (columns >= 0) & (columns < head_weight.shape[0])
+    return columns * here, here
+
+
+def _log_normaliser(logits: torch.Tensor, chosen: torch.Tensor, part: VocabularyPart) -> torch.Tensor:
+    """Log of the sum of exponentials over all ranks' logits (N, V of this rank); completes ``chosen`` (N,) too, in place."""
+    highest = logits.amax(dim=-1)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=part.group)
+    sums = torch.stack([(logits - highest[:, None]).exp_().sum(dim=-1), chosen])
+    dist.all_reduce(sums, group=part.group)
+    chosen.copy_(sums[1])
+    return sums[0].log() + highest
+
+
+def _entropy(logprobs: torch.Tensor, part: VocabularyPart | None) -> torch.Tensor:
+    """``-sum p log p`` (N,) of log-probs (N, V of this rank) over all ranks' columns."""
+    entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+    if part is not None:
+        dist.all_reduce(entropy, group=part.group)
+    return entropy
 
 
 def _scaled_logits(hidden: torch.Tensor, head_weight: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Loads a Hugging Face causal language model and shards it with FSDP2.
 
-Every decoder layer is one FSDP unit, the rest (embeddings, final norm, head) the root unit; a small model is one unit as a whole. The
+Tensor parallelism (:mod:`.parallel`) and adapters (:mod:`.lora`) come before. Every decoder layer is one FSDP unit, the rest
+(embeddings, final norm, head) the root unit; a small model is one unit as a whole. The
 policy's only entry is the method ``token_logprobs`` put on the model and registered with FSDP: calling parts of the model directly would
 bypass the all-gather hooks. World size 1 takes the same path (about a tenth of a small model's step), so names, checkpoints and code do
 not depend on it.
@@ -19,12 +20,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.config import PolicyConfig
-from rljob_runtime.training.logprob import selected_logprobs
+from rljob_runtime.training.logprob import VocabularyPart, selected_logprobs
+from rljob_runtime.training.lora import add_adapters
+from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
@@ -60,12 +64,13 @@ def resolve_folder(model_path: str) -> Path:
 def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     """Load the whole model on the CPU, in eval mode (no dropout: log-probs must be a function of weights and tokens).
 
-    A trained policy is loaded in float32 (its masters), a frozen one in ``config.dtype``.
+    What is trained is loaded in float32 (its masters), what is frozen in ``config.dtype``: a frozen policy, and all but the adapters with
+    ``config.lora``.
 
     Raises:
-        ModelError: not loadable, or of a kind whose log-probs this trainer would get wrong.
+        ModelError: not loadable, or of a kind whose log-probs this trainer would get wrong, or without the layers that shall have adapters.
     """
-    dtype = torch.float32 if config.trainable else getattr(torch, config.dtype)
+    dtype = torch.float32 if config.trainable and config.lora is None else getattr(torch, config.dtype)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=config.attn_implementation, trust_remote_code=config.trust_remote_code
@@ -73,7 +78,9 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ModelError(f"model folder {folder} cannot be loaded as a causal language model: {error}") from error
     _refuse_unsupported(model, folder)
-    model.requires_grad_(config.trainable)
+    model.requires_grad_(config.trainable and config.lora is None)
+    if config.lora is not None:
+        add_adapters(decoder_layers(model), config.lora, config.seed)
     model.eval()
     if config.activation_checkpointing and config.trainable:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -83,14 +90,27 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
 
 
 def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) -> None:
-    """Shard in place over the one-dimensional ``mesh`` and put ``token_logprobs`` on the model."""
-    low_precision = config.dtype != "float32" and config.trainable
+    """Shard in place over ``mesh`` and put ``token_logprobs`` and the layout on the model.
+
+    Args:
+        model: whole, with adapters if there are any.
+        config: of the policy.
+        mesh: from :func:`~rljob_runtime.training.parallel.make_mesh`.
+
+    Raises:
+        ModelError: tensor parallelism is asked for and does not fit the model.
+    """
+    layout = Layout(mesh=mesh)
+    model.layout = layout
+    # with adapters every parameter has the dtype it is used in: merged weights are made in float32
+    low_precision = config.dtype != "float32" and config.trainable and config.lora is None
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
     layers = decoder_layers(model)
+    apply_tensor_parallel(model, layers, layout)
     if sum(p.numel() * p.element_size() for p in model.parameters()) > ONE_UNIT_BYTES:
         for layer in layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, mesh=layout.dp_mesh, mp_policy=policy)
+    fully_shard(model, mesh=layout.dp_mesh, mp_policy=policy)
     model.token_logprobs = types.MethodType(_token_logprobs, model)
     register_fsdp_forward_method(model, "token_logprobs")
 
@@ -152,19 +172,37 @@ def _token_logprobs(
     chunk_tokens: int,
     position_ids: torch.Tensor | None = None,
     until: torch.Tensor | None = None,
+    with_entropy: bool = False,
 ) -> torch.Tensor:
-    """Log-probs (N,) float32 of ``targets`` (N,) after the hidden states at flat ``positions`` (N,) of ``input_ids`` (rows, width).
+    """Log-probs (N,) float32 of ``targets`` (N,) after the :func:`hidden_states` at ``positions`` (N,); with entropies below: (2, N)."""
+    chosen = hidden_states(self, input_ids, positions, position_ids, until)
+    weight = self.get_output_embeddings().weight
+    part = None
+    if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
+        weight, layout = weight.to_local(), layout_of(self)
+        part = VocabularyPart(first=layout.tp_rank * weight.shape[0], group=layout.tp_group)
+    return selected_logprobs(
+        chosen, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens, part=part, with_entropy=with_entropy
+    )
+
+
+def hidden_states(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    until: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Last hidden states (N, H) at flat ``positions`` (N,) of ``input_ids`` (rows, width); only inside a method registered with FSDP.
 
     Without ``until`` no attention mask: rows are padded right and attention is causal. No cache: with one, transformers takes
     packed-sequence guesses.
     """
     mask = None if until is None else tree_mask(until)
-    hidden = self.base_model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).last_hidden_state
+    hidden = model.base_model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).last_hidden_state
     # embedding, not hidden[positions] or index_select: positions repeat where prompts are shared, and its backward adds in a fixed order
     # on the CPU and on CUDA (there it sorts first; the others use atomics on one of the two), so losses are bit-identical over runs
-    chosen = F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
-    weight = self.get_output_embeddings().weight
-    return selected_logprobs(chosen, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    return F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
 
 
 def tree_mask(until: torch.Tensor) -> torch.Tensor:

@@ -7,23 +7,24 @@ import math
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from rljob_api.vocabulary import Schedule
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.parallel import divided_dimension, layout_of, local_tensor, sum_partial_gradients
 
 
 def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW:
-    """AdamW, fused, with all of its state allocated at once.
+    """AdamW of the trained parameters, fused, with all of its state allocated at once.
 
     Early state has two uses: memory is taken at start rather than in the first step, and a checkpoint made before the first update is
     complete (torch's own lazy initialisation would leave its step counter at 1).
     """
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.ndim < 2]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2]
+    plain = [p for p in trained if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=config.betas, eps=config.eps, fused=True)
-    for parameter in model.parameters():
+    for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for state in optimizer.state.values():
@@ -54,15 +55,20 @@ def learning_rate_at(config: PolicyConfig, step: int) -> float:
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> torch.Tensor:
-    """Scale gradients in place so that their global 2-norm is at most ``max_norm``.
+    """Scale gradients in place so that their global 2-norm is at most ``max_norm``; once per update, before ``.grad`` is used.
 
-    Works on local shards and sums squares over ranks once: far fewer calls than norms of DTensors.
+    Completes gradients over tp first (:func:`~rljob_runtime.training.parallel.sum_partial_gradients`). Works on local shards and sums
+    squares over ranks once: far fewer calls than norms of DTensors. What each tp rank has as a whole counts on the first of them only.
 
     Returns:
         The norm before scaling, float32 scalar, equal on all ranks.
     """
-    gradients = [local_tensor(p.grad) for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    sum_partial_gradients(model)
+    first = layout_of(model).tp_rank == 0
+    trained = [p for p in model.parameters() if p.grad is not None]
+    gradients = [local_tensor(p.grad) for p in trained if p.grad is not None]
+    counted = [g for g, p in zip(gradients, trained, strict=True) if first or divided_dimension(p) is not None]
+    norm = torch.nn.utils.get_total_norm(counted, foreach=True)
     if dist.get_world_size() > 1:
         squared = norm.square()
         dist.all_reduce(squared)
@@ -70,11 +76,3 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> torch.Tensor:
     if max_norm is not None:
         torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a sharded tensor, or the tensor itself; shares memory."""
-    if isinstance(tensor, DTensor):
-        local: torch.Tensor = tensor.to_local()
-        return local
-    return tensor

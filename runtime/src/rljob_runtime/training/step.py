@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,14 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from rljob_runtime.losses.aggregate import token_weights
-from rljob_runtime.losses.kl import kl_terms
-from rljob_runtime.losses.policy import clipped_policy_loss
+from rljob_runtime.losses.config import LossConfig
+from rljob_runtime.losses.objective import LossInputs, objective
+from rljob_runtime.losses.spans import SpanIndex, span_index
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
+from rljob_runtime.training.parallel import layout_of
 from rljob_runtime.training.sharing import LayerCosts
 
 
@@ -27,11 +29,16 @@ class PreparedBatch:
     """A train batch as tensors (T,) with its micro-batches; as many of these on every rank."""
 
     micro_batches: list[MicroBatch]
-    weights: torch.Tensor
-    behaviour_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    reference_logprobs: torch.Tensor | None
+    spans: SpanIndex
+    tensors: Mapping[str, torch.Tensor]
+    """Shape (T,) each: fields of :class:`~rljob_runtime.losses.objective.LossInputs` by name."""
+    kl_coefficient: float
     temperature: float
+
+    def inputs(self, micro: MicroBatch, device: torch.device) -> LossInputs:
+        """What the loss of a micro-batch's wanted tokens (N,) needs."""
+        sources = to_device(micro.sources, device)
+        return LossInputs(spans=self.spans.of(micro.sources), **{name: tensor[sources] for name, tensor in self.tensors.items()})
 
 
 def prepare_batches(
@@ -46,74 +53,64 @@ def prepare_batches(
         costs: of the model, as :func:`~rljob_runtime.training.microbatch.make_micro_batches` takes them.
 
     Raises:
-        ValueError: a batch does not fit its own shapes or denominators, or lacks reference log-probs that the KL term needs.
+        ValueError: a batch does not fit its own shapes or denominators, or lacks what the loss asks for.
     """
-    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs) for b in batches]
-    counts = torch.tensor([len(c) for c in cut], dtype=torch.int64, device=device)
-    if dist.get_world_size() > 1:
-        dist.all_reduce(counts, dist.ReduceOp.MAX)
-    prepared, cpu = [], torch.device("cpu")
-    for batch, micro_batches, count in zip(batches, cut, counts.tolist(), strict=True):
-        if config.loss.kl_coefficient > 0 and batch.reference_logprobs is None:
-            raise ValueError(
-                f"kl_coefficient is {config.loss.kl_coefficient} but the batch has no reference_logprobs; run the reference first"
-            )
-        weights = token_weights(
-            to_device(batch.response_mask, cpu),
-            to_device(batch.lengths, cpu),
-            config.loss.aggregation,
-            global_tokens=batch.global_tokens,
-            global_sequences=batch.global_sequences,
-        )
-        reference = batch.reference_logprobs
+    for batch in batches:
+        _check_complete(batch, config.loss)
+    prepared = []
+    for batch, micro_batches in zip(batches, cut_batches(batches, config, device, costs), strict=True):
+        spans = span_index(batch.response_mask, batch.lengths)
+        tensors = _loss_tensors(batch, config.loss, spans)
         prepared.append(
             PreparedBatch(
-                micro_batches=micro_batches + [filler()] * (count - len(micro_batches)),
-                weights=weights.to(device),
-                behaviour_logprobs=to_device(batch.behaviour_logprobs, device),
-                advantages=to_device(batch.advantages, device),
-                reference_logprobs=None if reference is None else to_device(reference, device),
+                micro_batches=micro_batches,
+                spans=spans,
+                tensors={name: tensor.to(device) for name, tensor in tensors.items()},
+                kl_coefficient=config.loss.kl_coefficient if batch.kl_coefficient is None else batch.kl_coefficient,
                 temperature=batch.temperature,
             )
         )
     return prepared
 
 
+def cut_batches(
+    batches: Sequence[TrainBatch], config: PolicyConfig, device: torch.device, costs: LayerCosts | None
+) -> list[list[MicroBatch]]:
+    """Micro-batches of each batch, as many on every rank; arguments and errors as of :func:`prepare_batches`."""
+    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs) for b in batches]
+    counts = torch.tensor([len(c) for c in cut], dtype=torch.int64, device=device)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(counts, dist.ReduceOp.MAX)
+    return [micro_batches + [filler()] * (count - len(micro_batches)) for micro_batches, count in zip(cut, counts.tolist(), strict=True)]
+
+
 def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: PolicyConfig, meter: StepMeter, *, fresh: bool) -> None:
     """Add the gradient of one update's loss to ``.grad``; equal to that of the whole batch in one piece, over all ranks.
 
-    FSDP averages gradients over ranks, so each rank's loss is scaled by their number. Ranks exchange gradients once, with the last
-    micro-batch.
+    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients once, with
+    the last micro-batch.
     """
+    dp_size = layout_of(model).dp_size
     assert isinstance(model, FSDPModule)
-    world_size = dist.get_world_size()
     last = len(batch.micro_batches) - 1
+    with_entropy = config.loss.entropy_coefficient > 0
     for index, micro in enumerate(batch.micro_batches):
         model.set_requires_gradient_sync(index == last)
-        logprobs = run_micro_batch(model, micro, batch.temperature, config.logprob_chunk_tokens)
+        outputs = run_micro_batch(model, micro, batch.temperature, config.logprob_chunk_tokens, with_entropy=with_entropy)
         if micro.is_filler:
-            (logprobs.sum() * 0.0).backward()
+            (outputs.sum() * 0.0).backward()
             continue
-        sources = to_device(micro.sources, logprobs.device)
-        behaviour, weights = batch.behaviour_logprobs[sources], batch.weights[sources]
-        terms = clipped_policy_loss(
-            logprobs,
-            behaviour,
-            batch.advantages[sources],
-            clip_low=config.loss.clip_low,
-            clip_high=config.loss.clip_high,
-            dual_clip=config.loss.dual_clip,
-        )
-        policy_loss = torch.dot(terms.loss, weights)
-        kl_loss = torch.zeros_like(policy_loss)
-        if batch.reference_logprobs is not None and config.loss.kl_coefficient > 0:
-            kl_loss = torch.dot(kl_terms(logprobs, batch.reference_logprobs[sources], config.loss.kl_estimator), weights)
-        ((policy_loss + config.loss.kl_coefficient * kl_loss) * world_size).backward()
-        meter.add(terms, behaviour, policy_loss, kl_loss, fresh=fresh)
+        logprobs, entropy = (outputs[0], outputs[1]) if with_entropy else (outputs, None)
+        inputs = batch.inputs(micro, logprobs.device)
+        result = objective(logprobs, inputs, config.loss, kl_coefficient=batch.kl_coefficient, entropy=entropy)
+        (result.loss * dp_size).backward()
+        meter.add(result, inputs.behaviour_logprobs, fresh=fresh)
 
 
-def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int) -> torch.Tensor:
-    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32."""
+def run_micro_batch(
+    model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int, *, with_entropy: bool = False
+) -> torch.Tensor:
+    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32; with entropies below: (2, N)."""
     device = model.device
     logprobs: torch.Tensor = model.token_logprobs(
         to_device(micro.input_ids, device),
@@ -123,6 +120,7 @@ def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: floa
         chunk_tokens,
         None if micro.position_ids is None else to_device(micro.position_ids, device),
         None if micro.until is None else to_device(micro.until, device),
+        with_entropy,
     )
     return logprobs
 
@@ -130,3 +128,55 @@ def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: floa
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """The array as a tensor; on the CPU without a copy where it is writable (read-only ones come out of shared memory)."""
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+
+
+def _check_complete(batch: TrainBatch, config: LossConfig) -> None:
+    """Refuse a batch without what the loss asks for."""
+    needs = (
+        ("reference_logprobs", config.needs_reference, f"kl_coefficient is {config.kl_coefficient}", "run the reference first"),
+        ("proximal_logprobs", config.needs_proximal, f"proximal is {config.proximal}", "run the trainer over the batch first"),
+        ("staleness", config.needs_staleness, f"proximal is {config.proximal}", "say how old each token is"),
+        ("scores", config.needs_scores, f"variant is {config.variant}", "say how each sequence was judged"),
+    )
+    for name, needed, setting, remedy in needs:
+        if needed and getattr(batch, name) is None:
+            raise ValueError(f"{setting} but the batch has no {name}; {remedy}")
+    for name, shape in (
+        ("reference_logprobs", batch.token_ids.shape),
+        ("proximal_logprobs", batch.token_ids.shape),
+        ("staleness", batch.token_ids.shape),
+        ("scores", batch.lengths.shape),
+        ("sample_weights", batch.lengths.shape),
+    ):
+        array = getattr(batch, name)
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} have shape {array.shape} but the batch asks for {shape}; one number per token, or per sequence")
+
+
+def _loss_tensors(batch: TrainBatch, config: LossConfig, spans: SpanIndex) -> dict[str, torch.Tensor]:
+    """What the loss uses of a batch, by its name in ``LossInputs``, shape (T,) each, on the CPU."""
+    cpu = torch.device("cpu")
+    weights = token_weights(
+        to_device(batch.response_mask, cpu),
+        to_device(batch.lengths, cpu),
+        config.aggregation,
+        global_tokens=batch.global_tokens,
+        global_sequences=batch.global_sequences,
+        norm_tokens=config.norm_tokens,
+    )
+    policy_weights = weights
+    if batch.sample_weights is not None:
+        policy_weights = weights * to_device(batch.sample_weights[spans.sequence_ids].astype(np.float32), cpu)
+    arrays = {"behaviour_logprobs": batch.behaviour_logprobs, "advantages": batch.advantages}
+    for name, needed in (
+        ("reference_logprobs", config.needs_reference),
+        ("proximal_logprobs", config.needs_proximal),
+        ("staleness", config.needs_staleness),
+    ):
+        array = getattr(batch, name)
+        if needed and array is not None:
+            arrays[name] = array
+    tensors = {name: to_device(array, cpu) for name, array in arrays.items()}
+    if config.needs_scores and batch.scores is not None:
+        tensors["positive"] = to_device((batch.scores > 0)[spans.sequence_ids], cpu)
+    return tensors | {"weights": weights, "policy_weights": policy_weights}

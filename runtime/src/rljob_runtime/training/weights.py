@@ -1,38 +1,57 @@
 """The trainer's half of a weight update: names, dtypes, shapes, and packed bytes of each bucket.
 
-One flat gather per bucket to rank 0, not one per parameter. FSDP2 cuts every parameter along its first dimension into
-``ceil(rows / ranks)`` rows per rank, so a full tensor is its ranks' pieces one after another and lands in the bucket as bytes.
+One flat gather per bucket to rank 0, not one per parameter. Tensor parallelism divides a parameter by rows or columns into equal parts,
+and FSDP2 cuts each part along its first dimension into ``ceil(rows / dp ranks)`` rows per rank: each rank has one block of the full tensor,
+whose bytes land in the bucket. Adapters do not travel: their layers' weights go out merged, so that engines see an ordinary model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, TensorSlot
-from rljob_runtime.training.optimizer import local_tensor
+from rljob_runtime.training.lora import ADAPTER_NAMES, LoraLinear, merged_weight
+from rljob_runtime.training.parallel import Layout, divided_dimension, layout_of, local_tensor
 from rljob_runtime.weightsync.packing import as_byte_tensor, pack
 
 ByteArray = npt.NDArray[np.uint8]
 WeightSpec = tuple[str, str, tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What one rank has of a slot: rows of the full tensor, and of each row a range of bytes."""
+
+    first_row: int
+    rows: int
+    first_byte: int
+    row_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole block."""
+        return self.rows * self.row_bytes
+
+
 def weight_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
-    """(Hugging Face name, dtype, full shape) of each parameter, a tied head left out (the embedding carries it)."""
-    return [(name, dtype, tuple(p.shape)) for name, p in model.named_parameters()]
+    """(Hugging Face name, dtype, full shape) of each parameter of the plain model, a tied head left out (the embedding carries it)."""
+    return [(name, dtype, tuple(p.shape)) for name, p in _engine_parameters(model)]
 
 
-def pack_bucket(parameters: Mapping[str, nn.Parameter], bucket: Bucket, out: ByteArray | None = None) -> ByteArray | None:
+def pack_bucket(model: nn.Module, bucket: Bucket, out: ByteArray | None = None) -> ByteArray | None:
     """Gather the bucket's parameters on rank 0 and pack them; all ranks must call it with the same bucket.
 
     Args:
-        parameters: all parameters by name, resharded.
+        model: sharded, and resharded after its last forward.
         bucket: what goes where; values are cast to the slots' dtypes before they travel.
         out: where rank 0 packs, for example shared memory; None makes a fresh array.
 
@@ -42,6 +61,7 @@ def pack_bucket(parameters: Mapping[str, nn.Parameter], bucket: Bucket, out: Byt
     Raises:
         WeightSyncError: the bucket names a parameter this model lacks, or of another shape.
     """
+    parameters = dict(_engine_parameters(model))
     for slot in bucket.slots:
         parameter = parameters.get(slot.name)
         if parameter is None or tuple(parameter.shape) != slot.shape:
@@ -49,28 +69,77 @@ def pack_bucket(parameters: Mapping[str, nn.Parameter], bucket: Bucket, out: Byt
             raise WeightSyncError(
                 f"bucket {bucket.index}: {slot.name} {slot.shape} is {found} in the trainer; plan the manifest from its weight_specs"
             )
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if out is None and rank == 0:
+    if out is None and dist.get_rank() == 0:
         out = np.zeros(bucket.size_bytes, dtype=np.uint8)  # zeros: the gaps between slots count in checksums
-    shards = {slot.name: local_tensor(parameters[slot.name].detach()) for slot in bucket.slots}
-    if world_size == 1:
+    shards = {slot.name: _shard(model, slot.name, parameters[slot.name]) for slot in bucket.slots}
+    if dist.get_world_size() == 1:
         assert out is not None
         pack(bucket, shards, out)
         return out
-    gathered = _gather([_as_bytes(shards[slot.name], slot.dtype) for slot in bucket.slots], bucket, rank, world_size)
+    layout = layout_of(model)
+    divided = {slot.name: divided_dimension(parameters[slot.name]) for slot in bucket.slots}
+    held = [
+        [block_of(slot, divided[slot.name], layout, dp_rank, tp_rank) for slot in bucket.slots]
+        for dp_rank in range(layout.dp_size)
+        for tp_rank in range(layout.tp_size)
+    ]
+    mine = held[dist.get_rank()]
+    pieces = [_as_bytes(shards[slot.name], slot.dtype)[: block.size_bytes] for slot, block in zip(bucket.slots, mine, strict=True)]
+    gathered = _gather(pieces, [sum(block.size_bytes for block in blocks) for blocks in held])
     if gathered is None:
         return None
     assert out is not None
-    _place(bucket, gathered, as_byte_tensor(out), world_size)
+    for blocks, data in zip(held, gathered, strict=True):
+        _place(bucket, blocks, data, as_byte_tensor(out))
     return out
 
 
-def shard_bytes(slot: TensorSlot, rank: int, world_size: int) -> int:
-    """Bytes of the slot that ``rank`` holds."""
+def block_of(slot: TensorSlot, divided: int | None, layout: Layout, dp_rank: int, tp_rank: int) -> Block:
+    """What a rank sends of a slot: what it has, or nothing where the first tp rank has the same.
+
+    Args:
+        slot: its full shape and size.
+        divided: dimension that tp divides, 0 or 1; None if each tp rank has all of it.
+        layout: numbers of ranks.
+        dp_rank: of the rank.
+        tp_rank: of the rank.
+    """
     rows = slot.shape[0]
-    per_rank = -(-rows // world_size)
-    held = max(0, min(per_rank, rows - rank * per_rank))
-    return slot.size_bytes // rows * held if rows else 0
+    row_bytes = slot.size_bytes // rows if rows else 0
+    first_row, first_byte = 0, 0
+    if divided == 0:
+        rows //= layout.tp_size
+        first_row = rows * tp_rank
+    elif divided == 1:
+        row_bytes //= layout.tp_size
+        first_byte = row_bytes * tp_rank
+    per_rank = -(-rows // layout.dp_size)
+    held = max(0, min(per_rank, rows - dp_rank * per_rank))
+    if divided is None and tp_rank > 0:
+        held = 0
+    return Block(first_row=first_row + dp_rank * per_rank if held else 0, rows=held, first_byte=first_byte, row_bytes=row_bytes)
+
+
+def _engine_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters that the plain model has too."""
+    return ((name, p) for name, p in model.named_parameters() if name.rpartition(".")[2] not in ADAPTER_NAMES)
+
+
+def _shard(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Tensor:
+    """This rank's block of a weight, merged where it has adapters; a collective then."""
+    shard = local_tensor(parameter.detach())
+    owner, _, kind = name.rpartition(".")
+    module = model.get_submodule(owner)
+    if not isinstance(module, LoraLinear) or kind != "weight":
+        return shard
+    # rows of the product need the same rows of B, and all rows of A
+    return merged_weight(shard, _gathered_over_dp(module.lora_a.detach()), local_tensor(module.lora_b.detach()), module.scale)
+
+
+def _gathered_over_dp(tensor: torch.Tensor) -> torch.Tensor:
+    """This tp rank's part of a tensor, from all dp ranks."""
+    assert isinstance(tensor, DTensor)
+    return local_tensor(tensor.redistribute(placements=[Replicate(), *tensor.placements[1:]]))
 
 
 def _as_bytes(shard: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -78,23 +147,28 @@ def _as_bytes(shard: torch.Tensor, dtype: str) -> torch.Tensor:
     return shard.to(getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
 
 
-def _gather(pieces: list[torch.Tensor], bucket: Bucket, rank: int, world_size: int) -> list[torch.Tensor] | None:
-    """Each rank's pieces, one flat uint8 tensor per rank, on rank 0; None elsewhere. Padded to rank 0's, which holds most."""
-    longest = sum(shard_bytes(slot, 0, world_size) for slot in bucket.slots)
+def _gather(pieces: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor] | None:
+    """Each rank's pieces, one flat uint8 tensor per rank, on rank 0; None elsewhere.
+
+    Args:
+        pieces: of this rank, flat uint8.
+        sizes: bytes of all pieces together, by rank; all travel as the longest.
+    """
     flat = torch.cat(pieces)
-    sent = torch.zeros(longest, dtype=torch.uint8, device=flat.device)
+    sent = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
     sent[: flat.numel()] = flat
-    received = [torch.empty_like(sent) for _ in range(world_size)] if rank == 0 else None
+    received = [torch.empty_like(sent) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(sent, received, dst=0)
     return None if received is None else [r.cpu() for r in received]
 
 
-def _place(bucket: Bucket, gathered: list[torch.Tensor], out: torch.Tensor, world_size: int) -> None:
-    """Copy each rank's rows of each parameter behind those of the rank before it."""
-    for rank, data in enumerate(gathered):
-        cursor = 0
-        for slot in bucket.slots:
-            size = shard_bytes(slot, rank, world_size)
-            start = slot.offset_bytes + shard_bytes(slot, 0, world_size) * rank
-            out[start : start + size] = data[cursor : cursor + size]
-            cursor += size
+def _place(bucket: Bucket, blocks: list[Block], data: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy one rank's blocks to their places in the bucket."""
+    cursor = 0
+    for slot, block in zip(bucket.slots, blocks, strict=True):
+        if block.size_bytes == 0:
+            continue
+        whole = out[slot.offset_bytes : slot.offset_bytes + slot.size_bytes].view(slot.shape[0], -1)
+        target = whole[block.first_row : block.first_row + block.rows, block.first_byte : block.first_byte + block.row_bytes]
+        target.copy_(data[cursor : cursor + block.size_bytes].view(block.rows, block.row_bytes))
+        cursor += block.size_bytes

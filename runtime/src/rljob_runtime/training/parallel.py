@@ -1,0 +1,303 @@
+"""How the ranks of a policy stand to each other, and tensor parallelism within one decoder layer.
+
+The mesh is ``("dp", "tp")``: rank = dp rank * tp size + tp rank. The tp ranks of one dp rank get the same batches and hold a part of each
+layer: heads and intermediate channels are divided by rows of ``q, k, v, gate, up`` and by columns of ``o, down``, embedding and head by
+rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are DTensors, so that FSDP2 cuts them once more over dp and
+checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp per attention and MLP in each direction.
+Everything else is on each tp rank as a whole, with equal gradients, except the few that see only their rank's heads: see
+:func:`sum_partial_gradients`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from transformers import PreTrainedModel
+
+from rljob_runtime.errors import ModelError
+from rljob_runtime.training.lora import LoraLinear, merged_linear
+
+PLANNED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+"""``model_type`` of the models whose layers are known to be as the plan below says."""
+
+COLUMN = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
+"""Linear layers divided by output channels; each rank has the whole input."""
+
+ROW = frozenset({"o_proj", "down_proj"})
+"""Linear layers divided by input channels; their outputs are summed over tp."""
+
+WHOLE_NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
+"""See whole hidden states."""
+
+HEAD_NORMS = frozenset({"q_norm", "k_norm"})
+"""See one head at a time, and so only this rank's heads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Data-parallel and tensor-parallel place of this rank."""
+
+    mesh: DeviceMesh
+    """Dimensions ``("dp",)`` without tensor parallelism, otherwise ``("dp", "tp")``."""
+
+    @property
+    def dp_mesh(self) -> DeviceMesh:
+        """One dimension: the ranks that hold the same part of each layer."""
+        return self.mesh if self.mesh.ndim == 1 else self.mesh["dp"]
+
+    @property
+    def dp_size(self) -> int:
+        """Number of data-parallel ranks: how many different batches there are."""
+        return self.mesh.size(0)
+
+    @property
+    def tp_size(self) -> int:
+        """Number of ranks that compute one batch together."""
+        return 1 if self.mesh.ndim == 1 else self.mesh.size(1)
+
+    @property
+    def dp_rank(self) -> int:
+        """Whose batches this rank gets."""
+        return self.mesh.get_local_rank(0)
+
+    @property
+    def tp_rank(self) -> int:
+        """Which part of each layer this rank holds."""
+        return 0 if self.mesh.ndim == 1 else self.mesh.get_local_rank(1)
+
+    @property
+    def dp_group(self) -> dist.ProcessGroup:
+        """For sums over different batches."""
+        return self.mesh.get_group(0)
+
+    @property
+    def tp_group(self) -> dist.ProcessGroup:
+        """For sums over the parts of a layer; only with tensor parallelism."""
+        return self.mesh.get_group("tp")
+
+
+def make_mesh(device: torch.device, tensor_parallel_size: int) -> DeviceMesh:
+    """The mesh of all ranks; the process group must exist, and all ranks must call it.
+
+    Raises:
+        ModelError: ``tensor_parallel_size`` does not divide the number of ranks.
+    """
+    world_size = dist.get_world_size()
+    if world_size % tensor_parallel_size != 0:
+        raise ModelError(
+            f"tensor_parallel_size is {tensor_parallel_size} but there are {world_size} ranks; "
+            "make the number of ranks a multiple of it (ranks = data-parallel ranks * tensor_parallel_size)"
+        )
+    if tensor_parallel_size == 1:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("dp",))
+    return init_device_mesh(device.type, (world_size // tensor_parallel_size, tensor_parallel_size), mesh_dim_names=("dp", "tp"))
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout that a sharded model carries."""
+    layout = model.layout
+    assert isinstance(layout, Layout)
+    return layout
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a sharded tensor, or the tensor itself; shares memory, gradients flow back."""
+    if isinstance(tensor, DTensor):
+        local: torch.Tensor = tensor.to_local()
+        return local
+    return tensor
+
+
+def divided_dimension(tensor: torch.Tensor) -> int | None:
+    """Which dimension of a sharded parameter is divided over tp; None if each tp rank has it as a whole."""
+    if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 2:
+        placement = tensor.placements[1]
+        return placement.dim if isinstance(placement, Shard) else None
+    return None
+
+
+def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layout: Layout) -> None:
+    """Divide the model's parameters over tp in place, before FSDP; nothing to do with one tp rank.
+
+    Embedding and head stay whole on each tp rank where tp does not divide the vocabulary.
+
+    Args:
+        model: whole, on any device, with adapters if there are any.
+        layers: its decoder layers.
+        layout: of the ranks.
+
+    Raises:
+        ModelError: the model has no plan, or tp does not divide its heads or channels.
+    """
+    if layout.tp_size == 1:
+        return
+    _require_plan(model, layers, layout.tp_size)
+    for layer in layers:
+        for name, module in layer.named_modules():
+            kind = name.rpartition(".")[2]
+            if kind in COLUMN:
+                _divide_by_columns(module, layout)
+            elif kind in ROW:
+                _divide_by_rows(module, layout)
+            elif kind in HEAD_NORMS:
+                module.tp_partial = ("weight",)
+            if any(child in COLUMN for child, _ in module.named_children()):
+                module.tp_group = layout.tp_group
+                module.register_forward_pre_hook(_copy_input, with_kwargs=True)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding.num_embeddings % layout.tp_size == 0:
+        tied = head is not None and head.weight is embedding.weight  # a critic has none
+        _divide(embedding, "weight", 0, layout)
+        embedding.tp_layout = layout
+        embedding.forward = types.MethodType(_embedding_forward, embedding)
+        if tied:
+            head.weight = embedding.weight
+        elif head is not None:
+            _divide(head, "weight", 0, layout)
+
+
+def sum_partial_gradients(model: nn.Module) -> None:
+    """Complete the gradients of whole parameters that saw only their tp rank's heads or channels, with one sum over tp.
+
+    To be called once between the last backward of an update and the first use of ``.grad``; all ranks must call it.
+    """
+    gradients = [local_tensor(p.grad) for p in _partial_parameters(model) if p.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat, group=layout_of(model).tp_group)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+def _partial_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """In the same order on all ranks."""
+    for module in model.modules():
+        for name in getattr(module, "tp_partial", ()):
+            yield getattr(module, name)
+
+
+def _require_plan(model: PreTrainedModel, layers: list[nn.Module], tp_size: int) -> None:
+    """Check that the plan fits the model.
+
+    Raises:
+        ModelError: naming what does not fit.
+    """
+    config = model.config.get_text_config()
+    remedy = "set tensor_parallel_size to 1"
+    if config.model_type not in PLANNED_MODELS or type(model.get_input_embeddings()) is not nn.Embedding:
+        known = ", ".join(PLANNED_MODELS)
+        raise ModelError(f"model type {config.model_type} has no tensor-parallel plan (there is one for {known}); {remedy}")
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        value = getattr(config, key)
+        if value % tp_size != 0:
+            raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")
+    for layer in layers:
+        owners = {name.rpartition(".")[0].rpartition(".")[2] for name, _ in layer.named_parameters()}
+        unknown = ", ".join(sorted(owners - COLUMN - ROW - WHOLE_NORMS - HEAD_NORMS))
+        if unknown:
+            raise ModelError(f"{type(layer).__name__} has {unknown}, which the tensor-parallel plan does not know; {remedy}")
+
+
+def _divide(module: nn.Module, name: str, dimension: int, layout: Layout) -> None:
+    """Replace a whole parameter by this rank's part of it, as a DTensor on the tp mesh; nothing travels."""
+    whole = getattr(module, name)
+    part = whole.detach().chunk(layout.tp_size, dimension)[layout.tp_rank].to(layout.mesh.device_type, copy=True).contiguous()
+    divided = DTensor.from_local(part, layout.mesh["tp"], [Shard(dimension)], run_check=False)
+    setattr(module, name, nn.Parameter(divided, requires_grad=whole.requires_grad))
+
+
+def _divide_by_columns(module: Any, layout: Layout) -> None:
+    _divide(module, "weight", 0, layout)
+    if module.bias is not None:
+        _divide(module, "bias", 0, layout)
+    if isinstance(module, LoraLinear):
+        _divide(module, "lora_b", 0, layout)
+        module.tp_partial = ("lora_a",)
+    module.forward = types.MethodType(_column_forward, module)
+
+
+def _divide_by_rows(module: Any, layout: Layout) -> None:
+    _divide(module, "weight", 1, layout)
+    if isinstance(module, LoraLinear):
+        _divide(module, "lora_a", 1, layout)
+        module.tp_partial = ("lora_b",)
+    module.tp_group = layout.tp_group
+    module.forward = types.MethodType(_row_forward, module)
+
+
+def _column_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """This rank's output channels; the gradient of ``x`` is this rank's part of a sum, which :func:`_copy_input` makes."""
+    return _product(self, x, None if self.bias is None else local_tensor(self.bias))
+
+
+def _row_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """All output channels from this rank's input channels and the other ranks' sums."""
+    result: torch.Tensor = _Sum.apply(_product(self, x, None), self.tp_group)  # type: ignore[no-untyped-call]
+    return result if self.bias is None else result + self.bias
+
+
+def _product(module: nn.Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    weight = local_tensor(module.weight)
+    if isinstance(module, LoraLinear):
+        return merged_linear(x, weight, bias, local_tensor(module.lora_a), local_tensor(module.lora_b), module.scale)
+    return F.linear(x, weight, bias)
+
+
+def _embedding_forward(self: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
+    """Rows of this rank's part of the vocabulary, zeros for other tokens, summed over tp."""
+    rows = local_tensor(self.weight)
+    layout = self.tp_layout
+    assert isinstance(layout, Layout)
+    first = layout.tp_rank * rows.shape[0]
+    places = input_ids - first
+    elsewhere = (places < 0) | (places >= rows.shape[0])
+    padding = None if self.padding_idx is None or not first <= self.padding_idx < first + rows.shape[0] else self.padding_idx - first
+    found = F.embedding(places.masked_fill(elsewhere, 0), rows, padding_idx=padding).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+    result: torch.Tensor = _Sum.apply(found, layout.tp_group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _copy_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Pass hidden states on; their gradient is summed over tp. One sum for all the column layers of an attention or MLP."""
+    if args:
+        return (_Copy.apply(args[0], module.tp_group), *args[1:]), kwargs  # type: ignore[no-untyped-call]
+    return args, kwargs | {"hidden_states": _Copy.apply(kwargs["hidden_states"], module.tp_group)}  # type: ignore[no-untyped-call]
+
+
+class _Copy(torch.autograd.Function):
+    """Identity whose gradient is summed over tp (``f`` of arXiv 1909.08053)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = grad.clone(memory_format=torch.contiguous_format)  # autograd may hand the same gradient to others
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over tp in place, whose gradient is that of every summand (``g`` of arXiv 1909.08053)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None

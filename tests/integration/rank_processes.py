@@ -1,0 +1,129 @@
+"""Runs a test file's ranks in real processes over gloo; they leave results for the tests to read.
+
+The ranks are forks of one fresh process, because importing torch and transformers costs more than all they do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rljob_runtime.records import TrainBatch
+from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.packing import plan_buckets, unpack
+
+DEADLINE_S = 180.0
+"""Of all ranks together, and of every rendezvous: ranks that sit out some layouts wait for the others."""
+
+Arrays = dict[str, np.ndarray]
+
+
+def run_script(script: str, folder: Path) -> None:
+    """Run ``script FOLDER``, which calls :func:`fork_ranks`, and expect success."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, script, str(folder)], env=environment, capture_output=True, text=True, timeout=DEADLINE_S + 10.0, check=False
+    )
+    assert done.returncode == 0, f"{script} failed:\n{done.stderr[-4000:]}"
+
+
+def fork_ranks(num_ranks: int, num_ports: int, main: Callable[[int, list[int], Path], None]) -> None:
+    """Call ``main(rank, ports, folder)`` in a process per rank, from a process that has computed nothing yet; folder: ``argv[1]``."""
+    ports, context = free_ports(num_ports), multiprocessing.get_context("fork")
+    ranks = [context.Process(target=main, args=(rank, list(ports), Path(sys.argv[1]))) for rank in range(num_ranks)]
+    deadline = time.monotonic() + DEADLINE_S
+    for process in ranks:
+        process.start()
+    try:
+        while alive := [process for process in ranks if process.is_alive()]:  # asked once: waiting for nobody would take all the time
+            multiprocessing.connection.wait([process.sentinel for process in alive], timeout=max(0.0, deadline - time.monotonic()))
+            failed = [rank for rank, process in enumerate(ranks) if process.exitcode not in (None, 0)]
+            if failed or time.monotonic() > deadline:
+                sys.exit(f"ranks {failed} failed" if failed else f"ranks took longer than {DEADLINE_S} s")
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join(5.0)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different free ports."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def random_batch(vocab: int, seed: int = 0, part: slice = slice(None), sequences: int = 11) -> TrainBatch:
+    """The sequences ``part`` of one global batch: three prompts of three tokens, random responses, behaviour near uniform."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 14, sequences).astype(np.int32)
+    total = int(lengths.sum())
+    starts = np.cumsum(lengths) - lengths
+    mask = np.ones(total, np.float32)
+    tokens = rng.integers(0, vocab, total).astype(np.int32)
+    for index, begin in enumerate(starts):
+        mask[begin : begin + 3] = 0.0
+        tokens[begin : begin + 3] = (7, 11 + index % 3, 5)
+    behaviour = rng.normal(-np.log(vocab), 0.2, total).astype(np.float32) * mask
+    advantages = rng.normal(0, 1, total).astype(np.float32) * mask
+    kept = np.isin(np.repeat(np.arange(sequences), lengths), np.arange(sequences)[part])
+    return TrainBatch(
+        token_ids=tokens[kept],
+        lengths=lengths[part],
+        response_mask=mask[kept],
+        behaviour_logprobs=behaviour[kept],
+        advantages=advantages[kept],
+        global_tokens=int(mask.sum()),
+        global_sequences=sequences,
+        version=0,
+    )
+
+
+def packed_weights(worker: PolicyWorker, bucket_bytes: int = 50_000) -> Arrays:
+    """What engines would get, by name, on rank 0; empty elsewhere."""
+    arrays: Arrays = {}
+    for bucket in plan_buckets(worker.weight_specs(), bucket_bytes).buckets:
+        data = worker.pack_bucket(bucket)
+        if data is not None:
+            arrays |= {name: tensor.float().numpy().copy() for name, tensor in unpack(bucket, data)}
+    return arrays
+
+
+def full_gradients(worker: PolicyWorker) -> Arrays:
+    """Whole gradients by name, on every rank; collective."""
+    return {n: p.grad.full_tensor().numpy().copy() for n, p in worker.model.named_parameters() if p.grad is not None}
+
+
+def shards(worker: PolicyWorker) -> list[torch.Tensor]:
+    """Copies of this rank's parts of weights and optimizer states."""
+    optimizer = worker._require().optimizer
+    assert optimizer is not None
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    found = [*worker.model.parameters(), *moments]
+    return [getattr(tensor, "_local_tensor", tensor).detach().clone() for tensor in found]
+
+
+def write(folder: Path, name: str, arrays: Arrays) -> None:
+    """Leave arrays for the tests."""
+    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+
+
+def read(folder: Path, name: str, prefix: str = "") -> Arrays:
+    """What :func:`write` left, those with the prefix, without it."""
+    with np.load(folder / f"{name}.npz") as data:
+        return {key.removeprefix(prefix): data[key] for key in data.files if key.startswith(prefix)}

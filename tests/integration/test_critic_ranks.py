@@ -1,0 +1,178 @@
+"""Two critic ranks, data-parallel or tensor-parallel, against one: gradients, metrics, values, offload, checkpoints across layouts.
+
+The ranks are real processes over gloo: this file runs itself once per rank (``main``), and the tests read what rank 0 wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_runtime.losses.value_config import ValueLossConfig
+from rljob_runtime.offload.states import StateKind
+from rljob_runtime.records import TrainBatch
+from rljob_runtime.training import model
+from rljob_runtime.training.critic import CriticWorker
+from rljob_runtime.training.critic_config import CriticConfig
+from rljob_runtime.training.value_step import prepare_values
+from tests.integration.test_critic import free_port, full_weights, gradients, make_batch, make_model, set_head
+
+DEADLINE_S = 180.0
+LAYOUTS = {"one": (1, 1), "data-parallel": (2, 1), "tensor-parallel": (1, 2)}
+"""Data-parallel and tensor-parallel ranks."""
+UNITS = {"by-layer": 0, "one-unit": model.ONE_UNIT_BYTES}
+TWO = [layout for layout in LAYOUTS if layout != "one"]
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
+
+def part(batch: TrainBatch, rank: int, world_size: int) -> TrainBatch:
+    """This rank's sequences; the last rank gets two only, so that the others have more micro-batches."""
+    if world_size == 1:
+        return batch
+    rows = np.arange(batch.lengths.size) < batch.lengths.size - 2
+    rows = rows if rank == 0 else ~rows
+    kept = np.repeat(rows, batch.lengths)
+    assert batch.values is not None
+    assert batch.returns is not None
+    return TrainBatch(
+        token_ids=batch.token_ids[kept],
+        lengths=batch.lengths[rows],
+        response_mask=batch.response_mask[kept],
+        behaviour_logprobs=batch.behaviour_logprobs[kept],
+        advantages=batch.advantages[kept],
+        values=batch.values[kept],
+        returns=batch.returns[kept],
+        global_tokens=batch.global_tokens,
+        global_sequences=batch.global_sequences,
+        version=0,
+    )
+
+
+def run_rank(rank: int, layout: str, port: int, model_folder: str, out: Path, resume_from: str | None = None) -> None:
+    """What one rank does; rank 0 leaves ``result.npz`` and ``metrics.json`` in ``out``."""
+    dp_size, tp_size = LAYOUTS[layout]
+    clip = ValueLossConfig(value_clip=0.5)
+    config = CriticConfig(model_path=model_folder, learning_rate=1e-3, token_budget=20, value=clip, tensor_parallel_size=tp_size)
+    worker = CriticWorker(config, rank, dp_size * tp_size)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S / 2)
+
+    def mine(seed: int) -> TrainBatch:
+        return part(make_batch(seed), rank // tp_size, dp_size)
+
+    try:
+        if resume_from is not None:
+            worker.load_checkpoint(resume_from)
+            (out / "metrics.json").write_text(json.dumps([worker.train_step([mine(2)], 2)]))
+            return
+        set_head(worker)
+        (prepared,) = prepare_values([mine(0)], config, torch.device("cpu"), worker._require().costs)
+        assert any(micro.is_filler for micro in prepared.micro_batches) is (rank // tp_size == 1)  # it has two sequences only
+        arrays = {f"grad/{name}": gradient.numpy() for name, gradient in gradients(worker, mine(0)).items()}
+        metrics = [worker.train_step([mine(seed), mine(seed + 9)], seed) for seed in range(2)]
+        batch, nothing = make_batch(3), np.zeros(0, np.int32)
+        scored = (batch.token_ids, batch.lengths, batch.response_mask)
+        arrays["values"] = worker.compute_values(*(scored if rank < tp_size else (nothing, nothing, np.zeros(0, np.float32))))
+        before = full_weights(worker)
+        worker.offload(StateKind)
+        worker.load(StateKind)
+        assert all((weight == before[name]).all() for name, weight in full_weights(worker).items())
+        worker.save_checkpoint(out / "checkpoint")
+        metrics.append(worker.train_step([mine(2)], 2))
+        if rank == 0:
+            np.savez(out / "result.npz", **arrays)
+            (out / "metrics.json").write_text(json.dumps(metrics))
+    finally:
+        worker.shutdown()
+
+
+def run_all(rank: int, jobs: list[list[str]], folder: Path) -> None:
+    """Jobs one after another, in one process, because starting one takes longer than a job."""
+    for unit, layout, port in jobs:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "ONE_UNIT_BYTES", UNITS[unit])
+            run_rank(rank, layout, int(port), str(folder / "model"), folder / unit / layout)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the model, and of results by unit and layout."""
+    folder = tmp_path_factory.mktemp("ranks")
+    make_model(folder / "model", vocab_size=62)  # even, so that the embedding is divided too
+    jobs = []
+    for unit in UNITS:
+        for layout in LAYOUTS:
+            (folder / unit / layout).mkdir(parents=True)
+            jobs.append([unit, layout, str(free_port())])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    arguments = [json.dumps([job for job in jobs if job[1] in TWO]), str(folder)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), *arguments],
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        run_all(0, [job for job in jobs if job[1] not in TWO], folder)
+        for rank, process in enumerate(processes):
+            _, errors = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, f"rank {rank} failed:\n{errors}"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout=5.0)
+    return folder
+
+
+@pytest.fixture(params=["by-layer", "one-unit"])
+def runs(request: pytest.FixtureRequest, everything: Path) -> dict[str, Path]:
+    """Folder of results by layout."""
+    return {layout: everything / request.param / layout for layout in LAYOUTS}
+
+
+def arrays(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "result.npz") as data:
+        return {name: data[name] for name in data.files}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return json.loads((folder / "metrics.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("layout", TWO)
+def test_gradients_and_values_do_not_depend_on_the_ranks(runs: dict[str, Path], layout: str) -> None:
+    one, two = arrays(runs["one"]), arrays(runs[layout])
+    assert one.keys() == two.keys()
+    assert {"grad/value_head.weight", "grad/model.embed_tokens.weight", "values"} <= one.keys()
+    assert np.abs(one["grad/model.embed_tokens.weight"]).max() > 1e-3
+    for name, array in one.items():
+        np.testing.assert_allclose(two[name], array, atol=1e-4 if name == "values" else 1e-6, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", TWO)
+def test_metrics_do_not_depend_on_the_ranks(runs: dict[str, Path], layout: str) -> None:
+    one, two = metrics(runs["one"]), metrics(runs[layout])
+    for name, value in one[0].items():
+        # the second update comes after a step of Adam, which amplifies rounding where gradients are near eps
+        assert two[0][name] == pytest.approx(value, abs=1e-5), name
+    assert [m["critic/loss"] for m in two] == pytest.approx([m["critic/loss"] for m in one], abs=1e-4)
+
+
+@pytest.mark.parametrize("saved_by", list(LAYOUTS))
+def test_one_rank_resumes_from_any_layout(runs: dict[str, Path], everything: Path, saved_by: str, tmp_path: Path) -> None:
+    run_rank(0, "one", free_port(), str(everything / "model"), tmp_path, resume_from=str(runs[saved_by] / "checkpoint"))
+    expected = metrics(runs[saved_by])[2]["critic/loss"]
+    assert metrics(tmp_path)[0]["critic/loss"] == (expected if saved_by == "one" else pytest.approx(expected, abs=1e-6))
+
+
+if __name__ == "__main__":
+    run_all(int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,319 @@
+"""A policy with adapters: gradients, what engines get, checkpoints, and one rank against two of each kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from rljob_runtime.errors import CheckpointError, ModelError
+from rljob_runtime.offload.states import StateKind
+from rljob_runtime.training import model as model_module
+from rljob_runtime.training.config import LoraConfig, PolicyConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.optimizer import clip_gradients
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.worker import PolicyWorker
+from tests.integration.rank_processes import (
+    DEADLINE_S,
+    Arrays,
+    fork_ranks,
+    free_ports,
+    full_gradients,
+    packed_weights,
+    random_batch,
+    read,
+    run_script,
+    shards,
+    write,
+)
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 20.0)
+
+VOCAB = 62
+LORA = LoraConfig(rank=3, alpha=6.0)  # an odd rank, so that shards of A are uneven
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+}
+MODELS: dict[str, PretrainedConfig] = {
+    "tied": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "untied": Qwen3Config(**SMALL, tie_word_embeddings=False),
+}
+LAYOUTS = [(1, 1), (2, 1), (1, 2)]
+
+Start = Callable[..., PolicyWorker]
+
+
+def make_model(folder: Path, config: PretrainedConfig) -> None:
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def settings(folder: Path, **changes: object) -> PolicyConfig:
+    config = PolicyConfig(model_path=str(folder), learning_rate=1e-2, eps=1e-3, token_budget=40, lora=LORA)
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def gradients(worker: PolicyWorker, part: slice = slice(None)) -> Arrays:
+    """Whole gradients of one batch's loss; leaves the model as it was."""
+    cpu = torch.device("cpu")
+    (prepared,) = prepare_batches([random_batch(VOCAB, 3, part)], worker.config, cpu, worker._require().costs)
+    accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
+    clip_gradients(worker.model, None)
+    arrays = full_gradients(worker)
+    worker.model.zero_grad(set_to_none=True)
+    return arrays
+
+
+def full_weights(worker: PolicyWorker) -> dict[str, torch.Tensor]:
+    return {name: p.full_tensor().detach().clone() for name, p in worker.model.named_parameters()}
+
+
+def is_adapter(name: str) -> bool:
+    return name.endswith((".lora_a", ".lora_b"))
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, MODELS[request.param])
+    return folder
+
+
+@pytest.fixture
+def start(model_folder: Path) -> Iterator[Start]:
+    """Starts workers, one at a time, and shuts the last one down."""
+    running: list[PolicyWorker] = []
+
+    def build(folder: Path = model_folder, **changes: object) -> PolicyWorker:
+        stop()
+        worker = PolicyWorker(settings(folder, **changes), rank=0, world_size=1)
+        worker.setup("127.0.0.1", free_ports(1)[0], timeout_s=30.0)
+        running.append(worker)
+        return worker
+
+    def stop() -> None:
+        while running:
+            running.pop().shutdown()
+
+    yield build
+    stop()
+
+
+def test_only_adapters_have_gradients_and_they_equal_autograd_through_merged_weights(start: Start, model_folder: Path) -> None:
+    worker = start()
+    worker.train_step([random_batch(VOCAB)], step=0)  # B is no longer zero
+    weights, got = full_weights(worker), gradients(worker)
+    assert got.keys() == {name for name in weights if is_adapter(name)}
+    assert len(got) == 2 * 2 * 7  # both adapters of seven layers in two blocks
+
+    plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    leaves = {name: tensor.requires_grad_() for name, tensor in weights.items() if is_adapter(name)}
+    merged = dict(plain.named_parameters())
+    for name in [name for name in leaves if name.endswith("lora_b")]:
+        layer = name.removesuffix(".lora_b")
+        merged[f"{layer}.weight"] = weights[f"{layer}.weight"] + 2.0 * leaves[name] @ leaves[f"{layer}.lora_a"]
+    batch, begin, loss = random_batch(VOCAB, 3), 0, torch.zeros(())
+    for length in batch.lengths.tolist():
+        part = slice(begin, begin + length)
+        begin += length
+        tokens = torch.from_numpy(batch.token_ids[part]).long()
+        logits = functional_call(plain, merged, (tokens[None],), {"use_cache": False}).logits[0, :-1]
+        logp = logits.log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+        old, advantage, mask = (torch.from_numpy(a[part])[1:] for a in (batch.behaviour_logprobs, batch.advantages, batch.response_mask))
+        ratio = (logp - old).exp()
+        loss = loss - (torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) * mask).sum() / batch.global_tokens
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert max(np.abs(g).max() for g in got.values()) > 1e-3
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        np.testing.assert_allclose(got[name], leaf.grad.numpy(), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "activation_checkpointing": True}])
+def test_engines_get_the_weights_the_trainer_computes_with(start: Start, tmp_path: Path, changes: dict[str, object]) -> None:
+    worker = start(**changes)
+    names = [name for name, _, _ in worker.weight_specs()]
+    base = packed_weights(worker)
+    for step in range(2):
+        worker.train_step([random_batch(VOCAB, step)], step)
+    batch = random_batch(VOCAB, 7)
+    trained = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    packed = packed_weights(worker)
+    worker.export_hf(tmp_path / "export")
+    dtype = getattr(torch, worker.config.dtype)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=dtype)
+    assert names == [name for name, _ in exported.named_parameters()]  # an ordinary model
+    for name, parameter in exported.named_parameters():
+        assert np.array_equal(packed[name], parameter.detach().float().numpy()), name
+        assert np.array_equal(packed[name], base[name]) is not name.endswith("_proj.weight")
+    plain = start(folder=tmp_path / "export", lora=None, trainable=False, **{k: v for k, v in changes.items() if k == "dtype"})
+    assert np.array_equal(plain.compute_logprobs(batch.token_ids, batch.lengths, 1.0), trained)
+
+
+def test_base_weights_never_change_and_the_optimizer_knows_only_adapters(start: Start) -> None:
+    worker = start(weight_decay=0.1, dtype="bfloat16")
+    before = full_weights(worker)
+    worker.train_step([random_batch(VOCAB), random_batch(VOCAB, 1)], step=0)
+    for name, tensor in full_weights(worker).items():
+        assert torch.equal(tensor, before[name]) is not is_adapter(name), name
+        assert tensor.dtype is (torch.float32 if is_adapter(name) else torch.bfloat16)
+    optimizer = worker._require().optimizer
+    assert optimizer is not None
+    assert len(optimizer.state) == sum(is_adapter(name) for name in before)
+
+
+def test_checkpoint_holds_adapters_only_and_resumes_bit_equal(start: Start, tmp_path: Path) -> None:
+    worker = start(weight_decay=0.1)
+    worker.train_step([random_batch(VOCAB)], step=0)
+    worker.save_checkpoint(tmp_path / "c")
+    kept = [name for name in FileSystemReader(tmp_path / "c").read_metadata().state_dict_metadata if name.startswith("model.")]
+    assert kept
+    assert all(is_adapter(name) for name in kept)
+    expected = [worker.train_step([random_batch(VOCAB, step)], step)["train/total_loss"] for step in (1, 2)]
+    expected_weights = packed_weights(worker)
+    resumed = start(weight_decay=0.1, seed=99)
+    resumed.train_step([random_batch(VOCAB, 50)], step=0)
+    assert resumed.load_checkpoint(tmp_path / "c") == 1
+    assert [resumed.train_step([random_batch(VOCAB, step)], step)["train/total_loss"] for step in (1, 2)] == expected
+    got = packed_weights(resumed)
+    assert all(np.array_equal(value, got[name]) for name, value in expected_weights.items())
+
+
+def test_checkpoints_with_and_without_adapters_do_not_mix(start: Start, tmp_path: Path) -> None:
+    start().save_checkpoint(tmp_path / "adapters")
+    whole = start(lora=None)
+    with pytest.raises(CheckpointError, match="cannot be loaded into this model"):
+        whole.load_checkpoint(tmp_path / "adapters")
+    whole.save_checkpoint(tmp_path / "whole")
+    with pytest.raises(CheckpointError, match="cannot be loaded into this model"):
+        start().load_checkpoint(tmp_path / "whole")
+
+
+def test_unknown_target_modules_are_refused(start: Start) -> None:
+    with pytest.raises(ModelError, match=r"names c_attn, but the linear layers of Qwen\dDecoderLayer are down_proj, gate_proj"):
+        start(lora=LoraConfig(rank=2, alpha=2.0, target_modules=("c_attn",)))
+
+
+def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) -> None:
+    """What one rank does in one layout; rank 0 leaves the results."""
+    worker = PolicyWorker(settings(base / name / "model", tensor_parallel_size=tp), rank, dp * tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    part = slice(None) if dp == 1 else (slice(0, 9), slice(9, 11))[rank // tp]
+    metrics = worker.train_step([random_batch(VOCAB, 0, part)], step=0)
+    arrays = {f"grad/{key}": value for key, value in gradients(worker, part).items()}
+    before = shards(worker)
+    worker.offload(StateKind)
+    worker.load(StateKind)
+    assert all(torch.equal(a, b) for a, b in zip(before, shards(worker), strict=True))
+    arrays |= {f"packed/{key}": value for key, value in packed_weights(worker, 20_000).items()}
+    worker.export_hf(base / name / f"{dp}x{tp}" / "export")
+    worker.save_checkpoint(base / name / f"{dp}x{tp}" / "checkpoint")
+    if dp * tp == 2:  # the checkpoint of the layout before
+        worker.load_checkpoint(base / name / ("1x1" if dp == 2 else "2x1") / "checkpoint")
+        arrays |= {f"loaded/{key}": value for key, value in packed_weights(worker).items()}
+    worker.shutdown()
+    if rank == 0:
+        write(base / name / f"{dp}x{tp}", "result", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+
+
+def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
+    """bfloat16 weights and float32 adapters in one FSDP unit: one step, then scores and weights."""
+    worker = PolicyWorker(settings(base / "tied" / "model", tensor_parallel_size=tp, dtype="bfloat16"), rank, dp * tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    part = slice(None) if dp == 1 else (slice(0, 9), slice(9, 11))[rank // tp]
+    worker.train_step([random_batch(VOCAB, 0, part)], step=0)
+    batch = random_batch(VOCAB, 7)
+    arrays = {"logprobs": worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)}
+    arrays |= {f"packed/{key}": value for key, value in packed_weights(worker).items()}
+    worker.shutdown()
+    if rank == 0:
+        write(base / "tied" / f"{dp}x{tp}", "bfloat16", arrays)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of all results: ``model/DPxTP/result.npz``."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for name, config in MODELS.items():
+        make_model(folder / name / "model", config)
+        for dp, tp in LAYOUTS:
+            (folder / name / f"{dp}x{tp}").mkdir()
+    run_script(__file__, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("dp", "tp"), LAYOUTS[1:])
+def test_two_ranks_equal_one(base: Path, name: str, dp: int, tp: int) -> None:
+    one, two = base / name / "1x1", base / name / f"{dp}x{tp}"
+    for prefix, tolerance in (("grad/", 1e-6), ("packed/", 1e-6)):
+        expected, got = read(one, "result", prefix), read(two, "result", prefix)
+        assert expected.keys() == got.keys() != set()
+        difference = max(float(np.abs(value - got[key]).max()) for key, value in expected.items())
+        print(f"{name} {dp}x{tp} {prefix} largest difference {difference:.1e}")
+        assert difference < tolerance
+    assert read(two, "result", "norm")[""] == pytest.approx(read(one, "result", "norm")[""], rel=1e-6)
+
+
+@pytest.mark.parametrize(("dp", "tp"), LAYOUTS[1:])
+def test_two_ranks_are_near_one_in_bfloat16(base: Path, dp: int, tp: int) -> None:
+    one, two = base / "tied" / "1x1", base / "tied" / f"{dp}x{tp}"
+    np.testing.assert_allclose(read(two, "bfloat16", "logprobs")[""], read(one, "bfloat16", "logprobs")[""], atol=0.1)
+    expected, got = read(one, "bfloat16", "packed/"), read(two, "bfloat16", "packed/")
+    assert expected.keys() == got.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=2**-7, atol=2e-3)  # a rounding, and a step along gradients of bfloat16
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("saved", "by"), [("1x1", "2x1"), ("2x1", "1x2")])
+def test_a_checkpoint_loads_in_another_layout(base: Path, name: str, saved: str, by: str) -> None:
+    expected, got = read(base / name / saved, "result", "packed/"), read(base / name / by, "result", "loaded/")
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, atol=1e-7, rtol=0)  # products of adapters may round otherwise by rows
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
+def test_exports_are_what_engines_get(base: Path, name: str, dp: int, tp: int) -> None:
+    folder = base / name / f"{dp}x{tp}"
+    packed = read(folder, "result", "packed/")
+    exported = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
+    assert packed.keys() == {key for key, _ in exported.named_parameters()}
+    for key, parameter in exported.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), packed[key]), key
+
+
+def main(rank: int, ports: list[int], base: Path) -> None:
+    """All layouts in turn, as far as they need this rank."""
+    model_module.ONE_UNIT_BYTES = 0
+    for name in MODELS:
+        for dp, tp in LAYOUTS:
+            port = ports.pop()
+            if rank < dp * tp:
+                run_layout(rank, port, base, name, dp, tp)
+    for dp, tp in LAYOUTS:
+        port = ports.pop()
+        if rank < dp * tp:
+            run_low_precision(rank, port, base, dp, tp)
+
+
+if __name__ == "__main__":
+    fork_ranks(2, (len(MODELS) + 1) * len(LAYOUTS), main)

@@ -1,0 +1,312 @@
+"""Layouts of data-parallel and tensor-parallel ranks against one rank: gradients, norms, weights, checkpoints, exports, offload.
+
+Four processes go through all layouts in turn; those that a layout does not need wait for the next one that needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from rljob_api.vocabulary import Aggregation
+from rljob_runtime.errors import ModelError
+from rljob_runtime.losses.config import LossConfig
+from rljob_runtime.offload.states import StateKind
+from rljob_runtime.training import model as model_module
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.model import decoder_layers
+from rljob_runtime.training.optimizer import clip_gradients
+from rljob_runtime.training.parallel import apply_tensor_parallel
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.worker import PolicyWorker
+from tests.integration.rank_processes import (
+    DEADLINE_S,
+    fork_ranks,
+    free_ports,
+    full_gradients,
+    packed_weights,
+    random_batch,
+    read,
+    run_script,
+    shards,
+    write,
+)
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+}
+
+MODELS: dict[str, PretrainedConfig] = {
+    "qwen2": Qwen2Config(**SMALL, vocab_size=62, tie_word_embeddings=True),  # biases; a vocabulary that tp divides, unevenly over dp
+    "qwen3": Qwen3Config(**SMALL, vocab_size=62, head_dim=32, tie_word_embeddings=False),  # norms within heads
+    "llama": LlamaConfig(**SMALL, vocab_size=61, attention_bias=True, mlp_bias=True, pad_token_id=7),  # biases after the sum
+}
+
+LAYOUTS = {"qwen2": [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)], "qwen3": [(1, 1), (2, 2)], "llama": [(1, 1), (1, 2)]}
+
+PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
+"""Sequences of each data-parallel rank; uneven, so that some have more micro-batches."""
+
+RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1)]
+"""Whose checkpoint is loaded, and at which dp and tp."""
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 20.0)
+
+NUM_PORTS = 20
+CLIP = 0.05
+
+
+def make_model(folder: Path, config: PretrainedConfig) -> None:
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # otherwise all zeros or ones
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+
+
+def settings(folder: Path, tp: int, **changes: object) -> PolicyConfig:
+    """A large eps keeps Adam from amplifying the rounding of gradients near 0, and makes it see their scale, that is clipping."""
+    config = PolicyConfig(
+        model_path=str(folder),
+        learning_rate=1e-3,
+        eps=1e-3,
+        weight_decay=0.1,
+        token_budget=40,
+        max_grad_norm=CLIP,
+        logprob_chunk_tokens=9,
+        loss=LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, entropy_coefficient=0.1),
+        tensor_parallel_size=tp,
+    )
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def gradients_and_norms(worker: PolicyWorker, dp: int, dp_rank: int, vocab: int) -> dict[str, np.ndarray]:
+    """Gradients of the first batch and their norm; leaves the model as it was."""
+    cpu = torch.device("cpu")
+    batch = random_batch(vocab, part=PARTS[dp][dp_rank])
+    (prepared,) = prepare_batches([batch], worker.config, cpu, worker._require().costs)
+    accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
+    norm = clip_gradients(worker.model, None)
+    arrays = {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}
+    worker.model.zero_grad(set_to_none=True)
+    return arrays | {"norm": norm.numpy()}
+
+
+def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) -> None:
+    """What one rank does in one layout; rank 0 leaves the results."""
+    vocab = MODELS[name].vocab_size
+    out = base / name / f"{dp}x{tp}"
+    worker = PolicyWorker(settings(base / name / "model", tp), rank, dp * tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    dp_rank = rank // tp
+    everything = random_batch(vocab)
+    arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 0.9)}
+    arrays |= gradients_and_norms(worker, dp, dp_rank, vocab)
+    metrics = worker.train_step([random_batch(vocab, part=PARTS[dp][dp_rank])], step=0)
+    arrays |= {f"metric/{key}": np.array(value) for key, value in metrics.items() if not key.startswith("time/")}
+
+    before = shards(worker)
+    worker.offload(StateKind)
+    assert all(getattr(p, "_local_tensor", p).untyped_storage().size() == 0 for p in worker.model.parameters())
+    worker.load(StateKind)
+    after = shards(worker)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+    arrays |= {f"packed/{key}": value for key, value in packed_weights(worker).items()}
+    arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}
+    worker.export_hf(out / "export")
+    if name == "qwen2":
+        worker.save_checkpoint(out / "checkpoint")
+        metrics = worker.train_step([random_batch(vocab, 1, PARTS[dp][dp_rank])], step=1)
+        arrays["second_loss"] = np.array(metrics["train/total_loss"])
+    worker.shutdown()
+    if rank == 0:
+        write(out, "result", arrays)
+
+
+def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) -> None:
+    """Load another layout's checkpoint, pack, and make the next step."""
+    vocab = MODELS["qwen2"].vocab_size
+    worker = PolicyWorker(settings(base / "qwen2" / "model", tp, seed=9), rank, dp * tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    assert worker.load_checkpoint(base / "qwen2" / saved / "checkpoint") == 1
+    arrays = {f"packed/{key}": value for key, value in packed_weights(worker).items()}
+    metrics = worker.train_step([random_batch(vocab, 1, PARTS[dp][rank // tp])], step=1)
+    worker.shutdown()
+    if rank == 0:
+        write(base, f"resumed {saved} {dp}x{tp}", arrays | {"second_loss": np.array(metrics["train/total_loss"])})
+
+
+def run_low_precision(rank: int, port: int, base: Path, tp: int) -> None:
+    """bfloat16 with recomputed layers: log-probs and one step."""
+    vocab = MODELS["qwen2"].vocab_size
+    config = settings(base / "qwen2" / "model", tp, dtype="bfloat16", activation_checkpointing=True)
+    worker = PolicyWorker(config, rank, tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    batch = random_batch(vocab)
+    arrays = {"logprobs": worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)}
+    metrics = worker.train_step([batch], step=0)
+    worker.shutdown()
+    if rank == 0:
+        write(base, f"bfloat16 {tp}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of all results: ``model/DPxTP/result.npz`` and others."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for name, config in MODELS.items():
+        make_model(folder / name / "model", config)
+        for dp, tp in LAYOUTS[name]:
+            (folder / name / f"{dp}x{tp}").mkdir()
+    run_script(__file__, folder)
+    return folder
+
+
+OTHERS = [(name, dp, tp) for name, layouts in LAYOUTS.items() for dp, tp in layouts[1:]]
+IDS = [f"{name} {dp}x{tp}" for name, dp, tp in OTHERS]
+
+
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    assert one.keys() == other.keys() != set()
+    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
+
+
+@pytest.mark.parametrize(("name", "dp", "tp"), OTHERS, ids=IDS)
+def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, dp: int, tp: int) -> None:
+    one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
+    gradients = read(one, "result", "grad/")
+    assert min(float(np.abs(g).max()) for key, g in gradients.items() if "k_proj.bias" not in key) > 1e-3  # softmax ignores key biases
+    difference = largest_difference(gradients, read(other, "result", "grad/"))
+    print(f"{name} {dp}x{tp}: largest difference of gradients {difference:.1e}")
+    assert difference < 1e-6
+    norm = read(one, "result", "norm")[""]
+    assert norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())), rel=1e-6)
+    assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
+    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "dp", "tp"), OTHERS, ids=IDS)
+def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base: Path, name: str, dp: int, tp: int) -> None:
+    one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
+    np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], atol=2e-6)
+    expected, got = read(one, "result", "metric/"), read(other, "result", "metric/")
+    for key in expected.keys() - {"train/micro_batches"}:
+        assert got[key] == pytest.approx(expected[key], rel=1e-5, abs=2e-6), key
+    assert largest_difference(read(one, "result", "packed/"), read(other, "result", "packed/")) < 1e-6
+
+
+def test_one_rank_equals_transformers(base: Path) -> None:
+    for name, config in MODELS.items():
+        plain = AutoModelForCausalLM.from_pretrained(base / name / "model", dtype=torch.float32)
+        batch, got, begin = random_batch(config.vocab_size), read(base / name / "1x1", "result", "logprobs")[""], 0
+        for length in batch.lengths.tolist():
+            tokens = torch.from_numpy(batch.token_ids[begin : begin + length]).long()
+            with torch.no_grad():
+                full = (plain(tokens[None], use_cache=False).logits[0] / 0.9).log_softmax(-1)
+            expected = full[:-1].gather(1, tokens[1:, None]).squeeze(1).numpy()
+            np.testing.assert_allclose(got[begin + 1 : begin + length], expected, atol=3e-6)
+            begin += length
+
+
+@pytest.mark.parametrize(("name", "dp", "tp"), [("qwen2", 1, 1), *OTHERS], ids=["qwen2 1x1", *IDS])
+def test_packed_bytes_and_exports_are_the_full_weights(base: Path, name: str, dp: int, tp: int) -> None:
+    folder = base / name / f"{dp}x{tp}"
+    weights, packed = read(folder, "result", "weight/"), read(folder, "result", "packed/")
+    exported = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
+    assert weights.keys() == packed.keys() == {name for name, _ in exported.named_parameters()}
+    for key, parameter in exported.named_parameters():
+        assert np.array_equal(packed[key], weights[key]), key
+        assert np.array_equal(parameter.detach().numpy(), weights[key]), key
+
+
+@pytest.mark.parametrize(("saved", "dp", "tp"), RESUMED)
+def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, dp: int, tp: int) -> None:
+    name, folder = f"resumed {saved} {dp}x{tp}", base / "qwen2" / saved
+    assert largest_difference(read(base, name, "packed/"), read(folder, "result", "packed/")) == 0.0
+    assert read(base, name, "second_loss")[""] == pytest.approx(read(folder, "result", "second_loss")[""], abs=2e-6)
+
+
+def test_bfloat16_with_recomputed_layers(base: Path) -> None:
+    one, two = read(base, "bfloat16 1"), read(base, "bfloat16 2")
+    assert 0.0 < np.abs(one["logprobs"] - two["logprobs"]).max() < 0.1
+    assert two["norm"] == pytest.approx(one["norm"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "message"),
+    [
+        (Qwen2Config(**SMALL, vocab_size=61), 4, "num_key_value_heads 2; choose a divisor"),
+        (Qwen2Config(**SMALL | {"num_attention_heads": 6, "num_key_value_heads": 6}, vocab_size=61), 4, "num_attention_heads 6"),
+        (MistralConfig(**SMALL | {"num_key_value_heads": 4, "intermediate_size": 70}, vocab_size=61), 4, "intermediate_size 70"),
+        (GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=61), 2, "model type gpt2 has no tensor-parallel plan"),
+    ],
+    ids=["kv heads", "heads", "channels", "unknown model"],
+)
+def test_a_layout_that_does_not_fit_is_refused(config: PretrainedConfig, tp: int, message: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    layout = SimpleNamespace(tp_size=tp)
+    with pytest.raises(ModelError, match=message):
+        apply_tensor_parallel(model, decoder_layers(model), layout)  # type: ignore[arg-type]
+
+
+def test_a_layer_with_something_unknown_is_refused() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL, vocab_size=61))
+        model.model.layers[1].self_attn.gate = torch.nn.Linear(4, 4)
+    with pytest.raises(ModelError, match="Qwen2DecoderLayer has gate, which the tensor-parallel plan does not know"):
+        apply_tensor_parallel(model, decoder_layers(model), SimpleNamespace(tp_size=2))  # type: ignore[arg-type]
+
+
+def test_ranks_that_tensor_parallelism_does_not_divide_are_refused(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", MODELS["qwen2"])
+    worker = PolicyWorker(settings(tmp_path / "model", 2), 0, 1)
+    with pytest.raises(ModelError, match="tensor_parallel_size is 2 but there are 1 ranks"):
+        worker.setup("127.0.0.1", free_ports(1)[0], timeout_s=30.0)
+
+
+def main(rank: int, ports: list[int], base: Path) -> None:
+    """All layouts in turn, as far as they need this rank."""
+    for name, layouts in LAYOUTS.items():
+        model_module.ONE_UNIT_BYTES = 0 if name == "qwen3" else 32 * 2**20
+        for dp, tp in layouts:
+            port = ports.pop()
+            if rank < dp * tp:
+                run_layout(rank, port, base, name, dp, tp)
+    for saved, dp, tp in RESUMED:
+        port = ports.pop()
+        if rank < dp * tp:
+            run_resumed(rank, port, base, saved, dp, tp)
+    for tp in (1, 2):
+        port = ports.pop()
+        if rank < tp:
+            run_low_precision(rank, port, base, tp)
+
+
+if __name__ == "__main__":
+    fork_ranks(4, NUM_PORTS, main)
