@@ -28,6 +28,7 @@ MEASUREMENTS = (
     Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1200.0),
     Measurement(name="placement", answers="plans per second and growth to 100,000 devices, beside RLinf's own planner", timeout_s=900.0),
     Measurement(name="offload", answers="switches between device and host memory against the machine's copy limit", timeout_s=480.0),
+    Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
     Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
 )
 
@@ -73,11 +74,12 @@ def index(folder: Path) -> str:
 
 
 def _headline(data: Path) -> str:
-    """The figures that stand for a result, where its file has some: ratios, the operator's reaction and burst, switches, largest plan."""
+    """The figures that stand for a result, where its file has some: its own headline, or ratios, reaction, switches, largest plan."""
     values = json.loads(data.read_text())
     if not isinstance(values, dict):
         return ""
-    found = [f"({w['key']}) {w['summary']['ratio']:.2f} times" for w in values.get("workloads", [])]
+    found = [values["headline"]] if "headline" in values else []
+    found += [f"({w['key']}) {w['summary']['ratio']:.2f} times" for w in values.get("workloads", [])]
     if "latency" in values:
         found.append(f"RLJob to RayJob p50 {values['latency']['p50_ms']:.0f} ms, p99 {values['latency']['p99_ms']:.0f} ms")
     if "direct" in values:

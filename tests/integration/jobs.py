@@ -30,14 +30,49 @@ SWITCH_METRICS = {
     "time/load_s",
 }
 """Metrics of runs whose components take turns on a device, and of no others."""
+VALIDATION_METRICS = {
+    "time/validate_s",
+    "validation/mean",
+    "validation/pass_rate",
+    "validation/mean_tokens",
+    "validation/truncated_fraction",
+    "validation/prompts",
+    "validation/version",
+    "validation/tokens",
+    "validation/errors",
+}
+RULE_METRICS = {
+    "reward/shaped_mean",
+    "reward/clip_fraction",
+    "reward/overlong_penalty_mean",
+    "advantage/clip_fraction",
+    "train/masked_samples_fraction",
+    "train/kl_coefficient",
+    "train/kl_reward_mean",
+    "train/entropy",
+    "train/correction_weight_mean",
+    "train/correction_weight_clipped_fraction",
+    "train/correction_masked_fraction",
+    "train/effective_sample_size",
+    "critic/loss",
+    "critic/value_mean",
+    "critic/return_mean",
+    "critic/explained_variance",
+    "critic/clip_fraction",
+    "critic/grad_norm",
+    "critic/learning_rate",
+}
+"""Of runs whose learning rule has the options that these tell of; ``test_overlap_run.py`` has one with all of them."""
 RARE_METRICS = {
     "time/optimizer_load_s",
     "time/optimizer_offload_s",
     "time/shrink_s",
-    "rollout/requests_moved",
-    "rollout/tokens_kept",
+    "train/skipped_updates",
+    *VALIDATION_METRICS,
+    *RULE_METRICS,
 }
-"""Of runs that move the optimizer's state around its step, and of runs whose trainer takes a part of the engines' devices."""
+"""Of runs that move the optimizer's state around its step, whose trainer takes a part of the engines' devices, that validate, or whose rule
+has options; ``train/skipped_updates`` where everything was left out."""
 LENGTH_REWARD = '''
 """A reward that any model can raise: how many digits the answer has."""
 

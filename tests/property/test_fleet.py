@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, route, surplus
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Mates, places, route, surplus
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Sampling
@@ -18,7 +18,7 @@ from tests.unit.runtime.fakes import CountingPrompts, DrawingEngine, ScriptedJud
 MAX_TOKENS = 6
 
 
-def make(engines: list[DrawingEngine], *, batch: int, steps: int, lag: float, limit: int, drains: bool) -> RolloutScheduler:
+def make(engines: list[DrawingEngine], *, batch: int, steps: int, lag: float, limit: int, queued: int, drains: bool) -> RolloutScheduler:
     return RolloutScheduler(
         prompts=CountingPrompts(),
         decode=no_texts,
@@ -29,7 +29,7 @@ def make(engines: list[DrawingEngine], *, batch: int, steps: int, lag: float, li
             samples_per_prompt=2,
             sampling=Sampling(max_tokens=MAX_TOKENS),
             seed=5,
-            fleet=FleetConfig(running_limit=limit, stall_timeout_s=60.0),
+            fleet=FleetConfig(slots=limit, queued=queued, stall_timeout_s=60.0),
             drains=drains,
             drain_timeout_s=30.0,
         ),
@@ -74,15 +74,16 @@ async def train(
     lag=st.sampled_from([0, 0.5, 1, 2, 2.5]),
     num_engines=st.integers(1, 4),
     limit=st.integers(1, 6),
+    queued=st.integers(0, 3),
     drains=st.booleans(),
     data=st.data(),
 )
 def test_every_response_is_whole_once_and_fresh_enough_while_engines_come_and_go(
-    seed: int, batch: int, steps: int, lag: float, num_engines: int, limit: int, drains: bool, data: st.DataObject
+    seed: int, batch: int, steps: int, lag: float, num_engines: int, limit: int, queued: int, drains: bool, data: st.DataObject
 ) -> None:
     shared = sorted(data.draw(st.sets(st.integers(0, num_engines - 1))))
     engines = [DrawingEngine(f"engine-{i}", seed + i, length=MAX_TOKENS) for i in range(num_engines)]
-    scheduler = make(engines, batch=batch, steps=steps, lag=lag, limit=limit, drains=drains)
+    scheduler = make(engines, batch=batch, steps=steps, lag=lag, limit=limit, queued=queued, drains=drains)
     taken = asyncio.run(train(scheduler, engines, shared, batch, steps, random.Random(seed)))
     counters = scheduler.take_counters()
     assert counters.groups_dropped == 0
@@ -134,3 +135,51 @@ def test_only_clearly_overloaded_engines_give_requests_away_and_never_below_thei
     for engine, load in loads.items():
         assert (engine in over) == (load > UNEVEN * even)
         assert load - over.get(engine, 0) >= min(even, load)
+
+
+LOADS = st.dictionaries(st.integers(0, 4), st.integers(0, 12), max_size=5)
+
+
+@given(waiting=st.integers(0, 80), loads=LOADS, slots=st.integers(1, 8), queued=st.integers(0, 6))
+def test_free_slots_are_filled_first_and_queues_only_while_enough_wait(
+    waiting: int, loads: dict[int, int], slots: int, queued: int
+) -> None:
+    within, beyond = places(waiting, loads, slots, queued)
+    free = sum(max(slots - load, 0) for load in loads.values())
+    assert within == min(waiting, free)
+    left = waiting - within - beyond
+    assert left >= 0
+    if beyond:
+        assert left >= queued * len(loads)
+    elif within == free and loads:  # nothing beyond: too few wait, or all queues are full
+        assert left <= queued * len(loads) or all(load >= slots + queued for load in loads.values() if load >= slots) or queued == 0
+    filled = [max(load, slots) for load in loads.values()] if beyond else []
+    assert beyond <= sum(max(slots + queued - load, 0) for load in filled)
+
+
+@given(
+    groups=st.lists(st.integers(1, 8), max_size=8),
+    loads=LOADS,
+    limit=st.integers(1, 40),
+    margin=st.sampled_from([0, AFFINITY_MARGIN]),
+)
+def test_mates_stay_together_unless_their_home_is_full_or_busier_with_others(
+    groups: list[int], loads: dict[int, int], limit: int, margin: int
+) -> None:
+    mates = [m for m, size in zip([Mates() for _ in groups], groups, strict=True) for _ in range(size)]
+    chosen = route([None] * len(mates), loads, limit, margin, mates)
+    assert all(m.home is None for m in mates)
+    now = dict(loads)
+    homes: dict[Mates, int] = {}
+    own: dict[Mates, int] = {}
+    for group, engine in zip(mates, chosen, strict=True):
+        least = min(now.values(), default=limit)
+        if engine is None:
+            assert least >= limit
+            continue
+        home = homes.setdefault(group, engine)
+        if engine != home:
+            assert now[home] >= limit or now[home] - own[group] > least + margin
+        now[engine] += 1
+        assert now[engine] <= limit
+        own[group] = own.get(group, 0) + (engine == home)

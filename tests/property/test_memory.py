@@ -39,6 +39,8 @@ def specs(draw: st.DrawFn) -> RLJobSpec:
     ]
     spec["components"] = [_component(draw, role, index) for index, role in enumerate(draw(_ROLES))]
     spec["model"] |= {"dtype": draw(st.sampled_from(["float32", "bfloat16"])), "attention": draw(st.sampled_from(["sdpa", "eager"]))}
+    if draw(st.booleans()):
+        spec["model"]["lora"] = {"rank": draw(st.integers(1, 1024)), "targetModules": draw(st.sampled_from([[], ["q_proj"], ["other"]]))}
     spec["rollout"] = {"maxResponseTokens": draw(st.integers(1, 10_000_000)), "promptsPerStep": draw(st.integers(1, 100))}
     spec["training"] = {
         "microBatchTokens": draw(st.integers(1, 100_000_000)),

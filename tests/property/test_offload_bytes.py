@@ -21,7 +21,7 @@ from rljob_runtime.errors import OffloadError
 from rljob_runtime.offload.slabs import SMALLEST_CHUNK_BYTES, HostSlabs
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.store import StateStore
-from rljob_runtime.training.optimizer import local_tensor
+from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.state import TRAINED_STATE, policy_state, prepare_offload
 from tests.unit.runtime.offload_fakes import CPU, FailingCopies, LateCopies, bytes_of, make_store
 

@@ -13,7 +13,7 @@ from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import RewardRequest, Sampling
 from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
 
-FLEET = FleetConfig(running_limit=256, stall_timeout_s=60.0)
+FLEET = FleetConfig(slots=256, stall_timeout_s=60.0)
 CONFIG = RolloutConfig(samples_per_prompt=3, sampling=Sampling(max_tokens=8), seed=5, fleet=FLEET)
 
 

@@ -14,6 +14,9 @@ from tests.unit.api.structural import with_defaults
 FULL = with_defaults(schema.job_schema(), manifest())
 FULL["spec"]["components"][1]["engine"] = {}
 FULL["spec"]["model"]["lora"] = {}
+FULL["spec"]["rollout"]["groupFilter"] = {"minStd": 0.0}
+FULL["spec"]["algorithm"]["reward"]["overlong"] = {"bufferTokens": 8}
+FULL["spec"]["algorithm"]["offPolicy"] = {"weight": {}, "masks": [{}, {"level": "Sequence"}]}
 FULL["spec"]["queue"] = {"name": "q"}
 FULL["spec"]["storage"] = {"claimName": "c"}
 FULL["spec"]["head"]["env"] = [{"name": "A", "secretKeyRef": {"name": "s", "key": "k"}}]

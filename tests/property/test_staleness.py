@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.staleness import StalenessGate, enough
 
 EVENTS = st.lists(st.sampled_from(["admit", "admit_one", "drop", "train"]), max_size=200)
 
@@ -55,3 +55,53 @@ def test_admitting_too_much_and_going_back_are_refused() -> None:
         gate.admit(5)
     with pytest.raises(ValueError, match="2 -> 2"):
         gate.advance(2)
+
+
+@given(
+    batch=st.integers(1, 6),
+    lag=st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0]),
+    spare=st.integers(0, 5),
+    version=st.integers(0, 8),
+    steps=st.integers(1, 10),
+)
+def test_spare_groups_come_on_top_but_never_beyond_the_end_of_the_run(batch: int, lag: float, spare: int, version: int, steps: int) -> None:
+    version = min(version, steps)
+    gate = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=steps * batch, version=version, spare=spare)
+    plain = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=steps * batch, version=version)
+    assert gate.capacity == min(plain.capacity + spare, (steps - version) * batch)
+
+
+def test_nothing_begins_that_would_be_too_old_before_it_can_be_trained() -> None:
+    gate = StalenessGate(groups_per_step=2, max_lag=0, total_groups=20, max_staleness=0, spare=1)
+    gate.admit(3)
+    gate.taken()
+    gate.drop()
+    assert gate.capacity == 0
+    gate.advance(1)
+    assert gate.capacity == 3
+    gate = StalenessGate(groups_per_step=2, max_lag=0, total_groups=20, max_staleness=1, spare=1)
+    gate.admit(3)
+    gate.taken()
+    gate.drop()
+    assert gate.capacity == 1
+
+
+@given(
+    ready=st.lists(st.integers(0, 4), max_size=10),
+    unfinished=st.lists(st.integers(0, 4), max_size=10),
+    max_lag=st.integers(0, 4),
+    count=st.integers(1, 4),
+    spare=st.integers(0, 3),
+)
+def test_a_wait_is_made_only_where_it_saves_a_group(ready: list[int], unfinished: list[int], max_lag: int, count: int, spare: int) -> None:
+    version = 4
+    ready = [s for s in ready if s >= version - max_lag]
+    alive = [s for s in unfinished if s >= version - max_lag]
+
+    def missed(done: list[int], left_open: list[int], left: int) -> int:
+        """Groups too many for the steps up to ``left`` versions ahead if the oldest ``count`` of ``done`` are trained now."""
+        rest = sorted(done)[count:] + left_open
+        return sum(s + max_lag - version <= left for s in rest) - left * count
+
+    saves = [missed(ready, alive, left) > max(spare, missed(ready + alive, [], left)) for left in range(max_lag + 1)]
+    assert enough(ready, unfinished, version=version, max_lag=max_lag, count=count, spare=spare) is not any(saves)

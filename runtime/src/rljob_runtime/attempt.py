@@ -25,7 +25,7 @@ from typing import Protocol
 import yaml
 
 from rljob_api.validation import CheckedJob
-from rljob_runtime import launch
+from rljob_runtime import launch, wiring
 from rljob_runtime.checkpointing import Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.driver import Driver
@@ -140,7 +140,7 @@ async def _train(attempt: Attempt, workers: launch.Workers, reporter: Reporter, 
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
             await launch.load_policy(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
-    parts, config = await launch.assemble(spec, workers, attempt.store, attempt.state, reporter)
+    parts, config = await wiring.assemble(spec, workers, attempt.store, attempt.state, reporter)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()

@@ -1,7 +1,7 @@
 """Complete checkpoints only: written aside, marked when everything is on disk, found by the mark (COMPLETE).
 
-Layout: ``<root>/step-000100/{policy/, driver.json, COMPLETE}``. The policy is saved by the trainer ranks with torch's
-distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
+Layout: ``<root>/step-000100/{policy/, critic/, driver.json, COMPLETE}``. Policy and critic, if there is one, are saved by their ranks
+with torch's distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
 
 Pods that share no storage cannot write a checkpoint together: :class:`NoCheckpoints` stands in for the store then.
 """
@@ -22,6 +22,7 @@ from rljob_runtime.errors import CheckpointError
 MARK = "COMPLETE"
 STATE_FILE = "driver.json"
 POLICY_FOLDER = "policy"
+CRITIC_FOLDER = "critic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class DriverState:
     """Position of the prompt source, at or before the oldest prompt that is not done."""
     done: tuple[int, ...]
     """Indexes of prompts after that position that were trained or dropped already."""
+    rule_state: Mapping[str, object]
+    """Running statistics of rewards and the adapted KL coefficient."""
     spec_fingerprint: str
     """Of the parts of the spec that must not change between attempts."""
 

@@ -32,22 +32,21 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
+from rljob_runtime.checkpointing import CRITIC_FOLDER, POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Worker, gather_all
-from rljob_runtime.errors import Interrupted
+from rljob_runtime.errors import Interrupted, WorkerLostError
 from rljob_runtime.offload.turns import Turns
-from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig, make_batches
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
-from rljob_runtime.records import StepRecord, TrainBatch
+from rljob_runtime.overlap.validation import Validator
+from rljob_runtime.preparing import BatchMaker, Prepared
+from rljob_runtime.records import StepRecord
 from rljob_runtime.report import Reporter
-from rljob_runtime.step_metrics import group_metrics
+from rljob_runtime.step_metrics import group_metrics, rollout_metrics
 from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0
@@ -65,8 +64,9 @@ class LoopConfig:
     """Outer bound of waiting for a batch; a stall is found earlier by the scheduler."""
     checkpoint_every_steps: int
     """0: only at the end and on an interruption."""
-    batching: BatchingConfig
     spec_fingerprint: str
+    critic_warmup_steps: int = 0
+    """Steps at the beginning in which the policy is not trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +74,59 @@ class Parts:
     """Everything the loop drives."""
 
     trainers: Sequence[Worker]
-    references: Sequence[Worker]
-    workers: Sequence[Worker]
-    """All workers of the job, for watching."""
+    critics: Sequence[Worker] = ()
+    engines: Sequence[Worker]
+    others: Sequence[Worker] = ()
+    """Further workers whose end ends the run."""
     scheduler: RolloutScheduler
     publisher: WeightPublisher
-    advantage: AdvantageFunction
+    maker: BatchMaker
+    validator: Validator | None = None
     checkpoints: Checkpoints
     turns: Turns
     reporter: Reporter
+
+
+@dataclass(slots=True)
+class _Times:
+    """Readings of the clock in one step, each phase's end."""
+
+    started_s: float
+    generated_s: float = 0.0
+    taken_s: float = 0.0
+    scored_s: float = 0.0
+    trained_s: float = 0.0
+    saved_s: float = 0.0
+    validated_s: float = 0.0
+    synced_s: float = 0.0
+
+    def phases(self) -> list[tuple[str, str, float, float]]:
+        """Lane, phase, start and end of each."""
+        return [
+            ("rollout", "generate", self.started_s, self.generated_s),
+            ("rewards", "reward", self.generated_s, self.taken_s),
+            ("trainer", "score", self.taken_s, self.scored_s),
+            ("trainer", "train", self.scored_s, self.trained_s),
+            ("trainer", "checkpoint", self.trained_s, self.saved_s),
+            ("rollout", "validate", self.saved_s, self.validated_s),
+            ("weights", "sync", self.validated_s, self.synced_s),
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the step and of each phase; a validation tells its own time, most of which runs beside the training."""
+        seconds = {f"time/{phase}_s": end - start for _, phase, start, end in self.phases() if phase != "validate"}
+        return {"time/step_s": self.synced_s - self.started_s} | seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outcome:
+    """What one step brought, for its record."""
+
+    trained: dict[str, float] = field(default_factory=dict)
+    validated: dict[str, float] = field(default_factory=dict)
+    difference: float | None = None
+    """Of the probe."""
+    sync: SyncReport | None = None
 
 
 class Driver:
@@ -97,6 +141,7 @@ class Driver:
         self._step = start_step
         self._saved_step = start_step if start_step else -1
         self._step_ended_s = 0.0
+        self._validating: asyncio.Task[dict[str, float]] | None = None
 
     async def run(self) -> None:
         """Train to the last step.
@@ -105,19 +150,27 @@ class Driver:
             Interrupted: ``stop`` was set; a checkpoint of the last finished step is on disk, if checkpoints are kept.
             RuntimeFault: something broke; the newest checkpoint is untouched.
         """
-        await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
+        try:
+            await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
+        finally:
+            if self._validating is not None:
+                self._validating.cancel()
 
     async def _train(self) -> None:
         await self._publish_first()
         self._step_ended_s = time.monotonic()
         while self._step < self._config.total_steps:
+            outcome = _Outcome()
             async with self._generating():
+                self._begin_validation()
                 groups = await self._take()
-                difference = await self._parts.publisher.probe(self._step) if groups is not None and self._taking_turns else None
+                if groups is not None and self._taking_turns:
+                    outcome.difference = await self._parts.publisher.probe(self._step)
+                    outcome.validated = await self._end_validation()
             if groups is None:
                 await self._save()
                 raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
-            await self._train_on(groups, difference)
+            await self._train_on(groups, outcome)
         async with self._generating():
             await self._parts.publisher.probe(self._step)
         await self._save()
@@ -171,81 +224,105 @@ class Driver:
             take.cancel()
             stopped.cancel()
 
-    async def _train_on(self, groups: list[Group], difference: float | None) -> None:
-        """One step: train, checkpoint when due, publish, let the next batch begin, report.
+    async def _train_on(self, groups: list[Group], outcome: _Outcome) -> None:
+        """One step: score, train, checkpoint when due, publish, let the next batch begin, report.
 
-        ``difference``: of the probe where it was made while the engines had the devices.
+        ``outcome`` has what was found while the engines had the devices.
         """
         version = self._step
-        started_s = self._step_ended_s
-        taken_s = time.monotonic()
+        times = _Times(self._step_ended_s, taken_s=time.monotonic())
         probing = None  # must pass before anything is kept
         if not self._taking_turns:
             probing = asyncio.ensure_future(self._parts.publisher.probe(version))
-        batches = await self._batches(groups, version)
+        prepared = await self._parts.maker.make(groups, version)
+        times.scored_s = time.monotonic()
+        critic = await self._train_critic(prepared, version)
         async with self._parts.turns.training(version + 1):
-            training = gather_all(
-                [w.start("train_step", share, version) for w, share in zip(self._parts.trainers, batches, strict=True)],
-                self._config.step_timeout_s,
-            )
+            outcome.trained = await self._update(prepared, critic, version)
             if probing is not None:
-                trained, difference = await asyncio.gather(training, probing)
-            else:
-                trained = await training
-            trained_s = time.monotonic()
+                outcome.difference = await probing
+            times.trained_s = time.monotonic()
             self._step = version + 1
             self._parts.scheduler.trained(groups)
-            every = self._config.checkpoint_every_steps
-            due = every and self._step % every == 0 and self._step < self._config.total_steps
-            checkpoint = await self._write_checkpoint() if due else None
-            saved_s = time.monotonic()
-        sync = await self._publish(self._step)
-        synced_s = time.monotonic()
+        every = self._config.checkpoint_every_steps
+        due = every and self._step % every == 0 and self._step < self._config.total_steps
+        checkpoint = await self._write_checkpoint() if due else None
+        times.saved_s = time.monotonic()
+        outcome.validated |= await self._end_validation()  # each version is validated whole
+        times.validated_s = time.monotonic()
+        outcome.sync = await self._publish(self._step)
+        times.synced_s = self._step_ended_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
-        counters = self._parts.scheduler.take_counters()
-        self._step_ended_s = synced_s
-        generated_s = min(max(counters.last_completion_s, started_s), taken_s)
-        metrics = group_metrics(groups, trainer_version=version) | trained[0]
-        metrics |= {
-            "reward/errors": float(counters.reward_errors),
-            "reward/timeouts": float(counters.reward_timeouts),
-            "rollout/groups_accepted": float(len(groups)),
-            "rollout/groups_dropped": float(counters.groups_dropped),
-            "rollout/tokens_per_s": metrics["rollout/tokens"] / max(synced_s - started_s, 1e-9),
-            "sync/version": float(sync.version),
-            "sync/bytes": float(sync.size_bytes),
-            "time/step_s": synced_s - started_s,
-            "time/generate_s": generated_s - started_s,
-            "time/reward_s": taken_s - generated_s,
-            "time/train_s": trained_s - taken_s,
-            "time/sync_s": synced_s - saved_s,
-            "time/checkpoint_s": saved_s - trained_s,
-        }
-        if self._taking_turns:
-            metrics |= {
-                "time/shrink_s": counters.shrink_s,
-                "rollout/requests_moved": float(counters.requests_moved),
-                "rollout/tokens_kept": float(counters.tokens_kept),
-            }
-        metrics |= self._parts.turns.take_metrics()
-        if difference is not None:
-            metrics["sync/probe_max_abs_diff"] = difference
-        for message in sorted(set(counters.reward_messages))[:3]:
-            self._parts.reporter.event(f"step {self._step}: {message}")
-        self._report(groups, metrics, [started_s, generated_s, taken_s, trained_s, saved_s, synced_s])
+        if self._step == self._config.total_steps:
+            outcome.validated |= await self._validate_last()
+        self._report(groups, outcome, prepared, times)
         await self._complete(checkpoint)
 
-    async def _batches(self, groups: list[Group], version: int) -> list[list[TrainBatch]]:
-        batches = make_batches(groups, advantage=self._parts.advantage, config=self._config.batching, version=version)
-        if not self._parts.references:
-            return batches
-        async with self._parts.turns.scoring(version + 1):
-            return await add_reference_logprobs(batches, self._parts.references, self._config.step_timeout_s)
+    async def _train_critic(self, prepared: Prepared, version: int) -> asyncio.Future[list[Any]] | None:
+        """Begin the critic's update; ended already where it computes on devices that the trainer uses, too."""
+        if not prepared.critic or not prepared.critic[0]:
+            return None
+        async with self._parts.turns.valuing(version + 1):
+            calls = [w.start("train_step", share, version) for w, share in zip(self._parts.critics, prepared.critic, strict=True)]
+            update = asyncio.ensure_future(gather_all(calls, self._config.step_timeout_s))
+            if self._parts.turns.critic_shares:
+                await update
+        return update
 
-    def _report(self, groups: list[Group], metrics: dict[str, float], times_s: list[float]) -> None:
-        reporter = self._parts.reporter
-        spans = [("rollout", "generate"), ("rewards", "reward"), ("trainer", "train"), ("trainer", "checkpoint"), ("weights", "sync")]
-        for (lane, phase), start_s, end_s in zip(spans, times_s[:-1], times_s[1:], strict=True):
+    async def _update(self, prepared: Prepared, critic: asyncio.Future[list[Any]] | None, version: int) -> dict[str, float]:
+        """Train the policy beside the critic; metrics of both. Nothing is trained where everything was left out."""
+        metrics: dict[str, float] = {}
+        policy = prepared.policy
+        if policy[0] and version >= self._config.critic_warmup_steps:
+            ranks = len(self._parts.trainers) // len(policy)
+            calls = [w.start("train_step", policy[i // ranks], version) for i, w in enumerate(self._parts.trainers)]
+            metrics |= (await gather_all(calls, self._config.step_timeout_s))[0]
+        if critic is not None:
+            metrics |= (await critic)[0]
+        return metrics
+
+    def _begin_validation(self) -> None:
+        """Validate the weights just published, when due, beside whatever follows."""
+        if self._parts.validator is not None and self._validation_due:
+            self._validating = asyncio.ensure_future(self._parts.validator.run(self._step))
+
+    @property
+    def _validation_due(self) -> bool:
+        validator = self._parts.validator
+        return validator is not None and validator.config.due(self._step, last=self._config.total_steps, first=self._start_step)
+
+    async def _end_validation(self) -> dict[str, float]:
+        """Metrics of the validation under way; empty when there is none."""
+        if self._validating is None:
+            return {}
+        validating, self._validating = self._validating, None
+        return await validating
+
+    async def _validate_last(self) -> dict[str, float]:
+        """Metrics of the last weights, for the record of the last step."""
+        if not self._validation_due:
+            return {}
+        async with self._generating():
+            self._begin_validation()
+            return await self._end_validation()
+
+    def _report(self, groups: list[Group], outcome: _Outcome, prepared: Prepared, times: _Times) -> None:
+        reporter, counters = self._parts.reporter, self._parts.scheduler.take_counters()
+        times.generated_s = min(max(counters.last_completion_s, times.started_s), times.taken_s)
+        metrics = group_metrics(groups, trainer_version=self._step - 1) | outcome.trained | prepared.metrics | outcome.validated
+        metrics |= times.metrics() | rollout_metrics(groups, counters) | self._parts.turns.take_metrics()
+        metrics["rollout/tokens_per_s"] = metrics["rollout/tokens"] / max(metrics["time/step_s"], 1e-9)
+        metrics["overlap/trainer_idle_fraction"] = (times.taken_s - times.started_s) / max(metrics["time/step_s"], 1e-9)
+        metrics["overlap/engine_busy_fraction"] = self._parts.scheduler.fleet.take_busy_fraction()
+        if outcome.sync is not None:
+            metrics |= {"sync/version": float(outcome.sync.version), "sync/bytes": float(outcome.sync.size_bytes)}
+        if self._taking_turns:
+            metrics["time/shrink_s"] = counters.shrink_s
+        if outcome.difference is not None:
+            metrics["sync/probe_max_abs_diff"] = outcome.difference
+        for message in sorted(set(counters.reward_messages))[:3]:
+            reporter.event(f"step {self._step}: {message}")
+        for lane, phase, start_s, end_s in times.phases():
             if end_s > start_s:
                 reporter.span(lane, phase, start_s, end_s, self._step)
         reporter.record(StepRecord(step=self._step, version=self._step, metrics=metrics))
@@ -253,9 +330,7 @@ class Driver:
 
     async def _save(self) -> None:
         """Checkpoint the last finished step, once; nothing where none are kept."""
-        async with self._parts.turns.training(self._step):
-            checkpoint = await self._write_checkpoint()
-        await self._complete(checkpoint)
+        await self._complete(await self._write_checkpoint())
 
     async def _write_checkpoint(self) -> tuple[Path, DriverState] | None:
         """Write the policy of the last finished step; the checkpoint counts only once it is completed. None: nothing to write."""
@@ -263,7 +338,11 @@ class Driver:
         if self._saved_step == self._step or not store.kept:
             return None
         folder = await asyncio.to_thread(store.begin, self._step)
-        await gather_all([w.start("save_checkpoint", str(folder / POLICY_FOLDER)) for w in self._parts.trainers], IO_TIMEOUT_S)
+        async with self._parts.turns.training(self._step):
+            await gather_all([w.start("save_checkpoint", str(folder / POLICY_FOLDER)) for w in self._parts.trainers], IO_TIMEOUT_S)
+        if self._parts.critics:
+            async with self._parts.turns.valuing(self._step):
+                await gather_all([w.start("save_checkpoint", str(folder / CRITIC_FOLDER)) for w in self._parts.critics], IO_TIMEOUT_S)
         scheduler = self._parts.scheduler
         point = scheduler.resume_point()
         state = DriverState(
@@ -271,6 +350,7 @@ class Driver:
             next_group_id=scheduler.next_group_id,
             source_state=point.source_state,
             done=point.done,
+            rule_state=self._parts.maker.state(),
             spec_fingerprint=self._config.spec_fingerprint,
         )
         return folder, state
@@ -285,30 +365,23 @@ class Driver:
         self._saved_step = state.step
 
     async def _watch_workers(self) -> None:
-        """Fails with WorkerLostError as soon as any worker's process ends."""
-        tasks = [asyncio.ensure_future(w.watch()) for w in self._parts.workers]
+        """Fails with WorkerLostError as soon as a worker's process ends that the run cannot do without."""
+        parts = self._parts
+        tasks = [asyncio.ensure_future(w.watch()) for w in (*parts.trainers, *parts.critics, *parts.others)]
+        tasks += [asyncio.ensure_future(self._watch_engine(index)) for index in range(len(parts.engines))]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-
-async def add_reference_logprobs(batches: list[list[TrainBatch]], references: Sequence[Worker], timeout_s: float) -> list[list[TrainBatch]]:
-    """The same batches with the reference policy's log-probs; epochs repeat batches, each is computed once.
-
-    Raises:
-        DeadlineError: the reference workers took longer than ``timeout_s``.
-    """
-    distinct = list({id(batch): batch for share in batches for batch in share}.values())
-    answers: dict[int, np.ndarray] = {}
-    for first in range(0, len(distinct), len(references)):
-        wave = distinct[first : first + len(references)]
-        padded = wave + [wave[-1]] * (len(references) - len(wave))  # every reference rank takes part in every collective
-        calls = [w.start("compute_logprobs", b.token_ids, b.lengths, b.temperature) for w, b in zip(references, padded, strict=True)]
-        for batch, answer in zip(wave, await gather_all(calls, timeout_s), strict=False):
-            answers[id(batch)] = answer
-    return [[replace(b, reference_logprobs=answers[id(b)]) for b in share] for share in batches]
+    async def _watch_engine(self, index: int) -> None:
+        """Until the engine's end; fails if no other can take over."""
+        try:
+            await self._parts.engines[index].watch()
+        except WorkerLostError as error:
+            self._parts.scheduler.fleet.lose(index, error)
+            self._parts.publisher.leave_out(index)
 
 
 async def _run_beside(main: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -11,6 +11,7 @@
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
     ├── RewardSetupError                              a reward function cannot be imported or called
     ├── DataError                                     empty or malformed data
+    │   └── FilteredOutError                          the dynamic-sampling filter keeps nothing
     ├── ModelError                                    model folder missing or not loadable
     ├── OffloadError                                  state could not be moved, or is not to be used after such a failure
     │   ├── HostBudgetError                           spec.offload.hostMemoryBytes is too small
@@ -150,6 +151,10 @@ class DataError(RuntimeFault):
     """Raised when prompts cannot be produced."""
 
     reason = Reason.DATA_INVALID
+
+
+class FilteredOutError(DataError):
+    """Raised when the dynamic-sampling filter kept none of many groups in a row: no training would come of going on."""
 
 
 class ModelError(RuntimeFault):

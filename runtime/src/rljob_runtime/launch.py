@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,38 +18,28 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
-from rljob_api.v1alpha1.learning import AdvantageEstimator
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_api.v1alpha1.operations import UpdateMode
-from rljob_runtime import resolve, time_division
-from rljob_runtime.checkpointing import POLICY_FOLDER, Checkpoints, DriverState
+from rljob_runtime import resolve, resolve_learning, time_division
+from rljob_runtime.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
-from rljob_runtime.data.source import PromptSource, open_rows
-from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
+from rljob_runtime.data.source import open_rows
+from rljob_runtime.driver import IO_TIMEOUT_S
 from rljob_runtime.engine.environment import engine_environment
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
 from rljob_runtime.model_shape import read_shape
 from rljob_runtime.offload.turns import Turns
-from rljob_runtime.overlap.batching import AdvantageFunction, BatchingConfig
-from rljob_runtime.overlap.judge import RewardRouter
-from rljob_runtime.overlap.scheduler import RolloutScheduler
-from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import Prompt
 from rljob_runtime.report import Reporter
 from rljob_runtime.rewards.pool import RewardPool
-from rljob_runtime.weightsync.packing import plan_buckets
-from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TRAINER_FACTORY = "rljob_runtime.training.worker:PolicyWorker"
+CRITIC_FACTORY = "rljob_runtime.training.critic:CriticWorker"
 ENGINE_FACTORY = "rljob_runtime.engine.vllm_engine:VllmEngine"
 REWARD_FACTORY = "rljob_runtime.rewards.pool:RewardPool"
 SHUTDOWN_TIMEOUT_S = 20.0
 HUB_TIMEOUT_S = 10.0
-PROBE_TOKENS = 64
-"""Tokens of one probe sequence at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +48,7 @@ class Workers:
 
     trainers: Sequence[Worker]
     references: Sequence[Worker]
+    critics: Sequence[Worker]
     engines: Sequence[Worker]
     rewards: Sequence[Worker]
     turns: Turns
@@ -67,7 +57,7 @@ class Workers:
     @property
     def all(self) -> list[Worker]:
         """Every worker of the job."""
-        return [*self.trainers, *self.references, *self.engines, *self.rewards]
+        return [*self.trainers, *self.references, *self.critics, *self.engines, *self.rewards]
 
 
 def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
@@ -86,7 +76,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
         raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
     for path in {spec.model.path, spec.model.tokenizer_path or spec.model.path}:
         _check_model_path(path)
-    for source in spec.data.train:
+    for source in (*spec.data.train, *spec.data.validation):
         open_rows(resolve.source_config(source), spec.seed)
     functions = [resolve.reward_config(r) for r in spec.rewards if r.function is not None]
     if functions and job_folder is not None:
@@ -130,6 +120,7 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
     return Workers(
         trainers=by_role[Role.TRAINER],
         references=by_role[Role.REFERENCE],
+        critics=by_role[Role.CRITIC],
         engines=by_role[Role.ROLLOUT],
         rewards=by_role[Role.REWARD],
         turns=turns,
@@ -137,59 +128,12 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
 
 
 async def load_policy(workers: Workers, folder: Path, step: int) -> None:
-    """Put the trainer where the checkpoint in ``folder``, made after ``step`` steps, stood."""
+    """Put trainer and critic where the checkpoint in ``folder``, made after ``step`` steps, stood."""
     async with workers.turns.training(step):
         await gather_all([w.start("load_checkpoint", str(folder / POLICY_FOLDER)) for w in workers.trainers], IO_TIMEOUT_S)
-
-
-async def assemble(
-    spec: RLJobSpec, workers: Workers, store: Checkpoints, state: DriverState | None, reporter: Reporter
-) -> tuple[Parts, LoopConfig]:
-    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on."""
-    tokenizer = await asyncio.to_thread(_load_tokenizer, spec)
-    source = await asyncio.to_thread(make_source, spec, tokenizer)
-    probe = _probe(spec, source.next(spec.weight_sync.probe.sequences))
-    source = await asyncio.to_thread(make_source, spec, tokenizer)
-    if state is not None:
-        source.restore(state.source_state)
-    specs = await workers.trainers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
-    start_step = state.step if state else 0
-    batch = spec.rollout.prompts_per_step
-    scheduler = RolloutScheduler(
-        prompts=source,
-        decode=partial(_decode, tokenizer),
-        engines=workers.engines,
-        judge=RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).judge,
-        gate=StalenessGate(
-            groups_per_step=batch,
-            max_lag=spec.overlap.async_generation_ratio,
-            total_groups=batch * spec.training.steps,
-            version=start_step,
-        ),
-        config=resolve.rollout_config(spec),
-        next_group_id=state.next_group_id if state else 0,
-        done=state.done if state else (),
-    )
-    publisher = WeightPublisher(
-        trainers=workers.trainers,
-        engines=workers.engines,
-        manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
-        timeout_s=spec.weight_sync.timeout_seconds,
-        probe=probe,
-        on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
-    )
-    parts = Parts(
-        trainers=workers.trainers,
-        references=workers.references,
-        workers=workers.all,
-        scheduler=scheduler,
-        publisher=publisher,
-        advantage=_advantage(spec),
-        checkpoints=store,
-        turns=workers.turns,
-        reporter=reporter,
-    )
-    return parts, _loop_config(spec, len(workers.trainers))
+    if workers.critics:
+        async with workers.turns.valuing(step):
+            await gather_all([w.start("load_checkpoint", str(folder / CRITIC_FOLDER)) for w in workers.critics], IO_TIMEOUT_S)
 
 
 async def export(spec: RLJobSpec, workers: Workers, folder: Path) -> None:
@@ -201,7 +145,7 @@ async def export(spec: RLJobSpec, workers: Workers, folder: Path) -> None:
     async with workers.turns.training(spec.training.steps):
         await gather_all([w.start("export_hf", str(folder)) for w in workers.trainers], IO_TIMEOUT_S)
     if spec.model.tokenizer_path is not None:
-        await asyncio.to_thread(lambda: _load_tokenizer(spec).save_pretrained(folder))
+        await asyncio.to_thread(lambda: load_tokenizer(spec).save_pretrained(folder))
 
 
 async def shut_down(cluster: Cluster, workers: Workers | None = None) -> None:
@@ -210,17 +154,6 @@ async def shut_down(cluster: Cluster, workers: Workers | None = None) -> None:
         endings = [w.start("close").result(SHUTDOWN_TIMEOUT_S) for w in workers.rewards]
         await asyncio.gather(*endings, return_exceptions=True)
     await cluster.stop()
-
-
-def make_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
-    """The training prompts."""
-    return PromptSource(
-        [resolve.source_config(s) for s in spec.data.train],
-        tokenizer,
-        seed=spec.seed,
-        max_prompt_tokens=spec.rollout.max_prompt_tokens,
-        prompt_format=resolve.prompt_format(spec),
-    )
 
 
 async def _set_up_all(groups: Sequence[Sequence[Worker]], timeout_s: float, collective_timeout_s: float) -> None:
@@ -273,8 +206,10 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
                 reserve=time_division.leaving(spec, component),
                 optimizer_around_step=time_division.optimizer_around_step(spec, component),
             )
-            factory, concurrency = TRAINER_FACTORY, 1
-            kwargs = {"config": policy, "rank": process.rank, "world_size": component.world_size}
+            is_critic = component.role is Role.CRITIC
+            factory, concurrency = CRITIC_FACTORY if is_critic else TRAINER_FACTORY, 1
+            trained = resolve_learning.critic_config(spec, policy) if is_critic else policy
+            kwargs = {"config": trained, "rank": process.rank, "world_size": component.world_size}
         made.append(
             WorkerSpec(
                 name=f"{component.name}-{process.rank}",
@@ -290,47 +225,12 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
     return made
 
 
-def _loop_config(spec: RLJobSpec, num_ranks: int) -> LoopConfig:
-    return LoopConfig(
-        total_steps=spec.training.steps,
-        groups_per_step=spec.rollout.prompts_per_step,
-        step_timeout_s=spec.training.step_timeout_seconds,
-        take_timeout_s=spec.active_deadline_seconds or 366 * 24 * 3600.0,
-        checkpoint_every_steps=spec.checkpoint.every_steps,
-        batching=BatchingConfig(
-            num_ranks=num_ranks,
-            mini_batches=spec.training.mini_batches,
-            epochs=spec.training.epochs,
-            temperature=spec.rollout.temperature,
-        ),
-        spec_fingerprint=resolve.spec_fingerprint(spec),
-    )
+def load_tokenizer(spec: RLJobSpec) -> PreTrainedTokenizerBase:
+    """The tokenizer of the policy.
 
-
-def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
-    """Probes are the first prompts of the data, cut to a length that costs nothing."""
-    wanted = spec.weight_sync.probe
-    return ProbeConfig(
-        every_syncs=wanted.every_syncs,
-        max_difference=wanted.max_difference or MAX_DIFFERENCE[spec.model.dtype.value],
-        sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
-    )
-
-
-def _advantage(spec: RLJobSpec) -> AdvantageFunction:
-    from rljob_runtime.losses import advantage
-
-    wanted = spec.algorithm.advantage
-    if wanted.estimator is AdvantageEstimator.RLOO:
-        return advantage.leave_one_out
-    return partial(advantage.group_advantages, normalize_std=wanted.normalize_std)
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, responses: list[tuple[int, ...]]) -> list[str]:
-    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))
-
-
-def _load_tokenizer(spec: RLJobSpec) -> PreTrainedTokenizerBase:
+    Raises:
+        ModelError: it cannot be loaded.
+    """
     from transformers import AutoTokenizer
 
     path = spec.model.tokenizer_path or spec.model.path

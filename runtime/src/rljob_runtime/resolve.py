@@ -18,25 +18,16 @@ from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_api.v1alpha1.operations import UpdateMode
+from rljob_runtime import resolve_learning
 from rljob_runtime.cluster.protocol import Interpreter
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.engine.protocol import EngineConfig
-from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
-from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN
-from rljob_runtime.overlap.scheduler import RolloutConfig
-from rljob_runtime.records import Sampling
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 """KV cache of an engine on CPU devices where the spec sets none."""
-
-QUEUED_SHARE = 4
-MIN_QUEUED = 8
-"""An engine is given a quarter more requests than it computes, at least 8, so that a finished one is followed at once by the next."""
 
 _QUANTITY_SCALES: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "i": 1}
 """Of suffixes; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
@@ -85,7 +76,8 @@ def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: P
     if declared is not None:
         return declared
     node = plan.nodes[process.node_rank]
-    at_once = (component,) if spec.overlap.async_generation_ratio == 0 else plan.components
+    together = spec.overlap.async_generation_ratio > 0 or spec.rollout.extra_prompts > 0
+    at_once = plan.components if together else (component,)
     on_node = [p for c in at_once for p in c.processes if p.node_rank == node.rank and p.local_devices]
     return max(1, node_cpus(spec)[node.group] // max(len(on_node), 1))
 
@@ -109,14 +101,14 @@ def policy_config(
     reserve: tuple[StateKind, ...] = (),
     optimizer_around_step: bool = False,
 ) -> PolicyConfig:
-    """Configuration of a trainer rank, or of a reference rank, which trains nothing; the last three are time-division's."""
-    training, loss, kl = spec.training, spec.algorithm.policy_loss, spec.algorithm.kl
+    """Configuration of a rank of the trainer, of a critic, or of a reference, which trains nothing; the last three are time-division's."""
+    training = spec.training
     return PolicyConfig(
         model_path=spec.model.path,
         trust_remote_code=spec.model.trust_remote_code,
         attn_implementation=spec.model.attention,
         dtype=spec.model.dtype.value,
-        trainable=role is Role.TRAINER,
+        trainable=role is not Role.REFERENCE,
         learning_rate=training.learning_rate,
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
@@ -128,14 +120,9 @@ def policy_config(
         token_budget=training.micro_batch_tokens,
         logprob_chunk_tokens=training.logprob_chunk_tokens,
         activation_checkpointing=training.activation_checkpointing,
-        loss=LossConfig(
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
-            dual_clip=loss.dual_clip,
-            aggregation=loss.aggregation,
-            kl_coefficient=kl.coefficient,
-            kl_estimator=kl.estimator,
-        ),
+        tensor_parallel_size=training.tensor_parallel_size if role is Role.TRAINER else 1,
+        lora=resolve_learning.lora_config(spec) if role is Role.TRAINER else None,
+        loss=resolve_learning.loss_config(spec),
         seed=spec.seed,
         threads=num_threads,
         offload_host_bytes=offload_host_bytes,
@@ -163,36 +150,6 @@ def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_th
         threads=num_threads if on_cpu else None,
         start_timeout_s=spec.startup_deadline_seconds,
         release="discard" if takes_turns else "never",
-    )
-
-
-def sampling(spec: RLJobSpec) -> Sampling:
-    """How training responses are drawn."""
-    rollout = spec.rollout
-    return Sampling(
-        max_tokens=rollout.max_response_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        min_p=rollout.min_p,
-        stop_token_ids=rollout.stop_token_ids,
-    )
-
-
-def rollout_config(spec: RLJobSpec) -> RolloutConfig:
-    """What the scheduler needs."""
-    engine = next(c.engine or Engine() for c in spec.components if c.role is Role.ROLLOUT)
-    return RolloutConfig(
-        samples_per_prompt=spec.rollout.samples_per_prompt,
-        sampling=sampling(spec),
-        seed=spec.seed,
-        fleet=FleetConfig(
-            running_limit=engine.max_running_requests + max(engine.max_running_requests // QUEUED_SHARE, MIN_QUEUED),
-            stall_timeout_s=spec.rollout.stall_timeout_seconds,
-            affinity_margin=AFFINITY_MARGIN if engine.prefix_caching else 0,
-        ),
-        drains=spec.overlap.update_mode is UpdateMode.DRAIN,
-        drain_timeout_s=spec.training.step_timeout_seconds,
     )
 
 
@@ -247,6 +204,7 @@ def spec_fingerprint(spec: RLJobSpec) -> str:
         "rewards": [r.model_dump(mode="json") for r in spec.rewards],
         "rollout": rollout,
         "trainer": trainer,
+        "critic": resolve_learning.has_critic(spec),
         "seed": spec.seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

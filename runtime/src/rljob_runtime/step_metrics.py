@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljob_runtime.overlap.buffer import Group
+from rljob_runtime.overlap.scheduler import RolloutCounters
 
 
 def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str, float]:
@@ -41,9 +42,29 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
         "staleness/mean": float((lags * weights).sum() / max(weights.sum(), 1)),
         "staleness/max": float(lags.max(initial=0)),
     }
+    if lags.any():
+        tokens = np.bincount(lags, weights)
+        metrics |= {f"staleness/histogram/{lag}": float(count / tokens.sum()) for lag, count in enumerate(tokens)}
     metrics.update(_means("reward/part", [(name, value) for t in samples for name, value in t.reward.parts.items()]))
     metrics.update(_means("reward/source", [(t.prompt.source, t.reward.score or 0.0) for t in samples]))
     return metrics
+
+
+def rollout_metrics(groups: Sequence[Group], counters: RolloutCounters) -> dict[str, float]:
+    """What became of prompts, groups and responses since the last step."""
+    return {
+        "reward/errors": float(counters.reward_errors),
+        "reward/timeouts": float(counters.reward_timeouts),
+        "rollout/groups_accepted": float(len(groups)),
+        "rollout/groups_dropped": float(counters.groups_dropped),
+        "rollout/groups_filtered": float(counters.groups_filtered),
+        "rollout/groups_cancelled": float(counters.groups_cancelled),
+        "rollout/requests_cancelled": float(counters.requests_cancelled),
+        "rollout/requests_moved": float(counters.requests_moved),
+        "rollout/tokens_cancelled": float(counters.tokens_cancelled),
+        "rollout/tokens_kept": float(counters.tokens_kept),
+        "rollout/engines_lost": float(counters.engines_lost),
+    }
 
 
 def _means(prefix: str, values: Sequence[tuple[str, float]]) -> dict[str, float]:

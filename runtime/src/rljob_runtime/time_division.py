@@ -2,7 +2,7 @@
 
 ::
 
-    spec, plan ── shared_devices ──> who is a tenant: trainer, reference, and each engine that has a device in common with others
+    spec, plan ── shared_devices ──> who is a tenant: trainer, reference, critic, and each engine that has a device in common with others
     ModelShape ── process_needs ──> sizes ─┐
     node groups ── deviceMemory ─> budgets ┴─> DeviceArbiter ─> ArbiterTurns
 
@@ -34,7 +34,8 @@ from rljob_runtime.offload.states import StateKind, SwitchReport
 from rljob_runtime.offload.tenants import Sizes, Tenant, TenantProcess, estimated, local_devices, policies
 from rljob_runtime.offload.turns import ArbiterTurns, NoTurns, Turns
 
-POLICY_ROLES = (Role.TRAINER, Role.REFERENCE)
+POLICY_ROLES = (Role.TRAINER, Role.REFERENCE, Role.CRITIC)
+TRAINED_ROLES = (Role.TRAINER, Role.CRITIC)
 TENANT_ROLES = (*POLICY_ROLES, Role.ROLLOUT)
 REFERENCE_KINDS = frozenset({StateKind.PARAMS, StateKind.OTHER})
 TRAINER_KINDS = REFERENCE_KINDS | {StateKind.GRADS, StateKind.OPTIMIZER}
@@ -79,17 +80,17 @@ def takes_turns(spec: RLJobSpec, component: PlannedComponent, process: PlannedPr
 
 
 def optimizer_around_step(spec: RLJobSpec, component: PlannedComponent) -> bool:
-    """Whether a trainer has its optimizer's state on the device only while it updates: ``offload.optimizer: Always`` where it switches."""
+    """Whether optimizer state is on the device only while a trainer or critic updates: ``offload.optimizer: Always`` where it switches."""
     is_asked = _offload(spec, component).optimizer is OffloadPolicy.ALWAYS
     switching = spec.offload.residency is Residency.SWITCHING
-    return component.role is Role.TRAINER and is_asked and switching and bool(component.shares_devices_with)
+    return component.role in TRAINED_ROLES and is_asked and switching and bool(component.shares_devices_with)
 
 
 def leaving(spec: RLJobSpec, component: PlannedComponent) -> tuple[StateKind, ...]:
     """Kinds that a policy gives up on the devices it shares; none where it shares nothing or stays."""
     if component.role not in POLICY_ROLES or not component.shares_devices_with:
         return ()
-    has = TRAINER_KINDS if component.role is Role.TRAINER else REFERENCE_KINDS
+    has = TRAINER_KINDS if component.role in TRAINED_ROLES else REFERENCE_KINDS
     return tuple(sorted(has - _staying(spec, component)))
 
 
@@ -181,6 +182,7 @@ def turns_of(
         arbiter,
         trainers=policy_names[Role.TRAINER],
         references=policy_names[Role.REFERENCE],
+        critics=policy_names[Role.CRITIC],
         engines=engines,
         timeout_s=float(spec.training.step_timeout_seconds),
     )

@@ -159,8 +159,8 @@ class ServingEngine(ScriptedEngine):
     def __init__(self, name: str = "engine-0", seed: int = 0) -> None:
         super().__init__(name, seed)
         self.phases: list[str] = []
-        self.offset = 0.0
-        """Added to every score: what a wrong tensor would do."""
+        self.wrong_from: int | None = None
+        """Version from which every score is off by 0.01: what a wrong tensor would do."""
         self.forgets_version = False
         self._coming = 0
         self.lost = asyncio.Event()
@@ -179,7 +179,8 @@ class ServingEngine(ScriptedEngine):
         return self.version
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
-        return [tuple(-1.0 + self.offset for _ in s[1:]) for s in sequences]
+        wrong = self.wrong_from is not None and self.version >= self.wrong_from
+        return [tuple(-0.99 if wrong else -1.0 for _ in s[1:]) for s in sequences]
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         return "127.0.0.1", 0

@@ -5,11 +5,10 @@ import io
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
@@ -18,11 +17,16 @@ from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
 from rljob_runtime.offload.turns import NoTurns, Turns
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.rule import Rule
+from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.validation import ValidationConfig, Validator
+from rljob_runtime.preparing import BatchMaker, Scorers
 from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.wiring import goes_on_without
 from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedJudge, ServingEngine, no_texts
 
 BATCH, STEPS = 2, 4
@@ -45,6 +49,12 @@ class Run:
     """Further engines."""
     lag: float = 0
     turns: Turns = field(default_factory=NoTurns)
+    validation: ValidationConfig | None = None
+
+    def validator(self, scheduler: RolloutScheduler) -> Validator:
+        assert self.validation is not None
+        prompts = CountingPrompts().next(3)
+        return Validator(fleet=scheduler.fleet, prompts=prompts, decode=no_texts, judge=ScriptedJudge().judge, config=self.validation)
 
     def drive(self) -> None:
         asyncio.run(self._drive())
@@ -62,7 +72,7 @@ class Run:
             judge=ScriptedJudge().judge,
             gate=StalenessGate(groups_per_step=BATCH, max_lag=self.lag, total_groups=BATCH * STEPS, version=start),
             config=RolloutConfig(
-                samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, fleet=FleetConfig(running_limit=256, stall_timeout_s=60.0)
+                samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, fleet=FleetConfig(slots=256, stall_timeout_s=60.0)
             ),
             next_group_id=self.start.next_group_id if self.start else 0,
             done=self.start.done if self.start else (),
@@ -74,7 +84,6 @@ class Run:
             step_timeout_s=10.0,
             take_timeout_s=10.0,
             checkpoint_every_steps=self.every,
-            batching=BatchingConfig(num_ranks=1, mini_batches=1, epochs=1, temperature=1.0),
             spec_fingerprint="f",
         )
         with Reporter(
@@ -82,13 +91,24 @@ class Run:
         ) as reporter:
             parts = Parts(
                 trainers=[self.trainer],
-                references=[],
-                workers=[self.trainer, self.engine, *self.others],
+                engines=[self.engine, *self.others],
                 scheduler=scheduler,
                 publisher=WeightPublisher(
-                    trainers=[self.trainer], engines=[self.engine, *self.others], manifest=MANIFEST, timeout_s=10.0, probe=probe
+                    trainers=[self.trainer],
+                    engines=[self.engine, *self.others],
+                    manifest=MANIFEST,
+                    timeout_s=10.0,
+                    probe=probe,
+                    goes_on_without=partial(goes_on_without, scheduler.fleet),
                 ),
-                advantage=lambda rewards, groups: (rewards - rewards.mean()).astype(np.float32),
+                maker=BatchMaker(
+                    rule=Rule(RuleConfig(max_response_tokens=4)),
+                    scorers=Scorers(),
+                    batching=BatchingConfig(num_ranks=1, mini_batches=1, epochs=1, temperature=1.0),
+                    turns=self.turns,
+                    timeout_s=10.0,
+                ),
+                validator=self.validator(scheduler) if self.validation is not None else None,
                 checkpoints=checkpoints,
                 turns=self.turns,
                 reporter=reporter,
@@ -228,7 +248,7 @@ def test_an_engine_that_serves_another_version_is_named(tmp_path: Path) -> None:
 
 def test_the_probe_catches_an_engine_whose_weights_differ(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.trainer.on_step = lambda step: setattr(run.engine, "offset", 0.01 if step == 3 else 0.0)
+    run.engine.wrong_from = 3
     with pytest.raises(WeightSyncError, match=r"after publishing v3 engine-0 and the trainer disagree by 0.01 .* allowed 0.0001"):
         run.drive()
     assert [m["step"] for m in run.metrics()] == [1, 2, 3]
@@ -254,3 +274,47 @@ def test_without_shared_storage_all_steps_are_trained_and_nothing_is_kept(tmp_pa
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         stopped.drive()
     assert list(stopped.store.root.iterdir()) == []
+
+
+VALIDATION = ValidationConfig(
+    every_steps=2,
+    at_start=True,
+    pauses=False,
+    samples_per_prompt=1,
+    sampling=Sampling(max_tokens=4, temperature=0.0),
+    seed=5,
+    timeout_s=10.0,
+)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("pauses", [False, True])
+def test_each_due_version_is_validated_whole_and_told_with_the_step_that_follows_it(tmp_path: Path, pauses: bool, lag: float) -> None:
+    run = Run(tmp_path, lag=lag, validation=replace(VALIDATION, pauses=pauses))
+    run.drive()
+    told = {m["step"]: m["validation/version"] for m in run.metrics() if "validation/version" in m}
+    assert told == {1: 0, 3: 2, 4: 4}  # the last version is told with the step that made it
+    asked = [r.request_id for r in run.engine.seen if r.sampling.temperature == 0]
+    assert sorted(asked) == sorted(f"v{version}/{prompt}/0" for version in (0, 2, 4) for prompt in range(3))
+    assert all(m["validation/prompts"] == 3 for m in run.metrics() if "validation/version" in m)
+    trained = [r for r in run.engine.seen if r.sampling.temperature > 0]
+    assert len({(r.seed) for r in trained}) == STEPS * BATCH * 2
+
+
+def test_validation_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    plain, validated = Run(tmp_path / "plain"), Run(tmp_path / "validated", validation=VALIDATION)
+    plain.drive()
+    validated.drive()
+    assert [r.seed for r in validated.engine.seen if r.sampling.temperature > 0] == [r.seed for r in plain.engine.seen]
+
+
+def test_an_engine_that_dies_costs_no_response_while_another_is_left(tmp_path: Path) -> None:
+    other = ServingEngine("engine-1", seed=3)
+    run = Run(tmp_path, others=[other], lag=1)
+    run.trainer.on_step = lambda step: run.engine.lost.set() if step == 2 else None
+    run.drive()
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert sum(m["rollout/engines_lost"] for m in run.metrics()) == 1
+    assert sum(m["rollout/groups_dropped"] for m in run.metrics()) == 0
+    assert other.phases.count("finish") == STEPS + 1
+    assert run.engine.phases.count("finish") < STEPS + 1

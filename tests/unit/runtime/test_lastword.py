@@ -33,6 +33,7 @@ REASONS = {
     "CheckpointError": Reason.CHECKPOINT_FAILED,
     "RewardSetupError": Reason.REWARD_INVALID,
     "DataError": Reason.DATA_INVALID,
+    "FilteredOutError": Reason.DATA_INVALID,
     "ModelError": Reason.MODEL_INVALID,
     "DeadlineError": Reason.DEADLINE_EXCEEDED,
     "StartupDeadlineError": Reason.STARTUP_DEADLINE_EXCEEDED,

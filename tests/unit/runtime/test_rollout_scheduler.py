@@ -24,7 +24,7 @@ def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0
             samples_per_prompt=2,
             sampling=Sampling(max_tokens=4),
             seed=5,
-            fleet=FleetConfig(running_limit=256, stall_timeout_s=stall_timeout_s, affinity_margin=0),
+            fleet=FleetConfig(slots=256, stall_timeout_s=stall_timeout_s, affinity_margin=0),
         ),
         done=done,
     )

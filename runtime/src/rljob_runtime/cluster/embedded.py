@@ -56,7 +56,7 @@ class EmbeddedCluster(RayCluster):
         try:
             with own_signal_handlers():
                 self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
-        except (RuntimeError, TimeoutError, OSError) as error:
+        except Exception as error:  # that a node timed out comes as a bare Exception of Ray
             raise ClusterError(f"the embedded Ray cluster did not start: {error}") from error
         return self._address
 

@@ -124,8 +124,9 @@ def estimated(needs: ProcessNeeds, kinds: Iterable[StateKind]) -> Sizes:
     stepping = 0 if StateKind.OPTIMIZER in sizes else held.get(Kind.OPTIMIZER, 0)
     aside = held.get(Kind.WORKSPACE, 0)
     working = {phase: aside + sum(need.num_bytes for need in needs.working.get(phase, ())) for phase in needs.active}
-    if Phase.OPTIMIZER_STEP in working:
-        working[Phase.OPTIMIZER_STEP] += stepping
+    for phase in (Phase.OPTIMIZER_STEP, Phase.CRITIC_STEP):
+        if phase in working:
+            working[phase] += stepping
     partial = working.pop(Phase.WEIGHT_SYNC, 0)
     return Sizes(
         size_bytes=sizes,

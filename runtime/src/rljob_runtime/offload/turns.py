@@ -4,6 +4,7 @@
 
     generating(n)   engines hold the devices they share: weights and KV cache; engines on devices of their own never wait for a turn
     scoring(n)      the reference holds its devices
+    valuing(n)      the critic holds its devices with all its state, also for its training and its checkpoint
     training(n)     the trainer holds them with all its state, also for a checkpoint
     syncing(n)      trainer and engines hold them together with their weights alone
 
@@ -32,13 +33,20 @@ class Turns(Protocol):
 
     @property
     def engines(self) -> tuple[int, ...]:
-        """Indexes of the engines that step aside when the trainer or a reference computes."""
+        """Indexes of the engines that step aside when trainer, reference or critic compute."""
+
+    @property
+    def critic_shares(self) -> bool:
+        """Whether the critic shares devices, so that it has to be done with them when its turn ends."""
 
     def generating(self, step: int) -> AbstractAsyncContextManager[Any]:
         """Engines can answer inside the block."""
 
     def scoring(self, step: int) -> AbstractAsyncContextManager[Any]:
         """The reference can compute inside the block."""
+
+    def valuing(self, step: int) -> AbstractAsyncContextManager[Any]:
+        """The critic can do anything inside the block."""
 
     def training(self, step: int) -> AbstractAsyncContextManager[Any]:
         """The trainer can do anything inside the block."""
@@ -57,12 +65,13 @@ class NoTurns:
     """Everybody has devices of their own."""
 
     engines: tuple[int, ...] = ()
+    critic_shares = False
 
     def generating(self, step: int) -> AbstractAsyncContextManager[Any]:
         """Nothing to wait for."""
         return nullcontext()
 
-    scoring = training = syncing = generating
+    scoring = valuing = training = syncing = generating
 
     def take_metrics(self) -> dict[str, float]:
         """Nothing moves."""
@@ -77,7 +86,14 @@ class ArbiterTurns:
     """Turns by leases of a :class:`DeviceArbiter`; tenants carry the components' names."""
 
     def __init__(
-        self, arbiter: DeviceArbiter, *, trainers: Sequence[str], references: Sequence[str], engines: Mapping[int, str], timeout_s: float
+        self,
+        arbiter: DeviceArbiter,
+        *,
+        trainers: Sequence[str],
+        references: Sequence[str],
+        critics: Sequence[str] = (),
+        engines: Mapping[int, str],
+        timeout_s: float,
     ) -> None:
         """Tenants by what they do.
 
@@ -85,12 +101,15 @@ class ArbiterTurns:
             arbiter: knows them all.
             trainers: those of the trainer.
             references: those of the reference policy.
+            critics: those of the critic.
             engines: those of engines that share devices, by the engine's index.
             timeout_s: of the wait for devices and state at the beginning of a phase.
         """
         self._arbiter = arbiter
         self._trainers = trainers
         self._references = references
+        self._critics = critics
+        self.critic_shares = bool(critics)
         self._engines = tuple(engines.values())
         self.engines = tuple(engines)
         self._timeout_s = timeout_s
@@ -102,6 +121,10 @@ class ArbiterTurns:
     def scoring(self, step: int) -> AbstractAsyncContextManager[Any]:
         """The reference with its weights."""
         return self._held([(tenant, None, ()) for tenant in self._references], f"reference log-probs of step {step}")
+
+    def valuing(self, step: int) -> AbstractAsyncContextManager[Any]:
+        """The critic with everything."""
+        return self._held([(tenant, None, ()) for tenant in self._critics], f"the critic's part of step {step}")
 
     def training(self, step: int) -> AbstractAsyncContextManager[Any]:
         """The trainer with everything."""

@@ -1,21 +1,24 @@
-"""From judged groups to what each trainer rank trains: advantages, mini-batches, balanced shares.
+"""From a step's samples to what each trainer rank trains: mini-batches and balanced shares.
 
-Deterministic: the same groups give the same batches, whatever order they arrived in.
+Deterministic: the same samples give the same batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 
-from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.records import FloatArray, IntArray, TrainBatch, Trajectory
+from rljob_runtime.overlap.arrange import StepSamples
+from rljob_runtime.overlap.balance import Parts, imbalance, partition
+from rljob_runtime.overlap.rule import Outcome
+from rljob_runtime.records import FloatArray, IntArray, TrainBatch
 
-AdvantageFunction = Callable[[FloatArray, IntArray], FloatArray]
-"""(rewards (S,), group ids (S,)) -> advantages (S,)."""
+BALANCED = 1.02
+"""A busiest rank with so many times the least possible load is good enough, and groups are cut only for a gain of so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,78 +31,185 @@ class BatchingConfig:
     """Optimizer updates per epoch; groups stay whole."""
     epochs: int
     temperature: float
+    include_staleness: bool = False
+    """Whether the loss asks how old each token is."""
+    include_scores: bool = False
+    """Whether the loss asks for raw scores."""
+    linear_tokens: float = 24576.0
+    """Length at which a token's attention costs what its linear layers do: 6 * hidden size, here for 4096."""
+    shared_prompts: bool = True
+    """Whether a rank computes a prompt once for all samples of the group that it has."""
 
 
-def make_batches(groups: Sequence[Group], *, advantage: AdvantageFunction, config: BatchingConfig, version: int) -> list[list[TrainBatch]]:
-    """Batches by rank, each a list with one entry per optimizer update.
+Shares = tuple[tuple[IntArray, ...], ...]
+"""Of each update and rank, the samples, ascending: indexes into (S,) arrays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """What the trainer ranks train in a step."""
+
+    by_rank: list[list[TrainBatch]]
+    """Of each rank, one batch per optimizer update, as many on every rank; epochs repeat the same objects."""
+    skipped_updates: int
+    """Updates per epoch that were left out because no token of theirs is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreBatch:
+    """Sequences for one rank of a forward pass; t tokens and s samples, none where there are more ranks than samples."""
+
+    token_ids: IntArray
+    """Shape (t,)."""
+    lengths: IntArray
+    """Shape (s,): sums to t."""
+    wanted: FloatArray
+    """Shape (t,): 1 where a token was drawn."""
+    samples: IntArray
+    """Shape (s,): indexes into (S,) arrays."""
+
+
+def split(step: StepSamples, config: BatchingConfig) -> Shares:
+    """Divide a step's samples over updates and ranks; every sample is in one share.
+
+    Groups are whole within an update, and the first groups are in the first. Within an update they are whole on a rank, so that it computes
+    a shared prompt once, unless ranks are better balanced with groups cut into two, four or more pieces.
+    """
+    _, position = np.unique(step.group_ids, return_inverse=True)
+    num_groups = int(position.max(initial=-1)) + 1
+    update_of = position * config.mini_batches // max(num_groups, 1)
+    return tuple(_divide(np.flatnonzero(update_of == update), step, config.num_ranks, config) for update in range(config.mini_batches))
+
+
+def train_batches(step: StepSamples, shares: Shares, outcome: Outcome, config: BatchingConfig) -> Batches:
+    """Write out what each rank trains.
+
+    Denominators count the trained tokens and sequences of an update over all ranks. An update in which nothing is trained is left out on
+    all ranks; where all are, ranks have no batches.
 
     Args:
-        groups: the groups of this step.
-        advantage: estimator over all samples of the step.
+        step: all samples.
+        shares: from :func:`split`.
+        outcome: of the learning rule for these samples.
         config: from the spec.
-        version: weights version the trainer holds.
     """
-    ordered = sorted(groups, key=lambda g: g.group_id)
-    samples = [t for g in ordered for t in sorted(g.trajectories, key=lambda t: t.sample_index)]
-    rewards = np.array([t.reward.score for t in samples], dtype=np.float32)
-    group_ids = np.array([t.group_id for t in samples], dtype=np.int32)
-    advantages = advantage(rewards, group_ids)
-    position = {g.group_id: i for i, g in enumerate(ordered)}
-    chunk_of = [position[t.group_id] * config.mini_batches // len(ordered) for t in samples]
     updates = []
-    for chunk in range(config.mini_batches):
-        chosen = [i for i, c in enumerate(chunk_of) if c == chunk]
-        updates.append(_split(chosen, samples, advantages, config, version))
-    return [[update[rank] for update in updates] * config.epochs for rank in range(config.num_ranks)]
+    for update in shares:
+        trained = [outcome.trained[step.places(samples)] for samples in update]
+        tokens = int(sum(np.count_nonzero(mask) for mask in trained))
+        sequences = sum(_count_nonempty(mask, step.lengths[samples]) for mask, samples in zip(trained, update, strict=True))
+        if tokens:
+            updates.append([_pack(samples, step, outcome, config, (tokens, sequences)) for samples in update])
+    by_rank = [[update[rank] for update in updates] * config.epochs for rank in range(config.num_ranks)]
+    return Batches(by_rank=by_rank, skipped_updates=len(shares) - len(updates))
 
 
-def _split(
-    chosen: Sequence[int], samples: Sequence[Trajectory], advantages: FloatArray, config: BatchingConfig, version: int
-) -> list[TrainBatch]:
-    """One update's samples over the ranks: the longest unit first to the rank with the fewest tokens.
+def score_batches(step: StepSamples, num_ranks: int, config: BatchingConfig) -> list[ScoreBatch]:
+    """Divide a step's samples over the ranks of a forward pass; every sample is in one batch, one batch per rank."""
+    shares = _divide(np.arange(len(step.trajectories)), step, num_ranks, config)
+    batches = []
+    for samples in shares:
+        places = step.places(samples)
+        batches.append(
+            ScoreBatch(token_ids=step.token_ids[places], lengths=step.lengths[samples], wanted=step.response_mask[places], samples=samples)
+        )
+    return batches
 
-    Units are whole groups, so that a rank computes a shared prompt once, or single samples where there are fewer groups than ranks.
+
+def gather_scores(step: StepSamples, batches: Sequence[ScoreBatch], answers: Sequence[npt.NDArray[np.floating]]) -> FloatArray:
+    """Bring the ranks' answers back into the order of the step.
+
+    Args:
+        step: what :func:`score_batches` divided.
+        batches: by rank.
+        answers: by rank, each of shape (t,).
+
+    Returns:
+        Shape (T,).
+
+    Raises:
+        ValueError: an answer has another shape.
     """
-    lengths = {i: len(samples[i].prompt.token_ids) + len(samples[i].completion.token_ids) for i in chosen}
-    units = [list(members) for _, members in groupby(chosen, key=lambda i: samples[i].group_id)]
-    if len(units) < config.num_ranks:
-        units = [[i] for i in chosen]
-    shares: list[list[int]] = [[] for _ in range(config.num_ranks)]
-    loads = [0] * config.num_ranks
-    for unit in sorted(units, key=lambda members: (-sum(lengths[i] for i in members), members[0])):
-        rank = min(range(config.num_ranks), key=lambda r: (loads[r], r))
-        shares[rank] += unit
-        loads[rank] += sum(lengths[i] for i in unit)
-    shares = [sorted(share) for share in shares]
-    response_lengths = [len(samples[i].completion.token_ids) for i in chosen]
-    totals = (sum(response_lengths), sum(1 for n in response_lengths if n))
-    return [_pack([samples[i] for i in share], advantages[share], config.temperature, totals, version) for share in shares]
+    result = np.zeros(step.token_ids.size, dtype=np.float32)
+    for rank, (batch, answer) in enumerate(zip(batches, answers, strict=True)):
+        if answer.shape != batch.token_ids.shape:
+            raise ValueError(f"rank {rank} answered with shape {answer.shape} for tokens of shape {batch.token_ids.shape}")
+        result[step.places(batch.samples)] = answer
+    return result
 
 
-def _pack(samples: Sequence[Trajectory], advantages: FloatArray, temperature: float, totals: tuple[int, int], version: int) -> TrainBatch:
-    lengths = np.array([len(t.prompt.token_ids) + len(t.completion.token_ids) for t in samples], dtype=np.int32)
-    responses = np.array([len(t.completion.token_ids) for t in samples], dtype=np.int32)
-    total = int(lengths.sum())
-    ends = np.cumsum(lengths)
-    mask = np.zeros(total, dtype=np.float32)
-    for end, response in zip(ends.tolist(), responses.tolist(), strict=True):
-        mask[end - response : end] = 1.0
-    drawn = mask > 0
-    behaviour = np.zeros(total, dtype=np.float32)
-    behaviour[drawn] = np.fromiter((x for t in samples for x in t.completion.logprobs), dtype=np.float32, count=int(responses.sum()))
-    spread = np.zeros(total, dtype=np.float32)
-    spread[drawn] = np.repeat(advantages.astype(np.float32), responses)
-    tokens = np.fromiter(
-        (x for t in samples for part in (t.prompt.token_ids, t.completion.token_ids) for x in part), dtype=np.int32, count=total
-    )
+def _divide(members: npt.NDArray[np.int64], step: StepSamples, num_ranks: int, config: BatchingConfig) -> tuple[IntArray, ...]:
+    """Samples of each rank: whole groups, or pieces of groups where these make the busiest rank's load smaller."""
+    if num_ranks == 1 or not members.size:
+        return tuple(members.astype(np.int32) if rank == 0 else np.zeros(0, dtype=np.int32) for rank in range(num_ranks))
+    groups = [list(found) for _, found in groupby(members.tolist(), key=lambda i: int(step.group_ids[i]))]
+    groups.sort(key=lambda group: (-_load(group, step, config), group[0]))
+    best = _assign(groups, step, num_ranks, config)
+    least = sum(_load(group, step, config) for group in groups) / num_ranks
+    pieces, largest = 2, max(len(group) for group in groups)
+    while best[0][0] > BALANCED * least and pieces < 2 * largest:
+        for cut in sorted({len(groups) % num_ranks, len(groups)} - {0}):  # only those that do not go round, or all
+            units = [part.tolist() for group in groups[:cut] for part in np.array_split(group, min(pieces, len(group)))]
+            option = _assign(units + groups[cut:], step, num_ranks, config)
+            if option[0][0] * BALANCED < best[0][0]:
+                best = option
+        pieces *= 2
+    return tuple(np.array(share, dtype=np.int32) for share in best[1])
+
+
+def _assign(units: list[list[int]], step: StepSamples, num_ranks: int, config: BatchingConfig) -> tuple[tuple[float, float], Parts]:
+    """Units over ranks, and how unequal the ranks' loads are."""
+    parts = partition([_load(unit, step, config) for unit in units], num_ranks)
+    shares = [sorted(i for unit in part for i in units[unit]) for part in parts]
+    return imbalance([_load(share, step, config) for share in shares]), shares
+
+
+def _load(samples: Sequence[int], step: StepSamples, config: BatchingConfig) -> float:
+    """What a rank with these samples computes: ``linear_tokens * n + n^2`` for a sequence of n tokens, each group's prompt once."""
+    chosen = np.asarray(samples, dtype=np.int64)
+    load = float(_cost(step.lengths[chosen], config).sum())
+    if config.shared_prompts:
+        prompts = (step.lengths - step.response_lengths)[chosen]
+        _, first = np.unique(step.group_ids[chosen], return_index=True)
+        load -= float(_cost(prompts, config).sum() - _cost(prompts[first], config).sum())
+    return load
+
+
+def _cost(tokens: IntArray, config: BatchingConfig) -> npt.NDArray[np.float64]:
+    sizes = tokens.astype(np.float64)
+    return config.linear_tokens * sizes + sizes**2
+
+
+def _count_nonempty(mask: FloatArray, lengths: IntArray) -> int:
+    """Sequences with a non-zero of the mask."""
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    return int(np.unique(owner[mask > 0]).size)
+
+
+def _pack(samples: IntArray, step: StepSamples, outcome: Outcome, config: BatchingConfig, totals: tuple[int, int]) -> TrainBatch:
+    """One rank's batch of one update."""
+    places = step.places(samples)
+
+    def at(values: FloatArray | None) -> FloatArray | None:
+        return None if values is None else values[places]
+
+    mask = outcome.trained[places]
     return TrainBatch(
-        token_ids=tokens,
-        lengths=lengths,
+        token_ids=step.token_ids[places],
+        lengths=step.lengths[samples],
         response_mask=mask,
-        behaviour_logprobs=behaviour,
-        advantages=spread,
-        temperature=temperature,
+        behaviour_logprobs=np.where(mask > 0, step.behaviour_logprobs[places], np.float32(0.0)),
+        advantages=outcome.advantages[places],
+        reference_logprobs=at(step.reference_logprobs),
+        proximal_logprobs=at(step.proximal_logprobs),
+        staleness=at(step.staleness) if config.include_staleness else None,
+        values=at(step.values),
+        returns=at(outcome.returns),
+        scores=step.scores[samples] if config.include_scores else None,
+        sample_weights=None if outcome.sample_weights is None else outcome.sample_weights[samples],
+        kl_coefficient=outcome.kl_coefficient,
+        temperature=config.temperature,
         global_tokens=totals[0],
         global_sequences=totals[1],
-        version=version,
+        version=step.version,
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_runtime.errors import DeadlineError
-from rljob_runtime.overlap.staleness import enough
+from rljob_runtime.overlap.staleness import StalenessGate, enough
 from rljob_runtime.records import Trajectory
 
 
@@ -21,24 +20,26 @@ class Group:
     failed_samples: int
     """Samples left out because their reward failed."""
 
-    @property
-    def oldest_version(self) -> int:
-        """Weights version of the oldest token."""
-        return min(span.version for t in self.trajectories for span in t.completion.version_spans)
+    oldest_version: int = field(init=False)
+    """Weights version of the oldest token; found once, for every change of the buffer asks for it."""
+
+    def __post_init__(self) -> None:
+        """Find the oldest version."""
+        object.__setattr__(self, "oldest_version", min(span.version for t in self.trajectories for span in t.completion.version_spans))
 
 
 class TrajectoryBuffer:
     """Holds groups between judging and training; every group is taken once or dropped once (ONCE)."""
 
-    def __init__(self, *, max_lag: float, unfinished: Callable[[], Iterable[int]], on_drop: Callable[[Group], None]) -> None:
+    def __init__(self, *, gate: StalenessGate, unfinished: Callable[[], Iterable[int]], on_drop: Callable[[Group], None]) -> None:
         """Start empty.
 
         Args:
-            max_lag: how many versions older than the trainer's a token may be.
+            gate: knows how old a token may be; told of every batch taken.
             unfinished: versions under which the groups that are still being made were started.
             on_drop: told of every group that is too stale, so that admission can refill it.
         """
-        self._max_lag = math.ceil(max_lag)
+        self._gate = gate
         self._unfinished = unfinished
         self._on_drop = on_drop
         self._groups: dict[int, Group] = {}
@@ -81,12 +82,14 @@ class TrajectoryBuffer:
         if self._failure is not None:
             raise self._failure
         oldest = sorted(self._groups.values(), key=lambda group: (group.oldest_version, group.group_id))[:count]
+        self._gate.taken()
         return [self._groups.pop(group.group_id) for group in oldest]
 
     def _ready(self, count: int, version: int) -> bool:
-        for group in [g for g in self._groups.values() if g.oldest_version < version - self._max_lag]:
+        for group in [g for g in self._groups.values() if self._gate.hopeless(g.oldest_version, version)]:
             self._on_drop(self._groups.pop(group.group_id))
         if len(self._groups) < count:
             return False
         ready = [group.oldest_version for group in self._groups.values()]
-        return enough(ready, self._unfinished(), version=version, max_lag=self._max_lag, count=count)
+        gate = self._gate
+        return enough(ready, self._unfinished(), version=version, max_lag=gate.max_staleness, count=count, spare=gate.spare)

@@ -1,33 +1,36 @@
-"""The engines as one: requests wait in one queue, go to the engine with the least to do, and move on when an engine steps aside.
+"""The engines as one: requests wait in one line, go to the engine with the least to do, and move on when an engine steps aside.
 
 ::
 
-    add ──> waiting, oldest group first ── route ──> engine i: submit ... collect ──> done
+    add ──> waiting, oldest group first ── route ──> engine i: submit ... collect ──> owner
                ^        (started ones first)                       │
-               └──────────── with the tokens drawn so far ─────────┘  abort: the engine steps aside, or others are idle
+               └──────────── with the tokens drawn so far ─────────┘  abort: the engine steps aside, or others are idle, or it is lost
 
 | wait               | for                                 | bounded by             | then                              |
 |--------------------|-------------------------------------|------------------------|-----------------------------------|
-| shrink             | running responses, then aborted ones| finish_s, timeout_s    | DeadlineError naming the engine   |
+| shrink, reserved   | running responses, then aborted ones| finish_s, timeout_s    | DeadlineError naming the engine   |
 | quiet              | all running responses               | timeout_s              | DeadlineError naming engines      |
 | collection         | a finished response                 | stall_timeout_s        | DeadlineError naming the engine   |
 
-Engines that step aside do not disturb others: these keep what they run and are given the requests of those that leave.
+Engines that step aside, or whose worker is lost, do not disturb others: these keep what they run and are given the requests of those
+that leave. Several owners can have responses drawn (training, validation); each gets its own back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.cluster.protocol import Worker
-from rljob_runtime.errors import DeadlineError
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, route, surplus
-from rljob_runtime.overlap.samples import Sample
+from rljob_runtime.errors import DeadlineError, WorkerLostError
+from rljob_runtime.overlap.occupancy import Occupancy
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, places, route, settle, surplus
+from rljob_runtime.overlap.samples import Owner, Sample
+from rljob_runtime.overlap.waiting import WaitingLine
 from rljob_runtime.records import Completion, GenerationRequest
 
 COLLECT_WAIT_S = 1.0
@@ -37,18 +40,24 @@ CALL_TIMEOUT_S = 60.0
 ABORT_TIMEOUT_S = 120.0
 """Deadline of an engine's answer to an abort: it is in the middle of a step at most."""
 
-Finished = Callable[[list[tuple[Sample, Completion]]], None]
+OnLost = Callable[[int, WorkerLostError], None]
+"""Told the index of an engine that is gone, and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """What the fleet needs of the spec."""
 
-    running_limit: int
-    """Requests an engine holds at most; more wait here, where they can still go to another engine."""
+    slots: int
+    """Requests an engine computes at the same time, at least 1."""
+    queued: int = 0
+    """Further ones it may hold so that no slot idles between two; more wait here, where they can still go to another engine."""
     stall_timeout_s: float
     affinity_margin: int = AFFINITY_MARGIN
     """0 where engines cache no prefixes."""
+    group_routing: GroupRouting = GroupRouting.SPREAD
+    survives_engine_loss: bool = True
+    """Whether others take over when the worker of an engine is gone; without any other one, and where False, that is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,62 +71,82 @@ class FleetChange:
     """Tokens these had drawn."""
 
 
+@dataclass(slots=True)
+class FleetCounts:
+    """What happened since the last :meth:`EngineFleet.take_counts`."""
+
+    requests_cancelled: int = 0
+    tokens_cancelled: int = 0
+    """Drawn tokens of those: lost work."""
+    engines_lost: int = 0
+    requests_moved: int = 0
+    """Taken over from lost engines."""
+
+
 @dataclass(slots=True, eq=False)
 class _Engine:
     index: int
     worker: Worker
     running: dict[str, Sample] = field(default_factory=dict)
     """By the id of the request, in the order of submission."""
+    cancelled: set[str] = field(default_factory=set)
+    """Those of them that nobody wants any more."""
     open: bool = True
     """Whether it is given requests."""
+    lost: bool = False
+    serving: asyncio.Task[None] | None = None
     outbox: asyncio.Queue[tuple[str, list[Any]]] = field(default_factory=asyncio.Queue)
     """Submissions and aborts, which must arrive in order."""
     busy: asyncio.Event = field(default_factory=asyncio.Event)
     last_progress_s: float = 0.0
+    occupancy: Occupancy = field(kw_only=True)
 
     def submit(self, samples: Sequence[Sample], requests: list[GenerationRequest]) -> None:
         if not self.running:
             self.last_progress_s = now_s()
         for sample, request in zip(samples, requests, strict=True):
             sample.home = self.index
+            settle(sample.mates, self.index)
             self.running[request.request_id] = sample
         self.outbox.put_nowait(("submit", requests))
         self.busy.set()
+        self.occupancy.change(len(self.running), now_s())
 
     def abort(self, request_ids: list[str]) -> None:
         if request_ids:
             self.outbox.put_nowait(("abort", request_ids))
 
+    def release(self, request_id: str) -> tuple[Sample, bool]:
+        """A request is no longer here; its sample, and whether that was cancelled."""
+        sample = self.running.pop(request_id)
+        self.occupancy.change(len(self.running), now_s())
+        sample.mates.at_home -= sample.mates.home == self.index
+        cancelled = request_id in self.cancelled
+        self.cancelled.discard(request_id)
+        return sample, cancelled
+
 
 class EngineFleet:
     """One per job. ``run`` ends only by cancellation or failure."""
 
-    def __init__(
-        self,
-        engines: Sequence[Worker],
-        *,
-        config: FleetConfig,
-        request_of: Callable[[Sample], GenerationRequest],
-        on_finished: Finished,
-    ) -> None:
+    def __init__(self, engines: Sequence[Worker], *, config: FleetConfig, on_lost: OnLost | None = None) -> None:
         """Wire the parts.
 
         Args:
             engines: rollout workers.
             config: limits.
-            request_of: what to ask for the next part of a sample.
-            on_finished: takes responses that have ended.
+            on_lost: told of every engine that is lost while others go on.
         """
-        self._engines = [_Engine(index, worker) for index, worker in enumerate(engines)]
+        self._engines = [_Engine(index, worker, occupancy=Occupancy(config.slots)) for index, worker in enumerate(engines)]
         self._config = config
-        self._request_of = request_of
-        self._on_finished = on_finished
-        self._waiting: list[tuple[int, int, int, Sample]] = []
+        self._on_lost = on_lost
+        self._waiting = WaitingLine()
         self._ended = asyncio.Event()
         """Set whenever an engine gave requests back."""
-        self._paused = False
+        self._pauses = 0
         self._moved = 0
         self._kept_tokens = 0
+        self._counts = FleetCounts()
 
     @property
     def num_running(self) -> int:
@@ -129,28 +158,89 @@ class EngineFleet:
         """Requests without an engine."""
         return len(self._waiting)
 
+    @property
+    def lost(self) -> frozenset[int]:
+        """Engines that are gone for good."""
+        return frozenset(engine.index for engine in self._engines if engine.lost)
+
+    def take_counts(self) -> FleetCounts:
+        """Counts since the last call."""
+        taken, self._counts = self._counts, FleetCounts()
+        return taken
+
+    def take_busy_fraction(self) -> float:
+        """Request slots in use over slots since the last call, mean over the engines that are not lost."""
+        shares = [engine.occupancy.take(now_s()) for engine in self._engines if not engine.lost]
+        return sum(shares) / max(len(shares), 1)
+
     def add(self, samples: Iterable[Sample]) -> None:
-        """Have responses drawn; they come back through ``on_finished``, each once."""
+        """Have responses drawn; each goes back to its owner once, unless it is cancelled."""
         for sample in samples:
-            # the most drawn goes on first: it holds up its group and is the costliest to lose
-            heapq.heappush(self._waiting, (-len(sample.token_ids), sample.group_id, sample.index, sample))
+            self._waiting.push(sample)
+        self._hand_out()
+
+    def cancel(self, samples: Iterable[Sample]) -> int:
+        """Stop drawing these; their owner is not told. Those that have ended, or were never added, are ignored.
+
+        Returns:
+            How many were withdrawn. Tokens that running ones turn out to have drawn are counted when they come back.
+        """
+        wanted = set(samples)
+        waiting = [sample for sample in wanted if sample in self._waiting]
+        for sample in waiting:
+            self._waiting.withdraw(sample)
+        count = len(waiting)
+        lost_tokens = sum(len(sample.token_ids) for sample in waiting)
+        for engine in self._engines if len(waiting) < len(wanted) else ():
+            running = [i for i, sample in engine.running.items() if sample in wanted and i not in engine.cancelled]
+            engine.cancelled.update(running)
+            engine.abort(running)
+            count += len(running)
+            lost_tokens += sum(len(engine.running[i].token_ids) for i in running)
+        self._counts.requests_cancelled += count
+        self._counts.tokens_cancelled += lost_tokens
+        return count
+
+    def lose(self, index: int, error: WorkerLostError) -> None:
+        """The worker of an engine is gone: others take its requests over, without the tokens it had not returned yet.
+
+        Raises:
+            WorkerLostError: ``error``; there is no other engine, or a loss is not to be survived.
+        """
+        engine = self._engines[index]
+        if engine.lost:
+            return
+        if not self._config.survives_engine_loss or all(other.lost for other in self._engines if other is not engine):
+            raise error
+        engine.lost, engine.open = True, False
+        if engine.serving is not None and engine.serving is not asyncio.current_task():
+            engine.serving.cancel()
+        self._counts.engines_lost += 1
+        for request_id in list(engine.running):
+            sample, cancelled = engine.release(request_id)
+            if not cancelled:
+                self._counts.requests_moved += 1
+                self._waiting.push(sample)
+        self._ended.set()
+        if self._on_lost is not None:
+            self._on_lost(index, error)
         self._hand_out()
 
     async def run(self) -> None:
         """Hand requests out and collect responses until cancelled.
 
         Raises:
-            ExceptionGroup: of WorkerLostError, an engine is gone; of DeadlineError, an engine finished nothing for too long.
+            ExceptionGroup: of WorkerLostError, the last engine is gone; of DeadlineError, an engine finished nothing for too long.
         """
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
-                tasks.create_task(self._send_forever(engine))
-                tasks.create_task(self._collect_forever(engine))
+                if not engine.lost:
+                    engine.serving = tasks.create_task(self._serve(engine))
 
     async def shrink(
         self, engines: Collection[int], *, what: str, finish_s: float = 0.0, timeout_s: float = ABORT_TIMEOUT_S
     ) -> FleetChange:
-        """Let engines step aside: they are given nothing more; what they run goes on elsewhere, or waits, with its tokens.
+        """Let engines step aside: they are given nothing more; what they run goes on elsewhere, or waits, with its tokens. Skips lost ones.
 
         Args:
             engines: by index; those that are aside already stay so.
@@ -161,20 +251,15 @@ class EngineFleet:
         Raises:
             DeadlineError: an engine did not give its requests back.
         """
-        began_s, moved, kept_tokens = now_s(), self._moved, self._kept_tokens
         leaving = [self._engines[index] for index in sorted(set(engines))]
         for engine in leaving:
             engine.open = False
-        if not await self._until_idle(leaving, finish_s):
-            for engine in leaving:
-                engine.abort(list(engine.running))
-            if not await self._until_idle(leaving, timeout_s):
-                raise DeadlineError(f"{what}: called back, but not returned within {timeout_s:.0f} s: {_requests_of(leaving)}")
-        return FleetChange(elapsed_s=now_s() - began_s, moved=self._moved - moved, kept_tokens=self._kept_tokens - kept_tokens)
+        return await self._called_back(leaving, None, what=what, finish_s=finish_s, timeout_s=timeout_s)
 
     def expand(self, engines: Collection[int]) -> int:
         """Let engines take part again; returns how many requests overloaded ones were told to give up for them."""
-        joining = [self._engines[index] for index in sorted(set(engines)) if not self._engines[index].open]
+        closed = [self._engines[index] for index in sorted(set(engines)) if not self._engines[index].open]
+        joining = [engine for engine in closed if not engine.lost]
         if not joining:
             return 0
         for engine in joining:
@@ -193,21 +278,58 @@ class EngineFleet:
         Raises:
             DeadlineError: responses did not end in time.
         """
-        self._paused = True
+        self._pauses += 1
         try:
-            if not await self._until_idle(self._engines, timeout_s):
+            if not await self._until_idle(self._engines, None, timeout_s):
                 raise DeadlineError(
                     f"{what}: still running after {timeout_s:.0f} s: {_requests_of(self._engines)}; overlap.updateMode Drain waits for them"
                 )
             yield
         finally:
-            self._paused = False
+            self._pauses -= 1
             self._hand_out()
 
-    async def _until_idle(self, engines: Sequence[_Engine], timeout_s: float) -> bool:
-        """Whether the engines ran empty in time."""
+    @asynccontextmanager
+    async def reserved(
+        self, owner: Owner, *, what: str, finish_s: float = 0.0, timeout_s: float = ABORT_TIMEOUT_S
+    ) -> AsyncIterator[FleetChange]:
+        """Engines run only requests of ``owner`` inside the block; those of others wait with their tokens and go on afterwards.
+
+        Args:
+            owner: whose requests go on.
+            what: for messages, such as ``validation of weights v3``.
+            finish_s: how long running responses of others may take to end before they are called back.
+            timeout_s: of an engine's answer to that.
+
+        Raises:
+            DeadlineError: an engine did not give requests back.
+            ValueError: it is reserved already.
+        """
+        if self._waiting.only is not None:
+            raise ValueError(f"{what}: the engines are reserved already; one reservation has to end before the next begins")
+        self._waiting.reserve(owner)
+        try:
+            yield await self._called_back(self._engines, owner, what=what, finish_s=finish_s, timeout_s=timeout_s)
+        finally:
+            self._waiting.reserve(None)
+            self._hand_out()
+
+    async def _called_back(
+        self, engines: Sequence[_Engine], spared: Owner | None, *, what: str, finish_s: float, timeout_s: float
+    ) -> FleetChange:
+        """Have engines give their requests back, but those of ``spared``."""
+        began_s, moved, kept_tokens = now_s(), self._moved, self._kept_tokens
+        if not await self._until_idle(engines, spared, finish_s):
+            for engine in engines:
+                engine.abort([i for i, sample in engine.running.items() if sample.owner is not spared])
+            if not await self._until_idle(engines, spared, timeout_s):
+                raise DeadlineError(f"{what}: called back, but not returned within {timeout_s:.0f} s: {_requests_of(engines)}")
+        return FleetChange(elapsed_s=now_s() - began_s, moved=self._moved - moved, kept_tokens=self._kept_tokens - kept_tokens)
+
+    async def _until_idle(self, engines: Sequence[_Engine], spared: Owner | None, timeout_s: float) -> bool:
+        """Whether the engines ran empty in time, but for requests of ``spared``."""
         deadline_s = now_s() + timeout_s
-        while any(engine.running for engine in engines):
+        while any(sample.owner is not spared for engine in engines for sample in engine.running.values()):
             left_s = deadline_s - now_s()
             if left_s <= 0:
                 return False
@@ -221,19 +343,36 @@ class EngineFleet:
 
     def _hand_out(self) -> None:
         """Give waiting requests to engines that have room, all of one engine in one call."""
-        if self._paused or not self._waiting:
+        if self._pauses or not self._waiting:
             return
+        config = self._config
         loads = {engine.index: len(engine.running) for engine in self._engines if engine.open}
-        room = sum(max(self._config.running_limit - load, 0) for load in loads.values())
-        taken = [heapq.heappop(self._waiting)[-1] for _ in range(min(room, len(self._waiting)))]
-        chosen = route([sample.home for sample in taken], loads, self._config.running_limit, self._config.affinity_margin)
-        shares: dict[int | None, list[Sample]] = {}
-        for sample, index in zip(taken, chosen, strict=True):
-            shares.setdefault(index, []).append(sample)
-        for engine in self._engines:
-            share = shares.get(engine.index)
-            if share:
-                engine.submit(share, [self._request_of(sample) for sample in share])
+        shares: dict[int, list[Sample]] = {}
+        counts = places(self._waiting.ready, loads, config.slots, config.queued)
+        for count, limit in zip(counts, (config.slots, config.slots + config.queued), strict=True):
+            taken = self._waiting.pop(count)
+            mates = [sample.mates for sample in taken] if config.group_routing is GroupRouting.TOGETHER else []
+            for group in mates:
+                if group.home not in loads:
+                    group.home, group.at_home = None, 0
+            chosen = route([sample.home for sample in taken], loads, limit, config.affinity_margin, mates)
+            for sample, index in zip(taken, chosen, strict=True):
+                if index is not None:  # always: no more were taken than there is room for
+                    shares.setdefault(index, []).append(sample)
+                    loads[index] += 1
+        for index, share in sorted(shares.items()):
+            self._engines[index].submit(share, [sample.owner.request_of(sample) for sample in share])
+
+    async def _serve(self, engine: _Engine) -> None:
+        """Exchange requests and responses with an engine until it is lost."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_forever(engine))
+                tasks.create_task(self._collect_forever(engine))
+        except* WorkerLostError as failures:
+            lost = failures.exceptions[0]
+            if isinstance(lost, WorkerLostError):
+                self.lose(engine.index, lost)
 
     async def _send_forever(self, engine: _Engine) -> None:
         while True:
@@ -257,21 +396,24 @@ class EngineFleet:
                 )
 
     def _take(self, engine: _Engine, completions: Sequence[Completion]) -> None:
-        """Pass on what has ended; what was aborted waits for another engine."""
-        finished: list[tuple[Sample, Completion]] = []
+        """Pass on what has ended; what was aborted waits for another engine, unless it was cancelled."""
+        finished: dict[Owner, list[tuple[Sample, Completion]]] = {}
         for part in completions:
-            sample = engine.running.pop(part.request_id)
+            sample, cancelled = engine.release(part.request_id)
+            if cancelled:
+                self._counts.tokens_cancelled += len(part.token_ids)
+                continue
             whole = sample.take(part)
             if whole is not None:
-                finished.append((sample, whole))
+                finished.setdefault(sample.owner, []).append((sample, whole))
                 continue
             self._moved += 1
             self._kept_tokens += len(part.token_ids)
-            heapq.heappush(self._waiting, (-len(sample.token_ids), sample.group_id, sample.index, sample))
+            self._waiting.push(sample)
         self._ended.set()
+        for owner, ended in finished.items():  # before requests are handed out: it may cancel some of those that wait
+            owner.on_finished(ended)
         self._hand_out()
-        if finished:
-            self._on_finished(finished)
 
 
 def now_s() -> float:

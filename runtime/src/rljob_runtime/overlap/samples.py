@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from rljob_runtime.overlap.routing import Mates
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, Sampling, VersionSpan
 
 ABORTED = "abort"
 
 
-@dataclass(slots=True, eq=False)
+class Owner(Protocol):
+    """Who has responses drawn."""
+
+    @property
+    def priority(self) -> int:
+        """Requests of a lower one are handed out first."""
+
+    def request_of(self, sample: Sample) -> GenerationRequest:
+        """What to ask for the next part of a sample."""
+
+    def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
+        """Take responses that have ended, in the order of their end; must not wait."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sample:
     """A response of one prompt; goes on with its tokens on another engine when the first one lets go of it (partial rollout)."""
 
+    owner: Owner
     group_id: int
     index: int
     """Within the group."""
     prompt: Prompt
+    prefix: str = ""
+    """Of its key: the key space of an owner other than training."""
+    mates: Mates = field(default_factory=Mates)
+    """The same object in all samples that shall stay together."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[VersionSpan, ...] = ()
@@ -28,7 +49,7 @@ class Sample:
     @property
     def key(self) -> str:
         """Unique within a run."""
-        return f"{self.group_id}/{self.index}"
+        return f"{self.prefix}{self.group_id}/{self.index}"
 
     def request(self, sampling: Sampling, job_seed: int) -> GenerationRequest:
         """What to ask the next engine: the prompt and all that was drawn, and as many tokens as are left.

@@ -9,18 +9,23 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rljob_runtime.cluster.protocol import Worker
+from rljob_runtime.errors import FilteredOutError
 from rljob_runtime.overlap.buffer import Group, TrajectoryBuffer
-from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, now_s
+from rljob_runtime.overlap.filters import GroupFilter
+from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, OnLost, now_s
+from rljob_runtime.overlap.routing import Mates
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, Trajectory
 
 MIN_GROUP_SAMPLES = 2
 """A group needs a comparison; smaller ones are dropped and replaced."""
+PRIORITY = 1
+"""Validation has a lower one: it is short and shall say soon how good some weights are."""
 
 Judge = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
 
@@ -56,6 +61,12 @@ class RolloutConfig:
     drains: bool = False
     """Whether running responses are waited for before weights change or engines step aside; else they go on afterwards."""
     drain_timeout_s: float = 3600.0
+    redundant_samples: int = 0
+    """Further requests per prompt; the first ``samples_per_prompt`` that end are the group, the rest is cancelled."""
+    group_filter: GroupFilter | None = None
+    """Which judged groups are worth training on; others are replaced by the next prompt."""
+    max_filtered_in_row: int = 1000
+    """So many filtered groups without one that was kept are an error, not bad luck."""
 
 
 @dataclass(slots=True)
@@ -66,13 +77,22 @@ class RolloutCounters:
     reward_errors: int = 0
     reward_timeouts: int = 0
     groups_dropped: int = 0
+    """Too few rewards, or too old when the trainer would have taken them."""
+    groups_filtered: int = 0
+    groups_cancelled: int = 0
+    """Still being drawn when they had become too old."""
+    requests_cancelled: int = 0
+    """Of cancelled groups, and redundant ones."""
+    tokens_cancelled: int = 0
+    """Drawn for nothing: by these, and by the finished responses of cancelled groups."""
+    engines_lost: int = 0
     judge_s: float = 0.0
     last_completion_s: float = 0.0
     """Clock of the event loop at the last finished response."""
     reward_messages: list[str] = field(default_factory=list)
     shrink_s: float = 0.0
     requests_moved: int = 0
-    """Taken from engines that stepped aside, or that others relieved."""
+    """Taken from engines that stepped aside or were lost, or that others relieved."""
     tokens_kept: int = 0
     """Drawn tokens of those, which nobody draws again."""
 
@@ -81,6 +101,7 @@ class RolloutCounters:
 class _OpenGroup:
     group_id: int
     prompt: Prompt
+    samples: list[Sample]
     completions: dict[int, Completion] = field(default_factory=dict)
 
 
@@ -98,6 +119,7 @@ class RolloutScheduler:
         config: RolloutConfig,
         next_group_id: int = 0,
         done: Sequence[int] = (),
+        on_lost: OnLost | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -106,10 +128,11 @@ class RolloutScheduler:
             decode: token ids of several responses to texts.
             engines: rollout workers.
             judge: rewards of several responses, in order; a failing sample is a result, not an exception.
-            gate: admission.
+            gate: admission, and how old what is trained may be.
             config: from the spec.
             next_group_id: continues the numbering after a resume.
             done: ``ResumePoint.done`` of the checkpoint: prompts the source gives again that need no asking.
+            on_lost: told of every engine that is lost while others go on.
         """
         self._prompts = prompts
         self._decode = decode
@@ -127,8 +150,15 @@ class RolloutScheduler:
         self._judging: set[asyncio.Task[None]] = set()
         self._judge_failed: asyncio.Future[None] | None = None
         self._counters = RolloutCounters()
-        self.fleet = EngineFleet(engines, config=config.fleet, request_of=self._request, on_finished=self._register)
-        self.buffer = TrajectoryBuffer(max_lag=gate.max_lag, unfinished=self._started.values, on_drop=self._dropped)
+        self._filtered_in_row: list[float] = []
+        """Mean scores of the groups filtered since one was kept."""
+        self.fleet = EngineFleet(engines, config=config.fleet, on_lost=on_lost)
+        self.buffer = TrajectoryBuffer(gate=gate, unfinished=self._started.values, on_drop=self._dropped)
+
+    @property
+    def priority(self) -> int:
+        """Of its requests."""
+        return PRIORITY
 
     @property
     def next_group_id(self) -> int:
@@ -160,12 +190,20 @@ class RolloutScheduler:
     def advance(self, version: int) -> None:
         """New weights are served by every engine: more groups may be admitted."""
         self._gate.advance(version)
+        self._cancel_hopeless(version)
         self._room.set()
 
     def take_counters(self) -> RolloutCounters:
         """Counters since the last call."""
         taken, self._counters = self._counters, RolloutCounters()
-        return taken
+        fleet = self.fleet.take_counts()
+        return replace(
+            taken,
+            requests_cancelled=taken.requests_cancelled + fleet.requests_cancelled,
+            tokens_cancelled=taken.tokens_cancelled + fleet.tokens_cancelled,
+            engines_lost=fleet.engines_lost,
+            requests_moved=taken.requests_moved + fleet.requests_moved,
+        )
 
     async def run(self) -> None:
         """Admit and collect until cancelled."""
@@ -200,11 +238,12 @@ class RolloutScheduler:
 
     @asynccontextmanager
     async def updating(self, what: str) -> AsyncIterator[None]:
-        """Weights may change inside the block.
+        """Weights may change inside the block. What would be too old under the next ones is given up before, not computed anew for them.
 
         Raises:
             DeadlineError: responses that are to end before did not.
         """
+        self._cancel_hopeless(self._gate.version + 1)
         if not self._config.drains:
             yield
             return
@@ -239,27 +278,37 @@ class RolloutScheduler:
         for prompt in prompts:
             group_id = self._next_group_id
             self._next_group_id += 1
-            self._open[group_id] = _OpenGroup(group_id, prompt)
+            count = self._config.samples_per_prompt + self._config.redundant_samples
+            mates = Mates()
+            made = [Sample(owner=self, group_id=group_id, index=index, prompt=prompt, mates=mates) for index in range(count)]
+            self._open[group_id] = _OpenGroup(group_id, prompt, made)
             self._admitted[group_id] = prompt
-            samples += [Sample(group_id=group_id, index=index, prompt=prompt) for index in range(self._config.samples_per_prompt)]
+            samples += made
         self.fleet.add(samples)
 
-    def _request(self, sample: Sample) -> GenerationRequest:
+    def request_of(self, sample: Sample) -> GenerationRequest:
         """The next part of a sample; its first one starts its group."""
         self._started.setdefault(sample.group_id, self._gate.version)
         return sample.request(self._config.sampling, self._config.seed)
 
-    def _register(self, completions: Sequence[tuple[Sample, Completion]]) -> None:
+    def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
+        """Gather responses; groups that are complete are judged."""
         self._counters.last_completion_s = now_s()
-        finished: list[_OpenGroup] = []
-        for sample, completion in completions:
+        complete: list[_OpenGroup] = []
+        for sample, completion in finished:
             self._counters.tokens += len(completion.token_ids)
-            group = self._open[sample.group_id]
+            group = self._open.get(sample.group_id)
+            if group is None:  # its group was complete, or given up, by a response that ended together with this one
+                self._counters.requests_cancelled += 1
+                self._counters.tokens_cancelled += len(completion.token_ids)
+                continue
             group.completions[sample.index] = completion
             if len(group.completions) == self._config.samples_per_prompt:
-                finished.append(self._open.pop(sample.group_id))
-        if finished:
-            task = asyncio.create_task(self._judge_groups(finished))
+                complete.append(self._open.pop(sample.group_id))
+                if self._config.redundant_samples:
+                    self.fleet.cancel(group.samples)
+        if complete:
+            task = asyncio.create_task(self._judge_groups(complete))
             self._judging.add(task)
             task.add_done_callback(self._judged)
 
@@ -300,12 +349,32 @@ class RolloutScheduler:
                 )
             )
         for group_id, kept in judged.items():
-            complete = Group(group_id=group_id, trajectories=tuple(kept), failed_samples=self._config.samples_per_prompt - len(kept))
-            if len(kept) >= min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
-                self._started.pop(group_id, None)
-                self.buffer.put(complete)
-            else:
-                self._dropped(complete)
+            missing = self._config.samples_per_prompt - len(kept)
+            self._sort_out(Group(group_id=group_id, trajectories=tuple(kept), failed_samples=missing))
+
+    def _sort_out(self, group: Group) -> None:
+        """Keep a judged group for the trainer, or replace it."""
+        scores = [t.reward.score for t in group.trajectories if t.reward.score is not None]
+        if len(scores) < min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
+            self._dropped(group)
+        elif self._config.group_filter is not None and not self._config.group_filter.keeps(scores):
+            self._counters.groups_filtered += 1
+            self._filtered_in_row.append(sum(scores) / len(scores))
+            self._check_filter(self._config.group_filter)
+            self._release(group.group_id)
+        else:
+            self._filtered_in_row.clear()
+            self._started.pop(group.group_id, None)
+            self.buffer.put(group)
+
+    def _check_filter(self, group_filter: GroupFilter) -> None:
+        """Raises FilteredOutError where nothing seems to pass."""
+        if len(self._filtered_in_row) >= self._config.max_filtered_in_row:
+            means = ", ".join(f"{mean:.3g}" for mean in self._filtered_in_row[-5:])
+            raise FilteredOutError(
+                f"{len(self._filtered_in_row)} groups in a row were filtered: kept is {group_filter}, their last mean scores are {means}; "
+                "give prompts that are neither too easy nor too hard for the model, loosen the filter, or allow more in a row"
+            )
 
     def _count_failed(self, result: RewardResult) -> None:
         message = result.error or "no score"
@@ -313,11 +382,24 @@ class RolloutScheduler:
         self._counters.reward_timeouts += "time limit" in message
         self._counters.reward_messages.append(message)
 
+    def _cancel_hopeless(self, version: int) -> None:
+        """Give up groups that are still being drawn and would be too old for a batch trained from ``version``."""
+        for group in [g for i, g in self._open.items() if self._gate.hopeless(self._started.get(i, version), version)]:
+            del self._open[group.group_id]
+            self.fleet.cancel(group.samples)
+            self._counters.groups_cancelled += 1
+            self._counters.tokens_cancelled += sum(len(completion.token_ids) for completion in group.completions.values())
+            self._release(group.group_id)
+
     def _dropped(self, group: Group) -> None:
-        """A group that will not be trained: counted, its place given to another prompt."""
-        self._done.add(self._admitted.pop(group.group_id).index)
-        self._started.pop(group.group_id, None)
+        """A judged group that will not be trained."""
         self._counters.groups_dropped += 1
+        self._release(group.group_id)
+
+    def _release(self, group_id: int) -> None:
+        """A group is done without being trained: its place goes to another prompt."""
+        self._done.add(self._admitted.pop(group_id).index)
+        self._started.pop(group_id, None)
         self._gate.drop()
         self._room.set()
         self.buffer.changed()

@@ -3,6 +3,9 @@
 Formula (AReaL, arXiv 2505.24298, ``staleness_manager``): with B groups per step, allowed lag eta and current version v, a
 group may be admitted while ``accepted + running < (eta + v + 1) * B``. Trained oldest first, no group is then trained more
 than eta versions after it was started. eta = 0 is synchronous training.
+
+How old a trained token may be is a bound of its own. At least ceil(eta), nothing has to be dropped for it; above, stragglers have
+more time; below, and with spare groups, what gets too old is dropped as a group and its place given to another prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +18,16 @@ from itertools import accumulate
 class StalenessGate:
     """Counts groups in and out; O(1) per call."""
 
-    def __init__(self, *, groups_per_step: int, max_lag: float, total_groups: int, version: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        groups_per_step: int,
+        max_lag: float,
+        total_groups: int,
+        version: int = 0,
+        max_staleness: int | None = None,
+        spare: int = 0,
+    ) -> None:
         """Start at ``version``, as if exactly the groups of all earlier steps had been accepted.
 
         Args:
@@ -23,12 +35,17 @@ class StalenessGate:
             max_lag: eta, in steps; fractions allow a part of a batch ahead.
             total_groups: groups the whole run trains; never more are admitted.
             version: weights version at the start; not 0 after a resume.
+            max_staleness: how many versions older than the trainer's a trained token may be; None: ceil(eta).
+            spare: groups beyond the allowance that may be in the making, so that a step can leave that many stragglers behind.
         """
         self._groups_per_step = groups_per_step
         self._max_lag = max_lag
         self._total_groups = total_groups
         self._version = version
+        self._max_staleness = math.ceil(max_lag) if max_staleness is None else max_staleness
+        self._spare = spare
         self._outstanding = version * groups_per_step
+        self._taken = False
 
     @property
     def version(self) -> int:
@@ -36,15 +53,26 @@ class StalenessGate:
         return self._version
 
     @property
-    def max_lag(self) -> float:
-        """eta."""
-        return self._max_lag
+    def max_staleness(self) -> int:
+        """How many versions older than the trainer's a trained token may be."""
+        return self._max_staleness
+
+    @property
+    def spare(self) -> int:
+        """Groups beyond the allowance."""
+        return self._spare
 
     @property
     def capacity(self) -> int:
         """Groups that may be admitted now."""
-        allowed = math.floor((self._max_lag + self._version + 1) * self._groups_per_step)
+        if self._taken and self._max_staleness == 0:
+            return 0  # whatever begins now would be too old for the next batch
+        allowed = math.floor((self._max_lag + self._version + 1) * self._groups_per_step) + self._spare
         return max(min(allowed, self._total_groups) - self._outstanding, 0)
+
+    def hopeless(self, started: int, version: int) -> bool:
+        """Whether a group started under version ``started`` is too old to be trained from ``version``."""
+        return started < version - self._max_staleness
 
     def admit(self, groups: int) -> None:
         """Count admitted groups.
@@ -55,6 +83,10 @@ class StalenessGate:
         if groups > self.capacity:
             raise ValueError(f"{groups} groups admitted, only {self.capacity} allowed at version {self._version}")
         self._outstanding += groups
+
+    def taken(self) -> None:
+        """The trainer has the batch of this version."""
+        self._taken = True
 
     def drop(self, groups: int = 1) -> None:
         """Groups that will not be trained make room for others."""
@@ -69,22 +101,25 @@ class StalenessGate:
         if version <= self._version:
             raise ValueError(f"version must grow: {self._version} -> {version}")
         self._version = version
+        self._taken = False
 
 
-def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max_lag: int, count: int) -> bool:
-    """Whether the oldest ``count`` of the ready groups can be trained now without making any other group too old.
+def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max_lag: int, count: int, spare: int = 0) -> bool:
+    """Whether the oldest ``count`` of the ready groups can be trained now without making others too old that a wait would save.
 
     A group started under version s is trained in the steps up to s + max_lag. Groups started up to s that this step leaves must fit
     into the ``(s + max_lag - version) * count`` places of the steps until then (earliest deadline first, feasible if no deadline is
     overbooked). Without this wait, young groups that end early overtake long old responses, which then are lost: a bias against
-    length. The gate's bound keeps it feasible.
+    length. Where a bound of at least the gate's lag keeps it feasible, nothing is lost; where it is not, a wait that saves nothing is
+    not made: this step's places are filled with groups of that deadline, whichever.
 
     Args:
-        ready: versions under which the finished groups were started.
+        ready: versions under which the finished groups were started, none too old for this step.
         unfinished: the same of groups that are being made.
         version: the trainer's weights.
         max_lag: how many versions older a group may be.
         count: groups of one step; there are as many ready.
+        spare: how many groups were admitted so that they may be lost.
 
     Returns:
         False while some unfinished group has to be waited for. O(groups in flight + max_lag).
@@ -92,12 +127,12 @@ def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max
     late = [0] * (max_lag + 1)
     """Unfinished groups by the number of versions they still have: 0, this step is their last."""
     for started in unfinished:
-        if (left := started + max_lag - version) <= max_lag:
-            late[max(left, 0)] += 1
+        if 0 <= (left := started + max_lag - version) <= max_lag:  # what is too old already is lost whether waited for or not
+            late[left] += 1
     if not any(late):
         return True
     finished = [0] * (max_lag + 1)
     for started in ready:
         finished[min(max(started + max_lag - version, 0), max_lag)] += 1
     pairs = zip(accumulate(late), accumulate(finished), strict=True)
-    return all(open_ + done - min(done, count) <= left * count for left, (open_, done) in enumerate(pairs))
+    return all(done >= count or open_ <= left * count + spare for left, (open_, done) in enumerate(pairs))

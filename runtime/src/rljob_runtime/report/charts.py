@@ -27,6 +27,8 @@ SMOOTH_STEPS = 10
 PHASE_COLOURS: Mapping[str, str] = {
     "generate": "#5b8fc7",
     "reward": "#e0a458",
+    "score": "#5fa8a0",
+    "validate": "#b78fb5",
     "train": "#6aa67a",
     "sync": "#9a83c4",
     "checkpoint": "#9aa3ad",
@@ -123,6 +125,17 @@ def _lines(table: MetricsTable, names: Sequence[str], y_title: str, *, log: bool
     return figure if present else None
 
 
+def _validation(table: MetricsTable) -> Chart:
+    """Mean score and pass rate over the versions that were validated."""
+    figure = _base("weights version", "score")
+    for name, colour in zip(("validation/mean", "validation/pass_rate"), _SERIES_COLOURS, strict=False):
+        pairs = zip(table.column("validation/version"), table.column(name), strict=True) if _has(table, name) else ()
+        points = [(version, value) for version, value in pairs if math.isfinite(value)]
+        xs, ys = [p[0] for p in points], [p[1] for p in points]
+        figure.add_trace(go.Scatter(x=xs, y=_rounded(ys), name=name, mode="lines+markers", line={"color": colour, "width": 2}))
+    return Chart(title="Validation", note="the same prompts under one version after another", figure=figure)
+
+
 def metric_charts(table: MetricsTable) -> list[Chart]:
     """Reward, pass rate, length, speed, losses, gradient, trainer against engine, staleness; those a run has."""
     charts: list[Chart] = []
@@ -133,6 +146,8 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
         figure = _smoothed(table, "reward/pass_rate", _SERIES_COLOURS[2], "share passed")
         figure.update_yaxes(range=[-0.02, 1.02], tickformat=".0%")
         charts.append(Chart(title="Pass rate", note=describe("reward/pass_rate").meaning, figure=figure))
+    if _has(table, "validation/mean"):
+        charts.append(_validation(table))
     wanted: tuple[tuple[str, str, tuple[str, ...], str, bool], ...] = (
         ("Response length", "end-of-sequence token included", ("response/mean_tokens", "response/max_tokens"), "tokens", False),
         ("Speed", describe("rollout/tokens_per_s").meaning, ("rollout/tokens_per_s",), "tokens per second", False),
@@ -152,6 +167,8 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
             "bytes",
             False,
         ),
+        ("Critic", describe("critic/explained_variance").meaning, ("critic/explained_variance", "critic/loss"), "1", False),
+        ("Overlap", "share of a step", ("overlap/trainer_idle_fraction", "overlap/engine_busy_fraction"), "fraction", False),
         ("Staleness", "versions between drawing a token and training on it", ("staleness/mean", "staleness/max"), "versions", False),
     )
     for title, note, names, unit, log in wanted:

@@ -23,6 +23,7 @@ from rljob_runtime.report.text import format_count, format_percent, format_secon
 SHORT_PHASES: Mapping[str, str] = {
     "generate": "gen",
     "reward": "reward",
+    "score": "score",
     "train": "train",
     "sync": "sync",
     "checkpoint": "ckpt",

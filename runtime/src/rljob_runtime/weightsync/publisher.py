@@ -3,21 +3,23 @@
 Per bucket: all trainer ranks gather, rank 0 packs, every engine loads; while engines load bucket i the trainer packs bucket
 i + 1. The bucket travels from rank 0 to the engines as one object of the cluster's store: shared memory on one host, the
 network between hosts. Invariant VERSION: afterwards every engine answers with the new version, or a WeightSyncError says
-which does not.
+which does not. An engine whose process is gone is left out from then on, if the job goes on without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.engine.protocol import OnRunning
-from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import WeightManifest
 
 MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15}
@@ -56,6 +58,7 @@ class WeightPublisher:
         timeout_s: float,
         probe: ProbeConfig,
         on_running: OnRunning = "recompute",
+        goes_on_without: Callable[[int, WorkerLostError], bool] = lambda engine, error: False,
     ) -> None:
         """Wire the parts.
 
@@ -66,9 +69,12 @@ class WeightPublisher:
             timeout_s: of one sync.
             probe: the comparison after a sync.
             on_running: what an update does to responses in progress.
+            goes_on_without: told of an engine, by its index, whose process is gone; False ends the sync with that error.
         """
         self._trainers = trainers
-        self._engines = engines
+        self._engines = dict(enumerate(engines))
+        """Those that are not known to be gone."""
+        self._goes_on_without = goes_on_without
         self._manifest = manifest
         self._timeout_s = timeout_s
         self._probe = probe
@@ -78,6 +84,10 @@ class WeightPublisher:
         self._scored: list[np.ndarray] = []
         """What ``self._expected`` became, once somebody waited for it."""
         self._syncs = 0
+
+    def leave_out(self, engine: int) -> None:
+        """An engine, by its index, is gone, as somebody else found out."""
+        self._engines.pop(engine, None)
 
     async def publish(self, version: int) -> SyncReport:
         """Serve the trainer's present weights as ``version`` from every engine.
@@ -95,7 +105,7 @@ class WeightPublisher:
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
                 f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
             ) from error
-        wrong = [f"{e.name} serves v{v}" for e, v in zip(self._engines, served, strict=True) if v != version]
+        wrong = [f"{self._engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
         if wrong:
             raise WeightSyncError(f"after publishing v{version}: {', '.join(wrong)}")
         self._syncs += 1
@@ -126,13 +136,14 @@ class WeightPublisher:
         """
         if not self._expected and not self._scored:
             return None
-        scoring = [e.start("score", self._probe.sequences, self._timeout_s) for e in self._engines]
-        answers = self._scored + await gather_all([*self._expected, *scoring], self._timeout_s)
-        expected = _without_first(answers[0], self._lengths)
+        scoring = self._started(lambda engine: engine.start("score", self._probe.sequences, self._timeout_s))
+        expected, scores = await asyncio.gather(gather_all(self._expected, self._timeout_s), self._answers(scoring))
+        wanted = _without_first((self._scored + expected)[0], self._lengths)
         worst = 0.0
-        for engine, scores in zip(self._engines, answers[-len(self._engines) :], strict=True):
-            found = np.array([x for s in scores for x in s], dtype=np.float32)
-            difference = float(np.max(np.abs(found - expected)))
+        for index, score in scores.items():
+            engine = self._engines[index]
+            found = np.array([x for s in score for x in s], dtype=np.float32)
+            difference = float(np.max(np.abs(found - wanted)))
             if not difference <= self._probe.max_difference:
                 raise WeightSyncError(
                     f"after publishing v{version} {engine.name} and the trainer disagree by {difference:.3g} in a token's log-prob, "
@@ -142,21 +153,54 @@ class WeightPublisher:
             worst = max(worst, difference)
         return worst
 
-    async def _transfer(self, version: int) -> list[int]:
-        loading: list[Pending] = []
-        begun = [e.start("begin_update", self._manifest, version) for e in self._engines]
+    async def _transfer(self, version: int) -> dict[int, int]:
+        """Versions that engines answer with, by their index."""
+        loading: dict[int, Pending] = {}
+        begun = self._started(lambda engine: engine.start("begin_update", self._manifest, version))
         for bucket in self._manifest.buckets:
             packed = [t.start("pack_bucket", bucket) for t in self._trainers]
-            if begun:
-                await gather_all(begun, self._timeout_s)
-                begun = []
-            await gather_all(loading, self._timeout_s)
-            loading = [e.start("load_bucket", bucket.index, packed[0]) for e in self._engines]
+            await self._answers(begun)
+            begun = {}
+            await self._answers(loading)
+            loading = self._started(lambda engine, i=bucket.index, first=packed[0]: engine.start("load_bucket", i, first))  # type: ignore[misc]
             if len(packed) > 1:
                 await gather_all(packed[1:], self._timeout_s)
-        await gather_all(loading, self._timeout_s)
-        finishing = [e.start("finish_update", self._timeout_s, self._on_running) for e in self._engines]
-        return [int(v) for v in await gather_all(finishing, self._timeout_s)]
+        await self._answers(loading)
+        return await self._answers(self._started(lambda engine: engine.start("finish_update", self._timeout_s, self._on_running)))
+
+    def _started(self, call: Callable[[Worker], Pending]) -> dict[int, Pending]:
+        return {index: call(engine) for index, engine in self._engines.items()}
+
+    async def _answers(self, calls: Mapping[int, Pending]) -> dict[int, Any]:
+        """What engines answer, by their index; one that is gone is left out, now and from now on.
+
+        Raises:
+            WorkerLostError: the job does not go on without it.
+        """
+        answers = await gather_all([_Answer(pending, partial(self._left_out, index)) for index, pending in calls.items()], self._timeout_s)
+        return {index: answer for index, answer in zip(calls, answers, strict=True) if index in self._engines}
+
+    def _left_out(self, index: int, error: WorkerLostError) -> bool:
+        if index in self._engines and not self._goes_on_without(index, error):
+            return False
+        self._engines.pop(index, None)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A call whose worker may be gone: None then."""
+
+    pending: Pending
+    left_out: Callable[[WorkerLostError], bool]
+
+    async def result(self, timeout_s: float) -> Any:
+        try:
+            return await self.pending.result(timeout_s)
+        except WorkerLostError as error:
+            if not self.left_out(error):
+                raise
+            return None
 
 
 def _without_first(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""How much generating ahead brings: the real scheduler in simulated time, and real jobs on this machine."""

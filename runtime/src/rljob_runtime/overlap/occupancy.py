@@ -1,0 +1,27 @@
+"""How much of the engines' capacity was in use: slots with a request over slots, averaged over time."""
+
+from __future__ import annotations
+
+
+class Occupancy:
+    """Integrates what it is told at every change; O(1) each."""
+
+    def __init__(self, slots: int) -> None:
+        """``slots``: requests that one engine computes at a time."""
+        self._slots = slots
+        self._used = 0
+        self._since_s = 0.0
+        self._began_s = 0.0
+        self._slot_s = 0.0
+
+    def change(self, running: int, time_s: float) -> None:
+        """From ``time_s`` on so many requests are at the engine; those beyond its slots wait there."""
+        self._slot_s += self._used * (time_s - self._since_s)
+        self._used, self._since_s = min(running, self._slots), time_s
+
+    def take(self, time_s: float) -> float:
+        """Share of the slots in use since the last call, 0 to 1."""
+        self.change(self._used, time_s)
+        used, elapsed_s = self._slot_s, time_s - self._began_s
+        self._slot_s, self._began_s = 0.0, time_s
+        return used / (self._slots * elapsed_s) if elapsed_s > 0 else 0.0

@@ -1,0 +1,67 @@
+"""What the learning rule needs of the spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api.vocabulary import AdvantageEstimator, KLEstimator, KLPlacement, NormScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleConfig:
+    """From scores to advantages; see the fields of ``spec.algorithm`` of the same meaning."""
+
+    max_response_tokens: int
+    estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    normalize_std: bool = True
+    """GRPO only."""
+    gamma: float = 1.0
+    lambda_: float = 0.95
+    whiten: bool = False
+    advantage_clip: float | None = None
+    reward_center: NormScope | None = None
+    reward_scale: NormScope | None = None
+    reward_clip: float | None = None
+    overlong_buffer_tokens: int | None = None
+    """None: no penalty."""
+    overlong_penalty: float = 1.0
+    kl_coefficient: float = 0.0
+    """At the first step."""
+    kl_estimator: KLEstimator = KLEstimator.K3
+    kl_placement: KLPlacement = KLPlacement.LOSS
+    kl_target: float | None = None
+    """Nats per token; None keeps the coefficient."""
+    kl_horizon: int = 10_000
+    drop_truncated: bool = False
+    min_group_mean: float | None = None
+    max_group_mean: float | None = None
+    max_failed_tokens: int | None = None
+    weight_by_difficulty: bool = False
+    weight_by_length: bool = False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a step needs the reference's log-probs, here or in the loss."""
+        return self.kl_coefficient > 0
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a step needs the critic's values."""
+        return self.estimator is AdvantageEstimator.GAE
+
+    @property
+    def measures_kl(self) -> bool:
+        """Whether the rule itself looks at the distance to the reference."""
+        return self.kl_coefficient > 0 and (self.kl_placement is KLPlacement.REWARD or self.kl_target is not None)
+
+    @property
+    def shapes_rewards(self) -> bool:
+        """Whether scores become other numbers before advantages are computed."""
+        options = (self.reward_center, self.reward_scale, self.reward_clip, self.overlong_buffer_tokens)
+        return any(option is not None for option in options)
+
+    @property
+    def filters(self) -> bool:
+        """Whether samples may be left out."""
+        options = (self.min_group_mean, self.max_group_mean, self.max_failed_tokens)
+        return self.drop_truncated or any(option is not None for option in options)

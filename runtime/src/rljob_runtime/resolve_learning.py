@@ -1,0 +1,185 @@
+"""From the spec to the settings of the learning rule: losses, advantages, batches, critic, validation. Pure, like :mod:`.resolve`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Engine, Role
+from rljob_api.v1alpha1.operations import UpdateMode
+from rljob_api.vocabulary import AdvantageEstimator, KLPlacement
+from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
+from rljob_runtime.losses.value_config import ValueLossConfig
+from rljob_runtime.overlap.batching import BatchingConfig
+from rljob_runtime.overlap.filters import GroupFilter
+from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN
+from rljob_runtime.overlap.rule_config import RuleConfig
+from rljob_runtime.overlap.scheduler import RolloutConfig
+from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.validation import ValidationConfig
+from rljob_runtime.records import Sampling
+from rljob_runtime.training.config import LoraConfig, PolicyConfig
+from rljob_runtime.training.critic_config import CriticConfig
+
+QUEUED_SHARE = 4
+MIN_QUEUED = 8
+"""An engine is given up to a quarter more requests than it computes, at least 8, so that a finished one is followed at once by the next."""
+
+
+def loss_config(spec: RLJobSpec) -> LossConfig:
+    """What the policy minimises."""
+    loss, off_policy, kl = spec.algorithm.policy_loss, spec.algorithm.off_policy, spec.algorithm.kl
+    weight = off_policy.weight
+    return LossConfig(
+        variant=loss.variant,
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        dual_clip=loss.dual_clip,
+        mask_clipped=loss.mask_clipped,
+        positive_weight=loss.positive_weight,
+        negative_weight=loss.negative_weight,
+        tau=loss.tau,
+        aggregation=loss.aggregation,
+        norm_tokens=spec.rollout.max_response_tokens,
+        proximal=off_policy.proximal,
+        weight=None if weight is None else CorrectionWeightConfig(level=weight.level, low=weight.low, high=weight.high),
+        masks=tuple(CorrectionMaskConfig(level=mask.level, low=mask.low, high=mask.high) for mask in off_policy.masks),
+        kl_coefficient=kl.coefficient if kl.placement is KLPlacement.LOSS else 0.0,
+        kl_estimator=kl.estimator,
+        entropy_coefficient=spec.algorithm.entropy_coefficient,
+    )
+
+
+def rule_config(spec: RLJobSpec) -> RuleConfig:
+    """From scores to advantages."""
+    advantage, reward, kl, filters = spec.algorithm.advantage, spec.algorithm.reward, spec.algorithm.kl, spec.algorithm.filters
+    return RuleConfig(
+        estimator=advantage.estimator,
+        normalize_std=advantage.normalize_std,
+        gamma=advantage.gamma,
+        lambda_=advantage.lambda_,
+        whiten=advantage.whiten,
+        advantage_clip=advantage.clip,
+        reward_center=reward.center,
+        reward_scale=reward.scale,
+        reward_clip=reward.clip,
+        overlong_buffer_tokens=reward.overlong.buffer_tokens if reward.overlong else None,
+        overlong_penalty=reward.overlong.penalty if reward.overlong else 1.0,
+        max_response_tokens=spec.rollout.max_response_tokens,
+        kl_coefficient=kl.coefficient,
+        kl_estimator=kl.estimator,
+        kl_placement=kl.placement,
+        kl_target=kl.target,
+        kl_horizon=kl.horizon,
+        drop_truncated=filters.truncated,
+        min_group_mean=filters.min_group_mean,
+        max_group_mean=filters.max_group_mean,
+        max_failed_tokens=filters.max_failed_tokens,
+        weight_by_difficulty=spec.algorithm.sample_weights.difficulty,
+        weight_by_length=spec.algorithm.sample_weights.length,
+    )
+
+
+def batching_config(spec: RLJobSpec, num_ranks: int) -> BatchingConfig:
+    """How samples become batches; ``num_ranks`` is the trainer's data-parallel size."""
+    loss = loss_config(spec)
+    return BatchingConfig(
+        num_ranks=num_ranks,
+        mini_batches=spec.training.mini_batches,
+        epochs=spec.training.epochs,
+        temperature=spec.rollout.temperature,
+        include_staleness=loss.needs_staleness,
+        include_scores=loss.needs_scores,
+    )
+
+
+def lora_config(spec: RLJobSpec) -> LoraConfig | None:
+    """Adapters of the trainer."""
+    lora = spec.model.lora
+    return None if lora is None else LoraConfig(rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules)
+
+
+def critic_config(spec: RLJobSpec, policy: PolicyConfig) -> CriticConfig:
+    """A critic's settings: the policy's, with its own learning rate, all weights trained, no tensor parallelism."""
+    critic = spec.algorithm.critic
+    shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(PolicyConfig)}
+    own = {"learning_rate": critic.learning_rate, "trainable": True, "lora": None, "tensor_parallel_size": 1, "loss": LossConfig()}
+    return CriticConfig(**(shared | own), value=ValueLossConfig(value_clip=critic.value_clip))
+
+
+def has_critic(spec: RLJobSpec) -> bool:
+    """Whether values are estimated and learned."""
+    return spec.algorithm.advantage.estimator is AdvantageEstimator.GAE
+
+
+def sampling(spec: RLJobSpec) -> Sampling:
+    """How training responses are drawn."""
+    rollout = spec.rollout
+    return Sampling(
+        max_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop_token_ids=rollout.stop_token_ids,
+    )
+
+
+def staleness_gate(spec: RLJobSpec, version: int) -> StalenessGate:
+    """Admission from weights ``version`` on."""
+    overlap, batch = spec.overlap, spec.rollout.prompts_per_step
+    ahead = math.ceil(overlap.async_generation_ratio)
+    return StalenessGate(
+        groups_per_step=batch,
+        max_lag=overlap.async_generation_ratio,
+        max_staleness=ahead if overlap.max_staleness is None else overlap.max_staleness,
+        spare=spec.rollout.extra_prompts,
+        total_groups=batch * spec.training.steps,
+        version=version,
+    )
+
+
+def rollout_config(spec: RLJobSpec, *, survives_engine_loss: bool = True) -> RolloutConfig:
+    """What the scheduler needs; an engine that shares devices with others in turns cannot be spared."""
+    engine = next(c.engine or Engine() for c in spec.components if c.role is Role.ROLLOUT)
+    rollout = spec.rollout
+    wanted = rollout.group_filter
+    return RolloutConfig(
+        samples_per_prompt=rollout.samples_per_prompt,
+        redundant_samples=rollout.redundant_samples,
+        group_filter=None if wanted is None else GroupFilter(min_mean=wanted.min_mean, max_mean=wanted.max_mean, min_std=wanted.min_std),
+        max_filtered_in_row=1000 if wanted is None else wanted.max_in_row,
+        sampling=sampling(spec),
+        seed=spec.seed,
+        fleet=FleetConfig(
+            slots=engine.max_running_requests,
+            queued=max(engine.max_running_requests // QUEUED_SHARE, MIN_QUEUED),
+            stall_timeout_s=rollout.stall_timeout_seconds,
+            affinity_margin=AFFINITY_MARGIN if engine.prefix_caching else 0,
+            group_routing=rollout.group_routing,
+            survives_engine_loss=survives_engine_loss,
+        ),
+        drains=spec.overlap.update_mode is UpdateMode.DRAIN,
+        drain_timeout_s=spec.training.step_timeout_seconds,
+    )
+
+
+def validation_config(spec: RLJobSpec) -> ValidationConfig:
+    """When and how the policy is validated."""
+    wanted = spec.validation
+    return ValidationConfig(
+        every_steps=wanted.every_steps,
+        at_start=wanted.at_start,
+        pauses=wanted.pause_generation,
+        samples_per_prompt=wanted.samples_per_prompt,
+        sampling=Sampling(
+            max_tokens=wanted.max_response_tokens or spec.rollout.max_response_tokens,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            stop_token_ids=spec.rollout.stop_token_ids,
+        ),
+        seed=spec.seed,
+        timeout_s=spec.training.step_timeout_seconds,
+    )

@@ -1,0 +1,193 @@
+"""Wires the loop's parts over running workers: data, scheduler, publisher, learning rule, validation.
+
+::
+
+    spec ── resolve ──> settings ─┐
+    workers of launch ────────────┼──> scheduler, publisher, maker, validator ──> Parts of the Driver
+    state of a checkpoint ────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.operations import UpdateMode
+from rljob_runtime import resolve, resolve_learning
+from rljob_runtime.checkpointing import Checkpoints, DriverState
+from rljob_runtime.data.source import PromptSource, open_rows
+from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
+from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.launch import Workers, load_tokenizer
+from rljob_runtime.overlap.fleet import EngineFleet
+from rljob_runtime.overlap.judge import RewardRouter
+from rljob_runtime.overlap.rule import Rule
+from rljob_runtime.overlap.scheduler import Judge, RolloutScheduler
+from rljob_runtime.overlap.validation import Validator
+from rljob_runtime.preparing import BatchMaker, Scorers
+from rljob_runtime.records import Prompt
+from rljob_runtime.report import Level, Reporter
+from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PROBE_TOKENS = 64
+"""Tokens of one probe sequence at most."""
+YEAR_S = 366 * 24 * 3600.0
+"""Stands for no ``activeDeadlineSeconds``."""
+
+Decode = Callable[[list[tuple[int, ...]]], list[str]]
+
+
+async def assemble(
+    spec: RLJobSpec, workers: Workers, store: Checkpoints, state: DriverState | None, reporter: Reporter
+) -> tuple[Parts, LoopConfig]:
+    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on.
+
+    Raises:
+        DataError: of the data, or of a saved position that is not of this data.
+        ModelError: the tokenizer cannot be loaded.
+    """
+    tokenizer = await asyncio.to_thread(load_tokenizer, spec)
+    source = await asyncio.to_thread(training_source, spec, tokenizer)
+    probe = _probe(spec, source.next(spec.weight_sync.probe.sequences))
+    source = await asyncio.to_thread(training_source, spec, tokenizer)
+    if state is not None:
+        source.restore(state.source_state)
+    decode: Decode = partial(_decode, tokenizer)
+    judge = RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).judge
+
+    def told_of_loss(index: int, error: WorkerLostError) -> None:
+        reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
+
+    scheduler = RolloutScheduler(
+        prompts=source,
+        decode=decode,
+        engines=workers.engines,
+        judge=judge,
+        gate=resolve_learning.staleness_gate(spec, state.step if state else 0),
+        config=resolve_learning.rollout_config(spec, survives_engine_loss=not workers.turns.engines),
+        next_group_id=state.next_group_id if state else 0,
+        done=state.done if state else (),
+        on_lost=told_of_loss,
+    )
+    specs = await workers.trainers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    publisher = WeightPublisher(
+        trainers=workers.trainers,
+        engines=workers.engines,
+        manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
+        timeout_s=spec.weight_sync.timeout_seconds,
+        probe=probe,
+        on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
+        goes_on_without=partial(goes_on_without, scheduler.fleet),
+    )
+    parts = Parts(
+        trainers=workers.trainers,
+        critics=workers.critics,
+        engines=workers.engines,
+        others=(*workers.references, *workers.rewards),
+        scheduler=scheduler,
+        publisher=publisher,
+        maker=_maker(spec, workers, state),
+        validator=await asyncio.to_thread(_validator, spec, tokenizer, scheduler.fleet, decode, judge),
+        checkpoints=store,
+        turns=workers.turns,
+        reporter=reporter,
+    )
+    return parts, _loop_config(spec)
+
+
+def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
+    """The training prompts."""
+    return PromptSource(
+        [resolve.source_config(s) for s in spec.data.train],
+        tokenizer,
+        seed=spec.seed,
+        max_prompt_tokens=spec.rollout.max_prompt_tokens,
+        prompt_format=resolve.prompt_format(spec),
+    )
+
+
+def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """The validation prompts: the first ``maxPrompts`` of a seeded order, each at most once."""
+    sources = [resolve.source_config(s) for s in spec.data.validation]
+    available = sum(len(open_rows(source, spec.seed)) for source in sources)
+    source = PromptSource(
+        sources,
+        tokenizer,
+        seed=spec.seed,
+        max_prompt_tokens=spec.rollout.max_prompt_tokens,
+        prompt_format=resolve.prompt_format(spec),
+    )
+    prompts = source.next(min(spec.validation.max_prompts, available))
+    seen: dict[tuple[str, str], Prompt] = {}
+    for prompt in prompts:  # where some were too long the order begins again
+        seen.setdefault((prompt.source, prompt.text), prompt)
+    return list(seen.values())
+
+
+def _validator(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, fleet: EngineFleet, decode: Decode, judge: Judge) -> Validator | None:
+    if not spec.validation.every_steps:
+        return None
+    config = resolve_learning.validation_config(spec)
+    return Validator(fleet=fleet, prompts=validation_prompts(spec, tokenizer), decode=decode, judge=judge, config=config)
+
+
+def _maker(spec: RLJobSpec, workers: Workers, state: DriverState | None) -> BatchMaker:
+    rule = Rule(resolve_learning.rule_config(spec))
+    if state is not None:
+        rule.restore(state.rule_state)
+    tensor = spec.training.tensor_parallel_size
+    recomputes = resolve_learning.loss_config(spec).needs_proximal
+    return BatchMaker(
+        rule=rule,
+        scorers=Scorers(
+            references=workers.references,
+            trainers=workers.trainers if recomputes else (),
+            tensor_parallel_size=tensor,
+            critics=workers.critics,
+        ),
+        batching=resolve_learning.batching_config(spec, len(workers.trainers) // tensor),
+        turns=workers.turns,
+        timeout_s=spec.training.step_timeout_seconds,
+    )
+
+
+def _loop_config(spec: RLJobSpec) -> LoopConfig:
+    return LoopConfig(
+        total_steps=spec.training.steps,
+        groups_per_step=spec.rollout.prompts_per_step,
+        step_timeout_s=spec.training.step_timeout_seconds,
+        take_timeout_s=spec.active_deadline_seconds or YEAR_S,
+        checkpoint_every_steps=spec.checkpoint.every_steps,
+        critic_warmup_steps=spec.algorithm.critic.warmup_steps if resolve_learning.has_critic(spec) else 0,
+        spec_fingerprint=resolve.spec_fingerprint(spec),
+    )
+
+
+def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
+    """Probes are the first prompts of the data, cut to a length that costs nothing."""
+    wanted = spec.weight_sync.probe
+    return ProbeConfig(
+        every_syncs=wanted.every_syncs,
+        max_difference=wanted.max_difference or MAX_DIFFERENCE[spec.model.dtype.value],
+        sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
+    )
+
+
+def goes_on_without(fleet: EngineFleet, index: int, error: WorkerLostError) -> bool:
+    """Have the fleet go on without an engine that is gone; False where there is no other."""
+    try:
+        fleet.lose(index, error)
+    except WorkerLostError:
+        return False
+    return True
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, responses: list[tuple[int, ...]]) -> list[str]:
+    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))

@@ -1,0 +1,22 @@
+"""Slots in use over time."""
+
+import pytest
+
+from rljob_runtime.overlap.occupancy import Occupancy
+
+
+def test_the_share_is_the_integral_of_used_slots_over_the_time_since_the_last_question():
+    engine = Occupancy(slots=4)
+    engine.take(10.0)
+    engine.change(2, 11.0)  # 1 s empty
+    engine.change(7, 13.0)  # 2 s half full
+    engine.change(1, 14.0)  # 1 s full: what waits at the engine uses no slot
+    assert engine.take(16.0) == pytest.approx((0 + 2 * 2 + 4 * 1 + 1 * 2) / (4 * 6))
+    assert engine.take(18.0) == pytest.approx(0.25)
+
+
+def test_no_time_is_no_use():
+    engine = Occupancy(slots=1)
+    engine.change(1, 5.0)
+    engine.take(5.0)
+    assert engine.take(5.0) == 0.0
