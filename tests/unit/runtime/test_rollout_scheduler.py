@@ -99,3 +99,17 @@ def test_seeds_differ_by_job_prompt_and_sample_and_stay_the_same() -> None:
     assert len(seeds) == 3 * 20 * 8
     assert sample_seed(1, 2, 3) == sample_seed(1, 2, 3)
     assert all(0 <= s < 2**63 for s in seeds)
+
+
+def test_a_group_whose_rewards_all_fail_is_replaced_by_another_prompt() -> None:
+    async def body() -> None:
+        scheduler = scheduler_of([ScriptedEngine("actor_infer-0")])
+        scheduler._judge = ScriptedJudge(failing=lambda request: request.prompt.index == 0).judge
+        running = await started(scheduler)
+        groups = await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch of step 1")
+        assert sorted(group.trajectories[0].prompt.index for group in groups) == [1, 2]
+        counters = scheduler.take_counters()
+        assert (counters.groups_dropped, counters.reward_errors) == (1, 2)
+        running.cancel()
+
+    asyncio.run(body())

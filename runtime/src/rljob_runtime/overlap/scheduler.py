@@ -153,7 +153,7 @@ class RolloutScheduler:
         self._filtered_in_row: list[float] = []
         """Mean scores of the groups filtered since one was kept."""
         self.fleet = EngineFleet(engines, config=config.fleet, on_lost=on_lost)
-        self.buffer = TrajectoryBuffer(gate=gate, unfinished=self._started.values, on_drop=self._dropped)
+        self.buffer = TrajectoryBuffer(gate=gate, unfinished=self._started.values, on_drop=lambda group: self._drop(group.group_id))
 
     @property
     def priority(self) -> int:
@@ -349,23 +349,23 @@ class RolloutScheduler:
                 )
             )
         for group_id, kept in judged.items():
-            missing = self._config.samples_per_prompt - len(kept)
-            self._sort_out(Group(group_id=group_id, trajectories=tuple(kept), failed_samples=missing))
+            self._sort_out(group_id, kept)
 
-    def _sort_out(self, group: Group) -> None:
+    def _sort_out(self, group_id: int, kept: Sequence[Trajectory]) -> None:
         """Keep a judged group for the trainer, or replace it."""
-        scores = [t.reward.score for t in group.trajectories if t.reward.score is not None]
+        scores = [t.reward.score for t in kept if t.reward.score is not None]
         if len(scores) < min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
-            self._dropped(group)
+            self._drop(group_id)
         elif self._config.group_filter is not None and not self._config.group_filter.keeps(scores):
             self._counters.groups_filtered += 1
             self._filtered_in_row.append(sum(scores) / len(scores))
             self._check_filter(self._config.group_filter)
-            self._release(group.group_id)
+            self._release(group_id)
         else:
             self._filtered_in_row.clear()
-            self._started.pop(group.group_id, None)
-            self.buffer.put(group)
+            self._started.pop(group_id, None)
+            failed = self._config.samples_per_prompt - len(kept)
+            self.buffer.put(Group(group_id=group_id, trajectories=tuple(kept), failed_samples=failed))
 
     def _check_filter(self, group_filter: GroupFilter) -> None:
         """Raises FilteredOutError where nothing seems to pass."""
@@ -391,10 +391,10 @@ class RolloutScheduler:
             self._counters.tokens_cancelled += sum(len(completion.token_ids) for completion in group.completions.values())
             self._release(group.group_id)
 
-    def _dropped(self, group: Group) -> None:
+    def _drop(self, group_id: int) -> None:
         """A judged group that will not be trained."""
         self._counters.groups_dropped += 1
-        self._release(group.group_id)
+        self._release(group_id)
 
     def _release(self, group_id: int) -> None:
         """A group is done without being trained: its place goes to another prompt."""
