@@ -1,9 +1,8 @@
 """Real jobs on this machine: vLLM, embedded Ray, ratios in turn, and the same staleness with and without correction.
 
-Phases are made equal without taking processor time from each other: one core trains, one core generates, and what the rollout side
-lacks is a
-reward that sleeps, as a remote sandbox would. Its latency is chosen from a first run without it, so that with ratio 0
-generation and rewards of a batch take as long as training and sync.
+Phases are made equal: one core trains, slowed by settings that cost it work and change no gradient (``SLOW``); one core generates, and what
+the rollout side then lacks is a reward that sleeps, as a remote sandbox would. Its latency is chosen from a first run without it, so that
+with ratio 0 generation and rewards of a batch take as long as training and sync.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ TIMEOUT_S = 900.0
 """Of one run."""
 REWARD_WORKERS = 4
 LEARNING_RATE = {"small": 4e-4, "10m": 1e-4}
+SLOW = {"activationCheckpointing": True, "microBatchTokens": 512}
+"""Layers computed twice, in many small passes; with ``attention: eager`` no prompt is shared either."""
 REWARD_SOURCE = '''"""A reward that takes time and no processor: what waiting for a remote service costs."""
 
 import time
@@ -42,11 +43,11 @@ def wait(prompt: str, response: str, answer: str, metadata: dict) -> float:
     return 0.0
 '''
 DEFAULTS: dict[str, Any] = {
-    "steps": 45,
+    "steps": 40,
     "pairs": 2,
     "ratios": [0.0, 1.0, 2.0],
     "mode": "InFlight",
-    "size": "10m",
+    "size": "small",
     "work": ROOT / "runs" / "bench-overlap",
 }
 MEANS = ("step_s", "samples_per_s", "trainer_idle_share", "slots_used_share", "staleness_mean", "cores", "foreign_load")
@@ -79,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ratios", type=float, nargs="+", default=d["ratios"], help="asyncGenerationRatio; 0 is always run (default: 0 1 2)"
     )
     parser.add_argument("--mode", choices=["Drain", "Interrupt", "InFlight"], default=d["mode"], help="updateMode (default: InFlight)")
-    parser.add_argument("--size", choices=sorted(LEARNING_RATE), default=d["size"], help="model of rljob model tiny (default: 10m)")
+    parser.add_argument("--size", choices=sorted(LEARNING_RATE), default=d["size"], help="model of rljob model tiny (default: small)")
     parser.add_argument("--work", type=Path, default=d["work"], help="folder of models and runs (default: runs/bench-overlap)")
 
 
@@ -101,8 +102,8 @@ def manifest(side: Side, *, model: Path, size: str, steps: int, mode: str, sleep
     job["metadata"]["name"] = "bench-overlap"
     spec = job["spec"]
     spec["seed"] = 0
-    spec["model"]["path"] = str(model)
-    spec["training"] |= {"steps": steps, "learningRate": LEARNING_RATE[size], "warmupSteps": 0, "schedule": "Constant"}
+    spec["model"] |= {"path": str(model), "attention": "eager"}
+    spec["training"] |= {"steps": steps, "learningRate": LEARNING_RATE[size], "warmupSteps": 0, "schedule": "Constant"} | SLOW
     spec["checkpoint"] = {"everySteps": 0}
     spec["algorithm"] = {"policyLoss": {"variant": "PPO" if side.corrected else "Vanilla"}}
     if side.ratio:
