@@ -8,7 +8,7 @@
                           ^                                                     |
                  advance(version)                                               v
                           |                                             TrajectoryBuffer
-      engines <- WeightPublisher <- trainer ranks <- batching <- take(B) -------+
+      engines <- WeightPublisher <- trainer, critic <- BatchMaker <- take(B) ---+
                           |
                  CheckpointStore, Reporter
 
@@ -17,9 +17,11 @@
 | buffer.take              | B judged groups                | stallTimeoutSeconds without progress | the B-th group          |
 | scheduler.shrink         | engines that step aside        | an abort's answer, 2 minutes         | the last response back  |
 | scheduler.updating       | running responses, with Drain  | training.stepTimeoutSeconds          | the last one's end      |
-| train_step               | all trainer ranks              | training.stepTimeoutSeconds          | the slowest rank        |
+| maker.make               | reference, proximal, critic    | training.stepTimeoutSeconds, each    | the slowest rank        |
+| validation under way     | its responses and rewards      | training.stepTimeoutSeconds          | the last one judged     |
+| train_step               | all trainer and critic ranks   | training.stepTimeoutSeconds          | the slowest rank        |
 | publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
-| workers' watch           | the end of any worker          | the whole run                        | a dead process          |
+| workers' watch           | the end of a worker            | the whole run                        | a dead process          |
 
 Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. With more, engines go on while the trainer
 works, but for those on its own devices (partial-device mode). A checkpoint remembers which prompts were not trained yet, and counts

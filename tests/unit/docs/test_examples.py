@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rljob_api import validation
+from rljob_api import manifest, validation
 from tests.layout.tree import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
@@ -27,3 +27,30 @@ def test_the_example_is_valid(path: Path, name: str):
 def test_every_example_holds_one_job_under_a_name_of_its_own():
     names = [parameter.values[1] for parameter in JOBS]
     assert len(names) == len(EXAMPLES) == len(set(names))
+
+
+SCALED = {
+    "nodeGroups", "components", "model.path", "model.dtype", "data.train", "data.prompt", "rewards",
+    "rollout.promptsPerStep", "rollout.maxPromptTokens", "rollout.maxResponseTokens", "rollout.temperature", "rollout.topP", "rollout.topK",
+    "training.steps", "training.learningRate", "training.warmupSteps", "training.microBatchTokens", "seed",
+}  # fmt: skip
+"""Fields of ROLL's configuration that are smaller, or of the tiny model's task, in the example."""
+ADDED = {"algorithm.advantage", "algorithm.reward", "algorithm.filters", "data.validation", "validation.everySteps", "validation.maxPrompts"}
+"""What the example shows besides: a baseline, whitening, cut responses left out, validation."""
+
+
+def test_the_asynchronous_example_is_rolls_own_configuration_scaled():
+    texts = [(ROOT / path).read_text() for path in ("tests/golden/convert/roll-rlvr-async.yaml", "examples/rlvr-async.yaml")]
+    old, new = (manifest.to_job(manifest.read(text)).spec.model_dump(mode="json", by_alias=True) for text in texts)
+    differing = set()
+    for section, value in old.items():
+        if isinstance(value, dict) and isinstance(new[section], dict):
+            differing |= {f"{section}.{field}" for field in value if value[field] != new[section][field]}
+        elif value != new[section]:
+            differing.add(section)
+    assert differing == SCALED | ADDED
+    assert [c["role"] for c in old["components"]] == [c["role"] for c in new["components"]]
+    assert new["overlap"]["asyncGenerationRatio"] == 1
+    assert new["training"]["tensorParallelSize"] == 2
+    groups = {c.role: {new["nodeGroups"][p.node_rank]["name"] for p in c.processes} for c in validation.check(texts[1]).plan.components[:2]}
+    assert sorted(groups.values(), key=str) == [{"infer"}, {"train"}]
