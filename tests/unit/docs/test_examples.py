@@ -35,7 +35,14 @@ SCALED = {
     "training.steps", "training.learningRate", "training.warmupSteps", "training.microBatchTokens", "seed",
 }  # fmt: skip
 """Fields of ROLL's configuration that are smaller, or of the tiny model's task, in the example."""
-ADDED = {"algorithm.advantage", "algorithm.reward", "algorithm.filters", "data.validation", "validation.everySteps", "validation.maxPrompts"}
+ADDED = {
+    "algorithm.advantage",
+    "algorithm.reward",
+    "algorithm.filters",
+    "data.validation",
+    "validation.everySteps",
+    "validation.maxPrompts",
+}
 """What the example shows besides: a baseline, whitening, cut responses left out, validation."""
 
 
