@@ -96,6 +96,8 @@ class _Times:
     started_s: float
     generated_s: float = 0.0
     taken_s: float = 0.0
+    ready_s: float = 0.0
+    """Engines that share devices have stepped aside."""
     scored_s: float = 0.0
     trained_s: float = 0.0
     saved_s: float = 0.0
@@ -107,7 +109,7 @@ class _Times:
         return [
             ("rollout", "generate", self.started_s, self.generated_s),
             ("rewards", "reward", self.generated_s, self.taken_s),
-            ("trainer", "score", self.taken_s, self.scored_s),
+            ("trainer", "score", self.ready_s, self.scored_s),
             ("trainer", "train", self.scored_s, self.trained_s),
             ("trainer", "checkpoint", self.trained_s, self.saved_s),
             ("rollout", "validate", self.saved_s, self.validated_s),
@@ -124,6 +126,8 @@ class _Times:
 class _Outcome:
     """What one step brought, for its record."""
 
+    taken_s: float = 0.0
+    """When the batch was there; engines that share devices step aside after it."""
     trained: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
     difference: float | None = None
@@ -166,6 +170,7 @@ class Driver:
             async with self._generating():
                 self._begin_validation()
                 groups = await self._take()
+                outcome.taken_s = time.monotonic()
                 if groups is not None and self._taking_turns:
                     outcome.difference = await self._parts.publisher.probe(self._step)
                     outcome.validated = await self._end_validation()
@@ -189,7 +194,7 @@ class Driver:
         async with turns.generating(self._step + 1):
             scheduler.expand(turns.engines)
             yield
-            await scheduler.shrink(turns.engines, f"training of step {self._step + 1}")
+            await scheduler.shrink(turns.engines, f"training of step {self._step + 1}", at_once=self._stop.is_set())
 
     async def _publish_first(self) -> None:
         """Serve the starting weights, so that a resumed run samples from what it resumed."""
@@ -232,7 +237,7 @@ class Driver:
         ``outcome`` has what was found while the engines had the devices.
         """
         version = self._step
-        times = _Times(self._step_ended_s, taken_s=time.monotonic())
+        times = _Times(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
         probing = None  # must pass before anything is kept
         if not self._taking_turns:
             probing = asyncio.ensure_future(self._parts.publisher.probe(version))
@@ -255,8 +260,11 @@ class Driver:
         outcome.sync = await self._publish(self._step)
         times.synced_s = self._step_ended_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
-        if self._step == self._config.total_steps:
-            outcome.validated |= await self._validate_last()
+        if self._step == self._config.total_steps and (last := await self._validate_last()):
+            if outcome.validated:  # a row has one version
+                told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(outcome.validated.items()))
+                self._parts.reporter.event(f"validation before the last step: {told}")
+            outcome.validated = last
         self._report(groups, outcome, prepared, times)
         await self._complete(checkpoint)
 
@@ -275,9 +283,10 @@ class Driver:
         """Train the policy beside the critic; metrics of both. Nothing is trained where everything was left out."""
         metrics: dict[str, float] = {}
         policy = prepared.policy
-        if policy[0] and version >= self._config.critic_warmup_steps:
+        done = version - self._config.critic_warmup_steps  # the policy's own steps: its learning rate warms up from its first update on
+        if policy[0] and done >= 0:
             ranks = len(self._parts.trainers) // len(policy)
-            calls = [w.start("train_step", policy[i // ranks], version) for i, w in enumerate(self._parts.trainers)]
+            calls = [w.start("train_step", policy[i // ranks], done) for i, w in enumerate(self._parts.trainers)]
             metrics |= (await gather_all(calls, self._config.step_timeout_s))[0]
         if critic is not None:
             metrics |= (await critic)[0]
@@ -291,7 +300,7 @@ class Driver:
     @property
     def _validation_due(self) -> bool:
         validator = self._parts.validator
-        return validator is not None and validator.config.due(self._step, last=self._config.total_steps, first=self._start_step)
+        return validator is not None and validator.config.due(self._step, last=self._config.total_steps)
 
     async def _end_validation(self) -> dict[str, float]:
         """Metrics of the validation under way; empty when there is none."""

@@ -78,7 +78,7 @@ class BatchMaker:
         policy = train_batches(step, split(step, self._batching), outcome, self._batching)
         metrics = outcome.metrics
         if policy.skipped_updates:
-            metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates)}
+            metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates * self._batching.epochs)}
         critic: list[list[TrainBatch]] = []
         if self._scorers.critics:
             config = replace(self._batching, num_ranks=len(self._scorers.critics))

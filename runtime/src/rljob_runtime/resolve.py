@@ -115,7 +115,7 @@ def policy_config(
         weight_decay=training.weight_decay,
         warmup_steps=training.warmup_steps,
         lr_schedule=training.schedule,
-        total_steps=training.steps,
+        total_steps=training.steps - (resolve_learning.critic_warmup_steps(spec) if role is Role.TRAINER else 0),
         max_grad_norm=training.max_grad_norm,
         token_budget=training.micro_batch_tokens,
         logprob_chunk_tokens=training.logprob_chunk_tokens,

@@ -105,13 +105,25 @@ def critic_config(spec: RLJobSpec, policy: PolicyConfig) -> CriticConfig:
     """A critic's settings: the policy's, with its own learning rate, all weights trained, no tensor parallelism."""
     critic = spec.algorithm.critic
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(PolicyConfig)}
-    own = {"learning_rate": critic.learning_rate, "trainable": True, "lora": None, "tensor_parallel_size": 1, "loss": LossConfig()}
+    own = {
+        "learning_rate": critic.learning_rate,
+        "total_steps": spec.training.steps,
+        "trainable": True,
+        "lora": None,
+        "tensor_parallel_size": 1,
+        "loss": LossConfig(),
+    }
     return CriticConfig(**(shared | own), value=ValueLossConfig(value_clip=critic.value_clip))
 
 
 def has_critic(spec: RLJobSpec) -> bool:
     """Whether values are estimated and learned."""
     return spec.algorithm.advantage.estimator is AdvantageEstimator.GAE
+
+
+def critic_warmup_steps(spec: RLJobSpec) -> int:
+    """Steps at the beginning that train the critic alone."""
+    return spec.algorithm.critic.warmup_steps if has_critic(spec) else 0
 
 
 def sampling(spec: RLJobSpec) -> Sampling:

@@ -165,7 +165,7 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
         step_timeout_s=spec.training.step_timeout_seconds,
         take_timeout_s=spec.active_deadline_seconds or YEAR_S,
         checkpoint_every_steps=spec.checkpoint.every_steps,
-        critic_warmup_steps=spec.algorithm.critic.warmup_steps if resolve_learning.has_critic(spec) else 0,
+        critic_warmup_steps=resolve_learning.critic_warmup_steps(spec),
         spec_fingerprint=resolve.spec_fingerprint(spec),
     )
 

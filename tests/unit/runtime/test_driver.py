@@ -318,3 +318,12 @@ def test_an_engine_that_dies_costs_no_response_while_another_is_left(tmp_path: P
     assert sum(m["rollout/groups_dropped"] for m in run.metrics()) == 0
     assert other.phases.count("finish") == STEPS + 1
     assert run.engine.phases.count("finish") < STEPS + 1
+
+
+def test_the_version_before_the_last_is_told_even_where_both_are_due(tmp_path: Path) -> None:
+    run = Run(tmp_path, validation=replace(VALIDATION, every_steps=1))
+    run.drive()
+    assert [m["validation/version"] for m in run.metrics()] == [0, 1, 2, 4]
+    events = (tmp_path / "run" / "logs" / "events.jsonl").read_text()
+    assert "validation before the last step" in events
+    assert "validation/version 3" in events

@@ -28,6 +28,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
+from rljob_api.vocabulary import AdvantageEstimator
 from rljob_runtime import resolve, resolve_learning, wiring
 from rljob_runtime.driver import LoopConfig, Parts
 from rljob_runtime.launch import Workers
@@ -122,8 +123,8 @@ ALGORITHM: Mapping[str, Case] = {
 
 LOOP: Mapping[str, Case] = {
     "algorithm.critic.learningRate": Case(value=0.5, needs=GAE, changes={"critic.learning_rate": 0.5}),
-    "algorithm.critic.valueClip": Case(value=0.5, needs=GAE, changes={"critic.value.value_clip": 0.5}),
-    "algorithm.critic.warmupSteps": Case(value=3, needs=GAE, changes={"loop.critic_warmup_steps": 3}),
+    "algorithm.critic.valueClip": Case(value=0.5, needs=GAE | {"training.miniBatches": 2}, changes={"critic.value.value_clip": 0.5}),
+    "algorithm.critic.warmupSteps": Case(value=3, needs=GAE, changes={"loop.critic_warmup_steps": 3, "policy.total_steps": 97}),
     "overlap.asyncGenerationRatio": Case(value=1.25, changes={"gate.capacity": 9, "gate.max_staleness": 2}),
     "overlap.maxStaleness": Case(value=3, needs=AHEAD, changes={"gate.max_staleness": 3}),
     "overlap.updateMode": Case(needs=AHEAD),
@@ -318,9 +319,9 @@ def scored(number: int, rule: Any, proximal: bool) -> StepSamples:
     reference, old, values = near(0.6), near(0.3), near(1.0)
     return replace(
         step,
-        reference_logprobs=reference if rule.needs_reference else None,
+        reference_logprobs=reference if rule.kl_coefficient > 0 else None,
         proximal_logprobs=old if proximal else None,
-        values=values if rule.needs_values else None,
+        values=values if rule.estimator is AdvantageEstimator.GAE else None,
     )
 
 

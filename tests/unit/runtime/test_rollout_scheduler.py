@@ -113,3 +113,21 @@ def test_a_group_whose_rewards_all_fail_is_replaced_by_another_prompt() -> None:
         running.cancel()
 
     asyncio.run(body())
+
+
+def test_a_run_that_goes_on_after_a_resume_passes_what_was_trained_before() -> None:
+    async def body() -> None:
+        engine = ScriptedEngine("actor_infer-0")
+        scheduler = scheduler_of([engine], done=(2, 3))  # trained out of turn before the checkpoint
+        running = await started(scheduler)
+        groups = await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch of step 1")
+        assert sorted(group.trajectories[0].prompt.index for group in groups) == [0, 1]
+        scheduler.trained(groups)
+        assert scheduler.resume_point().done == (2, 3)  # the source stands before them
+        engine.version = 1
+        scheduler.advance(1)
+        groups = await scheduler.buffer.take(2, version=1, timeout_s=10.0, what="batch of step 2")
+        assert sorted(group.trajectories[0].prompt.index for group in groups) == [4, 5]
+        running.cancel()
+
+    asyncio.run(body())

@@ -385,10 +385,8 @@ def test_a_foreign_state_is_refused(state: dict[str, Any]) -> None:
         Rule(RuleConfig(max_response_tokens=8)).restore(state)
 
 
-def test_needs() -> None:
+def test_the_kl_is_measured_where_it_counts_here() -> None:
     plain = RuleConfig(max_response_tokens=8)
-    assert (plain.needs_reference, plain.needs_values, plain.measures_kl) == (False, False, False)
-    assert replace(plain, kl_coefficient=0.1).needs_reference
+    assert not plain.measures_kl
     assert not replace(plain, kl_coefficient=0.1).measures_kl
     assert replace(plain, kl_coefficient=0.1, kl_target=0.1).measures_kl
-    assert replace(plain, estimator=AdvantageEstimator.GAE).needs_values

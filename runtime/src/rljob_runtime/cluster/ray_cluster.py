@@ -265,7 +265,8 @@ class RayPending:
     async def result(self, timeout_s: float) -> Any:
         """See the protocol."""
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self.ref.future()), timeout_s)
+            async with asyncio.timeout(timeout_s):  # not wait_for: before Python 3.12 it swallows a cancellation that meets the answer
+                return await asyncio.wrap_future(self.ref.future())
         except (TimeoutError, GetTimeoutError) as error:
             if isinstance(error, RuntimeFault):
                 raise

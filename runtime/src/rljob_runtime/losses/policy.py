@@ -35,7 +35,7 @@ def clipped_policy_loss(
 
     ``r = exp(clamp(logp - logp_old, -20, 20))``, ``L = max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO, arXiv
     1707.06347, eq. 7; separate distances: DAPO, arXiv 2503.14476, eq. 10. With dual clip ``L = min(L, -c A)`` where A < 0: arXiv
-    1912.09729, eq. 5. Where the old policy is the engine's own distribution, the ratio also corrects trainer-engine mismatch.
+    1912.09729. Where the old policy is the engine's own distribution, the ratio also corrects trainer-engine mismatch.
 
     Args:
         logprobs: shape (N,), of the policy being trained.

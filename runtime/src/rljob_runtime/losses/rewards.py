@@ -34,7 +34,7 @@ def kl_estimates(logprobs: npt.ArrayLike, reference_logprobs: npt.ArrayLike, est
     """Distance of the policy that drew tokens to the reference, token by token.
 
     With ``d = log policy - log reference``: K1 ``d``, K2 ``d^2 / 2``, K3 ``exp(-d) - 1 + d``, Abs ``|d|`` (J. Schulman, "Approximating KL
-    divergence", 2020; Abs from OpenRLHF and ROLL).
+    divergence", 2020; Abs from ROLL).
 
     Args:
         logprobs: shape (N,), of the policy.

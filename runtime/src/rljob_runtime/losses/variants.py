@@ -7,11 +7,14 @@ distances:
 PPO      max(-rho A, -clip(rho, 1 - lo, 1 + hi) A)                       arXiv 1707.06347, see :mod:`.policy`
 Vanilla  -A logp                                                         REINFORCE, Williams 1992
 TIS      -sg(clip(rho, 1 - lo, 1 + hi)) A logp                           truncated importance sampling, Ionides 2008
-TOPR     score > 0: -wp A logp; else -wn sg(clip(rho, 0, 1)) A logp      arXiv 2503.14286
+TOPR     score > 0: -wp A logp; else -wn sg(clip(rho, 0, 1)) A logp      arXiv 2503.14286, ratios per token
 CISPO    as TIS; with the mask 0 where PPO would clip                    MiniMax-M1, arXiv 2506.13585
-Kimi15   -A logp + tau / 2 (logp - logp_old)^2                           Kimi k1.5, arXiv 2501.12599
+Kimi15   -A logp + tau / 2 (logp - logp_old)^2                           Kimi k1.5, arXiv 2501.12599, square per token
 GSPO     PPO with exp(mean over the sequence of logp - logp_old)         arXiv 2507.18071, its token form
 =======  ==============================================================  ================================================
+
+TOPR and Kimi15 are ROLL's token forms; the papers take ratio and square of the whole response. TOPR divides by the score and not by the
+advantage: all negative advantages are tapered only where failures score 0 or less.
 """
 
 from __future__ import annotations

@@ -232,6 +232,7 @@ class EngineFleet:
         Raises:
             ExceptionGroup: of WorkerLostError, the last engine is gone; of DeadlineError, an engine finished nothing for too long.
         """
+        self.take_busy_fraction()  # counts from here, not from the clock's zero
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
                 if not engine.lost:
@@ -385,6 +386,8 @@ class EngineFleet:
                 engine.busy.clear()
                 await engine.busy.wait()
             completions = await engine.worker.call("collect", COLLECT_WAIT_S, timeout_s=CALL_TIMEOUT_S)
+            if engine.lost:  # others draw these already
+                return
             time_s = now_s()
             if completions:
                 engine.last_progress_s = time_s

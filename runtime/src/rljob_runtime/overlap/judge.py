@@ -25,6 +25,7 @@ class RewardRouter:
         """
         order = sorted(range(len(self._workers)), key=lambda i: (self._load[i], i))
         share = -(-len(requests) // len(order))
+        ahead = max(self._load)  # a worker judges one call after another
         calls: list[Pending] = []
         taken: list[tuple[int, int]] = []
         for position, index in enumerate(order):
@@ -34,7 +35,7 @@ class RewardRouter:
                 taken.append((index, len(part)))
                 calls.append(self._workers[index].start("judge", part))
         try:
-            answers = await gather_all(calls, self._timeout_s * share + 60.0)
+            answers = await gather_all(calls, self._timeout_s * (ahead + share) + 60.0)
         finally:
             for index, count in taken:
                 self._load[index] -= count

@@ -38,7 +38,7 @@ class Outcome:
     returns: FloatArray | None = None
     """Shape (T,) with a critic: what the value of each drawn token should have been, else 0."""
     sample_weights: FloatArray | None = None
-    """Shape (S,): factors on losses, mean 1 over the samples that are trained; None: all 1."""
+    """Shape (S,): factors on policy losses, mean 1 over the samples that are trained; None: all 1."""
     kl_coefficient: float | None = None
     """Weight of the loss's KL term in this step where it adapts; None: as configured."""
     metrics: dict[str, float]

@@ -40,16 +40,6 @@ class RuleConfig:
     weight_by_length: bool = False
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether a step needs the reference's log-probs, here or in the loss."""
-        return self.kl_coefficient > 0
-
-    @property
-    def needs_values(self) -> bool:
-        """Whether a step needs the critic's values."""
-        return self.estimator is AdvantageEstimator.GAE
-
-    @property
     def measures_kl(self) -> bool:
         """Whether the rule itself looks at the distance to the reference."""
         return self.kl_coefficient > 0 and (self.kl_placement is KLPlacement.REWARD or self.kl_target is not None)

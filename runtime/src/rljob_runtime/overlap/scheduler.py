@@ -141,6 +141,8 @@ class RolloutScheduler:
         self._config = config
         self._next_group_id = next_group_id
         self._done: set[int] = set(done)
+        self._newest = -1
+        """Index of the last prompt that the source gave."""
         self._positions: deque[tuple[int, Mapping[str, object]]] = deque()
         self._open: dict[int, _OpenGroup] = {}
         self._admitted: dict[int, Prompt] = {}
@@ -170,8 +172,8 @@ class RolloutScheduler:
         oldest = min((p.index for p in self._admitted.values()), default=None)
         if oldest is None:
             self._positions.clear()
-            self._done.clear()
-            return ResumePoint(source_state=self._prompts.state(), done=())
+            self._done = {i for i in self._done if i > self._newest}  # a resumed source has yet to pass these
+            return ResumePoint(source_state=self._prompts.state(), done=tuple(sorted(self._done)))
         while len(self._positions) > 1 and self._positions[1][0] <= oldest:
             self._positions.popleft()
         first, state = self._positions[0]
@@ -223,13 +225,18 @@ class RolloutScheduler:
             for task in self._judging:
                 task.cancel()
 
-    async def shrink(self, engines: Collection[int], what: str) -> None:
+    async def shrink(self, engines: Collection[int], what: str, *, at_once: bool = False) -> None:
         """Have engines step aside; returns when they run nothing. The others go on.
+
+        Args:
+            engines: by index.
+            what: for messages.
+            at_once: also where running responses would end first.
 
         Raises:
             DeadlineError: an engine did not give its requests back.
         """
-        finish_s = self._config.drain_timeout_s if self._config.drains else 0.0
+        finish_s = self._config.drain_timeout_s if self._config.drains and not at_once else 0.0
         self._count_change(await self.fleet.shrink(engines, what=what, finish_s=finish_s))
 
     def expand(self, engines: Collection[int]) -> None:
@@ -270,6 +277,7 @@ class RolloutScheduler:
             position = self._prompts.state()
             taken = self._prompts.next(count - len(prompts))
             self._positions.append((taken[0].index, position))
+            self._newest = taken[-1].index
             prompts += [p for p in taken if p.index not in self._done]
         return prompts
 

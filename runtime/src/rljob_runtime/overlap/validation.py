@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rljob_runtime.errors import DeadlineError
+from rljob_runtime.errors import DeadlineError, RuntimeFault
 from rljob_runtime.overlap.fleet import EngineFleet, now_s
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.scheduler import Judge
@@ -46,18 +46,19 @@ class ValidationConfig:
     timeout_s: float
     """Of one validation."""
 
-    def due(self, version: int, *, last: int, first: int) -> bool:
+    def due(self, version: int, *, last: int) -> bool:
         """Whether weights ``version`` are validated: every n-th, the run's first if asked, and the last in any case.
+
+        So are those that a resumed run begins with: what followed its checkpoint was dropped from the report, that validation with it.
 
         Args:
             version: of the weights just published.
             last: version at the end of the run.
-            first: version at the start of this attempt; a resumed one has been validated before.
         """
         if not self.every_steps:
             return False
-        if version == first:
-            return version == 0 and self.at_start
+        if version == 0:
+            return self.at_start
         return version % self.every_steps == 0 or version == last
 
 
@@ -119,6 +120,8 @@ class Validator:
                 await self._complete.wait()
                 results = await self._judged(samples)
         except TimeoutError as error:
+            if isinstance(error, RuntimeFault):  # of an engine or a reward worker, which it names
+                raise
             raise DeadlineError(
                 f"validation of weights v{version}: {len(self._completions)} of {len(samples)} responses within "
                 f"{self.config.timeout_s:.0f} s (spec.training.stepTimeoutSeconds)"

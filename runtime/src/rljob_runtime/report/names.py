@@ -157,7 +157,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("train/masked_samples_fraction", "fraction", "share of responses that were judged but not trained"),
     ("train/kl_coefficient", "1", "weight of the KL to the reference in the step"),
     ("train/kl_reward_mean", "nats", "mean KL to the reference per token that was taken from rewards, before its coefficient"),
-    ("train/skipped_updates", "1", "updates of the policy that were not made, because no token was left to train or the critic warmed up"),
+    ("train/skipped_updates", "1", "updates of the policy that were not made, because no token was left to train"),
     ("train/tokens", "tokens", "prompt and response tokens that went through the trainer"),
     ("advantage/mean", "1", "mean advantage of the trained tokens"),
     ("advantage/std", "1", "standard deviation of the advantages of the trained tokens"),

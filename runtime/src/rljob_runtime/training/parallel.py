@@ -65,11 +65,6 @@ class Layout:
         return 1 if self.mesh.ndim == 1 else self.mesh.size(1)
 
     @property
-    def dp_rank(self) -> int:
-        """Whose batches this rank gets."""
-        return self.mesh.get_local_rank(0)
-
-    @property
     def tp_rank(self) -> int:
         """Which part of each layer this rank holds."""
         return 0 if self.mesh.ndim == 1 else self.mesh.get_local_rank(1)

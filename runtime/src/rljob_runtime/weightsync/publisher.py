@@ -156,28 +156,35 @@ class WeightPublisher:
     async def _transfer(self, version: int) -> dict[int, int]:
         """Versions that engines answer with, by their index."""
         loading: dict[int, Pending] = {}
+        given: Pending | None = None
         begun = self._started(lambda engine: engine.start("begin_update", self._manifest, version))
         for bucket in self._manifest.buckets:
             packed = [t.start("pack_bucket", bucket) for t in self._trainers]
             await self._answers(begun)
             begun = {}
-            await self._answers(loading)
-            loading = self._started(lambda engine, i=bucket.index, first=packed[0]: engine.start("load_bucket", i, first))  # type: ignore[misc]
+            await self._answers(loading, given)
+            given = packed[0]
+            loading = self._started(lambda engine, i=bucket.index, first=given: engine.start("load_bucket", i, first))  # type: ignore[misc]
             if len(packed) > 1:
                 await gather_all(packed[1:], self._timeout_s)
-        await self._answers(loading)
+        await self._answers(loading, given)
         return await self._answers(self._started(lambda engine: engine.start("finish_update", self._timeout_s, self._on_running)))
 
     def _started(self, call: Callable[[Worker], Pending]) -> dict[int, Pending]:
         return {index: call(engine) for index, engine in self._engines.items()}
 
-    async def _answers(self, calls: Mapping[int, Pending]) -> dict[int, Any]:
+    async def _answers(self, calls: Mapping[int, Pending], given: Pending | None = None) -> dict[int, Any]:
         """What engines answer, by their index; one that is gone is left out, now and from now on.
+
+        Args:
+            calls: of engines.
+            given: another worker's call whose value these calls take.
 
         Raises:
             WorkerLostError: the job does not go on without it.
         """
-        answers = await gather_all([_Answer(pending, partial(self._left_out, index)) for index, pending in calls.items()], self._timeout_s)
+        wanted = [_Answer(pending, partial(self._left_out, index), given) for index, pending in calls.items()]
+        answers = await gather_all(wanted, self._timeout_s)
         return {index: answer for index, answer in zip(calls, answers, strict=True) if index in self._engines}
 
     def _left_out(self, index: int, error: WorkerLostError) -> bool:
@@ -193,11 +200,14 @@ class _Answer:
 
     pending: Pending
     left_out: Callable[[WorkerLostError], bool]
+    given: Pending | None
 
     async def result(self, timeout_s: float) -> Any:
         try:
             return await self.pending.result(timeout_s)
         except WorkerLostError as error:
+            if self.given is not None:
+                await self.given.result(timeout_s)  # where the giver is gone the engine is not: raises what names the giver
             if not self.left_out(error):
                 raise
             return None
