@@ -10,7 +10,7 @@ from rljob_api.rollout_rules import max_staleness
 from rljob_api.v1alpha1.algorithm import KL, Advantage, CorrectionMask
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
-from rljob_api.vocabulary import AdvantageEstimator, CorrectionLevel, NormScope, PolicyLossVariant, ProximalPolicy
+from rljob_api.vocabulary import AdvantageEstimator, CorrectionLevel, KLPlacement, NormScope, PolicyLossVariant, ProximalPolicy
 
 _GROUP_ESTIMATORS = (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO)
 """They subtract the mean of a group, and give every token of a response the same advantage."""
@@ -65,10 +65,19 @@ def _advantage(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.whiten", True, problem, "remove it, or use estimator Reinforce")
 
 
+def _updates(spec: RLJobSpec) -> int:
+    """Of one step."""
+    return spec.training.mini_batches * spec.training.epochs
+
+
 def _critic(spec: RLJobSpec) -> Iterator[FieldError]:
     """GAE and the critic come together."""
     estimator, critics = spec.algorithm.advantage.estimator, spec.with_role(Role.CRITIC)
+    clip = spec.algorithm.critic.value_clip
     if estimator is AdvantageEstimator.GAE:
+        if clip is not None and _updates(spec) == 1:
+            problem = "has no effect: with training.miniBatches 1 and training.epochs 1 no value has moved before the only update of a step"
+            yield _error("spec.algorithm.critic.valueClip", clip, problem, "remove it, or make several updates per step")
         if not critics:
             remedy = "add a component with role: Critic, or use an estimator without one, such as GRPO"
             yield _error("spec.algorithm.advantage.estimator", estimator, "needs a Critic component that estimates values", remedy)
@@ -81,16 +90,28 @@ def _critic(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"spec.algorithm.critic.{field}", value, problem, "remove it, or use estimator GAE")
 
 
+def _penalizes_rewards(spec: RLJobSpec) -> bool:
+    """Whether a KL is taken from rewards, after they are normalized."""
+    return spec.algorithm.kl.coefficient > 0 and spec.algorithm.kl.placement is KLPlacement.REWARD
+
+
 def _reward(spec: RLJobSpec) -> Iterator[FieldError]:
     """What the estimator undoes, and a penalty that begins before the response does."""
     advantage, reward, path = spec.algorithm.advantage, spec.algorithm.reward, "spec.algorithm.reward"
     estimator = advantage.estimator
+    penalized = _penalizes_rewards(spec)
     if reward.center is not None and estimator in _GROUP_ESTIMATORS and reward.clip is None:
         problem = f"has no effect with estimator {estimator}, which subtracts a mean of the group from what is left"
         yield _error(f"{path}.center", reward.center, problem, "remove it, or use estimator Reinforce")
-    if reward.scale is not None and estimator is AdvantageEstimator.GRPO and advantage.normalize_std and reward.clip is None:
+    repeated = estimator is AdvantageEstimator.GRPO and advantage.normalize_std and reward.clip is None and not penalized
+    if reward.scale is not None and repeated:
         problem = "has no effect with estimator GRPO, which divides by the group's standard deviation itself"
         yield _error(f"{path}.scale", reward.scale, problem, "remove it, or write algorithm.advantage.normalizeStd: false")
+    if estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS and advantage.gamma == 1 and reward.clip is None and not penalized:
+        for field, scope in (("center", reward.center), ("scale", reward.scale)):
+            if scope is NormScope.BATCH:
+                problem = f"has no effect with estimator {estimator}, which normalizes over all tokens of a step itself"
+                yield _error(f"{path}.{field}", scope, problem, "remove it, or use estimator Reinforce")
     limit = spec.rollout.max_response_tokens
     if reward.overlong is not None and reward.overlong.buffer_tokens > limit:
         problem = f"is more than rollout.maxResponseTokens ({limit}), so that even an empty response is punished"
@@ -113,16 +134,18 @@ def _proximal(spec: RLJobSpec) -> Iterator[FieldError]:
     if proximal is ProximalPolicy.BEHAVIOUR:
         return
     corrects = off_policy.weight is not None or bool(off_policy.masks)
+    # a KL in rewards, and the one that a target adapts to, are measured with the proximal policy
+    measures = spec.algorithm.kl.coefficient > 0 and (_penalizes_rewards(spec) or spec.algorithm.kl.target is not None)
     if proximal is ProximalPolicy.INTERPOLATE and max_staleness(spec) <= 1:
         problem = (
             f"has no effect: tokens are at most {max_staleness(spec)} versions old (overlap.maxStaleness, asyncGenerationRatio), "
             "and the policy of tokens one version old is their own"
         )
         yield _error(path, proximal, problem, "remove it, or write overlap.asyncGenerationRatio: 2")
-    elif variant is PolicyLossVariant.VANILLA and not corrects:
+    elif variant is PolicyLossVariant.VANILLA and not (corrects or measures):
         problem = "has no effect with variant Vanilla, which has no ratio, and without weight and masks"
         yield _error(path, proximal, problem, "remove it, or give offPolicy.weight or offPolicy.masks")
-    elif proximal is ProximalPolicy.RECOMPUTE and spec.training.mini_batches * spec.training.epochs == 1 and not corrects:
+    elif proximal is ProximalPolicy.RECOMPUTE and _updates(spec) == 1 and not (corrects or measures):
         problem = (
             f"leaves {variant} without a ratio: with training.miniBatches 1 and training.epochs 1 there is one update per step, "
             "whose policy is the recomputed one"

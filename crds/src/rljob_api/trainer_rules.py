@@ -9,6 +9,7 @@ from rljob_api.errors import field_error as _error
 from rljob_api.plan import Plan
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import Schedule
 
 
 def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -24,9 +25,14 @@ def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
 
 def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
     warmup, steps = spec.training.warmup_steps, spec.training.steps
-    if warmup > steps:
-        problem = f"is more than training.steps ({steps}), so the peak learning rate is never reached"
-        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {steps}")
+    alone = spec.algorithm.critic.warmup_steps
+    own, described = steps - alone, f"training.steps ({steps})" + (f" less algorithm.critic.warmupSteps ({alone})" if alone else "")
+    if warmup > own >= 0:
+        problem = f"is more than {described}, so the peak learning rate is never reached"
+        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {own}")
+    elif warmup == own > 0 and spec.training.schedule is not Schedule.CONSTANT:
+        problem = f"leaves no step of {described} to the schedule {spec.training.schedule}"
+        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {own - 1}, or schedule: Constant")
 
 
 def _critic_warmup(spec: RLJobSpec) -> Iterator[FieldError]:

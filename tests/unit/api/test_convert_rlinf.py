@@ -189,6 +189,10 @@ class TestRoles:
             ("adv_type: reinpp_baseline, gamma: 0.9", {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, {"center": "Group"}),
             ("adv_type: rloo, normalize_advantages: true, gamma: 1.0", {"estimator": "RLOO", "whiten": True}, None),
             ("adv_type: grpo, gamma: 0.9, gae_lambda: 0.9", {"estimator": "GRPO"}, None),
+            ("adv_type: grpo, normalize_advantages: true", {"estimator": "GRPO", "whiten": True}, None),
+            ("adv_type: reinpp, normalize_advantages: true", {"estimator": "ReinforcePlusPlus"}, None),
+            ("adv_type: reinpp, use_reinpp_baseline: true", {"estimator": "ReinforcePlusPlus"}, {"center": "Group"}),
+            ("adv_type: grpo, use_reinpp_baseline: true", {"estimator": "GRPO"}, None),
         ],
     )
     def test_advantages(self, rule: str, advantage: dict[str, Any], reward: dict[str, Any] | None) -> None:
@@ -197,8 +201,31 @@ class TestRoles:
         assert (algorithm["advantage"], algorithm.get("reward")) == (advantage, reward)
         assert algorithm["kl"] == {"coefficient": 0.1, "estimator": "Abs"}
 
+    @pytest.mark.parametrize(
+        ("rule", "kl"),
+        [
+            ("adv_type: reinpp, reinpp_kl_beta: 0.1, kl_penalty_type: k1", {"coefficient": 0.1, "estimator": "K1", "placement": "Reward"}),
+            ("adv_type: reinpp, reinpp_kl_beta: 0.1, kl_beta: 0.2", {"coefficient": 0.2}),
+            ("adv_type: grpo, reinpp_kl_beta: 0.1", None),
+        ],
+    )
+    def test_the_penalty_of_reinforce_plus_plus(self, rule: str, kl: dict[str, Any] | None) -> None:
+        text = f"algorithm: {{{rule}}}"
+        assert spec_of(text)["algorithm"].get("kl") == kl
+        assert bool(notes(text, "algorithm.reinpp_kl_beta")) == (kl is None or "placement" not in kl)
+
+    def test_a_clip_of_values_needs_several_updates(self) -> None:
+        text = "algorithm: {adv_type: gae, value_clip: 0.2}"
+        assert "critic" not in spec_of(text)["algorithm"]
+        assert notes(text, "algorithm.value_clip")[0].kind is NoteKind.DROPPED
+
+    @pytest.mark.parametrize(("schedule", "warmup"), [("linear", 9), ("constant", 10)])
+    def test_a_schedule_that_falls_keeps_a_step(self, schedule: str, warmup: int) -> None:
+        text = f"runner: {{max_steps: 10}}\nactor: {{optim: {{lr_scheduler: {schedule}, lr_warmup_steps: 50}}}}"
+        assert spec_of(text)["training"]["warmupSteps"] == warmup
+
     def test_gae_with_and_without_its_critic(self) -> None:
-        rule = "algorithm: {adv_type: gae, gae_lambda: 0.9, value_clip: 0.2}\nactor: {optim: {value_lr: 0.001}}"
+        rule = "algorithm: {adv_type: gae, gae_lambda: 0.9, value_clip: 0.2, n_minibatches: 2}\nactor: {optim: {value_lr: 0.001}}"
         algorithm = spec_of(rule)["algorithm"]
         assert algorithm["advantage"] == {"estimator": "GAE", "lambda": 0.9}
         assert algorithm["critic"] == {"learningRate": 0.001, "valueClip": 0.2}

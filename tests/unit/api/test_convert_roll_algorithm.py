@@ -59,6 +59,8 @@ def test_a_config_with_every_knob_runs_as_it_is() -> None:
             {"estimator": "Reinforce"},
             {"center": "Group", "scale": "Group", "clip": 5.0},
         ),
+        ("adv_estimator: grpo\nadd_token_level_kl: true", {"estimator": "Reinforce"}, {"center": "Group", "scale": "Group"}),
+        ("adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.1", {"estimator": "GRPO"}, None),
         ("adv_estimator: reinforce", {"estimator": "Reinforce"}, None),
         ("adv_estimator: reinforce\nwhiten_advantages: true", {"estimator": "Reinforce", "whiten": True}, None),
         (
@@ -77,10 +79,16 @@ def test_estimators(text: str, advantage: dict[str, Any], reward: dict[str, Any]
 
 
 def test_gae_brings_its_critic() -> None:
-    spec = spec_of("adv_estimator: gae\nvalue_clip: 0.5\ncritic_warmup: 5\ncritic: {training_args: {learning_rate: 0.001}}")
+    spec = spec_of("adv_estimator: gae\nppo_epochs: 2\nvalue_clip: 0.5\ncritic_warmup: 5\ncritic: {training_args: {learning_rate: 0.001}}")
     (critic,) = [component for component in spec["components"] if component["role"] == "Critic"]
     assert critic["placement"] == {"deviceMapping": "[0, 1]"}
     assert spec["algorithm"]["critic"] == {"learningRate": 0.001, "valueClip": 0.5, "warmupSteps": 5}
+
+
+def test_values_are_not_clipped_where_they_do_not_move() -> None:
+    text = "adv_estimator: gae\nvalue_clip: 0.5\ncritic: {training_args: {learning_rate: 0.001}}"
+    assert spec_of(text)["algorithm"]["critic"] == {"learningRate": 0.001}
+    assert notes(text, "value_clip")[0].kind is NoteKind.DROPPED
 
 
 def test_a_critic_that_nothing_uses_is_left_out() -> None:
@@ -100,6 +108,8 @@ def test_a_critic_that_nothing_uses_is_left_out() -> None:
         ("add_token_level_kl: true\nkl_horizon: 100", {"coefficient": 0.2, "estimator": "K1", "placement": "Reward"}),
         ("add_token_level_kl: true\ninit_kl_coef: 0\ntarget_kl: 0.5", None),
         ("use_kl_loss: true\nkl_loss_coef: 0.1\ntarget_kl: 0.5", {"coefficient": 0.1, "estimator": "K3"}),
+        ("use_kl_loss: true\nadd_token_level_kl: true", {"coefficient": 0.2, "estimator": "K1", "placement": "Reward"}),
+        ("use_kl_loss: true", None),
     ],
 )
 def test_kl(text: str, kl: dict[str, Any] | None) -> None:
@@ -155,12 +165,64 @@ train_infer_correction:
         ("enable_old_logprobs_recompute: true", None),
         ("enable_old_logprobs_recompute: true\nppo_epochs: 2", {"proximal": "Recompute"}),
         ("enable_old_logprobs_recompute: true\nppo_epochs: 2\npg_variant: vanilla", None),
+        ("ppo_epochs: 2", {"proximal": "Recompute"}),
+        ("ppo_epochs: 2\npg_variant: vanilla", None),
+        ("enable_old_logprobs_recompute: false\nppo_epochs: 2", {"proximal": "Recompute"}),
+        ("force_disable_old_logprobs_recompute: true\nppo_epochs: 2", None),
+        ("enable_old_logprobs_recompute: true\nforce_disable_old_logprobs_recompute: true\nppo_epochs: 2", None),
+        ("enable_old_logprobs_recompute: true\nadd_token_level_kl: true", {"proximal": "Recompute"}),
         ("train_infer_correction: {is_weight: {enabled: true, upper_bound: ~}}", {"weight": {"level": "Token", "high": 1e6}}),
     ],
 )
 def test_the_old_policy(text: str, expected: dict[str, Any] | None) -> None:
     found = spec_of(f"adv_estimator: grpo\n{text}")["algorithm"].get("offPolicy")
     assert found == (expected and {"proximal": "Recompute", **expected})
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "kind"),
+    [
+        ("ppo_epochs: 2", "enable_old_logprobs_recompute", NoteKind.ASSUMED),
+        ("enable_old_logprobs_recompute: false\nppo_epochs: 2", "enable_old_logprobs_recompute", NoteKind.DIFFERENT),
+        ("force_disable_old_logprobs_recompute: true\nppo_epochs: 2", "force_disable_old_logprobs_recompute", NoteKind.DROPPED),
+        ("force_disable_old_logprobs_recompute: true", "force_disable_old_logprobs_recompute", NoteKind.DROPPED),
+    ],
+)
+def test_what_roll_recomputes_by_itself_is_told(text: str, key: str, kind: NoteKind) -> None:
+    assert [note.kind for note in notes(f"adv_estimator: grpo\n{text}", key)] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lora"),
+    [
+        ("lora_target: all-linear", {"rank": 8, "alpha": 16.0}),
+        ("lora_target: 'q_proj,v_proj', lora_rank: 4", {"rank": 4, "alpha": 8.0, "targetModules": ["q_proj", "v_proj"]}),
+        ("lora_rank: 4, lora_alpha: 2", None),
+    ],
+)
+def test_adapters_are_trained_where_they_have_a_target(arguments: str, lora: dict[str, Any] | None) -> None:
+    trainer = f"actor_train: {{device_mapping: '[0, 1]', model_args: {{{arguments}}}}}"
+    result = convert.convert("roll", BASE.replace("actor_train: {device_mapping: '[0, 1]'}", trainer))
+    assert result.manifest["spec"]["model"].get("lora") == lora
+    told = {note.path.rsplit(".", 1)[-1] for note in result.notes if "lora" in note.path and note.kind is NoteKind.DROPPED}
+    assert told == (set() if lora else {"lora_rank", "lora_alpha"})
+
+
+def test_an_upper_bound_below_one_is_told() -> None:
+    text = "adv_estimator: grpo\npg_variant: tis\ntis_upper_bound: 0.5"
+    assert spec_of(text)["algorithm"]["policyLoss"]["clipHigh"] == 0
+    assert any("below 1" in note.why for note in notes(text, "tis_upper_bound"))
+
+
+def test_a_warm_up_leaves_a_step_of_the_policys_own_to_the_schedule() -> None:
+    arguments = "{warmup_steps: 90, lr_scheduler_type: cosine, gradient_accumulation_steps: 2}"
+    base = BASE.replace("'[0, 1]'}", f"'[0, 1]', training_args: {arguments}}}")
+    text = "adv_estimator: gae\nmax_steps: 20\ncritic_warmup: 5\ncritic: {device_mapping: '[0, 1]'}"
+    result = convert.convert("roll", f"{base}{text}\n")
+    assert [str(problem) for problem in convert.problems(result)] == []
+    assert result.manifest["spec"]["training"]["warmupSteps"] == 14
+    (size,) = [note for note in result.notes if note.path == "actor_train.training_args.per_device_train_batch_size"]
+    assert (size.kind, size.value) == (NoteKind.ASSUMED, "8")
 
 
 def test_masks_and_weights_of_samples() -> None:
@@ -209,6 +271,7 @@ class TestOverlap:
             ("{type: mean_filter, filter_args: {threshold_up: 0.9}}", {"maxMean": 0.9}),
             ("{type: std_filter, filter_args: {std_threshold: 0}}", {"minStd": 0.0}),
             ("{type: no_filter}", None),
+            ("{type: mean_filter, filter_args: {threshold_up: .inf, threshold_down: 0.1}}", {"minMean": 0.1}),
         ],
     )
     def test_filters_of_groups(self, config: str, expected: dict[str, float] | None) -> None:
@@ -223,7 +286,7 @@ class TestValidation:
         text = self.text("{temperature: 0.6, top_p: 0.9, num_return_sequences: 4, max_new_tokens: 100}", "eval_steps: 5\nval_batch_size: 8")
         assert spec_of(text)["validation"] == {
             "everySteps": 5,
-            "maxPrompts": 8,
+            "maxPrompts": 1_000_000,
             "samplesPerPrompt": 4,
             "maxResponseTokens": 100,
             "temperature": 0.6,
@@ -232,12 +295,17 @@ class TestValidation:
 
     def test_greedy_answers_need_no_further_settings(self) -> None:
         text = self.text("{temperature: 0, top_p: 0.9, num_return_sequences: 4, max_new_tokens: 9999}")
-        assert spec_of(text)["validation"] == {"everySteps": 5, "temperature": 0.0}
+        assert spec_of(text)["validation"] == {"everySteps": 5, "maxPrompts": 1_000_000, "temperature": 0.0}
         for key in ("top_p", "num_return_sequences", "max_new_tokens"):
             assert notes(text, f"validation.generating_args.{key}")
 
     def test_roll_s_defaults_are_written_out(self) -> None:
-        assert spec_of(self.text(more=""))["validation"] == {"everySteps": 10, "temperature": 0.95, "topP": 0.7}
+        assert spec_of(self.text(more=""))["validation"] == {
+            "everySteps": 10,
+            "maxPrompts": 1_000_000,
+            "temperature": 0.95,
+            "topP": 0.7,
+        }
 
     def test_without_steps_nothing_is_asked(self) -> None:
         spec = spec_of(self.text("{temperature: 1.0}", "eval_steps: 0"))

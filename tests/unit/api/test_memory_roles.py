@@ -14,10 +14,11 @@ from tests.unit.api.model_configs import QWEN25_7B
 PARAMETERS, HEAD, LAYER = 7_615_616_512, 152_064 * 3584, 233_057_792
 HIDDEN, QUERY, KV, INNER, LAYERS = 3584, 3584, 512, 18_944, 28
 CRITIC = {"name": "critic", "role": "Critic", "placement": {"ranks": "2-3"}}
+REFERENCE = {"name": "reference", "role": "Reference", "placement": {"ranks": "2-3"}}
 TRAIN, TRAIN_CRITIC = memory.Phase.TRAIN, memory.Phase.TRAIN_CRITIC
 
 
-def estimated(*components: dict[str, Any], **sections: Any) -> memory.MemoryEstimate:
+def estimated(*components: dict[str, Any], vocab_size: int = 152_064, **sections: Any) -> memory.MemoryEstimate:
     """Of a job on six devices of 80 GiB: a Trainer on 0 and 1, engines on 4 and 5, further components."""
     document = manifest()
     spec = document["spec"]
@@ -32,7 +33,7 @@ def estimated(*components: dict[str, Any], **sections: Any) -> memory.MemoryEsti
     parsed = RLJob.model_validate_json(json.dumps(document)).spec
     plan = planner.plan_or_errors(parsed)
     assert isinstance(plan, Plan), plan
-    return memory.estimate(parsed, plan, memory.shape_from_config(QWEN25_7B))
+    return memory.estimate(parsed, plan, memory.shape_from_config({**QWEN25_7B, "vocab_size": vocab_size}))
 
 
 def device(estimate: memory.MemoryEstimate, first: int) -> memory.PoolEstimate:
@@ -58,7 +59,32 @@ def test_a_critic_trains_the_layers_and_has_no_logits() -> None:
 def test_tensor_parallelism_is_the_trainers_alone() -> None:
     estimate = estimated(CRITIC, training={"tensorParallelSize": 2})
     assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["gathered weights"] == (HEAD + HIDDEN + 2 * LAYER) * 2
-    assert terms(device(estimate, 0), TRAIN, "actor_train")["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2 // 2
+    trainer = terms(device(estimate, 0), TRAIN, "actor_train")
+    assert trainer["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2 // 2
+    # two processes divide the vocabulary of 152064, and a layer's inner channels
+    assert trainer["gradient of the head"] == HEAD // 2 * 6
+    assert trainer["gradients flowing through a layer"] % (2 * (HIDDEN + INNER // 2) * 2) == 0
+
+
+def test_a_reference_is_whole_on_each_process() -> None:
+    kl = {"kl": {"coefficient": 0.1}}
+    score, sizes = memory.Phase.SCORE, []
+    for tensor in (1, 2):
+        pool = device(estimated(REFERENCE, algorithm=kl, training={"tensorParallelSize": tensor}), 2)
+        sizes.append(terms(pool, score, "reference"))
+    assert sizes[0]["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2
+    assert sizes[0]["bfloat16 weights"] == PARAMETERS // 2 * 2
+    assert sizes[0] == sizes[1]
+
+
+def test_logits_are_divided_over_the_vocabulary() -> None:
+    estimate = estimated(training={"tensorParallelSize": 2})
+    divided = terms(device(estimate, 0), TRAIN, "actor_train")["logits of a chunk"]
+    whole = terms(device(estimated(), 0), TRAIN, "actor_train")["logits of a chunk"]
+    assert divided * 2 == whole
+    odd = terms(device(estimated(vocab_size=152_063, training={"tensorParallelSize": 2}), 0), TRAIN, "actor_train")
+    assert odd["logits of a chunk"] * 152_064 == whole * 152_063
+    assert odd["gradient of the head"] == 152_063 * HIDDEN * 6
 
 
 def test_a_critic_on_the_trainers_devices_takes_turns_with_it() -> None:

@@ -49,6 +49,9 @@ def paths(document: dict[str, Any]) -> list[str]:
         {"reward": {"center": "Batch", "scale": "Group", "clip": 5.0, "overlong": {"bufferTokens": 1024}}},
         {"advantage": {"estimator": "Reinforce", "gamma": 0.9}, "reward": {"center": "Group", "scale": "Batch"}},
         {"advantage": {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, "reward": {"center": "Group"}},
+        {"advantage": {"estimator": "ReinforcePlusPlus"}, "reward": {"center": "Group", "scale": "Group"}},
+        {"advantage": {"estimator": "ReinforcePlusPlus"}, "reward": {"center": "Batch", "clip": 1.0}},
+        {"advantage": {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, "reward": {"center": "Batch"}},
         {"policyLoss": {"clipLow": 0.1, "clipHigh": 0.3, "dualClip": 3.0}},
         {"policyLoss": {"variant": "GSPO", "clipLow": 0.0003, "dualClip": 3.0}},
         {"policyLoss": {"variant": "TIS", "clipLow": 1.0, "clipHigh": 1.0}},
@@ -73,6 +76,21 @@ def test_another_proximal_policy_with_several_updates(proximal: str) -> None:
     assert paths(job(algorithm={"offPolicy": {"proximal": proximal}}, training={"epochs": 2}, overlap=overlap)) == []
 
 
+@pytest.mark.parametrize("kl", [{"coefficient": 0.1, "placement": "Reward"}, {"coefficient": 0.1, "target": 0.1}])
+def test_another_proximal_policy_measures_the_penalty(kl: dict[str, Any]) -> None:
+    for variant in ("PPO", "Vanilla"):
+        loss = {"policyLoss": {"variant": variant}, "offPolicy": {"proximal": "Recompute"}}
+        assert paths(job(REFERENCE, algorithm={**loss, "kl": kl})) == []
+        assert paths(job(REFERENCE, algorithm={**loss, "kl": {"coefficient": 0.1}})) == ["spec.algorithm.offPolicy.proximal"]
+
+
+def test_a_penalty_taken_from_rewards_needs_scores_of_a_scale() -> None:
+    for estimator, scope in (("GRPO", "Group"), ("ReinforcePlusPlus", "Batch")):
+        rule = {"advantage": {"estimator": estimator}, "reward": {"scale": scope}}
+        assert paths(job(REFERENCE, algorithm={**rule, "kl": {"coefficient": 0.1, "placement": "Reward"}})) == []
+        assert paths(job(REFERENCE, algorithm={**rule, "kl": {"coefficient": 0.1}})) == ["spec.algorithm.reward.scale"]
+
+
 def test_interpolation_acts_on_old_tokens_with_a_single_update() -> None:
     document = job(algorithm={"offPolicy": {"proximal": "Interpolate"}}, overlap={"asyncGenerationRatio": 1.5})
     assert paths(document) == []
@@ -88,7 +106,7 @@ def test_gae_with_its_critic() -> None:
         "advantage": {"estimator": "GAE", "gamma": 0.99, "lambda": 0.9, "whiten": True},
         "critic": {"learningRate": 1e-4, "valueClip": 0.2, "warmupSteps": 99},
     }
-    assert paths(job(CRITIC, algorithm=algorithm)) == []
+    assert paths(job(CRITIC, algorithm=algorithm, training={"miniBatches": 2})) == []
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,11 @@ RECIPES: Mapping[str, dict[str, Any]] = {
     },
     "REINFORCE++": {"algorithm": {"advantage": {"estimator": "ReinforcePlusPlus"}}},
     "GSPO": {
-        "algorithm": {"policyLoss": {"variant": "GSPO", "clipLow": 3e-4, "clipHigh": 4e-4, "aggregation": "SeqMeanTokenMean"}},
+        "algorithm": {
+            "policyLoss": {"variant": "GSPO", "clipLow": 3e-4, "clipHigh": 4e-4, "aggregation": "SeqMeanTokenMean"},
+            "offPolicy": {"proximal": "Recompute"},
+        },
+        "training": {"miniBatches": 4},
     },
     "PPO": {"algorithm": {"advantage": {"estimator": "GAE"}}},
     "LitePPO": {

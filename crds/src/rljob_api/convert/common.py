@@ -167,6 +167,28 @@ def reward_rule(source: Source, kind: str, name: str, parts: paths.Parts) -> Sec
     return {"name": name, "type": "Function", "function": function}
 
 
+def without_idle_value_clip(source: Source, parts: paths.Parts, rule: Section, updates: int) -> Section:
+    """The learning rule without ``critic.valueClip`` where a step has one update: it begins with the old values, and nothing is cut.
+
+    Args:
+        source: the configuration.
+        parts: where the file says it.
+        rule: the section algorithm.
+        updates: of one step.
+    """
+    critic = dict(rule.get("critic", {}))
+    if updates > 1 or "valueClip" not in critic:
+        return rule
+    source.drop(parts, "with one update per step values do not move before it", "make several updates per step")
+    del critic["valueClip"]
+    return compact({**rule, "critic": critic})
+
+
+def most_warmup(steps: int, schedule: str | None) -> int:
+    """Warm-up steps that leave one step to a schedule that falls."""
+    return steps if schedule in (None, "Constant") else max(0, steps - 1)
+
+
 def whole_steps(source: Source, parts: paths.Parts, ratio: float | None, steps: int) -> int | None:
     """Warm-up steps of a warm-up ratio."""
     if ratio is None:

@@ -28,6 +28,8 @@ def convert(source: Source, name: str | None, devices_per_node: int | None) -> S
     _engines(source, placed)
     offload = _offload(source, placed)
     drawn = rollout(source)
+    trained = training(source, drawn)
+    learning = common.without_idle_value_clip(source, ("algorithm", "value_clip"), rule.section, trained.get("miniBatches", 1))
     every = _validation_steps(source)
     spec: Section = {
         "nodeGroups": placed.node_groups,
@@ -37,9 +39,9 @@ def convert(source: Source, name: str | None, devices_per_node: int | None) -> S
         "data": _data(source, validates=every > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source, placed) if is_agentic else None,
-        "algorithm": rule.section,
+        "algorithm": learning,
         "rollout": drawn,
-        "training": training(source, drawn),
+        "training": trained,
         "validation": {"everySteps": every} if every else None,
         "offload": offload,
         "checkpoint": _checkpoint(source),

@@ -44,6 +44,8 @@ _MAPPED = {
     "algorithm.clip_ratio_low": "algorithm.policyLoss.clipLow",
     "algorithm.clip_ratio_high": "algorithm.policyLoss.clipHigh",
     "algorithm.clip_ratio_c": "algorithm.policyLoss.dualClip",
+    "algorithm.use_reinpp_baseline": "algorithm.reward.center: Group (reinpp)",
+    "algorithm.reinpp_kl_beta": "algorithm.kl.coefficient, placement: Reward (reinpp)",
     "algorithm.kl_beta": "algorithm.kl.coefficient",
     "algorithm.kl_penalty_type": "algorithm.kl.estimator",
     "algorithm.entropy_bonus": "algorithm.entropyCoefficient",
@@ -108,7 +110,11 @@ _TRAINER = "RLJob trains with FSDP2, which has no such setting"
 _ENGINE = "an option of the engine by RLinf's name"
 _MEASURED = "RLJob measures and writes its own metrics (metrics.jsonl, Prometheus)"
 _OWN = "RLJob names its processes by component"
-_OLD = "RLJob's ratios are taken against the engine's own log-probs"
+_OLD = Drop(
+    why="RLJob's ratios are taken against the engine's own log-probs",
+    remedy="with several mini-batches write algorithm.offPolicy.proximal: Recompute",
+    same=(False,),
+)
 _DROPPED = {
     "defaults": Drop(
         why="Hydra's defaults lists are not followed, so what those files set is missing here",
@@ -133,7 +139,7 @@ _DROPPED = {
     "runner.output_dir": Drop(why="everything a run writes lies in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
     "runner.resume_dir": Drop(why="a restart resumes by itself, a local run with --resume", remedy="use rljob run --resume"),
     "algorithm": Drop(why="the algorithm has no such setting in RLJob"),
-    "algorithm.recompute_logprobs": Drop(why=_OLD, same=(False,)),
+    "algorithm.recompute_logprobs": _OLD,
     "algorithm.logprob_forward_micro_batch_size": Drop(why="passes have at most training.microBatchTokens tokens"),
     "algorithm.early_stop_imp_ratio": Drop(why="RLJob does not stop a step early; ratios are clipped"),
     "algorithm.calculate_entropy": Drop(why="RLJob always measures the entropy", same=(True, False)),
@@ -159,7 +165,7 @@ _DROPPED = {
     "actor.model": Drop(why="RLJob reads it from the model's own config, or trains with FSDP2, which has no such setting"),
     "actor.model.pipeline_model_parallel_size": Drop(why="FSDP2 shards the model over the devices instead of a pipeline", same=(1,)),
     "actor.model.context_parallel_size": Drop(why="RLJob has no context parallel training", same=(1,)),
-    "actor.model.sequence_parallel": Drop(why="RLJob's tensor parallel layers shard the sequence where they can", same=(True,)),
+    "actor.model.sequence_parallel": Drop(why="RLJob's tensor parallel layers do not divide the sequence", same=(False,)),
     "actor.optim": Drop(why="RLJob trains with AdamW in float32 master weights"),
     "actor.optim.optimizer": Drop(why="RLJob trains with AdamW", same=("adam", "adamw")),
     "actor.optim.use_distributed_optimizer": Drop(why="FSDP2 always shards the optimizer", same=(True,)),
@@ -175,7 +181,7 @@ _DROPPED = {
     "rollout.model_arch": Drop(why="RLJob reads it from the model's own config"),
     "rollout.model": Drop(why="RLJob reads it from the model's own config"),
     "rollout.return_logprobs": Drop(why="engines always return log-probs", same=(True,)),
-    "rollout.recompute_logprobs": Drop(why=_OLD, same=(False,)),
+    "rollout.recompute_logprobs": _OLD,
     "rollout.validate_weight": Drop(why="weightSync.probe compares after every sync"),
     "rollout.validate_weight_first_sync": Drop(why="weightSync.probe compares after every sync", same=(True,)),
     "rollout.print_outputs": Drop(why="responses are written by report.trajectoriesEverySteps", same=(False,)),

@@ -64,12 +64,12 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
         estimator = source.assume((*where, "adv_type"), "GRPO", "the file names no estimator that RLJob has", "check algorithm.advantage")
     clip = source.number(*where, "ratio_clip_eps", high=1.0)
     low, high = source.number(*where, "clip_ratio_low", high=1.0), source.number(*where, "clip_ratio_high", high=100.0)
-    beta = source.number(*where, "kl_beta") or 0.0
-    estimate = source.choice(_PENALTIES, *where, "kl_penalty_type")
+    kl = _kl(source, estimator)
+    has_baseline = estimator == "ReinforcePlusPlus" and source.flag(*where, "use_reinpp_baseline")
     section = compact(
         {
             "advantage": _advantage(source, estimator),
-            "reward": {"center": "Group"} if written == "reinpp_baseline" else None,
+            "reward": {"center": "Group"} if has_baseline or written == "reinpp_baseline" else None,
             "policyLoss": compact(
                 {
                     "variant": source.choice(_LOSSES, *where, "loss_type"),
@@ -79,7 +79,7 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
                     "aggregation": source.choice(_AGGREGATIONS, *where, "loss_agg_func"),
                 }
             ),
-            "kl": compact({"coefficient": beta, "estimator": estimate}) if beta else None,
+            "kl": kl,
             "entropyCoefficient": source.number(*where, "entropy_bonus") or None,
         }
     )
@@ -87,23 +87,36 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
         source.differs((*where, "adv_type"), "needs a critic, and the file places none", "add a component with role: Critic")
     if estimator == "GAE":
         section = {**section, "critic": _critic(source)}
-    return Rule(section=compact(section), kl_coefficient=beta)
+    return Rule(section=compact(section), kl_coefficient=kl.get("coefficient", 0.0))
 
 
 def _advantage(source: Source, estimator: str) -> Section:
     where = ("algorithm",)
     gamma = source.number(*where, "gamma", high=1.0) if estimator in _DISCOUNTING or source.peek(*where, "gamma") in (1, 1.0) else None
     whiten = source.flag(*where, "normalize_advantages")
-    if whiten and estimator in ("GRPO", "ReinforcePlusPlus"):
+    if whiten and estimator == "ReinforcePlusPlus":
         source.drop((*where, "normalize_advantages"), f"estimator {estimator} normalizes them itself")
     return compact(
         {
             "estimator": estimator,
             "gamma": None if gamma == 1 else gamma,
             "lambda": source.number(*where, "gae_lambda", high=1.0) if estimator == "GAE" else None,
-            "whiten": whiten if whiten and estimator not in ("GRPO", "ReinforcePlusPlus") else None,
+            "whiten": True if whiten and estimator != "ReinforcePlusPlus" else None,
         }
     )
+
+
+def _kl(source: Source, estimator: str) -> Section:
+    """One penalty: in the loss, or in the rewards of REINFORCE++."""
+    where = ("algorithm",)
+    in_loss = source.number(*where, "kl_beta") or 0.0
+    in_rewards = (source.number(*where, "reinpp_kl_beta") or 0.0) if estimator == "ReinforcePlusPlus" else 0.0
+    estimate = source.choice(_PENALTIES, *where, "kl_penalty_type")
+    if in_loss and in_rewards:
+        source.drop((*where, "reinpp_kl_beta"), "kl_beta adds the KL to the loss, and RLJob has one KL term")
+    if in_loss:
+        return compact({"coefficient": in_loss, "estimator": estimate})
+    return compact({"coefficient": in_rewards, "estimator": estimate, "placement": "Reward"}) if in_rewards else {}
 
 
 def _critic(source: Source) -> Section:
@@ -147,14 +160,14 @@ def rollout(source: Source) -> Section:
 def training(source: Source, drawn: Section) -> Section:
     """The trainer's settings; ``drawn`` is the section rollout."""
     steps = _steps(source)
-    optim = ("actor", "optim")
+    optim, schedule = ("actor", "optim"), _schedule(source)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
     return compact(
         {
             "steps": steps,
             "learningRate": source.number(*optim, "lr", above=0.0),
-            "schedule": _schedule(source),
-            "warmupSteps": _warmup(source, steps),
+            "schedule": schedule,
+            "warmupSteps": _warmup(source, steps, common.most_warmup(steps, schedule)),
             "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
             "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
             "epsilon": source.number(*optim, "adam_eps", above=0.0),
@@ -189,7 +202,7 @@ def _schedule(source: Source) -> str | None:
     return first or second
 
 
-def _warmup(source: Source, steps: int) -> int | None:
+def _warmup(source: Source, steps: int, most: int) -> int | None:
     optim = ("actor", "optim")
     for where in (("actor", "lr_sched", "lr_warmup_iters"), (*optim, "lr_warmup_steps")):
         number = source.integer(*where)
@@ -197,13 +210,13 @@ def _warmup(source: Source, steps: int) -> int | None:
             for ratio in (("actor", "lr_sched", "lr_warmup_fraction"), (*optim, "lr_warmup_steps_ratio")):
                 if source.has(*ratio):
                     source.drop(ratio, f"{where[-1]} {number} counts")
-            if number > steps:
-                source.differs(where, f"is cut to the {steps} steps of the job")
-            return min(number, steps)
+            if number > most:
+                source.differs(where, f"is cut to {most} of the {steps} steps of the job")
+            return min(number, most)
     for where in (("actor", "lr_sched", "lr_warmup_fraction"), (*optim, "lr_warmup_steps_ratio")):
         ratio_value = source.number(*where, high=1.0)
         if ratio_value is not None:
-            return common.whole_steps(source, where, ratio_value, steps)
+            return min(most, common.whole_steps(source, where, ratio_value, steps) or 0)
     return None
 
 

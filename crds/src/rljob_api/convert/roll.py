@@ -31,9 +31,10 @@ def convert(source: Source, name: str | None) -> Section:
     numbers = batch(source, is_agentic=is_agentic)
     rule = algorithm(source, numbers)
     placed = place(source, needs_reference=rule.kl_coefficient > 0, needs_critic=rule.needs_critic, is_agentic=is_agentic)
-    trained = training(source, numbers, placed.num_trainer_devices)
+    trained = training(source, numbers, placed.num_trainer_devices, rule.section.get("critic", {}).get("warmupSteps", 0))
     updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
-    correction = off_policy(source, rule.section["policyLoss"]["variant"], updates)
+    correction = off_policy(source, rule, updates)
+    learning = common.without_idle_value_clip(source, ("value_clip",), rule.section, updates)
     validated = every_steps(source)
     drawn = rollout(source, numbers, placed.num_engines)
     spec: Section = {
@@ -44,7 +45,7 @@ def convert(source: Source, name: str | None) -> Section:
         "data": _data(source, is_agentic=is_agentic, validates=validated > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source) if is_agentic else None,
-        "algorithm": compact({**without_repeats(source, rule.section, drawn), "offPolicy": correction}),
+        "algorithm": compact({**without_repeats(source, learning, drawn), "offPolicy": correction}),
         "rollout": drawn,
         "training": trained,
         "validation": validation(source, validated, numbers),
@@ -99,19 +100,23 @@ def _model(source: Source) -> Section:
 
 
 def _lora(source: Source) -> Section | None:
+    """Adapters, which ROLL trains where ``lora_target`` is set, and only there."""
     where = ("actor_train", "model_args")
-    if not source.has(*where, "lora_rank"):
+    if not source.has(*where, "lora_target"):
+        for key in ("lora_rank", "lora_alpha"):
+            if source.has(*where, key):
+                source.drop((*where, key), "ROLL trains all weights without lora_target", "set model.lora for adapters")
         return None
+    rank = source.integer(*where, "lora_rank", low=1, high=1024)
+    if rank is None:
+        rank = source.assume((*where, "lora_rank"), 8, "ROLL's default")
+    alpha = source.number(*where, "lora_alpha", above=0.0)
+    if alpha is None:
+        alpha = source.assume((*where, "lora_alpha"), 2.0 * rank, "ROLL's default, twice lora_rank")
     targets = source.texts(*where, "lora_target")
     if len(targets) == 1:
         targets = [] if targets[0] in ("all-linear", "all") else [part.strip() for part in targets[0].split(",") if part.strip()]
-    return compact(
-        {
-            "rank": source.integer(*where, "lora_rank", low=1, high=1024),
-            "alpha": source.number(*where, "lora_alpha", above=0.0),
-            "targetModules": targets,
-        }
-    )
+    return compact({"rank": rank, "alpha": alpha, "targetModules": targets})
 
 
 def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:

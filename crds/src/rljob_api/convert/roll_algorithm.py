@@ -49,16 +49,22 @@ class Rule:
         """Whether values are estimated."""
         return bool(self.section["advantage"]["estimator"] == "GAE")
 
+    @property
+    def penalizes_rewards(self) -> bool:
+        """Whether a KL is taken from rewards."""
+        return bool(self.section.get("kl", {}).get("placement") == "Reward")
+
 
 def algorithm(source: Source, numbers: Batch) -> Rule:
     """All of the learning rule but the correction, which depends on how many updates a step has."""
     estimator = _estimator(source)
     reward = _reward(source, estimator, numbers)
-    if estimator == "GRPO" and reward:  # what ROLL cuts is the score that its group has normalized
-        why = "becomes Reinforce with scores normalized over their group, which is GRPO with a cut in between"
+    kl, coefficient = _kl_or_none(source)
+    between = [*(["a cut"] if reward else []), *(["the KL of tokens"] if kl is not None and kl.get("placement") == "Reward" else [])]
+    if estimator == "GRPO" and between:  # ROLL cuts scores that their group has normalized, and then takes the KL from them
+        why = f"becomes Reinforce with scores normalized over their group, which is GRPO with {' and '.join(between)} after it"
         source.differs(("adv_estimator",), why)
         estimator, reward = "Reinforce", {"center": "Group", "scale": "Group", **reward}
-    kl, coefficient = _kl_or_none(source)
     section = compact(
         {
             "advantage": _advantage(source, estimator),
@@ -210,6 +216,8 @@ def _variant_clips(source: Source, variant: str, low_key: str, high_key: str) ->
             value = source.assume((key,), default, f"ROLL's default with {variant}")
         else:
             source.differs(where, f"has effect here; ROLL's loader drops it and uses {default:g}", "check clipLow and clipHigh")
+        if variant == "TIS" and key == high_key and value < 1:
+            source.differs(where, "is below 1, and RLJob's upper bound is 1 + clipHigh; 1 is used", "check clipHigh")
         values.append(value)
     low, high = values
     return (1.0 - low, max(0.0, high - 1.0)) if variant == "TIS" else (low, high)
@@ -231,12 +239,13 @@ def _kl(source: Source) -> tuple[Section | None, float]:
         coefficient = source.number(*loss_at)
         if coefficient is None:
             coefficient = source.assume(loss_at, 0.0, "ROLL's default, so use_kl_loss has no effect")
-        _drop_reward_kl(source, "use_kl_loss adds the KL to the loss, and RLJob has one KL term")
-        return ({"coefficient": coefficient, "estimator": "K3"} if coefficient else None), coefficient
-    if source.has(*loss_at):
+        if coefficient:
+            _drop_reward_kl(source, "use_kl_loss adds the KL to the loss, and RLJob has one KL term")
+            return {"coefficient": coefficient, "estimator": "K3"}, coefficient
+    elif source.has(*loss_at):
         source.drop(loss_at, "use_kl_loss is off")
     if not source.flag("add_token_level_kl"):
-        _drop_reward_kl(source, "neither use_kl_loss nor add_token_level_kl is on, so ROLL loads a reference and trains without it")
+        _drop_reward_kl(source, "no KL is added to the loss or to rewards, so ROLL loads a reference and trains without it")
         return None, 0.0
     initial = source.number("init_kl_coef")
     if initial is None:
@@ -282,27 +291,43 @@ def _sample_weights(source: Source) -> Section:
     return compact({"difficulty": source.flag("difficulty_loss_weight") or None, "length": source.flag("length_loss_weight") or None})
 
 
-def off_policy(source: Source, variant: str, updates: int) -> Section | None:
+def off_policy(source: Source, rule: Rule, updates: int) -> Section | None:
     """The correction between trainer and engines; ROLL takes it between the policy at the beginning of the step and the engines.
+
+    ROLL computes that policy's log-probs where it is told to, and by itself where a step has more than one update.
 
     Args:
         source: the configuration.
-        variant: of the policy loss.
+        rule: the rest of the learning rule.
         updates: of one step.
     """
     weight, masks = _weight(source), _masks(source)
-    asked = source.flag("enable_old_logprobs_recompute")
+    ask, forbid = ("enable_old_logprobs_recompute",), ("force_disable_old_logprobs_recompute",)
+    asked, forbidden = source.flag(*ask), source.flag(*forbid)
     if weight or masks:
-        if asked is False:
-            source.differs(("enable_old_logprobs_recompute",), "is on all the same: the correction is between that policy and the engines")
+        for where, value in ((ask, asked is False), (forbid, forbidden)):
+            if value:
+                source.differs(where, "is computed all the same: the correction is between that policy and the engines")
         return compact({"proximal": "Recompute", "weight": weight, "masks": masks})
-    if not asked:
+    if forbidden:
+        source.drop(forbid, "RLJob's ratios are taken against the engine's own log-probs unless algorithm.offPolicy.proximal says more")
+        if asked:
+            source.drop(ask, "force_disable_old_logprobs_recompute counts")
         return None
-    if updates == 1 or variant == "Vanilla":
-        why = "with one update per step the ratio would be 1 everywhere" if variant != "Vanilla" else "vanilla has no ratio"
-        source.drop(("enable_old_logprobs_recompute",), f"{why}; RLJob's ratios are taken against the engine's own log-probs")
-        return None
-    return {"proximal": "Recompute"}
+    has_ratio = rule.section["policyLoss"]["variant"] != "Vanilla"
+    if updates > 1 and has_ratio:
+        why = "ROLL recomputes by itself where a step has several updates"
+        if asked is None:
+            source.assume(ask, True, why, "remove algorithm.offPolicy.proximal for ratios against the engine's own log-probs")
+        elif not asked:
+            source.differs(ask, f"is on all the same: {why}")
+        return {"proximal": "Recompute"}
+    if asked and rule.penalizes_rewards:  # which are measured with it
+        return {"proximal": "Recompute"}
+    if asked:
+        why = "with one update per step the ratio would be 1 everywhere" if has_ratio else "vanilla has no ratio"
+        source.drop(ask, f"{why}; RLJob's ratios are taken against the engine's own log-probs")
+    return None
 
 
 def _weight(source: Source) -> Section | None:

@@ -116,7 +116,6 @@ _MAPPED = {
     "validation.generating_args.top_p": "validation.topP",
     "validation.generating_args.num_return_sequences": "validation.samplesPerPrompt",
     "validation.generating_args.max_new_tokens": "validation.maxResponseTokens",
-    "val_batch_size": "validation.maxPrompts",
     "actor_train.data_args.file_name": "data.train",
     "actor_train.data_args.template": "data.prompt.chatTemplate",
     "actor_train.model_args.attn_implementation": "model.attention",
@@ -228,7 +227,7 @@ _SINGLE = {
     "expert_tensor_parallel_size": Drop(why="RLJob has no expert parallel training", same=(1,)),
     "context_parallel_size": Drop(why="RLJob has no context parallel training", same=(1,)),
     "virtual_pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
-    "sequence_parallel": Drop(why="RLJob's tensor parallel layers shard the sequence where they can", same=(True,)),
+    "sequence_parallel": Drop(why="RLJob's tensor parallel layers do not divide the sequence", same=(False,)),
     "use_distributed_optimizer": Drop(why="FSDP2 always shards the optimizer", same=(True,)),
     "recompute_granularity": Drop(why="only the trainer recomputes activations", same=("full",)),
     "recompute_method": Drop(why="training.activationCheckpointing recomputes whole layers"),
@@ -263,7 +262,8 @@ _DROPPED = {
     "reward_pretrain": Drop(why="the critic starts from the policy, rewards run on CPU", same=("${pretrain}",)),
     "val_prompt_length": Drop(why="validation prompts have the bounds of rollout"),
     "val_sequence_length": Drop(why="validation prompts have the bounds of rollout"),
-    "validation": Drop(why="validation draws with its own temperature and topP, and the settings of rollout"),
+    "val_batch_size": Drop(why="ROLL validates the whole set, so many at a time; RLJob too, as engines have room"),
+    "validation": Drop(why="validation draws with its own temperature and topP, without topK and minP"),
     "validation.generating_args.num_beams": Drop(why="RLJob samples", same=(1,)),
     "val_env_manager": Drop(why="validation of agentic jobs uses the training environments"),
     "train_infer_correction": Drop(why="a correction has a level and bounds of the ratio"),
@@ -275,8 +275,8 @@ _DROPPED = {
     "whiten_rewards": Drop(why="RLJob does not whiten rewards", same=(False,)),
     "rl_loss_coef": Drop(why="the policy loss has weight 1", same=(1, 1.0)),
     "ratio_type": Drop(why="RLJob's ratio is per token, or per sequence with GSPO", same=("token",)),
-    "reward_normalization": Drop(why="algorithm.advantage.estimator decides how rewards are normalized"),
-    "force_disable_old_logprobs_recompute": Drop(why="RLJob's ratios are taken against the engine's own log-probs", same=(True,)),
+    "reward_normalization": Drop(why="its groupings are not converted", remedy="set algorithm.reward.center and scale"),
+    "force_disable_old_logprobs_recompute": Drop(why="RLJob's ratios are taken against the engine's own log-probs", same=(False,)),
     "batch_adjust_mode": Drop(why="RLJob never copies or drops samples to fill a batch"),
     "step_reward_gamma": Drop(why="step returns are not discounted", same=(1, 1.0)),
     "episode_reward_weight": Drop(why="not a field", same=(1, 1.0)),
@@ -325,6 +325,14 @@ _DROPPED = {
         for role in ("actor_train", "critic", "reference")
         for key, drop in _SINGLE.items()
     },
+    **{
+        f"{role}.strategy_args.strategy_config.tensor_model_parallel_size": Drop(
+            why="its processes are data-parallel, training.tensorParallelSize is the Trainer's alone", same=(1,)
+        )
+        for role in ("critic", "reference")
+    },
+    "critic.training_args": Drop(why="but for learning_rate the critic has the settings of training"),
+    "reference.training_args": Drop(why="a reference is not trained"),
     **{role: Drop(why="not needed with these settings") for role in ("critic", "reference")},
 }
 _NOT_READ = "no code reads it"

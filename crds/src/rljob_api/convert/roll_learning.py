@@ -106,13 +106,14 @@ def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
     return prompt, response
 
 
-def training(source: Source, numbers: Batch, num_devices: int) -> Section:
+def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Section:
     """The trainer's settings.
 
     Args:
         source: the configuration.
         numbers: sizes of one step.
         num_devices: of the Trainer.
+        alone: steps that train the critic alone.
     """
     steps = source.integer("max_steps", low=-1)
     if steps is None or steps < 1:
@@ -131,9 +132,11 @@ def training(source: Source, numbers: Batch, num_devices: int) -> Section:
         warmup = common.whole_steps(source, (*_ARGS, "warmup_ratio"), ratio, steps)
     elif ratio:
         source.drop((*_ARGS, "warmup_ratio"), "warmup_steps counts")
-    if warmup is not None and warmup > steps:
-        source.differs((*_ARGS, "warmup_steps"), f"is cut to the {steps} steps of the job")
-        warmup = steps
+    most = common.most_warmup(max(0, steps - alone), schedule)
+    if warmup is not None and warmup > most:
+        place = "warmup_steps" if source.peek(*_ARGS, "warmup_steps") else "warmup_ratio"
+        source.differs((*_ARGS, place), f"is cut to {most} of the {steps} steps of the job")
+        warmup = most
     tensor = source.integer(*_CONFIG, "tensor_model_parallel_size", low=1, high=64) or 1
     return compact(
         {
@@ -172,7 +175,8 @@ def _mini_batches(source: Source, numbers: Batch, num_devices: int, tensor: int)
     accumulation = source.integer(*_ARGS, "gradient_accumulation_steps", low=1)
     if per_device is None and accumulation is None:
         return None
-    per_device = per_device or 8
+    if per_device is None:
+        per_device = source.assume((*_ARGS, "per_device_train_batch_size"), 8, "default of ROLL's training arguments")
     accumulation = accumulation or 1
     split = tensor
     for key in ("pipeline_model_parallel_size", "context_parallel_size"):

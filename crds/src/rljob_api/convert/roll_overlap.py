@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from rljob_api.convert.common import Section, compact
 from rljob_api.convert.roll_learning import Batch
 from rljob_api.convert.source import Source
+from rljob_api.paths import Parts
 
 _INFER = ("actor_infer", "generating_args")
 _VALIDATION = ("validation", "generating_args")
@@ -12,6 +15,8 @@ _SAMPLING = {"temperature": 0.95, "topP": 0.7, "topK": 50}
 """Defaults of ROLL's GeneratingArguments."""
 _KEYS = {"temperature": "temperature", "topP": "top_p", "topK": "top_k"}
 _DEFAULT_EXTRA_PROMPTS = 16
+_ALL_PROMPTS = 1_000_000
+"""The most that a manifest may ask; ROLL validates on the whole set."""
 _BOUNDS = {
     "mean_filter": {"threshold_down": "minMean", "threshold_up": "maxMean"},
     "std_filter": {"std_threshold": "minStd"},
@@ -75,13 +80,22 @@ def _group_filter(source: Source, numbers: Batch) -> Section | None:
             source.drop(where, why, "set rollout.groupFilter")
             continue
         source.take(*where, "type")
-        bounds = {field: source.number(*where, "filter_args", key, low=-1e6, high=1e6) for key, field in _BOUNDS[kind].items()}
+        bounds = {field: _bound(source, (*where, "filter_args", key)) for key, field in _BOUNDS[kind].items()}
         if kind == "std_filter" and (bounds["minStd"] or 0) < 0:  # every deviation is above it
             bounds = {}
         chosen = compact(bounds) or None
         if chosen is not None and len(source.keys("rewards")) > 1:
             source.differs(where, "holds for the prompts of all rewards", "check rollout.groupFilter")
     return chosen
+
+
+def _bound(source: Source, where: Parts) -> float | None:
+    """A bound of a filter; infinity, the default of ROLL's, is none."""
+    written = source.peek(*where)
+    if isinstance(written, float) and math.isinf(written):
+        source.take(*where)
+        return None
+    return source.number(*where, low=-1e6, high=1e6)
 
 
 def without_repeats(source: Source, rule: Section, drawn: Section) -> Section:
@@ -139,9 +153,6 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
         temperature = source.assume((*_VALIDATION, "temperature"), _SAMPLING["temperature"], "ROLL's default", "write 0 for greedy answers")
     if top_p is None and temperature:
         top_p = source.assume((*_VALIDATION, "top_p"), _SAMPLING["topP"], "ROLL's default", "write 1.0 for plain sampling")
-    prompts = source.integer("val_batch_size", low=1)
-    if prompts is not None:
-        source.differs(("val_batch_size",), f"becomes maxPrompts: the first {prompts} are asked, where ROLL asks all, so many at a time")
     samples = source.integer(*_VALIDATION, "num_return_sequences", low=1, high=4096) or 1
     if not temperature:
         for key, value, plain in (("top_p", top_p, 1.0), ("num_return_sequences", samples, 1)):
@@ -151,7 +162,7 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
     return compact(
         {
             "everySteps": steps,
-            "maxPrompts": prompts,
+            "maxPrompts": _ALL_PROMPTS,
             "samplesPerPrompt": samples if samples > 1 else None,
             "maxResponseTokens": _response_tokens(source, numbers),
             "temperature": temperature,

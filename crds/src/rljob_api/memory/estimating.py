@@ -31,7 +31,7 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
-from rljob_api.memory.training_needs import DTYPE_BYTES, CriticNeeds, PolicyNeeds
+from rljob_api.memory.training_needs import DTYPE_BYTES, CriticNeeds, PolicyNeeds, ReferenceNeeds
 from rljob_api.memory.units import quantity_bytes, show_count
 from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
@@ -310,12 +310,13 @@ class _Estimator:
                 on_cuda=_on_cuda(group),
                 limit_bytes=_bytes(group.device_memory) if _on_cuda(group) else None,
             ).needs()
-        needs = CriticNeeds if component.role is Role.CRITIC else AdapterNeeds if self._trains_adapters(component) else PolicyNeeds
-        policy = needs(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
+        policy = self._needs_of(component)(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
         return policy.frozen() if component.role is Role.REFERENCE else policy.trained()
 
-    def _trains_adapters(self, component: Component) -> bool:
-        return component.role is Role.TRAINER and self._spec.model.lora is not None
+    def _needs_of(self, component: Component) -> type[PolicyNeeds]:
+        """By role; only the Trainer has adapters."""
+        trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
+        return {Role.CRITIC: CriticNeeds, Role.REFERENCE: ReferenceNeeds}.get(component.role, trainer)
 
     def _travelling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""

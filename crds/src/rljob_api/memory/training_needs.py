@@ -102,6 +102,12 @@ class PolicyNeeds:
         """Of the largest micro-batch; a single sequence may be longer than the budget."""
         return min(self.update_tokens, max(self.spec.training.micro_batch_tokens, self.full_tokens))
 
+    @property
+    def vocabulary_parts(self) -> int:
+        """Processes that share head and logits: all tensor parallel ones, or none where they do not divide the vocabulary."""
+        decoder = self.shape.decoder
+        return self.tensor if decoder is not None and decoder.vocab_size % self.tensor == 0 else 1
+
     def trained(self) -> ProcessNeeds:
         """Of a policy with gradients and optimizer, whose weights go to the engines."""
         passes, step = self.phases
@@ -223,11 +229,12 @@ class PolicyNeeds:
         if decoder is None:
             return ()
         layer = self._layer_bytes_per_token(decoder)
+        numbers = 2 * (decoder.hidden_size + ceil_div(decoder.intermediate_size, self.tensor))
         flowing = Need(
             kind=Kind.WORKSPACE,
             name="gradients flowing through a layer",
-            formula=f"{show_count(tokens)} tokens x {2 * (decoder.hidden_size + decoder.intermediate_size)} x {number} B",
-            num_bytes=tokens * 2 * (decoder.hidden_size + decoder.intermediate_size) * number,
+            formula=f"{show_count(tokens)} tokens x {numbers} x {number} B",
+            num_bytes=tokens * numbers * number,
             remedy=LESS_WORK,
         )
         if self.spec.training.activation_checkpointing:
@@ -276,12 +283,12 @@ class PolicyNeeds:
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
-        chunk = min(self.spec.training.logprob_chunk_tokens, tokens)
+        chunk, parts = min(self.spec.training.logprob_chunk_tokens, tokens), self.vocabulary_parts
         logits = Need(
             kind=Kind.WORKSPACE,
             name="logits of a chunk",
-            formula=f"{show_count(chunk)} tokens x {show_count(decoder.vocab_size)} x 8 B",
-            num_bytes=chunk * decoder.vocab_size * 2 * MASTER_BYTES,
+            formula=f"{show_count(chunk)} tokens x {show_count(decoder.vocab_size)} x 8 B{self._over(parts)}",
+            num_bytes=chunk * (decoder.vocab_size // parts) * 2 * MASTER_BYTES,
             remedy="a smaller training.logprobChunkTokens",
         )
         per_token = (MASTER_BYTES + (5 if trained else 2) * number) * decoder.hidden_size
@@ -297,8 +304,8 @@ class PolicyNeeds:
         head = Need(
             kind=Kind.WORKSPACE,
             name="gradient of the head",
-            formula=f"{show_count(decoder.embedding_parameters)} x ({MASTER_BYTES} + {number}) B",
-            num_bytes=decoder.embedding_parameters * (MASTER_BYTES + number),
+            formula=f"{show_count(decoder.embedding_parameters)} x ({MASTER_BYTES} + {number}) B{self._over(parts)}",
+            num_bytes=decoder.embedding_parameters // parts * (MASTER_BYTES + number),
         )
         return (states, logits, head)
 
@@ -323,6 +330,16 @@ class PolicyNeeds:
     @staticmethod
     def _over(size: int) -> str:
         return "" if size == 1 else f" / {size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceNeeds(PolicyNeeds):
+    """Of a reference: frozen, on data-parallel processes alone whatever ``training.tensorParallelSize`` says."""
+
+    @property
+    def tensor(self) -> int:
+        """Tensor parallel size."""
+        return 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,8 @@ class OffPolicy(SpecModel):
     """Correction for tokens that another policy drew than the one being trained: older weights, or an engine that computes otherwise."""
 
     proximal: ProximalPolicy = ProximalPolicy.BEHAVIOUR
-    """The policy that the loss's ratio compares with; the ratio between it and the behaviour policy is the correction's."""
+    """The policy that the loss's ratio compares with. The correction's ratio is between it and the behaviour policy; with Behaviour,
+    between the current policy and that."""
     weight: CorrectionWeight | None = None
     """Factor on the loss; none when not set."""
     masks: tuple[CorrectionMask, ...] = Field(default=(), max_length=8)
