@@ -150,7 +150,7 @@ def run(folder: Path, job: dict[str, Any], sleep_s: float) -> tuple[ChildUse, di
     (folder / "bench_latency.py").write_text(REWARD_SOURCE.format(latency_s=sleep_s))
     job_file, run_dir = folder / "job.yaml", folder / "run"
     job_file.write_text(yaml.safe_dump(job, sort_keys=False))
-    command = [sys.executable, "-m", "rljob_runtime.cli", "run", str(job_file), "--run-dir", str(run_dir), "--overwrite"]
+    command = [sys.executable, "-m", "rljob_runtime.commands.cli", "run", str(job_file), "--run-dir", str(run_dir), "--overwrite"]
     use = run_child(command, log_file=folder / "log.txt", timeout_s=TIMEOUT_S)
     return use, read(run_dir)
 
@@ -166,7 +166,7 @@ def measure(arguments: argparse.Namespace, say: Say) -> dict[str, Any]:
     work: Path = arguments.work
     model = work / f"model-{arguments.size}"
     say(f"model {arguments.size}")
-    make = [sys.executable, "-m", "rljob_runtime.cli", "model", "tiny", "--out", str(model), "--size", arguments.size]
+    make = [sys.executable, "-m", "rljob_runtime.commands.cli", "model", "tiny", "--out", str(model), "--size", arguments.size]
     run_child(make, log_file=work / "model.txt", timeout_s=TIMEOUT_S)
 
     def job(side: Side, steps: int, *, sleeps: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The engines keep to the worker's protocol (submit, collect, abort) and to nothing else: ``RolloutScheduler``, ``EngineFleet``,
 ``StalenessGate``
-and ``TrajectoryBuffer`` run as they do in a job. :func:`simulate` is the loop of ``rljob_runtime.driver`` with sleeps for the
+and ``TrajectoryBuffer`` run as they do in a job. :func:`simulate` is the loop of ``rljob_runtime.loop.driver`` with sleeps for the
 trainer's work.
 """
 
@@ -19,12 +19,12 @@ from functools import cache
 from typing import Any, Literal
 
 from bench.overlap.lengths import MAX_TOKENS, Lengths
+from rljob_runtime.job.learning_settings import MIN_QUEUED, QUEUED_SHARE
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, VersionSpan
-from rljob_runtime.resolve_learning import MIN_QUEUED, QUEUED_SHARE
 from tests.unit.runtime.virtual_time import run_virtual
 
 UpdateMode = Literal["Drain", "Interrupt", "InFlight"]

@@ -16,7 +16,7 @@ def run(job_file: Path, run_dir: Path, log_file: Path, timeout_s: float, on_step
     metrics_file = run_dir / "metrics.jsonl"
     metrics_file.unlink(missing_ok=True)
     use = run_child(
-        [sys.executable, "-m", "rljob_runtime.cli", "run", str(job_file), "--run-dir", str(run_dir), "--overwrite"],
+        [sys.executable, "-m", "rljob_runtime.commands.cli", "run", str(job_file), "--run-dir", str(run_dir), "--overwrite"],
         log_file=log_file,
         timeout_s=timeout_s,
         watch=lambda: on_step(_count_lines(metrics_file)),

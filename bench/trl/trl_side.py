@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import check
-from rljob_runtime import resolve
+from rljob_runtime.job import worker_settings
 from rljob_runtime.rewards import functions
 
 STEP_MARK = "step done: "
@@ -89,7 +89,7 @@ class StepEnds(TrainerCallback):
 
 def make_reward(spec: RLJobSpec, job_folder: Path) -> Any:
     """The manifest's first reward, by the code that RLJob's reward workers run, as TRL calls it."""
-    config = resolve.reward_config(spec.rewards[0])
+    config = worker_settings.reward_config(spec.rewards[0])
     judge = functions.load(config, str(job_folder))
 
     def reward(prompts: list[str], completions: list[str], answer: list[str], metadata: list[str], **_: Any) -> list[float]:

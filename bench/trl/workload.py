@@ -15,8 +15,8 @@ import yaml
 from bench.trl import lengths
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.validation import check
-from rljob_runtime import resolve
 from rljob_runtime.data.source import PromptSource
+from rljob_runtime.job import worker_settings
 from rljob_runtime.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,11 +140,11 @@ def _write_prompts(job: RLJob, path: Path, count: int) -> int:
 
     tokenizer = AutoTokenizer.from_pretrained(job.spec.model.path)
     source = PromptSource(
-        [resolve.source_config(s) for s in job.spec.data.train],
+        [worker_settings.source_config(s) for s in job.spec.data.train],
         tokenizer,
         seed=job.spec.seed,
         max_prompt_tokens=job.spec.rollout.max_prompt_tokens,
-        prompt_format=resolve.prompt_format(job.spec),
+        prompt_format=worker_settings.prompt_format(job.spec),
     )
     prompts = source.next(count)
     path.write_text("".join(json.dumps(asdict(p), default=str) + "\n" for p in prompts))

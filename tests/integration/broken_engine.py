@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from rljob_runtime.engine.vllm_engine import VllmEngine
+from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.records import WeightManifest
 
 SKIPPED = "model.layers.1.mlp.down_proj.weight"

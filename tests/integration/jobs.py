@@ -167,7 +167,16 @@ class Running:
         self._started_s = time.time()
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_runtime.cli", "run", str(folder / "job.yaml"), "--run-dir", str(self.run_dir), *options],
+                [
+                    sys.executable,
+                    "-m",
+                    "rljob_runtime.commands.cli",
+                    "run",
+                    str(folder / "job.yaml"),
+                    "--run-dir",
+                    str(self.run_dir),
+                    *options,
+                ],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -266,7 +275,7 @@ class RayNodes:
 
 
 class Driving:
-    """``python -m rljob_runtime.incluster`` as KubeRay runs it on the head, with the environment that the operator gives it."""
+    """``python -m rljob_runtime.entry.kubernetes`` as KubeRay runs it on the head, with the environment that the operator gives it."""
 
     def __init__(self, folder: Path, address: str, attempt: int = 1, shared: str = "1", steps_file: str = "job.yaml") -> None:
         self.run_dir = folder / "run"
@@ -284,7 +293,7 @@ class Driving:
         options = ["--spec-file", str(folder / steps_file), "--state-folder", str(self.state_folder)]
         with self.output_file.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_runtime.incluster", *options],
+                [sys.executable, "-m", "rljob_runtime.entry.kubernetes", *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,

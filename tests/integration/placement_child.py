@@ -29,11 +29,11 @@ from rljob_api.naming import NODE_RANK_LABEL
 from rljob_api.plan import Plan, PlannedComponent
 from rljob_api.planner import plan
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_runtime import launch
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec
 from rljob_runtime.cluster.ray_cluster import RayCluster
 from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.job import launch
 from tests.unit.api.manifests import spec
 
 START_S = 90.0

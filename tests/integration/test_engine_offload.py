@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_runtime.engine.environment import ENVIRONMENT_TO_UNSET, engine_environment
 from rljob_runtime.engine.protocol import EngineDiedError, EngineResidenceError
-from rljob_runtime.engine.vllm_engine import VllmEngine
+from rljob_runtime.engine.vllm.engine import VllmEngine
+from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
 from rljob_runtime.errors import DeadlineError, ModelError, WeightSyncError
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import Sampling, VersionSpan
@@ -174,7 +174,7 @@ def test_while_away_requests_wait_and_questions_are_answered_or_refused(engine: 
 
 
 def test_a_loaded_engine_refuses_to_answer_until_a_full_update_succeeds(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rljob_runtime.weightsync.receiver import BucketReceiver
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 
     expected = seeded(engine)
     engine.offload(BOTH, TIMEOUT_S)
@@ -258,14 +258,14 @@ def test_weights_cannot_be_kept_on_a_cpu(engine: VllmEngine, tmp_path: Path) -> 
 
 def test_a_load_that_breaks_off_ends_the_engine(tied: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Last of the module: the tied engine is dead afterwards."""
-    from rljob_runtime.engine import vllm_memory
+    from rljob_runtime.engine.vllm import memory
 
     def no_room(worker: Any) -> int:
         raise MemoryError("no room")
 
     tied.offload(BOTH, TIMEOUT_S)
     tied.submit([endless("never", 0)])
-    monkeypatch.setattr(vllm_memory, "restore_cache", no_room)
+    monkeypatch.setattr(memory, "restore_cache", no_room)
     for call in (lambda: tied.load(BOTH, TIMEOUT_S), lambda: tied.collect(TIMEOUT_S), lambda: tied.score([(1, 2)], TIMEOUT_S)):
         with pytest.raises(EngineDiedError, match=r"load of kv_cache, params broke off half-way: MemoryError: no room.*start a new engine"):
             call()

@@ -11,7 +11,7 @@ import yaml
 
 from rljob_api.failure import decode
 from rljob_api.vocabulary import Reason
-from rljob_runtime import podstop
+from rljob_runtime.entry import pre_stop
 from tests.integration.jobs import LENGTH_REWARD, Driving, RayNodes, job, untrained_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -77,7 +77,7 @@ def test_a_second_driver_resumes_after_a_kill_and_a_third_after_an_orderly_stop(
 
     second = Driving(tmp_path, nodes.address)  # KubeRay starts the driver of the same attempt again
     second.until("a further step", lambda: len(second.metrics()) > done)
-    assert podstop.stop(second.state_folder, 60, lambda text: None)
+    assert pre_stop.stop(second.state_folder, 60, lambda text: None)
     assert second.wait(1) == 130, second.output
     failure = decode(second.output)
     assert failure is not None

@@ -14,7 +14,7 @@ from typing import Any, Self
 import pytest
 
 from rljob_api.planner import plan
-from rljob_runtime import resolve
+from rljob_runtime.job import worker_settings
 from tests.integration.placement_child import START_S, job
 from tests.layout.tree import ROOT
 
@@ -154,7 +154,7 @@ def test_every_process_is_where_the_plan_says_with_the_environment_the_plan_says
     for component in planned.components:
         told[component.name] = []
         for process, (node_rank, _, environment) in zip(component.processes, found[component.name], strict=True):
-            promised = resolve.worker_env(wanted, planned, component, process)
+            promised = worker_settings.worker_env(wanted, planned, component, process)
             assert {name: environment.get(name) for name in promised} == promised
             assert (node_rank, environment["RLJOB_WORKER"]) == (process.node_rank, f"{component.name}-{process.rank}")
             told[component.name].append((node_rank, environment["LOCAL_HARDWARE_RANKS"], environment["CUDA_VISIBLE_DEVICES"]))

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def rljob(*arguments: str, cwd: Path) -> str:
-    done = subprocess.run([sys.executable, "-m", "rljob_runtime.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob_runtime.commands.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=800
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -19,7 +19,7 @@ from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.tenants import Tenant, TenantProcess
-from rljob_runtime.roles import Role
+from rljob_runtime.offload.worker_group import Role
 from rljob_runtime.training import rank as rank_module
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.state import WEIGHTS

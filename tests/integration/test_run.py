@@ -142,10 +142,10 @@ def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_pa
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(model, steps=20)))
     (tmp_path / "length_reward.py").write_text(LENGTH_REWARD)
     code = (
-        "from rljob_runtime import launch\n"
+        "from rljob_runtime.job import launch\n"
         "launch.ENGINE_FACTORY = 'tests.integration.broken_engine:SkippingEngine'\n"
         "from pathlib import Path\n"
-        "from rljob_runtime.run import run_job\n"
+        "from rljob_runtime.entry.local_run import run_job\n"
         "path = Path('job.yaml')\n"
         "raise SystemExit(run_job(path.read_text(), path, Path('run'), overwrite=False, resume=False))\n"
     )

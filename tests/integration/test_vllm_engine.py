@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rljob_runtime.engine.environment import ENVIRONMENT_TO_UNSET, engine_environment
 from rljob_runtime.engine.protocol import EngineConfig, EngineDiedError
-from rljob_runtime.engine.vllm_engine import VllmEngine
+from rljob_runtime.engine.vllm.engine import VllmEngine
+from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
 from rljob_runtime.errors import DataError, DeadlineError, ModelError, WeightSyncError
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, Sampling, VersionSpan, WeightManifest
 from rljob_runtime.weightsync.packing import pack, plan_buckets
@@ -328,7 +328,7 @@ def test_missing_repeated_and_wrong_buckets_are_refused_and_old_weights_stay(eng
 
 
 def test_a_failure_while_loading_stops_generation_until_a_full_update(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rljob_runtime.weightsync.receiver import BucketReceiver
+    from rljob_runtime.engine.vllm.weight_receiver import BucketReceiver
 
     receive = BucketReceiver.receive_weights
     calls = []
@@ -413,7 +413,7 @@ def test_the_constructor_says_why_it_cannot_start(tmp_path: Path, monkeypatch: p
 
 def test_the_death_of_the_engine_thread_reaches_every_caller(tied: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Last of the module: the tied engine is dead afterwards."""
-    from rljob_runtime.engine.vllm_loop import VllmLoop
+    from rljob_runtime.engine.vllm.loop import VllmLoop
 
     def die(self: VllmLoop) -> None:
         raise MemoryError("no more memory")

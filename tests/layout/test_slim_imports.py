@@ -13,7 +13,7 @@ HEAVY = ("ray", "torch", "transformers", "vllm")
 
 RUN_COMMAND = """
 import sys
-from rljob_runtime.cli import main
+from rljob_runtime.commands.cli import main
 sys.argv = ["rljob", *sys.argv[1:]]
 try:
     code = main()

@@ -15,12 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+
+OnRunning = Literal["recompute", "keep"]
+"""What a weight update does to responses in progress: ``recompute`` their keys and values under the new weights (the next tokens are
+sampled exactly as the new weights would), or ``keep`` the old ones (no work is repeated; the rest of the response mixes both weights)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

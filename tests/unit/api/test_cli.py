@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from rljob_api.errors import PlacementError
 from rljob_api.validation import check
-from rljob_runtime import cli_model, cli_plan
-from rljob_runtime.cli import app
+from rljob_runtime.commands import model, show_plan
+from rljob_runtime.commands.cli import app
 from rljob_runtime.errors import ModelError
 from rljob_runtime.tiny import TinySize, TinySummary
 from tests.unit.api.manifests import manifest
@@ -150,14 +150,14 @@ def test_plan_says_when_a_picture_cannot_be_written(tmp_path: Path) -> None:
 def test_plan_in_a_terminal(no_color: bool, has_colour: bool) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, no_color=no_color, _environ={})
-    cli_plan.print_picture(check(Path(QUICKSTART).read_text()), console)
+    show_plan.print_picture(check(Path(QUICKSTART).read_text()), console)
     assert ("48;2;0;114;178m" in screen.getvalue()) is has_colour
     assert ("48;" in screen.getvalue()) is has_colour
 
 
 def test_plan_on_a_terminal_without_unicode() -> None:
     screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    cli_plan.print_picture(check(Path(QUICKSTART).read_text()), Console(file=screen, width=80))
+    show_plan.print_picture(check(Path(QUICKSTART).read_text()), Console(file=screen, width=80))
     screen.flush()
     assert b"1 node x 2 devices (cpu)" in screen.buffer.getvalue()
 
@@ -174,7 +174,7 @@ def test_weights_that_cannot_travel_are_a_problem_of_the_plan() -> None:
         "weightSync": {"backend": "IPC"},
     }
     with pytest.raises(PlacementError, match="IPC shares memory within a node"):
-        cli_plan.sync_routes(check(document, runnable=False))
+        show_plan.sync_routes(check(document, runnable=False))
 
 
 def test_schema_and_explain() -> None:
@@ -192,9 +192,9 @@ def test_run_hands_over_the_chosen_job_and_its_exit_code(monkeypatch: pytest.Mon
         calls.append((check(text).job.metadata.name, path, run_dir, overwrite, resume))
         return 3
 
-    fake = type(sys)("rljob_runtime.run")
+    fake = type(sys)("rljob_runtime.entry.local_run")
     fake.run_job = run_job
-    monkeypatch.setitem(sys.modules, "rljob_runtime.run", fake)
+    monkeypatch.setitem(sys.modules, "rljob_runtime.entry.local_run", fake)
     file = tmp_path / "jobs.yaml"
     other = {**manifest(), "metadata": {"name": "other"}}
     file.write_text(f"{json.dumps(manifest())}\n---\n{json.dumps(other)}\n")
@@ -225,9 +225,9 @@ def test_model_tiny_says_what_it_made(monkeypatch: pytest.MonkeyPatch, tmp_path:
             elapsed_s=12.0,
         )
 
-    monkeypatch.setattr(cli_model, "make_tiny_model", make)
+    monkeypatch.setattr(model, "make_tiny_model", make)
     result = rljob("model", "tiny", "--out", str(tmp_path / "m"), "--seed", "3", "--size", size)
-    assert (result.exit_code, calls) == (0, [(tmp_path / "m", cli_model.SIZES[size], 3)])
+    assert (result.exit_code, calls) == (0, [(tmp_path / "m", model.SIZES[size], 3)])
     assert result.stdout == f"{tmp_path / 'm'}: made in 12 s, 0.3 million parameters, solves 25% of basic_arithmetic when sampled\n"
 
 
@@ -235,7 +235,7 @@ def test_a_model_that_cannot_be_made_exits_3(monkeypatch: pytest.MonkeyPatch, tm
     def make(*arguments: object, **options: object) -> TinySummary:
         raise ModelError("the folder holds something else; choose another")
 
-    monkeypatch.setattr(cli_model, "make_tiny_model", make)
+    monkeypatch.setattr(model, "make_tiny_model", make)
     result = rljob("model", "tiny", "--out", str(tmp_path))
     assert result.exit_code == 3
     assert "the folder holds something else; choose another" in result.stderr
@@ -256,7 +256,7 @@ def test_starts_fast(arguments: list[str]) -> None:
         "import sys, atexit\n"
         f"atexit.register(lambda: sys.stderr.write('heavy: ' + ','.join(m for m in {HEAVY!r} if m in sys.modules)))\n"
         f"sys.argv = ['rljob', *{arguments!r}]\n"
-        "from rljob_runtime.cli import main\nmain()\n"
+        "from rljob_runtime.commands.cli import main\nmain()\n"
     )
     seconds = []
     for _ in range(3):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from rljob_api.convert import rlinf_keys, roll_keys
 from rljob_api.convert.keys import KeyTable
-from rljob_runtime.cli import app
+from rljob_runtime.commands.cli import app
 from tests.unit.api import convert_cases as cases
 
 ROOT = Path(__file__).parents[3]

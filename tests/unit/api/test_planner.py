@@ -209,7 +209,7 @@ def test_all_problems_at_once() -> None:
 
 def test_golden_plan_of_the_quickstart() -> None:
     from rljob_api.validation import check
-    from rljob_runtime.cli_plan import as_yaml
+    from rljob_runtime.commands.show_plan import as_yaml
 
     root = Path(__file__).parents[3]
     text = as_yaml(check((root / "examples" / "quickstart.yaml").read_text()))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from rljob_runtime.cli import app
+from rljob_runtime.commands.cli import app
 from tests.layout.tree import MEMBERS, ROOT
 
 README = ROOT / "README.md"

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from rljob_runtime.roles import Role
+from rljob_runtime.offload.worker_group import Role
 from tests.layout.tree import ROOT
 from tests.unit.docs.test_pages import rows, section
 

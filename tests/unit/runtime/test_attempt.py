@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rljob_api.validation import check
-from rljob_runtime.attempt import Interruption, prepare
-from rljob_runtime.checkpointing import CheckpointStore, DriverState, NoCheckpoints
+from rljob_runtime.entry.attempt import Interruption, prepare
 from rljob_runtime.errors import CheckpointError
+from rljob_runtime.job.worker_settings import spec_fingerprint
+from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.report import FolderMode, Level, RunFolder
-from rljob_runtime.resolve import spec_fingerprint
 from tests.integration.jobs import job
 
 

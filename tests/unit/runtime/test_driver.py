@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
-from rljob_runtime.driver import Driver, LoopConfig, Parts
 from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
+from rljob_runtime.job.assemble import goes_on_without
+from rljob_runtime.loop.batch_builder import BatchMaker, Scorers
+from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
+from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
 from rljob_runtime.offload.turns import NoTurns, Turns
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.fleet import FleetConfig
@@ -22,11 +24,9 @@ from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
-from rljob_runtime.preparing import BatchMaker, Scorers
 from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
-from rljob_runtime.wiring import goes_on_without
 from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedJudge, ServingEngine, no_texts
 
 BATCH, STEPS = 2, 4

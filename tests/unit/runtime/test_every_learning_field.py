@@ -29,9 +29,9 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
 from rljob_api.vocabulary import AdvantageEstimator
-from rljob_runtime import resolve, resolve_learning, wiring
-from rljob_runtime.driver import LoopConfig, Parts
-from rljob_runtime.launch import Workers
+from rljob_runtime.job import assemble, learning_settings, worker_settings
+from rljob_runtime.job.launch import Workers
+from rljob_runtime.loop.driver import LoopConfig, Parts
 from rljob_runtime.losses.objective import objective
 from rljob_runtime.offload.turns import NoTurns
 from rljob_runtime.overlap.arrange import StepSamples, arrange
@@ -341,9 +341,9 @@ def gradient_of(batch: TrainBatch, policy: Any, number: int) -> np.ndarray:
 
 def learned(spec: RLJobSpec) -> np.ndarray:
     """Gradients of two steps, one after another: what the learning rule does with two fixed sets of responses."""
-    config = resolve_learning.rule_config(spec)
-    rule, batching = Rule(config), resolve_learning.batching_config(spec, 1)
-    policy = resolve.policy_config(spec, role=Role.TRAINER, num_threads=1)
+    config = learning_settings.rule_config(spec)
+    rule, batching = Rule(config), learning_settings.batching_config(spec, 1)
+    policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1)
     gradients = []
     for number in range(2):
         step = scored(number, config, policy.loss.needs_proximal)
@@ -372,18 +372,18 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
     """The loop's parts over scripted workers."""
     trainers: Any = [SpecifiedTrainer(f"trainer-{i}") for i in range(2)]
-    critics: Any = [SpecifiedTrainer("critic-0")] if resolve_learning.has_critic(spec) else []
+    critics: Any = [SpecifiedTrainer("critic-0")] if learning_settings.has_critic(spec) else []
     others: Any = {"engines": [ScriptedEngine()], "rewards": [SpecifiedTrainer("reward-0")]}
     workers, nothing = Workers(trainers=trainers, references=[], critics=critics, turns=NoTurns(), **others), cast(Any, None)
-    return asyncio.run(wiring.assemble(spec, workers, nothing, None, nothing))
+    return asyncio.run(assemble.assemble(spec, workers, nothing, None, nothing))
 
 
 def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the loop's parts are made with, but for settings that the gradient shows."""
-    monkeypatch.setattr(wiring, "load_tokenizer", lambda spec: make_tokenizer())
+    monkeypatch.setattr(assemble, "load_tokenizer", lambda spec: make_tokenizer())
     parts, loop = assembled(spec)
     scheduler, maker, validator = parts.scheduler, parts.maker, parts.validator
-    policy = resolve.policy_config(spec, role=Role.TRAINER, num_threads=1)
+    policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1)
     gate = scheduler._gate
     settings: dict[str, Any] = {
         "rollout": scheduler._config,
@@ -397,7 +397,7 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     if validator is not None:
         settings |= {"validation": validator.config, "validation.prompts": len(validator._prompts)}
     if parts.critics:
-        settings["critic"] = resolve_learning.critic_config(spec, policy)
+        settings["critic"] = learning_settings.critic_config(spec, policy)
     return dict(leaf for name, value in settings.items() for leaf in flat(name, value))
 
 
@@ -455,7 +455,7 @@ def test_where_the_samples_of_a_prompt_go(rows: Path, monkeypatch: pytest.Monkey
 def test_the_trainer_scores_only_where_the_loss_asks_for_it(
     rows: Path, proximal: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "load_tokenizer", lambda spec: make_tokenizer())
+    monkeypatch.setattr(assemble, "load_tokenizer", lambda spec: make_tokenizer())
     spec = spec_with(rows, CASES["algorithm.offPolicy.proximal"].needs, {"algorithm.offPolicy.proximal": proximal})
     parts, _ = assembled(spec)
     assert list(parts.maker._scorers.trainers) == (list(parts.trainers) if asked else [])

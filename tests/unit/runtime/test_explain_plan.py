@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from rljob_api import manifest as reader
 from rljob_api.validation import check
-from rljob_runtime import measured
-from rljob_runtime.cli import app
+from rljob_runtime.commands import measured
+from rljob_runtime.commands.cli import app
 from rljob_runtime.errors import RuntimeFault
 from tests.unit.api.manifests import manifest
 

@@ -7,13 +7,13 @@ from pathlib import Path
 CODE = """
 import os, sys
 from pathlib import Path
-from rljob_runtime import pidfile
+from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster import host
 
 folder = Path(sys.argv[1])
-host.POD_OUTPUT, pidfile.STATE_FOLDER = folder / "pod", folder / "state"
+host.POD_OUTPUT, pid_file.STATE_FOLDER = folder / "pod", folder / "state"
 worker = host.WorkerHost("w-0", sys.argv[2], {}, {"A": "1"}, str(folder / "w-0.log"))
-assert (pidfile.running(folder / "state" / "workers" / "w-0.pid") == os.getpid()) is ("RLJOB_NODE_RANK" in os.environ)
+assert (pid_file.running(folder / "state" / "workers" / "w-0.pid") == os.getpid()) is ("RLJOB_NODE_RANK" in os.environ)
 try:
     worker.build()
     worker.call("elements")

@@ -11,12 +11,13 @@ import pytest
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.failure import decode, encode
 from rljob_api.vocabulary import Reason
-from rljob_runtime import errors, incluster
-from rljob_runtime.attempt import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID
+from rljob_runtime import errors
 from rljob_runtime.engine.protocol import EngineDiedError
+from rljob_runtime.entry import kubernetes
+from rljob_runtime.entry.kubernetes import LastWord, place_of
+from rljob_runtime.entry.termination_message import failure_of
 from rljob_runtime.errors import Interrupted, WorkerFailedError, WorkerLostError
-from rljob_runtime.incluster import LastWord, place_of
-from rljob_runtime.lastword import failure_of
+from rljob_runtime.exit_codes import ExitCode
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BaseException) and c.__module__ == errors.__name__]
 REASONS = {
@@ -92,13 +93,13 @@ def test_a_log_in_another_pod_is_pointed_to() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "reason", "shown"),
     [
-        (ZeroDivisionError("unexpected"), EXIT_FAILED, Reason.DRIVER_FAILED, "ZeroDivisionError: unexpected"),
-        (Interrupted("stopped after step 3 of 9"), EXIT_INTERRUPTED, Reason.STOPPED, "stopped after step 3 of 9"),
-        (KeyboardInterrupt(), EXIT_INTERRUPTED, Reason.STOPPED, "interrupted"),
-        (errors.ModelError("no model"), EXIT_FAILED, Reason.MODEL_INVALID, "no model"),
+        (ZeroDivisionError("unexpected"), ExitCode.FAILED, Reason.DRIVER_FAILED, "ZeroDivisionError: unexpected"),
+        (Interrupted("stopped after step 3 of 9"), ExitCode.INTERRUPTED, Reason.STOPPED, "stopped after step 3 of 9"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, Reason.STOPPED, "interrupted"),
+        (errors.ModelError("no model"), ExitCode.FAILED, Reason.MODEL_INVALID, "no model"),
         (
             SpecInvalidError([FieldError(path="spec.seed", problem="is bad", remedy="be good")]),
-            EXIT_INVALID,
+            ExitCode.INVALID,
             Reason.SPEC_INVALID,
             "spec.seed: is bad; be good",
         ),
@@ -125,14 +126,14 @@ def test_a_fault_before_anything_was_started_is_the_jobs(capsys: pytest.CaptureF
         last.checking = True
         raise errors.ModelError("no model")
     failure = decode(capsys.readouterr().out)
-    assert (last.exit_code, failure and failure.reason) == (EXIT_INVALID, Reason.MODEL_INVALID)
+    assert (last.exit_code, failure and failure.reason) == (ExitCode.INVALID, Reason.MODEL_INVALID)
 
 
 def test_what_the_operator_must_set_is_named() -> None:
     with pytest.raises(errors.SetupError, match="RLJOB_NAMESPACE, RLJOB_NAME, RLJOB_ATTEMPT, RLJOB_RUN_FOLDER, RLJOB_STORAGE_SHARED must"):
         place_of({})
     whole = {"RLJOB_NAMESPACE": "n", "RLJOB_NAME": "j", "RLJOB_ATTEMPT": "2", "RLJOB_RUN_FOLDER": "/x", "RLJOB_STORAGE_SHARED": "1"}
-    assert place_of(whole) == incluster.Place(namespace="n", job="j", attempt=2, run_folder=Path("/x"), has_storage=True)
+    assert place_of(whole) == kubernetes.Place(namespace="n", job="j", attempt=2, run_folder=Path("/x"), has_storage=True)
     with pytest.raises(errors.SetupError, match="RLJOB_ATTEMPT=0 must be a number from 1"):
         place_of(whole | {"RLJOB_ATTEMPT": "0"})
 
@@ -148,22 +149,22 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
     arguments = ["--spec-file", str(tmp_path / "none.yaml"), "--state-folder", str(tmp_path / "state")]
     (tmp_path / "pod").touch()
     environment["KUBERNETES_SERVICE_HOST"] = "198.19.0.1"
-    code = "import os, pathlib, signal, sys\nfrom rljob_runtime import incluster\n"
-    code += f"incluster.POD_OUTPUT = pathlib.Path({str(tmp_path / 'pod')!r})\n"
+    code = "import os, pathlib, signal, sys\nfrom rljob_runtime.entry import kubernetes\n"
+    code += f"kubernetes.POD_OUTPUT = pathlib.Path({str(tmp_path / 'pod')!r})\n"
     done = subprocess.run(
-        [sys.executable, "-c", code + "sys.exit(incluster.main(sys.argv[1:]))", *arguments],
+        [sys.executable, "-c", code + "sys.exit(kubernetes.main(sys.argv[1:]))", *arguments],
         env=environment,
         capture_output=True,
         text=True,
         timeout=50,
     )
     failure = decode(done.stdout.splitlines()[-1])
-    assert (done.returncode, failure and failure.reason) == (EXIT_INVALID, Reason.SPEC_INVALID), done.stderr
+    assert (done.returncode, failure and failure.reason) == (ExitCode.INVALID, Reason.SPEC_INVALID), done.stderr
     assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == done.stdout
-    killed = code + "incluster.checked_job = lambda path: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(incluster.main(sys.argv[1:]))"
+    killed = code + "kubernetes.checked_job = lambda path: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(kubernetes.main(sys.argv[1:]))"
     stopped = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=50)
     failure = decode(stopped.stdout.splitlines()[-1])
-    assert (stopped.returncode, failure and failure.reason) == (EXIT_INTERRUPTED, Reason.STOPPED), stopped.stderr
+    assert (stopped.returncode, failure and failure.reason) == (ExitCode.INTERRUPTED, Reason.STOPPED), stopped.stderr
     assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == done.stdout + stopped.stdout
     both = (done.stdout + stopped.stdout).splitlines()
     assert (tmp_path / "pod").read_text().splitlines() == [f"[driver] {line}" for line in both], "kubectl logs of the head shows it, too"

@@ -8,9 +8,10 @@ import yaml
 
 from rljob_api import manifest
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_runtime import local
+from rljob_runtime.entry import local_checks
+from rljob_runtime.entry.local_run import run_job
 from rljob_runtime.errors import SetupError
-from rljob_runtime.run import EXIT_INVALID, run_job
+from rljob_runtime.exit_codes import ExitCode
 from tests.integration.jobs import job
 
 
@@ -19,7 +20,7 @@ def spec(**changes: Any) -> RLJobSpec:
 
 
 def test_fields_that_do_nothing_here_are_listed_once_and_others_are_not() -> None:
-    assert local.notes(spec()) == ()
+    assert local_checks.notes(spec()) == ()
     group = {
         "name": "local",
         "devicesPerNode": 1,
@@ -38,34 +39,34 @@ def test_fields_that_do_nothing_here_are_listed_once_and_others_are_not() -> Non
         managedBy="me",
         nodeGroups=[group, group | {"name": "other"}],
     )
-    (note,) = local.notes(kubernetes)
+    (note,) = local_checks.notes(kubernetes)
     assert note == (
         "without effect on this machine: spec.managedBy, spec.queue, spec.image, spec.head, spec.storage, spec.podTemplate, "
         "spec.failurePolicy, spec.ttlSecondsAfterFinished, spec.nodeGroups[].nodeSelector, spec.nodeGroups[].resources.memory"
     )
-    local.check(kubernetes, {})
+    local_checks.check(kubernetes, {})
 
 
 def test_a_checkpoint_path_on_the_volume_becomes_the_run_folder_and_is_said(tmp_path: Path) -> None:
     storage = {"claimName": "disk", "mountPath": "/storage"}
     on_volume = spec(storage=storage, checkpoint={"path": "/storage/checkpoints"})
-    assert local.checkpoint_folder(on_volume, tmp_path) == tmp_path
-    assert "spec.checkpoint.path /storage/checkpoints lies on the volume" in local.notes(on_volume)[1]
+    assert local_checks.checkpoint_folder(on_volume, tmp_path) == tmp_path
+    assert "spec.checkpoint.path /storage/checkpoints lies on the volume" in local_checks.notes(on_volume)[1]
     elsewhere = spec(checkpoint={"path": "/data/checkpoints"})
-    assert local.checkpoint_folder(elsewhere, tmp_path) == Path("/data/checkpoints")
-    assert local.checkpoint_folder(spec(), tmp_path) == tmp_path
+    assert local_checks.checkpoint_folder(elsewhere, tmp_path) == Path("/data/checkpoints")
+    assert local_checks.checkpoint_folder(spec(), tmp_path) == tmp_path
 
 
 def test_a_secret_comes_from_the_environment_and_is_named_when_it_is_not_there() -> None:
     secret = {"name": "HUB_TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}
     group = {"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "env": [{"name": "A", "value": "1"}, secret]}
-    local.check(spec(nodeGroups=[group]), {"HUB_TOKEN": "x"})
+    local_checks.check(spec(nodeGroups=[group]), {"HUB_TOKEN": "x"})
     with pytest.raises(SetupError, match=r"spec.nodeGroups\[0\].env\[1\] takes HUB_TOKEN from Secret hub; .* export it first"):
-        local.check(spec(nodeGroups=[group]), {})
+        local_checks.check(spec(nodeGroups=[group]), {})
 
 
 def test_a_suspended_job_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = yaml.safe_dump(job(Path("m"), steps=1, suspend=True))
-    assert run_job(text, tmp_path / "job.yaml", tmp_path / "run", overwrite=False, resume=False) == EXIT_INVALID
+    assert run_job(text, tmp_path / "job.yaml", tmp_path / "run", overwrite=False, resume=False) == ExitCode.INVALID
     assert capsys.readouterr().err == "spec.suspend is true: the job is told not to run; write false to run it\n"
     assert not (tmp_path / "run").exists()

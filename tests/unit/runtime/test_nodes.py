@@ -10,11 +10,11 @@ from rljob_api.plan import Plan
 from rljob_api.planner import plan
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.validation import check
-from rljob_runtime import resolve
 from rljob_runtime.cluster import ray_cluster
 from rljob_runtime.cluster.host import pod_visible_devices
 from rljob_runtime.cluster.ray_cluster import missing_nodes, wait_for_nodes
 from rljob_runtime.errors import ClusterError
+from rljob_runtime.job import worker_settings
 from tests.integration.jobs import job
 from tests.unit.api.manifests import spec
 
@@ -101,7 +101,7 @@ def test_the_component_chooses_the_interpreter_before_its_node_group() -> None:
     own = {"name": "reward", "role": "Reward", "pythonInterpreter": "/own/python", "placement": {"workers": 3}}
     wanted = spec(groups, [*COMPONENTS[:2], own])
     planned = plan(wanted)
-    found = {c.name: [resolve.interpreter(wanted, planned, c, process) for process in c.processes] for c in planned.components}
+    found = {c.name: [worker_settings.interpreter(wanted, planned, c, process) for process in c.processes] for c in planned.components}
     assert {i and (i.path, i.field) for i in found["train"]} == {("/group/python", "spec.nodeGroups[0].pythonInterpreter")}
     assert found["infer"] == [None]
     assert [i and (i.path, i.field) for i in found["reward"]] == [("/own/python", "spec.components[2].pythonInterpreter")] * 3
@@ -129,22 +129,22 @@ async def test_the_wait_says_what_is_missing_now_and_then_and_raises_at_the_dead
 
 
 def on(plan: Plan, component: str) -> DeviceType:
-    return resolve.device_type(CHECKED.job.spec, plan, plan.component(component).processes[0])
+    return worker_settings.device_type(CHECKED.job.spec, plan, plan.component(component).processes[0])
 
 
 def test_what_computes_is_the_device_type_and_not_the_resource() -> None:
     assert on(CHECKED.plan, "train") is DeviceType.CUDA
     assert on(CHECKED.plan, "infer") is DeviceType.CPU
     local = check(job(Path("m"), steps=1))
-    assert resolve.device_type(local.job.spec, local.plan, local.plan.components[0].processes[0]) is DeviceType.CPU
+    assert worker_settings.device_type(local.job.spec, local.plan, local.plan.components[0].processes[0]) is DeviceType.CPU
 
 
 def test_cores_are_whole_and_secrets_are_left_to_the_container() -> None:
-    assert resolve.node_cpus(CHECKED.job.spec)["cores"] == 1
+    assert worker_settings.node_cpus(CHECKED.job.spec)["cores"] == 1
     plan, spec = CHECKED.plan, CHECKED.job.spec
     train, infer = plan.component("train"), plan.component("infer")
-    assert resolve.worker_env(spec, plan, train, train.processes[0])["A"] == "1"
-    assert "TOKEN" not in resolve.worker_env(spec, plan, infer, infer.processes[0])
+    assert worker_settings.worker_env(spec, plan, train, train.processes[0])["A"] == "1"
+    assert "TOKEN" not in worker_settings.worker_env(spec, plan, infer, infer.processes[0])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import io
 import os
 from pathlib import Path
 
-from rljob_runtime.podlog import Follower, PodOutput, Tee
+from rljob_runtime.cluster.pod_log import Follower, PodOutput, Tee
 
 
 def test_a_followed_log_arrives_line_by_line_with_its_prefix(tmp_path: Path) -> None:

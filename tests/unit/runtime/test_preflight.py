@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_runtime.run import EXIT_INVALID, run_job
+from rljob_runtime.entry.local_run import run_job
+from rljob_runtime.exit_codes import ExitCode
 from tests.integration.jobs import job
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "preflight"
@@ -57,6 +58,6 @@ def test_the_message_says_what_is_missing_and_what_to_do(name: str, folder: Path
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(said)
-    assert code == EXIT_INVALID
+    assert code == ExitCode.INVALID
     assert said == golden.read_text()
     assert not (folder / "run").exists()

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
-from rljob_runtime.driver import Driver, LoopConfig, Parts
 from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.loop.batch_builder import BatchMaker, Prepared, Scorers
+from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
 from rljob_runtime.offload.turns import NoTurns
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
-from rljob_runtime.preparing import BatchMaker, Prepared, Scorers
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.worker import PolicyWorker

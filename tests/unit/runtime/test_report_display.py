@@ -24,9 +24,9 @@ from rljob_runtime.report import (
     UnknownMetricError,
     load_metrics,
     load_summary,
-    make_display,
 )
 from rljob_runtime.report.charts import MAX_POINTS, MAX_SPANS, metric_charts, running_mean, timeline_charts
+from rljob_runtime.report.choose_display import make_display
 from rljob_runtime.report.display import PhaseView, plain_line, view_of
 from rljob_runtime.report.html import MAX_TEXT_CHARS
 from rljob_runtime.report.jsonl import read_rows

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, LeaseLostError, NoRoomError, OffloadError, WorkerFailedError, WorkerLostError
 from rljob_runtime.offload.states import StateKind
-from rljob_runtime.roles import Role
+from rljob_runtime.offload.worker_group import Role
 from tests.unit.runtime.arbiter_fakes import D0, D1, GRADS, KV, OPTIMIZER, PARAMS, Memory, make_tenant
 from tests.unit.runtime.arbiter_world import ALWAYS, ENGINE, NEVER, TRAINER, World, play
 

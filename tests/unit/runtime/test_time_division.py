@@ -15,9 +15,9 @@ from rljob_api.plan import PlacementMode, Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import OffloadPolicy, Role
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime import time_division
-from rljob_runtime.driver import IO_TIMEOUT_S
 from rljob_runtime.errors import NoRoomError
+from rljob_runtime.job import device_sharing
+from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord
@@ -102,12 +102,12 @@ class Job:
         )
         offload = next(c.offload for c in self.spec.components if c.name == planned_component.name)
         never = {PARAMS: offload.weight, GRADS: offload.grad, OPTIMIZER: offload.optimizer}
-        leaves = not is_engine and time_division.switches(self.spec, self.plan) and planned_component.shares_devices_with
+        leaves = not is_engine and device_sharing.switches(self.spec, self.plan) and planned_component.shares_devices_with
         made.start_with(k for k in kinds if not leaves or never.get(k) is OffloadPolicy.NEVER)
         self.by_role[role].append(made)
 
     def turns(self) -> Any:
-        return time_division.turns_of(self.spec, self.plan, self.by_role, self.shape, self.records.append)
+        return device_sharing.turns_of(self.spec, self.plan, self.by_role, self.shape, self.records.append)
 
     def work(self, phase: memory.Phase) -> list[tuple[MemoryWorker, int]]:
         """What computes in a phase, and what that takes beside state."""
@@ -120,7 +120,7 @@ class Job:
                     continue
                 needs = self.needs(planned_component, process)
                 aside = sum(need.num_bytes for need in needs.states if need.kind == "workspace")
-                around = phase == "optimizer step" and time_division.optimizer_around_step(self.spec, planned_component)
+                around = phase == "optimizer step" and device_sharing.optimizer_around_step(self.spec, planned_component)
                 more = worker.sizes[OPTIMIZER] if around else 0
                 working.append((worker, aside + more + sum(need.num_bytes for need in needs.working.get(phase, ()))))
         return working
@@ -171,11 +171,11 @@ def test_engines_on_devices_of_their_own_are_no_tenants_and_never_step_aside() -
     turns, tenants = turns_for(spec, plan)
     assert turns.engines == (1, 2)
     assert set(tenants) == {"train", "infer-1", "infer-2"}
-    infer, shared = plan.component("infer"), time_division.shared_devices(plan)
+    infer, shared = plan.component("infer"), device_sharing.shared_devices(plan)
     assert shared == {1, 2}
-    assert [time_division.takes_turns(spec, infer, process, shared) for process in infer.processes] == [False, True, True, False]
+    assert [device_sharing.takes_turns(spec, infer, process, shared) for process in infer.processes] == [False, True, True, False]
     train = plan.component("train")
-    assert all(time_division.takes_turns(spec, train, process, shared) for process in train.processes)
+    assert all(device_sharing.takes_turns(spec, train, process, shared) for process in train.processes)
 
 
 def test_policies_that_share_nothing_are_no_tenants() -> None:
@@ -204,7 +204,7 @@ def test_nobody_takes_turns_on_devices_of_its_own(residency: str) -> None:
     spec, plan = planned(document(component("train", "Trainer", "0"), component("infer", "Rollout", "1"), offload={"residency": residency}))
     turns, _ = turns_for(spec, plan)
     assert isinstance(turns, NoTurns)
-    assert not time_division.switches(spec, plan)
+    assert not device_sharing.switches(spec, plan)
 
 
 def test_residents_exclude_each_other_and_nothing_moves() -> None:
@@ -268,8 +268,8 @@ def test_with_sizes_auto_stays_until_others_need_the_room() -> None:
 
 def test_an_optimizer_around_its_step_is_the_trainers_own_matter() -> None:
     spec, plan = partial_mode(trainer={"optimizer": "Always"})
-    assert time_division.optimizer_around_step(spec, plan.component("train"))
-    assert not time_division.optimizer_around_step(*_first(partial_mode()))
+    assert device_sharing.optimizer_around_step(spec, plan.component("train"))
+    assert not device_sharing.optimizer_around_step(*_first(partial_mode()))
     turns, _ = turns_for(spec, plan)
     process = processes_of(turns._arbiter)["train"].spec.processes[0]
     assert OPTIMIZER not in process.size_bytes
@@ -285,20 +285,20 @@ def _first(job: tuple[RLJobSpec, Plan]) -> tuple[RLJobSpec, Any]:
 
 def test_hold_outlasts_every_block() -> None:
     spec, _ = partial_mode()
-    assert time_division.hold_s(spec) == time_division.YEAR_S + spec.training.step_timeout_seconds + IO_TIMEOUT_S
+    assert device_sharing.hold_s(spec) == device_sharing.YEAR_S + spec.training.step_timeout_seconds + IO_TIMEOUT_S
     bounded = spec.model_copy(update={"active_deadline_seconds": 3600})
-    assert time_division.hold_s(bounded) == 3600 + spec.training.step_timeout_seconds + IO_TIMEOUT_S
+    assert device_sharing.hold_s(bounded) == 3600 + spec.training.step_timeout_seconds + IO_TIMEOUT_S
 
 
 def test_host_memory_is_divided_as_state_is() -> None:
     """The trainer copies 12 bytes a parameter over two processes, the reference 2 on one."""
     components = (component("train", "Trainer", "0-1"), component("ref", "Reference", "0"), component("infer", "Rollout", "0-3"))
     spec, plan = planned(document(*components, offload={"residency": "Switching", "hostMemoryBytes": 1400}))
-    assert time_division.host_shares(spec, plan) == {("train", 0): 600, ("ref", 0): 200}
-    assert time_division.host_shares(*planned(document(*components, offload={"residency": "Switching"}))) == {}
+    assert device_sharing.host_shares(spec, plan) == {("train", 0): 600, ("ref", 0): 200}
+    assert device_sharing.host_shares(*planned(document(*components, offload={"residency": "Switching"}))) == {}
     components[0]["offload"] = {"optimizer": "Never"}
     spec, plan = planned(document(*components, offload={"residency": "Switching", "hostMemoryBytes": 1200}))
-    assert time_division.host_shares(spec, plan) == {("train", 0): 400, ("ref", 0): 400}
+    assert device_sharing.host_shares(spec, plan) == {("train", 0): 400, ("ref", 0): 400}
 
 
 def test_only_what_may_leave_steps_aside() -> None:
@@ -308,7 +308,7 @@ def test_only_what_may_leave_steps_aside() -> None:
         job = Job(spec, plan, SHAPE, unlimited(plan))
         for worker in job.by_role[Role.TRAINER]:
             worker.resident = {PARAMS, GRADS, OPTIMIZER, OTHER}
-        await time_division.step_aside(spec, plan, job.by_role, 60.0)
+        await device_sharing.step_aside(spec, plan, job.by_role, 60.0)
         assert [worker.resident for worker in job.by_role[Role.TRAINER]] == [{PARAMS}, {PARAMS}]
 
     run_virtual(scenario())

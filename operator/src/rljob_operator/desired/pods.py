@@ -23,7 +23,7 @@ TERMINATION_GRACE_S = 120
 """Time for the last checkpoint."""
 STOP_MARGIN_S = 10
 """What is left of it for Ray itself to end."""
-PRE_STOP = ("python", "-m", "rljob_runtime.podstop")
+PRE_STOP = ("python", "-m", "rljob_runtime.entry.pre_stop")
 _SPEC_VOLUME, _STORAGE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 

@@ -19,7 +19,7 @@ from rljob_operator.desired import pods
 from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 
-ENTRYPOINT = ("python", "-m", "rljob_runtime.incluster")
+ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _SCALES = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3)}

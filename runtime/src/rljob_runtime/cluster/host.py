@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.naming import ENV_NODE_RANK
-from rljob_runtime import pidfile
-from rljob_runtime.podlog import POD_OUTPUT, Follower, PodOutput
+from rljob_runtime.cluster import pid_file
+from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
 
 POD_VISIBLE_DEVICES = "RLJOB_POD_VISIBLE_DEVICES"
 """Environment of a node: the CUDA_VISIBLE_DEVICES it was given itself."""
@@ -97,7 +97,7 @@ def _join_pod(name: str, log_file: str) -> None:
     """Copy the log to the pod's output and tell the stop hook of this process; neither is worth failing for."""
     output = PodOutput(POD_OUTPUT, f"[{name}] ")
     try:
-        pidfile.write(pidfile.worker_file(pidfile.STATE_FOLDER, name))
+        pid_file.write(pid_file.worker_file(pid_file.STATE_FOLDER, name))
         if output.is_open:
             Follower(Path(log_file), output)
     except OSError as error:

@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, EngineResidenceError, OnOffload, OnRunning
+from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.errors import DataError, DeadlineError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, VersionSpan, WeightManifest
+from rljob_runtime.records import Completion, GenerationRequest, OnRunning, VersionSpan, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 
 LengthRule = Callable[[GenerationRequest], int]

@@ -1,6 +1,6 @@
 """What a rollout engine does, whoever implements it.
 
-Called by the engine actors; implemented by ``vllm_engine.VllmEngine`` and ``fake.FakeEngine``. All methods block and may be called from
+Called by the engine actors; implemented by ``vllm.engine.VllmEngine`` and ``fake.FakeEngine``. All methods block and may be called from
 several threads. Requests go in by ``submit``, every one of them comes back exactly once through ``collect``.
 
 An engine gives its device memory back by ``offload`` and takes it again by ``load``, between the two it computes nothing::
@@ -27,13 +27,9 @@ import numpy.typing as npt
 from rljob_api.vocabulary import Reason
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
+from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
 
 ByteArray = npt.NDArray[np.uint8]
-
-OnRunning = Literal["recompute", "keep"]
-"""What an update does to responses in progress: ``recompute`` their keys and values under the new weights (the next tokens are drawn
-exactly as the new weights would), or ``keep`` the old ones (no work is repeated; the rest of the response mixes both weights)."""
 
 OnOffload = Literal["refuse", "abort", "keep"]
 """What an offload does to responses in progress: ``refuse`` the offload, ``abort`` them (they come back with the tokens drawn so far), or

@@ -5,7 +5,7 @@
     offload(KV_CACHE, PARAMS) -> load(PARAMS) -> full update -> load(KV_CACHE) -> answers again
                                  undefined        defined
 
-Used by ``vllm_loop`` and ``fake``, so that both refuse the same things with the same words. A move that fails half-way leaves its kinds
+Used by ``vllm.loop`` and ``fake``, so that both refuse the same things with the same words. A move that fails half-way leaves its kinds
 ``Broken``; the engine that owns them ends, and only a new engine answers again.
 """
 

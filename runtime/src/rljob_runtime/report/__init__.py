@@ -3,7 +3,8 @@
 The driver uses ``Reporter``; everything else here is a part of it. Nothing in this package imports ray or torch.
 """
 
-from rljob_runtime.report.display import Display, Displays, Level, PhaseView, PlainDisplay, RunInfo, make_display
+from rljob_runtime.report.choose_display import make_display
+from rljob_runtime.report.display import Display, Displays, Level, PhaseView, PlainDisplay, RunInfo
 from rljob_runtime.report.folder import FolderMode, RunFolder
 from rljob_runtime.report.metrics import MetricsTable, load_metrics
 from rljob_runtime.report.names import METRICS, MetricInfo, UnknownMetricError, markdown_table

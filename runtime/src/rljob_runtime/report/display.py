@@ -1,7 +1,7 @@
 """What a user sees while a run goes on: the border, and the plain lines for logs and pipes.
 
 ``Reporter`` calls a ``Display`` from the driver's thread and from its own ticker, one call at a time. Two are offered:
-``LiveDisplay`` (``report.live``) on a terminal, ``PlainDisplay`` everywhere else; ``make_display`` picks one, never both.
+``LiveDisplay`` (``report.live``) on a terminal, ``PlainDisplay`` everywhere else; ``report.choose_display`` picks one, never both.
 """
 
 from __future__ import annotations
@@ -275,15 +275,3 @@ class Displays:
         """See :class:`Display`."""
         for display in self._displays:
             display.close()
-
-
-def make_display(stream: TextIO, *, clock: Clock, plain_every_s: float = 5.0) -> Display:
-    """Live on a terminal that can show it, plain lines otherwise."""
-    from rich.console import Console
-
-    console = Console(file=stream, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal and "utf" in console.encoding.lower():
-        from rljob_runtime.report.live import LiveDisplay
-
-        return LiveDisplay(console, clock=clock)
-    return PlainDisplay(stream, clock=clock, every_s=plain_every_s)

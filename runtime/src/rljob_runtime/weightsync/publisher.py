@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
-from rljob_runtime.engine.protocol import OnRunning
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
-from rljob_runtime.records import WeightManifest
+from rljob_runtime.records import OnRunning, WeightManifest
 
 MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15}
 """Allowed difference of a token's log-prob between trainer and engine where the spec sets none."""

@@ -1,4 +1,4 @@
-"""One attempt of a job on a cluster: the one way a run goes, whether on this machine or in pods. Called by ``run`` and ``incluster``.
+"""One attempt of a job on a cluster: the one way a run goes, on this machine or in pods. Called by ``local_run`` and ``kubernetes``.
 
 ::
 
@@ -25,18 +25,14 @@ from typing import Protocol
 import yaml
 
 from rljob_api.validation import CheckedJob
-from rljob_runtime import launch, wiring
-from rljob_runtime.checkpointing import Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Cluster
-from rljob_runtime.driver import Driver
 from rljob_runtime.errors import ActiveDeadlineError, Interrupted, RuntimeFault
+from rljob_runtime.job import assemble, launch
+from rljob_runtime.job.worker_settings import devices_in_words, spec_fingerprint
+from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
+from rljob_runtime.loop.driver import Driver
 from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
-from rljob_runtime.resolve import devices_in_words, spec_fingerprint
 
-EXIT_OK = 0
-EXIT_INVALID = 2
-EXIT_FAILED = 3
-EXIT_INTERRUPTED = 130
 NO_SAMPLING_STEPS = 10**9
 """A step number that no run reaches: trajectory sampling switched off."""
 
@@ -140,7 +136,7 @@ async def _train(attempt: Attempt, workers: launch.Workers, reporter: Reporter, 
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
             await launch.load_policy(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
-    parts, config = await wiring.assemble(spec, workers, attempt.store, attempt.state, reporter)
+    parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()

@@ -23,10 +23,10 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy, Role
 from rljob_api.v1alpha1.operations import Residency
 from rljob_runtime.cluster.protocol import Worker, gather_all
-from rljob_runtime.driver import IO_TIMEOUT_S
 from rljob_runtime.engine.protocol import EngineResidenceError
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.errors import OffloadError
+from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord

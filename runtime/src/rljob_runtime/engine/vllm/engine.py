@@ -21,17 +21,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
-from rljob_runtime.engine.environment import environment_problems
-from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, EngineResidenceError, OnOffload, OnRunning
+from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import names
+from rljob_runtime.engine.vllm.environment import environment_problems
+from rljob_runtime.engine.vllm.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.errors import DataError, DeadlineError, ModelError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, WeightManifest
+from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.expected import expected_parameters, with_tied_head
 
 if TYPE_CHECKING:
-    from rljob_runtime.engine.vllm_loop import VllmLoop
+    from rljob_runtime.engine.vllm.loop import VllmLoop
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class VllmEngine:
         if problems := environment_problems(config):
             raise ModelError(f"engine environment: {'; '.join(problems)}; call apply_environment(config) before importing vLLM")
         try:  # here and not in the thread: importing in two threads at once can hand out half-made modules
-            from rljob_runtime.engine.vllm_loop import VllmLoop
+            from rljob_runtime.engine.vllm.loop import VllmLoop
         except ImportError as exc:
             raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
         self._config = config

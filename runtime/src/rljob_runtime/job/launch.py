@@ -19,14 +19,14 @@ from rljob_api.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_runtime import resolve, resolve_learning, time_division
-from rljob_runtime.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data.source import open_rows
-from rljob_runtime.driver import IO_TIMEOUT_S
-from rljob_runtime.engine.environment import engine_environment
+from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
-from rljob_runtime.model_shape import read_shape
+from rljob_runtime.job import device_sharing, learning_settings, worker_settings
+from rljob_runtime.job.model_shape import read_shape
+from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
+from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.offload.turns import Turns
 from rljob_runtime.report import Reporter
 from rljob_runtime.rewards.pool import RewardPool
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TRAINER_FACTORY = "rljob_runtime.training.worker:PolicyWorker"
 CRITIC_FACTORY = "rljob_runtime.training.critic:CriticWorker"
-ENGINE_FACTORY = "rljob_runtime.engine.vllm_engine:VllmEngine"
+ENGINE_FACTORY = "rljob_runtime.engine.vllm.engine:VllmEngine"
 REWARD_FACTORY = "rljob_runtime.rewards.pool:RewardPool"
 SHUTDOWN_TIMEOUT_S = 20.0
 HUB_TIMEOUT_S = 10.0
@@ -77,8 +77,8 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     for path in {spec.model.path, spec.model.tokenizer_path or spec.model.path}:
         _check_model_path(path)
     for source in (*spec.data.train, *spec.data.validation):
-        open_rows(resolve.source_config(source), spec.seed)
-    functions = [resolve.reward_config(r) for r in spec.rewards if r.function is not None]
+        open_rows(worker_settings.source_config(source), spec.seed)
+    functions = [worker_settings.reward_config(r) for r in spec.rewards if r.function is not None]
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
@@ -105,17 +105,17 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
         started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
         for component in components:
             by_role[component.role] += [next(started) for _ in specs[component.name]]
-        groups = [by_role[c.role] for c in components if c.role in time_division.POLICY_ROLES]
+        groups = [by_role[c.role] for c in components if c.role in device_sharing.POLICY_ROLES]
         await _set_up_all([group for group in groups if group], left_s(), float(spec.startup_deadline_seconds))
 
     with reporter.phase("loading model and engines"):
-        if time_division.switches(spec, plan):  # an engine measures what is free when it starts
-            await start([c for c in plan.components if c.role in time_division.POLICY_ROLES])
-            await time_division.step_aside(spec, plan, by_role, left_s())
-            await start([c for c in plan.components if c.role not in time_division.POLICY_ROLES])
+        if device_sharing.switches(spec, plan):  # an engine measures what is free when it starts
+            await start([c for c in plan.components if c.role in device_sharing.POLICY_ROLES])
+            await device_sharing.step_aside(spec, plan, by_role, left_s())
+            await start([c for c in plan.components if c.role not in device_sharing.POLICY_ROLES])
         else:
             await start(plan.components)
-    turns = time_division.turns_of(spec, plan, by_role, read_shape(spec), reporter.switched)
+    turns = device_sharing.turns_of(spec, plan, by_role, read_shape(spec), reporter.switched)
     reporter.resident(turns.residency())
     return Workers(
         trainers=by_role[Role.TRAINER],
@@ -177,38 +177,38 @@ async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_
 def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
     """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python."""
     made = []
-    shared, host_shares = time_division.shared_devices(plan), time_division.host_shares(spec, plan)
+    shared, host_shares = device_sharing.shared_devices(plan), device_sharing.host_shares(spec, plan)
     for process in component.processes:
-        on_cpu = resolve.device_type(spec, plan, process) is DeviceType.CPU
-        num_threads = resolve.threads(spec, plan, component, process)
-        env = resolve.worker_env(spec, plan, component, process)
+        on_cpu = worker_settings.device_type(spec, plan, process) is DeviceType.CPU
+        num_threads = worker_settings.threads(spec, plan, component, process)
+        env = worker_settings.worker_env(spec, plan, component, process)
         kwargs: dict[str, Any]
         if component.role is Role.ROLLOUT:
-            config = resolve.engine_config(
+            config = worker_settings.engine_config(
                 spec,
-                resolve.component_spec(spec, component.name),
+                worker_settings.component_spec(spec, component.name),
                 on_cpu=on_cpu,
                 num_threads=num_threads,
-                takes_turns=time_division.takes_turns(spec, component, process, shared),
+                takes_turns=device_sharing.takes_turns(spec, component, process, shared),
             )
             factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
             env = engine_environment(config) | env
         elif component.role is Role.REWARD:
-            configs = [resolve.reward_config(r) for r in spec.rewards]
+            configs = [worker_settings.reward_config(r) for r in spec.rewards]
             log_file = log_dir / f"{component.name}-{process.rank}.log"
             factory, kwargs, concurrency = REWARD_FACTORY, {"configs": configs, "folder": job_folder, "log_file": log_file}, 1
         else:
-            policy = resolve.policy_config(
+            policy = worker_settings.policy_config(
                 spec,
                 role=component.role,
                 num_threads=num_threads,
                 offload_host_bytes=host_shares.get((component.name, process.node_rank)),
-                reserve=time_division.leaving(spec, component),
-                optimizer_around_step=time_division.optimizer_around_step(spec, component),
+                reserve=device_sharing.leaving(spec, component),
+                optimizer_around_step=device_sharing.optimizer_around_step(spec, component),
             )
             is_critic = component.role is Role.CRITIC
             factory, concurrency = CRITIC_FACTORY if is_critic else TRAINER_FACTORY, 1
-            trained = resolve_learning.critic_config(spec, policy) if is_critic else policy
+            trained = learning_settings.critic_config(spec, policy) if is_critic else policy
             kwargs = {"config": trained, "rank": process.rank, "world_size": component.world_size}
         made.append(
             WorkerSpec(
@@ -218,7 +218,7 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
                 node_rank=process.node_rank,
                 cuda_devices=() if on_cpu else process.local_devices,
                 env=env,
-                interpreter=resolve.interpreter(spec, plan, component, process),
+                interpreter=worker_settings.interpreter(spec, plan, component, process),
                 concurrency=concurrency,
             )
         )

@@ -18,10 +18,10 @@ from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_runtime import resolve_learning
 from rljob_runtime.cluster.protocol import Interpreter
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
 from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.job import learning_settings
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
@@ -115,14 +115,14 @@ def policy_config(
         weight_decay=training.weight_decay,
         warmup_steps=training.warmup_steps,
         lr_schedule=training.schedule,
-        total_steps=training.steps - (resolve_learning.critic_warmup_steps(spec) if role is Role.TRAINER else 0),
+        total_steps=training.steps - (learning_settings.critic_warmup_steps(spec) if role is Role.TRAINER else 0),
         max_grad_norm=training.max_grad_norm,
         token_budget=training.micro_batch_tokens,
         logprob_chunk_tokens=training.logprob_chunk_tokens,
         activation_checkpointing=training.activation_checkpointing,
         tensor_parallel_size=training.tensor_parallel_size if role is Role.TRAINER else 1,
-        lora=resolve_learning.lora_config(spec) if role is Role.TRAINER else None,
-        loss=resolve_learning.loss_config(spec),
+        lora=learning_settings.lora_config(spec) if role is Role.TRAINER else None,
+        loss=learning_settings.loss_config(spec),
         seed=spec.seed,
         threads=num_threads,
         offload_host_bytes=offload_host_bytes,
@@ -204,7 +204,7 @@ def spec_fingerprint(spec: RLJobSpec) -> str:
         "rewards": [r.model_dump(mode="json") for r in spec.rewards],
         "rollout": rollout,
         "trainer": trainer,
-        "critic": resolve_learning.has_critic(spec),
+        "critic": learning_settings.has_critic(spec),
         "seed": spec.seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

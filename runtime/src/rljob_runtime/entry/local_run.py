@@ -4,7 +4,7 @@
 
     text -> rljob_api (validate, plan) -> local, preflight -> RunFolder -> attempt on an embedded Ray cluster
 
-Exit codes: see :mod:`rljob_runtime.attempt`.
+Exit codes: see :mod:`rljob_runtime.entry.attempt`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime import attempt, launch, local
-from rljob_runtime.attempt import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK
-from rljob_runtime.checkpointing import CheckpointStore
 from rljob_runtime.cluster.protocol import Cluster
+from rljob_runtime.entry import attempt, local_checks
 from rljob_runtime.errors import Interrupted, RuntimeFault
-from rljob_runtime.model_shape import read_shape
+from rljob_runtime.exit_codes import ExitCode
+from rljob_runtime.job import launch
+from rljob_runtime.job.model_shape import read_shape
+from rljob_runtime.job.worker_settings import node_cpus
+from rljob_runtime.loop.checkpointing import CheckpointStore
 from rljob_runtime.report import FolderMode, RunFolder, make_display
-from rljob_runtime.resolve import node_cpus
 
 
 def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool) -> int:
@@ -40,26 +41,26 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     job_folder = path.resolve().parent
     try:
         checked = check(text, shape_of=read_shape)
-        local.check(checked.job.spec, os.environ)
+        local_checks.check(checked.job.spec, os.environ)
         launch.preflight(checked.job.spec, job_folder)
     except (SpecInvalidError, RuntimeFault) as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_INVALID
+        return ExitCode.INVALID
     try:
         prepared = _prepare(checked, job_folder, run_dir, overwrite, resume)
     except RuntimeFault as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_FAILED
+        return ExitCode.FAILED
     try:
         cluster = make_cluster(checked.job.spec, prepared.folder.logs)
         attempt.run(prepared, cluster, make_display(sys.stdout, clock=time.monotonic))
     except (Interrupted, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     except RuntimeFault as error:
         for note in getattr(error, "__notes__", []):
             sys.stderr.write(f"{error}\n{note}\n")
-        return EXIT_FAILED
-    return EXIT_OK
+        return ExitCode.FAILED
+    return ExitCode.OK
 
 
 def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
@@ -73,5 +74,7 @@ def _prepare(checked: CheckedJob, job_folder: Path, run_dir: Path | None, overwr
     spec = checked.job.spec
     mode = FolderMode.RESUME if resume else FolderMode.OVERWRITE if overwrite else FolderMode.NEW
     folder = RunFolder.open(run_dir or Path("runs") / checked.job.metadata.name, mode)
-    store = CheckpointStore(local.checkpoint_folder(spec, folder.checkpoints), spec.checkpoint.keep)
-    return attempt.prepare(checked, folder, store, resume=resume, job_folder=job_folder, model_folder=folder.model, notes=local.notes(spec))
+    store = CheckpointStore(local_checks.checkpoint_folder(spec, folder.checkpoints), spec.checkpoint.keep)
+    return attempt.prepare(
+        checked, folder, store, resume=resume, job_folder=job_folder, model_folder=folder.model, notes=local_checks.notes(spec)
+    )

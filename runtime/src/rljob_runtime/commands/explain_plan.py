@@ -20,7 +20,7 @@ from rljob_api.auto import LAST_RESORT, Basis, Candidate, Choice, Kind, choose, 
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.components import Placement, Role
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime import measured
+from rljob_runtime.commands import measured
 from rljob_runtime.errors import SetupError
 
 if TYPE_CHECKING:

@@ -38,17 +38,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rljob_runtime.checkpointing import CRITIC_FOLDER, POLICY_FOLDER, Checkpoints, DriverState
 from rljob_runtime.cluster.protocol import Worker, gather_all
 from rljob_runtime.errors import Interrupted, WorkerLostError
+from rljob_runtime.loop.batch_builder import BatchMaker, Prepared
+from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER, Checkpoints, DriverState
+from rljob_runtime.loop.step_metrics import group_metrics, rollout_metrics
 from rljob_runtime.offload.turns import Turns
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.validation import Validator
-from rljob_runtime.preparing import BatchMaker, Prepared
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report import Reporter
-from rljob_runtime.step_metrics import group_metrics, rollout_metrics
 from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0

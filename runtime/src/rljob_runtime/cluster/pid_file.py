@@ -1,7 +1,7 @@
 """Which processes of a job run in this pod: a file each, so that the pod's stop hook can find and await them.
 
-Written by the driver and by worker processes, read by :mod:`rljob_runtime.podstop`. Imports next to nothing, because that hook must be
-quick. A process is known by its id together with its start time: ids are used again.
+Written by the driver and by worker processes, read by :mod:`rljob_runtime.entry.pre_stop`. Imports next to nothing, because that hook
+must be quick. A process is known by its id together with its start time: ids are used again.
 """
 
 from __future__ import annotations

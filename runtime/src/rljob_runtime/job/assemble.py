@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.operations import UpdateMode
-from rljob_runtime import resolve, resolve_learning
-from rljob_runtime.checkpointing import Checkpoints, DriverState
 from rljob_runtime.data.source import PromptSource, open_rows
-from rljob_runtime.driver import IO_TIMEOUT_S, LoopConfig, Parts
 from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.launch import Workers, load_tokenizer
+from rljob_runtime.job import learning_settings, worker_settings
+from rljob_runtime.job.launch import Workers, load_tokenizer
+from rljob_runtime.loop.batch_builder import BatchMaker, Scorers
+from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
+from rljob_runtime.loop.driver import IO_TIMEOUT_S, LoopConfig, Parts
 from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.overlap.judge import RewardRouter
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.scheduler import Judge, RolloutScheduler
 from rljob_runtime.overlap.validation import Validator
-from rljob_runtime.preparing import BatchMaker, Scorers
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
 from rljob_runtime.weightsync.packing import plan_buckets
@@ -70,8 +70,8 @@ async def assemble(
         decode=decode,
         engines=workers.engines,
         judge=judge,
-        gate=resolve_learning.staleness_gate(spec, state.step if state else 0),
-        config=resolve_learning.rollout_config(spec, survives_engine_loss=not workers.turns.engines),
+        gate=learning_settings.staleness_gate(spec, state.step if state else 0),
+        config=learning_settings.rollout_config(spec, survives_engine_loss=not workers.turns.engines),
         next_group_id=state.next_group_id if state else 0,
         done=state.done if state else (),
         on_lost=told_of_loss,
@@ -105,24 +105,24 @@ async def assemble(
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
     """The training prompts."""
     return PromptSource(
-        [resolve.source_config(s) for s in spec.data.train],
+        [worker_settings.source_config(s) for s in spec.data.train],
         tokenizer,
         seed=spec.seed,
         max_prompt_tokens=spec.rollout.max_prompt_tokens,
-        prompt_format=resolve.prompt_format(spec),
+        prompt_format=worker_settings.prompt_format(spec),
     )
 
 
 def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """The validation prompts: the first ``maxPrompts`` of a seeded order, each at most once."""
-    sources = [resolve.source_config(s) for s in spec.data.validation]
+    sources = [worker_settings.source_config(s) for s in spec.data.validation]
     available = sum(len(open_rows(source, spec.seed)) for source in sources)
     source = PromptSource(
         sources,
         tokenizer,
         seed=spec.seed,
         max_prompt_tokens=spec.rollout.max_prompt_tokens,
-        prompt_format=resolve.prompt_format(spec),
+        prompt_format=worker_settings.prompt_format(spec),
     )
     prompts = source.next(min(spec.validation.max_prompts, available))
     seen: dict[tuple[str, str], Prompt] = {}
@@ -134,16 +134,16 @@ def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> l
 def _validator(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, fleet: EngineFleet, decode: Decode, judge: Judge) -> Validator | None:
     if not spec.validation.every_steps:
         return None
-    config = resolve_learning.validation_config(spec)
+    config = learning_settings.validation_config(spec)
     return Validator(fleet=fleet, prompts=validation_prompts(spec, tokenizer), decode=decode, judge=judge, config=config)
 
 
 def _maker(spec: RLJobSpec, workers: Workers, state: DriverState | None) -> BatchMaker:
-    rule = Rule(resolve_learning.rule_config(spec))
+    rule = Rule(learning_settings.rule_config(spec))
     if state is not None:
         rule.restore(state.rule_state)
     tensor = spec.training.tensor_parallel_size
-    recomputes = resolve_learning.loss_config(spec).needs_proximal
+    recomputes = learning_settings.loss_config(spec).needs_proximal
     return BatchMaker(
         rule=rule,
         scorers=Scorers(
@@ -152,7 +152,7 @@ def _maker(spec: RLJobSpec, workers: Workers, state: DriverState | None) -> Batc
             tensor_parallel_size=tensor,
             critics=workers.critics,
         ),
-        batching=resolve_learning.batching_config(spec, len(workers.trainers) // tensor),
+        batching=learning_settings.batching_config(spec, len(workers.trainers) // tensor),
         turns=workers.turns,
         timeout_s=spec.training.step_timeout_seconds,
     )
@@ -165,8 +165,8 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
         step_timeout_s=spec.training.step_timeout_seconds,
         take_timeout_s=spec.active_deadline_seconds or YEAR_S,
         checkpoint_every_steps=spec.checkpoint.every_steps,
-        critic_warmup_steps=resolve_learning.critic_warmup_steps(spec),
-        spec_fingerprint=resolve.spec_fingerprint(spec),
+        critic_warmup_steps=learning_settings.critic_warmup_steps(spec),
+        spec_fingerprint=worker_settings.spec_fingerprint(spec),
     )
 
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from rljob_runtime.exit_codes import ExitCode
+
 if TYPE_CHECKING:
     from rljob_api.errors import SpecInvalidError
     from rljob_api.validation import CheckedJob
 
-EXIT_INVALID = 2
-EXIT_FAILED = 3
-EXIT_INTERRUPTED = 130
 
 _EXIT_CODES = "Exit codes: 0 done, 2 the job or the arguments are invalid, 3 the run failed, 130 interrupted."
 
@@ -79,7 +78,7 @@ def validate(file: JobFile, name: JobName = None) -> None:
     Exit codes: 0 valid, 2 invalid.
     """
     checked = _checked(file, name)
-    from rljob_runtime.cli_plan import summary
+    from rljob_runtime.commands.show_plan import summary
 
     typer.echo(f"OK {checked.job.metadata.name}: {summary(checked)}")
 
@@ -111,23 +110,23 @@ def plan(
     if measured is not None:
         checked = _measured(checked, measured, file)
     from rljob_api.errors import PlacementError
-    from rljob_runtime import cli_plan
+    from rljob_runtime.commands import show_plan
 
     try:
         if svg is not None:
-            _write(svg, cli_plan.as_svg(checked))
+            _write(svg, show_plan.as_svg(checked))
         if html is not None:
-            _write(html, cli_plan.as_html(checked))
+            _write(html, show_plan.as_html(checked))
         if why:
             _explain(checked, output)
         elif output is PlanFormat.TABLE:
             from rich.console import Console
 
             console = Console(no_color=True if no_color else None)
-            cli_plan.print_picture(checked, console, processes=processes)
-            cli_plan.print_memory(checked, console)
+            show_plan.print_picture(checked, console, processes=processes)
+            show_plan.print_memory(checked, console)
         else:
-            typer.echo(cli_plan.as_json(checked) if output is PlanFormat.JSON else cli_plan.as_yaml(checked))
+            typer.echo(show_plan.as_json(checked) if output is PlanFormat.JSON else show_plan.as_yaml(checked))
     except PlacementError as error:
         _fail(f"{file}: weights cannot be synchronised: {error}")
     if checked.not_yet:
@@ -153,7 +152,7 @@ def convert(
     """
     text = _read(file)
     from rljob_api.errors import SpecInvalidError
-    from rljob_runtime.cli_convert import convert_file
+    from rljob_runtime.commands.convert import convert_file
 
     try:
         is_written = convert_file(text, framework.value, out=out, name=name, devices_per_node=devices_per_node, strict=strict)
@@ -162,7 +161,7 @@ def convert(
     except OSError as error:
         _fail(f"{out}: cannot be written: {error.strerror}; name a file in a folder that exists")
     if not is_written:
-        raise typer.Exit(EXIT_INVALID)
+        raise typer.Exit(ExitCode.INVALID)
 
 
 @app.command()
@@ -245,7 +244,7 @@ def run(
         _fail("--overwrite and --resume contradict each other; give one of them")
     text = _single(file, name)
     _check_text(text, file, None)  # before anything heavy is imported; run_job checks again for its other callers
-    from rljob_runtime.run import run_job
+    from rljob_runtime.entry.local_run import run_job
 
     path = Path("stdin.yaml") if file == "-" else Path(file)
     raise typer.Exit(run_job(text, path, run_dir, overwrite, resume))
@@ -261,7 +260,7 @@ def tiny(
 
     Exit codes: 0 done, 2 wrong arguments, 3 it could not be made.
     """
-    from rljob_runtime.cli_model import make_with_progress
+    from rljob_runtime.commands.model import make_with_progress
 
     raise typer.Exit(make_with_progress(out, size=size.value, seed=seed))
 
@@ -273,7 +272,7 @@ def main() -> None:
 
 def _fail(message: str) -> NoReturn:
     typer.echo(message, err=True)
-    raise typer.Exit(EXIT_INVALID)
+    raise typer.Exit(ExitCode.INVALID)
 
 
 def _write(path: Path, text: str) -> None:
@@ -301,11 +300,11 @@ def _read(file: str) -> str:
 def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
     """The job with the phase times of an earlier run; problems are printed and end the command."""
     from rljob_api.errors import SpecInvalidError
-    from rljob_runtime import cli_explain_plan
+    from rljob_runtime.commands import explain_plan
     from rljob_runtime.errors import RuntimeFault
 
     try:
-        return cli_explain_plan.with_measured(checked.job, summary)
+        return explain_plan.with_measured(checked.job, summary)
     except RuntimeFault as error:
         _fail(f"--measured: {error}")
     except SpecInvalidError as error:
@@ -314,13 +313,13 @@ def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
 
 def _explain(checked: CheckedJob, output: PlanFormat) -> None:
     """Print what placements with mode Auto became, and why, and where the memory goes."""
-    from rljob_runtime import cli_explain_plan, cli_plan
+    from rljob_runtime.commands import explain_plan, show_plan
 
-    choice = cli_explain_plan.choice_of(checked.job)
+    choice = explain_plan.choice_of(checked.job)
     if output is not PlanFormat.TABLE:
         if choice is None:
             _fail("--explain -o: nothing was chosen, every placement is explicit; leave --explain out, the plan holds the memory estimate")
-        typer.echo(cli_explain_plan.as_json(choice) if output is PlanFormat.JSON else cli_explain_plan.as_yaml(choice))
+        typer.echo(explain_plan.as_json(choice) if output is PlanFormat.JSON else explain_plan.as_yaml(choice))
         return
     from rich.console import Console
 
@@ -328,8 +327,8 @@ def _explain(checked: CheckedJob, output: PlanFormat) -> None:
     if choice is None:
         console.print("Every placement is explicit; placement: {mode: Auto} lets the planner choose.", highlight=False, markup=False)
     else:
-        cli_explain_plan.print_choice(choice, console)
-    cli_plan.print_memory(checked, console, arithmetic=True)
+        explain_plan.print_choice(choice, console)
+    show_plan.print_memory(checked, console, arithmetic=True)
 
 
 def _checked(file: str, name: str | None, *, runnable: bool = True) -> CheckedJob:
@@ -340,7 +339,7 @@ def _check_text(text: str, file: str, name: str | None, *, runnable: bool = True
     """The checked job; problems are printed and end the command."""
     from rljob_api.errors import SpecInvalidError
     from rljob_api.validation import check
-    from rljob_runtime.model_shape import read_shape
+    from rljob_runtime.job.model_shape import read_shape
 
     try:
         return check(text, name=name, runnable=runnable, shape_of=read_shape)

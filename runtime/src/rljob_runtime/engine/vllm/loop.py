@@ -1,6 +1,6 @@
 """The part of the vLLM engine that only its own thread touches.
 
-``VllmEngine`` (``vllm_engine``) builds a ``VllmLoop`` in its thread and calls it between two steps. The loop talks to vLLM's engine
+``VllmEngine`` (``engine``) builds a ``VllmLoop`` in its thread and calls it between two steps. The loop talks to vLLM's engine
 core directly instead of through ``LLM.generate``: requests are made from one validated template per sampling setting, and tokens,
 log-probs and weight versions are taken from the core's outputs as they come, without detokenizing. That halves the time of a short
 batch (256 responses of 4 tokens) and makes partial responses of aborted requests available.
@@ -25,13 +25,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload, OnRunning
+from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
-from rljob_runtime.engine.vllm_memory import CpuMemory, CudaMemory, EngineMemory, Moved
+from rljob_runtime.engine.vllm import weight_receiver
+from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Bucket, Completion, GenerationRequest, Sampling, VersionSpan
-from rljob_runtime.weightsync import receiver
+from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, Sampling, VersionSpan
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SEED_RANGE = 2**63
@@ -80,7 +80,7 @@ class VllmLoop:
         Args:
             config: how to start.
         """
-        receiver.register()
+        weight_receiver.register()
         self._engine = LLMEngine.from_engine_args(_engine_args(config))
         self._core: Any = self._engine.engine_core
         self._scheduler: Any = self._core.engine_core.scheduler
@@ -430,7 +430,7 @@ def _engine_args(config: EngineConfig) -> EngineArgs:
         async_scheduling=False,
         enable_sleep_mode=not on_cpu and config.release != "never",
         logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=receiver.BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=weight_receiver.BACKEND),
         disable_log_stats=True,
     )
 

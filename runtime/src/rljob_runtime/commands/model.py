@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.tiny import TinySize, TinySummary, make_tiny_model
 
-EXIT_OK = 0
-EXIT_FAILED = 3
 SIZES = {"small": TinySize.TINY, "10m": TinySize.TEN_MILLION}
 
 
@@ -44,9 +43,9 @@ def make_with_progress(out: Path, *, size: str, seed: int) -> int:
         except RuntimeFault as error:
             bar.stop()
             sys.stderr.write(f"{error}\n")
-            return EXIT_FAILED
+            return ExitCode.FAILED
     sys.stdout.write(f"{_sentence(summary)}\n")
-    return EXIT_OK
+    return ExitCode.OK
 
 
 def _sentence(summary: TinySummary) -> str:

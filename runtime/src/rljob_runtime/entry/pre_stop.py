@@ -1,4 +1,4 @@
-"""``python -m rljob_runtime.podstop``: the stop hook of every pod. Lets the run end in order before the kubelet ends its processes.
+"""``python -m rljob_runtime.entry.pre_stop``: the stop hook of every pod. Lets the run end in order before the kubelet ends its processes.
 
 On the head it asks the driver to stop, which then writes a checkpoint, and waits for its end. On a node it waits until no worker of the
 job runs any more, because the driver still needs them for that checkpoint. Where nothing runs it ends at once. The kubelet ends it with
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rljob_runtime import pidfile
-from rljob_runtime.podlog import POD_OUTPUT, PodOutput
+from rljob_runtime.cluster import pid_file
+from rljob_runtime.cluster.pod_log import POD_OUTPUT, PodOutput
 
 POLL_S = 0.2
 TIMEOUT_S = 3600.0
@@ -26,15 +26,15 @@ TIMEOUT_S = 3600.0
 def stop(state_folder: Path, timeout_s: float, say: Callable[[str], None]) -> bool:
     """End the driver of this pod in order, or wait for the workers of this pod; returns whether all have ended in time."""
     deadline = time.monotonic() + timeout_s
-    driver = pidfile.driver_file(state_folder)
-    pid = pidfile.running(driver)
+    driver = pid_file.driver_file(state_folder)
+    pid = pid_file.running(driver)
     if pid is not None:
         say(f"stopping: SIGTERM to the driver (pid {pid}), which writes a checkpoint of the last finished step first")
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGTERM)
-    elif waiting := [path.stem for path in pidfile.worker_files(state_folder) if pidfile.running(path)]:
+    elif waiting := [path.stem for path in pid_file.worker_files(state_folder) if pid_file.running(path)]:
         say(f"stopping: waiting for the driver to end {', '.join(waiting)}")
-    while left := [path.stem for path in (driver, *pidfile.worker_files(state_folder)) if pidfile.running(path)]:
+    while left := [path.stem for path in (driver, *pid_file.worker_files(state_folder)) if pid_file.running(path)]:
         if time.monotonic() >= deadline:
             say(f"after {timeout_s:g} s there is still {', '.join(left)}")
             return False
@@ -44,11 +44,11 @@ def stop(state_folder: Path, timeout_s: float, say: Callable[[str], None]) -> bo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 when everything has ended, 1 after the time-out."""
-    parser = argparse.ArgumentParser(prog="python -m rljob_runtime.podstop", description="Stop hook of a pod of an RLJob.")
-    parser.add_argument("--state-folder", type=Path, default=pidfile.STATE_FOLDER, help="where processes leave their pid files")
+    parser = argparse.ArgumentParser(prog="python -m rljob_runtime.entry.pre_stop", description="Stop hook of a pod of an RLJob.")
+    parser.add_argument("--state-folder", type=Path, default=pid_file.STATE_FOLDER, help="where processes leave their pid files")
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, help="give up after this many seconds")
     options = parser.parse_args(arguments)
-    output = PodOutput(POD_OUTPUT, "[podstop] ") if "KUBERNETES_SERVICE_HOST" in os.environ else None
+    output = PodOutput(POD_OUTPUT, "[pre-stop] ") if "KUBERNETES_SERVICE_HOST" in os.environ else None
 
     def say(text: str) -> None:
         if output is not None:

@@ -9,7 +9,7 @@ CPU has no sleep mode in vLLM (``CPUWorker.sleep`` logs a warning and returns), 
   (``initialize_kv_cache_tensors``);
 - weights: the storages of all parameters are resized to nothing and back, so that every reference to them stays good. The packed copies
   that the matrix kernels multiply with live in the closure ``layer.cpu_linear``; dropping it frees them, and the next update makes new
-  ones (``weightsync.receiver``). Until then such a layer raises;
+  ones (``weight_receiver``). Until then such a layer raises;
 - not freed: buffers (rotary tables, masks), a few bytes per layer of oneDNN's bookkeeping, the runner's input tensors.
 
 Not run anywhere yet, for want of a GPU with vLLM: everything of ``CudaMemory`` and the functions named ``sleep_*``. Read from the source:

@@ -1,4 +1,4 @@
-"""``python -m rljob_runtime.incluster``: the driver of one attempt, on the head pod of a running Ray cluster. Started by KubeRay.
+"""``python -m rljob_runtime.entry.kubernetes``: the driver of one attempt, on the head pod of a running Ray cluster. Started by KubeRay.
 
 ::
 
@@ -6,7 +6,7 @@
 
 It can be started again at any time, by the next attempt or by KubeRay after the head was lost: it goes on from the newest complete
 checkpoint in the run folder. Its output goes to the Ray job's log, to ``logs/driver-a<attempt>.log`` in the run folder and to the pod's
-own output. Whatever ends it, the last line says why (:mod:`rljob_api.failure`). Exit codes: see :mod:`rljob_runtime.attempt`.
+own output. Whatever ends it, the last line says why (:mod:`rljob_api.failure`). Exit codes: see :mod:`rljob_runtime.entry.attempt`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.failure import encode
 from rljob_api.v1alpha1.status import Progress
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime import attempt, launch, pidfile, progress
-from rljob_runtime.attempt import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK
-from rljob_runtime.checkpointing import Checkpoints, CheckpointStore, NoCheckpoints
+from rljob_runtime.cluster import pid_file
+from rljob_runtime.cluster.pod_log import POD_OUTPUT, ByteSink, PodOutput, Tee
+from rljob_runtime.entry import attempt, progress
+from rljob_runtime.entry.termination_message import failure_of
 from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
-from rljob_runtime.lastword import failure_of
-from rljob_runtime.model_shape import read_shape
-from rljob_runtime.podlog import POD_OUTPUT, ByteSink, PodOutput, Tee
+from rljob_runtime.exit_codes import ExitCode
+from rljob_runtime.job import launch
+from rljob_runtime.job.model_shape import read_shape
+from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, NoCheckpoints
 from rljob_runtime.report import Display, Displays, FolderMode, PlainDisplay, RunFolder
 
 RUNNING_CLUSTER = "auto"
@@ -84,7 +86,7 @@ class LastWord:
 
     def __init__(self) -> None:
         """Assume the best."""
-        self.exit_code = EXIT_OK
+        self.exit_code = ExitCode.OK
         self.checking = False
         """Whether the job is still being checked and nothing has been started."""
 
@@ -110,8 +112,8 @@ class LastWord:
 def exit_code_of(error: BaseException, *, checking: bool) -> int:
     """The exit code that ``error`` ends a run with."""
     if isinstance(error, SpecInvalidError | SetupError) or (checking and isinstance(error, RuntimeFault)):
-        return EXIT_INVALID
-    return EXIT_INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else EXIT_FAILED
+        return ExitCode.INVALID
+    return ExitCode.INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else ExitCode.FAILED
 
 
 def checked_job(spec_file: Path) -> CheckedJob:
@@ -155,9 +157,9 @@ def drive(place: Place, folder: RunFolder, checked: CheckedJob) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the attempt that the environment describes; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rljob_runtime.incluster", description="Driver of one attempt of an RLJob.")
+    parser = argparse.ArgumentParser(prog="python -m rljob_runtime.entry.kubernetes", description="Driver of one attempt of an RLJob.")
     parser.add_argument("--spec-file", type=Path, default=Path(naming.SPEC_FILE), help="the resolved RLJob")
-    parser.add_argument("--state-folder", type=Path, default=pidfile.STATE_FOLDER, help="where the stop hook finds this process")
+    parser.add_argument("--state-folder", type=Path, default=pid_file.STATE_FOLDER, help="where the stop hook finds this process")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _stopped_early)
     with contextlib.ExitStack() as outputs:
@@ -168,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = RunFolder.open(place.run_folder, FolderMode.RESUME_OR_NEW)
             log = outputs.enter_context(_opened(folder.logs / f"driver-a{place.attempt}.log"))
             outputs.enter_context(_copied_to([log]))
-            _claim(pidfile.driver_file(options.state_folder))
+            _claim(pid_file.driver_file(options.state_folder))
             last.checking = True
             checked = checked_job(options.spec_file)
             last.checking = False
@@ -205,10 +207,10 @@ def _claim(path: Path) -> None:
     Raises:
         RuntimeFault: another driver runs in this pod, or the file cannot be written.
     """
-    if pid := pidfile.running(path):
+    if pid := pid_file.running(path):
         raise RuntimeFault(f"another driver (pid {pid}) of this job runs in this pod already; wait for its end or stop it")
     try:
-        pidfile.write(path)
+        pid_file.write(path)
     except OSError as error:
         raise RuntimeFault(f"{path} cannot be written: {error}; the pod needs a writable /tmp") from error
 

@@ -1,0 +1,1 @@
+"""The training loop: driver, batch builder, checkpoints, metrics of a step."""
