@@ -1,6 +1,6 @@
 """The operator's RBAC is enough and nothing more: what it asked the API server for in all scenarios, against what it may do.
 
-Runs after all other tests (conftest.py sees to it). Enough is judged in every run; nothing more only when every scenario ran and passed,
+Runs after all other tests (conftest.py sees to it). Enough is scored in every run; nothing more only when every scenario ran and passed,
 because otherwise a right may be unused for want of the scenario that needs it.
 """
 
@@ -56,7 +56,7 @@ def test_the_operators_rights_are_enough_and_after_all_scenarios_nothing_more(ku
 
     missing = what_did_not_run(request.session)
     if missing:
-        warnings.warn(pytest.PytestWarning(f"unused rights are not judged: {missing}"), stacklevel=1)
+        warnings.warn(pytest.PytestWarning(f"unused rights are not scored: {missing}"), stacklevel=1)
         return
     unused = may - used(asked)
     too_much = sorted(str(right) for right in unused - set(NOT_MET_HERE))

@@ -1,4 +1,4 @@
-"""What surrounds the real scheduler in the simulation: engines with slots, a judge, a trainer's loop; all of it in virtual seconds.
+"""What surrounds the real scheduler in the simulation: engines with slots, rewards, a trainer's loop; all of it in virtual seconds.
 
 The engines keep to the worker's protocol (submit, collect, abort) and to nothing else: ``RolloutScheduler``, ``EngineFleet``,
 ``StalenessGate``
@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import ceil
 from typing import Any, Literal
 
 from bench.overlap.lengths import MAX_TOKENS, Lengths
-from rljob_runtime.job.learning_settings import MIN_QUEUED, QUEUED_SHARE
+from rljob_runtime.job.learning_settings import engine_capacity
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
@@ -294,25 +295,27 @@ class _Log:
 
 
 async def _run(world: World, lengths: Lengths) -> tuple[Outcome, float]:
-    async def judge(requests: list[RewardRequest]) -> list[RewardResult]:
+    async def score(requests: list[RewardRequest]) -> list[RewardResult]:
         if world.reward_s:
             await asyncio.sleep(world.reward_s)
         return [RewardResult(sample_id=request.sample_id, score=1.0) for request in requests]
 
     engines = [SimEngine(index, world, lengths) for index in range(world.num_engines)]
     # more groups than are ever trained: at the end of a real run the engines run empty, which is not the steady state asked for
-    gate = StalenessGate(groups_per_step=world.groups_per_step, max_lag=world.ratio, total_groups=1 << 40)
+    gate = StalenessGate(
+        groups_per_step=world.groups_per_step, async_generation_ratio=world.ratio, max_staleness=ceil(world.ratio), total_groups=1 << 40
+    )
     scheduler = RolloutScheduler(
         prompts=_Prompts(),
         decode=lambda responses: [""] * len(responses),
         engines=engines,  # type: ignore[arg-type]
-        judge=judge,
+        score=score,
         gate=gate,
         config=RolloutConfig(
             samples_per_prompt=world.samples_per_group,
             sampling=Sampling(max_tokens=MAX_TOKENS),
             seed=0,
-            fleet=fleet_config(world.slots),
+            fleet=fleet_config(world.slots, world.num_engines),
             drains=world.mode == "Drain",
             drain_timeout_s=DEADLINE_S,
         ),
@@ -327,9 +330,9 @@ async def _run(world: World, lengths: Lengths) -> tuple[Outcome, float]:
     return _outcome(world, log, engines), sum(engine.cpu_s for engine in engines)
 
 
-def fleet_config(slots: int) -> FleetConfig:
-    """As ``resolve_learning.rollout_config`` makes it."""
-    return FleetConfig(slots=slots, queued=max(slots // QUEUED_SHARE, MIN_QUEUED), stall_timeout_s=DEADLINE_S)
+def fleet_config(slots: int, num_engines: int) -> FleetConfig:
+    """The fleet settings that ``learning_settings.rollout_config`` makes."""
+    return FleetConfig(capacities=(engine_capacity(slots),) * num_engines, stall_timeout_s=DEADLINE_S)
 
 
 async def _step(scheduler: RolloutScheduler, engines: Sequence[SimEngine], world: World, step: int, log: _Log) -> None:

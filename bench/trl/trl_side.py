@@ -90,13 +90,13 @@ class StepEnds(TrainerCallback):
 def make_reward(spec: RLJobSpec, job_folder: Path) -> Any:
     """The manifest's first reward, by the code that RLJob's reward workers run, as TRL calls it."""
     config = worker_settings.reward_config(spec.rewards[0])
-    judge = functions.load(config, str(job_folder))
+    score = functions.load(config, str(job_folder))
 
     def reward(prompts: list[str], completions: list[str], answer: list[str], metadata: list[str], **_: Any) -> list[float]:
         scores = []
         for prompt, completion, wanted, extra in zip(prompts, completions, answer, metadata, strict=True):
             text = completion if config.function else functions.extract(completion, config)
-            scores.append(0.0 if text is None else functions.to_scores(judge(prompt, text, wanted, json.loads(extra)))[0])
+            scores.append(0.0 if text is None else functions.to_scores(score(prompt, text, wanted, json.loads(extra)))[0])
         return scores
 
     return reward

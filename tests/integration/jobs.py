@@ -66,7 +66,7 @@ RULE_METRICS = {
 RARE_METRICS = {
     "time/optimizer_load_s",
     "time/optimizer_offload_s",
-    "time/shrink_s",
+    "time/engine_pause_s",
     "train/skipped_updates",
     *VALIDATION_METRICS,
     *RULE_METRICS,

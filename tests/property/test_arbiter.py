@@ -1,4 +1,4 @@
-"""RESIDENT and NO-HANG of the DeviceArbiter: any tenants, budgets, schedules and failures, against a model of the workers."""
+"""RESIDENT and NO-HANG of the DeviceArbiter: any clients, budgets, schedules and failures, against a model of the workers."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import NoRoomError, RuntimeFault, WorkerLostError
 from rljob_runtime.offload.arbiter import DeviceArbiter
+from rljob_runtime.offload.clients import DeviceClient
 from rljob_runtime.offload.plan import Device, ProcessState, Switch, SwitchRequest, plan_switch
 from rljob_runtime.offload.states import Residence, StateKind
-from rljob_runtime.offload.tenants import Tenant
-from tests.unit.runtime.arbiter_fakes import GRADS, KV, Memory, MemoryWorker, make_tenant
+from tests.unit.runtime.arbiter_fakes import GRADS, KV, Memory, MemoryWorker, make_client
 from tests.unit.runtime.virtual_time import run_virtual
 
 FAULTS = ("rolled_back", "rolled_back rolled_back", "broken", "foreign", "stuck", "lost", "killed", "budget")
@@ -45,7 +45,7 @@ class Play:
     with_faults: bool
     memory: Memory = field(init=False)
     arbiter: DeviceArbiter = field(init=False)
-    tenants: dict[str, Tenant] = field(default_factory=dict)
+    clients: dict[str, DeviceClient] = field(default_factory=dict)
     workers: dict[str, list[MemoryWorker]] = field(default_factory=dict)
     grants: list[Grant] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Play:
             pairs = len(own) > 1 and random.random() < 0.3
             policies = {kind: random.choice(list(OffloadPolicy) + [OffloadPolicy.AUTO] * 3) for kind in KINDS}
             sizes = {kind: random.randint(0, 7) for kind in random.sample(KINDS, random.randint(1, 4))}
-            tenant, workers = make_tenant(
+            client, workers = make_client(
                 self.memory,
                 name,
                 [tuple(own)] if pairs else own,
@@ -71,8 +71,8 @@ class Play:
                 fixed=random.randint(0, 1),
                 working=random.randint(0, 4),
             )
-            self.arbiter.add(tenant, resident=())
-            self.tenants[name], self.workers[name] = tenant, workers
+            self.arbiter.add(client, resident=())
+            self.clients[name], self.workers[name] = client, workers
             if self.with_faults:
                 for worker in workers:
                     drawn = [random.choice(FAULTS).split() if random.random() < 0.12 else [""] for _ in range(20)]
@@ -86,7 +86,7 @@ class Play:
         """One driver's thread of work."""
         for _ in range(self.random.randint(1, 5)):
             await asyncio.sleep(self.random.choice((0, 0, 1, 7)))
-            name = self.random.choice(sorted(self.tenants))
+            name = self.random.choice(sorted(self.clients))
             timeout_s = self.random.choice((3, 30, 5000))
             what = self.random.choice(("use", "use", "use", "offload", "reload"))
             if what == "use":
@@ -94,7 +94,7 @@ class Play:
             elif what == "offload":
                 step = self.arbiter.offload_states(name, None, timeout_s=timeout_s, owner=owner)
             else:
-                step = self.arbiter.reload_states(name, self.some(self.tenants[name].kinds), timeout_s=timeout_s, owner=owner)
+                step = self.arbiter.reload_states(name, self.some(self.clients[name].kinds), timeout_s=timeout_s, owner=owner)
             await self.outcome(step, cancel=self.with_faults and self.random.random() < 0.1)
 
     async def outcome(self, step: Any, *, cancel: bool) -> None:
@@ -108,15 +108,15 @@ class Play:
         self.outcomes.append(str(fault))
 
     async def use(self, owner: str, name: str, timeout_s: float, body: str, *, nested: bool = False) -> None:
-        tenant, random = self.tenants[name], self.random
-        kinds = self.some(tenant.kinds)
+        client, random = self.clients[name], self.random
+        kinds = self.some(client.kinds)
         arrival, flag, hold_s = next(self.arrivals), random.choice((None, None, True, False)), random.choice((40, 2000))
         async with self.arbiter.use(
             name, kinds, what=body, timeout_s=timeout_s, hold_s=hold_s, owner=owner, is_offload_states=flag
         ) as lease:
             if not nested:
-                self.grants.append(Grant(arrival, tenant.devices, lease.token))
-            for worker, process in zip(self.workers[name], tenant.processes, strict=True):
+                self.grants.append(Grant(arrival, client.devices, lease.token))
+            for worker, process in zip(self.workers[name], client.processes, strict=True):
                 assert not worker.alive or worker.resident >= set(kinds) & set(process.size_bytes), "a lease without its state"
             await self.body(body, owner, name, hold_s)
             if body not in ("deaf", "dies"):
@@ -127,7 +127,7 @@ class Play:
         seconds = hold_s + 10 if body in ("overruns", "deaf") else random.choice((0, 1, 9))
         calls = [
             asyncio.ensure_future(w.call("work", seconds, p.working_bytes, timeout_s=9000))
-            for w, p in zip(workers, self.tenants[name].processes, strict=True)
+            for w, p in zip(workers, self.clients[name].processes, strict=True)
         ]
         for call in calls:  # they go on in the worker, whoever waits for them
             call.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -144,7 +144,7 @@ class Play:
         for call in [call for call in calls if call.done()]:
             call.result()
         if body == "nests":
-            await self.use(owner, random.choice(sorted(self.tenants)), 50, "ok", nested=True)
+            await self.use(owner, random.choice(sorted(self.clients)), 50, "ok", nested=True)
         if body == "offloads":
             await self.arbiter.offload_states(name, None, timeout_s=2000, owner=owner)
 
@@ -162,7 +162,7 @@ class Play:
         await asyncio.gather(*killers, *(self.act(f"owner-{i}") for i in range(self.random.randint(1, 5))))
         await self.arbiter.settle()
         self.check_books()
-        for name in sorted(self.tenants):  # nothing is held for ever
+        for name in sorted(self.clients):  # nothing is held for ever
             await self.outcome(self.use("last", name, 3000, "ok"), cancel=False)
             assert " waited " not in self.outcomes[-1]
         await self.arbiter.settle()
@@ -229,14 +229,14 @@ def test_an_arbiter_that_is_closed_at_any_moment_leaves_nobody_waiting_and_nothi
 
 def replay(budget: dict[Device, int], processes: list[ProcessState], switch: Switch, check: Callable[[dict[Device, int]], None]) -> None:
     """All loads of a wave before any of its offloads: the worst order."""
-    by_key = {(p.tenant, p.index): p for p in processes}
+    by_key = {(p.client, p.index): p for p in processes}
     used = {device: sum(p.resident_bytes for p in processes if device in p.devices) for device in budget}
     there = {key: set(p.on_device) for key, p in by_key.items()}
     for wave in switch.waves:
         assert wave.loads or wave.offloads
         for sign, moves in ((1, wave.loads), (-1, wave.offloads)):
             for move in moves:
-                process, kinds = by_key[move.tenant, move.index], there[move.tenant, move.index]
+                process, kinds = by_key[move.client, move.index], there[move.client, move.index]
                 assert kinds.isdisjoint(move.kinds) if sign > 0 else kinds.issuperset(move.kinds)
                 assert sign > 0 or set(move.kinds).isdisjoint(process.stays)
                 kinds ^= set(move.kinds)
@@ -251,13 +251,13 @@ def test_a_plan_stays_within_the_budget_at_every_moment_and_evicts_nothing_witho
     random = Random(seed)
     devices = [Device(0, i) for i in range(random.randint(1, 3))]
     processes = []
-    for tenant in "abcd":
+    for client in "abcd":
         sizes = {kind: random.randint(0, 9) for kind in KINDS}
         there = frozenset(random.sample(KINDS, random.randint(0, 5)))
         for index, device in enumerate(random.sample(devices, random.randint(1, len(devices)))):
             processes.append(
                 ProcessState(
-                    tenant=tenant,
+                    client=client,
                     index=index,
                     devices=(device,) if random.random() < 0.8 else tuple(devices),
                     size_bytes=sizes,
@@ -270,20 +270,20 @@ def test_a_plan_stays_within_the_budget_at_every_moment_and_evicts_nothing_witho
                 )
             )
     load = frozenset(random.sample(KINDS, random.randint(0, 5)))
-    request = SwitchRequest(tenant="a", what="x", load=load, works=True)
+    request = SwitchRequest(client="a", what="x", load=load, works=True)
 
     def total(bytes_of: Callable[[ProcessState], int]) -> dict[Device, int]:
         return {device: sum(bytes_of(p) for p in processes if device in p.devices) for device in devices}
 
     def own(p: ProcessState) -> frozenset[StateKind]:
-        return load if p.tenant == "a" else frozenset()
+        return load if p.client == "a" else frozenset()
 
     used = total(lambda p: p.resident_bytes)
     budget = {device: used[device] + random.randint(0, 12) for device in devices}
     coming = total(lambda p: sum(p.size_bytes[k] for k in own(p) - p.on_device))
-    work = total(lambda p: p.working_bytes if p.tenant == "a" else 0)
+    work = total(lambda p: p.working_bytes if p.client == "a" else 0)
     movable = total(lambda p: sum(p.size_bytes[k] for k in p.on_device - p.stays.keys() - own(p)))
-    near = {device for p in processes if p.tenant == "a" for device in p.devices}
+    near = {device for p in processes if p.client == "a" for device in p.devices}
     try:
         switch = plan_switch(budget, processes, request)
     except NoRoomError:

@@ -3,17 +3,18 @@
 import asyncio
 import random
 from collections import Counter
+from math import ceil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Mates, places, route, surplus
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Capacity, GroupAffinity, places, route, surplus
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Sampling
-from tests.unit.runtime.fakes import CountingPrompts, DrawingEngine, ScriptedJudge, no_texts
+from tests.unit.runtime.fakes import CountingPrompts, DrawingEngine, ScriptedRewards, no_texts
 
 MAX_TOKENS = 6
 
@@ -23,13 +24,13 @@ def make(engines: list[DrawingEngine], *, batch: int, steps: int, lag: float, li
         prompts=CountingPrompts(),
         decode=no_texts,
         engines=engines,
-        judge=ScriptedJudge().judge,
-        gate=StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=batch * steps),
+        score=ScriptedRewards().score,
+        gate=StalenessGate(groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=batch * steps),
         config=RolloutConfig(
             samples_per_prompt=2,
             sampling=Sampling(max_tokens=MAX_TOKENS),
             seed=5,
-            fleet=FleetConfig(slots=limit, queued=queued, stall_timeout_s=60.0),
+            fleet=FleetConfig(capacities=(Capacity(slots=limit, queued=queued),) * len(engines), stall_timeout_s=60.0),
             drains=drains,
             drain_timeout_s=30.0,
         ),
@@ -47,9 +48,9 @@ async def train(
     for step in range(steps):
         for index in shared:
             engines[index].aside = False
-        scheduler.expand(shared)
+        scheduler.resume(shared)
         groups = await scheduler.buffer.take(batch, version=step, timeout_s=20.0, what=f"batch of step {step + 1}")
-        await scheduler.shrink(shared, f"step {step + 1}")
+        await scheduler.pause(shared, f"step {step + 1}")
         for index in shared:
             assert not engines[index].running
             engines[index].aside = True
@@ -116,7 +117,7 @@ def test_requests_go_home_unless_another_engine_has_clearly_less_to_do(
     homes: list[int | None], loads: dict[int, int], limit: int, margin: int
 ) -> None:
     now = dict(loads)
-    for home, engine in zip(homes, route(homes, loads, limit, margin), strict=True):
+    for home, engine in zip(homes, route(homes, loads, dict.fromkeys(loads, limit), margin), strict=True):
         least = min(now.values(), default=limit)
         if engine is None:
             assert least >= limit
@@ -130,7 +131,7 @@ def test_requests_go_home_unless_another_engine_has_clearly_less_to_do(
 
 @given(loads=st.dictionaries(st.integers(0, 6), st.integers(0, 50), max_size=7), waiting=st.integers(0, 50))
 def test_only_clearly_overloaded_engines_give_requests_away_and_never_below_their_share(loads: dict[int, int], waiting: int) -> None:
-    over = surplus(loads, waiting)
+    over = surplus(loads, waiting, dict.fromkeys(loads, Capacity(slots=4)))
     even = -(-(sum(loads.values()) + waiting) // max(len(loads), 1))
     for engine, load in loads.items():
         assert (engine in over) == (load > UNEVEN * even)
@@ -144,7 +145,7 @@ LOADS = st.dictionaries(st.integers(0, 4), st.integers(0, 12), max_size=5)
 def test_free_slots_are_filled_first_and_queues_only_while_enough_wait(
     waiting: int, loads: dict[int, int], slots: int, queued: int
 ) -> None:
-    within, beyond = places(waiting, loads, slots, queued)
+    within, beyond = places(waiting, loads, dict.fromkeys(loads, Capacity(slots=slots, queued=queued)))
     free = sum(max(slots - load, 0) for load in loads.values())
     assert within == min(waiting, free)
     left = waiting - within - beyond
@@ -166,13 +167,13 @@ def test_free_slots_are_filled_first_and_queues_only_while_enough_wait(
 def test_mates_stay_together_unless_their_home_is_full_or_busier_with_others(
     groups: list[int], loads: dict[int, int], limit: int, margin: int
 ) -> None:
-    mates = [m for m, size in zip([Mates() for _ in groups], groups, strict=True) for _ in range(size)]
-    chosen = route([None] * len(mates), loads, limit, margin, mates)
-    assert all(m.home is None for m in mates)
+    affinity = [m for m, size in zip([GroupAffinity() for _ in groups], groups, strict=True) for _ in range(size)]
+    chosen = route([None] * len(affinity), loads, dict.fromkeys(loads, limit), margin, affinity)
+    assert all(m.engine is None for m in affinity)
     now = dict(loads)
-    homes: dict[Mates, int] = {}
-    own: dict[Mates, int] = {}
-    for group, engine in zip(mates, chosen, strict=True):
+    homes: dict[GroupAffinity, int] = {}
+    own: dict[GroupAffinity, int] = {}
+    for group, engine in zip(affinity, chosen, strict=True):
         least = min(now.values(), default=limit)
         if engine is None:
             assert least >= limit

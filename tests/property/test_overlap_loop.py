@@ -13,6 +13,7 @@ from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.scheduler import ResumePoint, RolloutConfig, RolloutCounters, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import RewardRequest, RewardResult, Sampling
@@ -117,20 +118,22 @@ class Attempt:
             prompts=self.prompts,
             decode=no_texts,
             engines=self.engines,
-            judge=self._judge,
+            score=self._score,
             gate=StalenessGate(
                 groups_per_step=s.batch,
-                max_lag=s.lag,
+                async_generation_ratio=s.lag,
                 total_groups=s.batch * s.steps,
                 version=self.step,
-                max_staleness=s.max_staleness,
+                max_staleness=s.bound,
                 spare=s.spare,
             ),
             config=RolloutConfig(
                 samples_per_prompt=s.samples,
                 sampling=Sampling(max_tokens=64),
                 seed=5,
-                fleet=FleetConfig(slots=min(s.slots), queued=s.queued, stall_timeout_s=1000.0, group_routing=s.routing),
+                fleet=FleetConfig(
+                    capacities=tuple(Capacity(slots=n, queued=s.queued) for n in s.slots), stall_timeout_s=1000.0, group_routing=s.routing
+                ),
                 drains=s.drains,
                 redundant_samples=s.redundant,
                 group_filter=GroupFilter(min_std=0.0) if s.filters and s.samples > 1 else None,
@@ -144,11 +147,11 @@ class Attempt:
         self.taken: dict[int, list[Group]] = {}
         self.checkpoints: list[Checkpoint] = []
 
-    async def _judge(self, requests: list[RewardRequest]) -> list[RewardResult]:
+    async def _score(self, requests: list[RewardRequest]) -> list[RewardResult]:
         await asyncio.sleep(self.rng.choice([0.0, 0.3, 5.0]))
-        return [self._judged(r) for r in requests]
+        return [self._scored(r) for r in requests]
 
-    def _judged(self, request: RewardRequest) -> RewardResult:
+    def _scored(self, request: RewardRequest) -> RewardResult:
         index = request.prompt.index
         if self.scenario.fails and index % 7 == 3:
             return RewardResult(sample_id=request.sample_id, score=None, error="broken")

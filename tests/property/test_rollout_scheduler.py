@@ -2,19 +2,20 @@
 
 import asyncio
 from collections import Counter
+from math import ceil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import RewardRequest, Sampling
-from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
+from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedRewards, no_texts
 
-FLEET = FleetConfig(slots=256, stall_timeout_s=60.0)
-CONFIG = RolloutConfig(samples_per_prompt=3, sampling=Sampling(max_tokens=8), seed=5, fleet=FLEET)
+SAMPLES = 3
 
 
 async def train(scheduler: RolloutScheduler, engines: list[ScriptedEngine], batch: int, steps: int, lag: int) -> list[list[Group]]:
@@ -34,10 +35,14 @@ async def train(scheduler: RolloutScheduler, engines: list[ScriptedEngine], batc
     return taken
 
 
-def make(engines: list[ScriptedEngine], judge: ScriptedJudge, batch: int, steps: int, lag: int) -> tuple[RolloutScheduler, CountingPrompts]:
+def make(
+    engines: list[ScriptedEngine], score: ScriptedRewards, batch: int, steps: int, lag: int
+) -> tuple[RolloutScheduler, CountingPrompts]:
     prompts = CountingPrompts()
-    gate = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=batch * steps)
-    scheduler = RolloutScheduler(prompts=prompts, decode=no_texts, engines=engines, judge=judge.judge, gate=gate, config=CONFIG)
+    gate = StalenessGate(groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=batch * steps)
+    fleet = FleetConfig(capacities=(Capacity(slots=256),) * len(engines), stall_timeout_s=60.0)
+    config = RolloutConfig(samples_per_prompt=SAMPLES, sampling=Sampling(max_tokens=8), seed=5, fleet=fleet)
+    scheduler = RolloutScheduler(prompts=prompts, decode=no_texts, engines=engines, score=score.score, gate=gate, config=config)
     return scheduler, prompts
 
 
@@ -45,7 +50,7 @@ def make(engines: list[ScriptedEngine], judge: ScriptedJudge, batch: int, steps:
 @given(seed=st.integers(0, 10_000), batch=st.integers(1, 5), steps=st.integers(1, 6), lag=st.integers(0, 3), engines=st.integers(1, 3))
 def test_every_prompt_is_trained_once_and_never_too_stale(seed: int, batch: int, steps: int, lag: int, engines: int) -> None:
     workers = [ScriptedEngine(f"engine-{i}", seed + i) for i in range(engines)]
-    scheduler, prompts = make(workers, ScriptedJudge(), batch, steps, lag)
+    scheduler, prompts = make(workers, ScriptedRewards(), batch, steps, lag)
     taken = asyncio.run(train(scheduler, workers, batch, steps, lag))
     trained = Counter(g.trajectories[0].prompt.index for groups in taken for g in groups)
     assert set(trained.values()) == {1}
@@ -56,7 +61,7 @@ def test_every_prompt_is_trained_once_and_never_too_stale(seed: int, batch: int,
     for step, groups in enumerate(taken):
         for group in groups:
             assert 0 <= step - group.oldest_version <= lag
-            assert len(group.trajectories) == CONFIG.samples_per_prompt
+            assert len(group.trajectories) == SAMPLES
     assert scheduler.resume_point().done == ()
     assert scheduler.resume_point().source_state == {"next": prompts.handed_out}
 
@@ -68,7 +73,7 @@ def test_groups_whose_rewards_fail_are_replaced_and_counted(seed: int, batch: in
         return request.prompt.index in bad and not request.sample_id.endswith("/0")
 
     workers = [ScriptedEngine(seed=seed)]
-    scheduler, prompts = make(workers, ScriptedJudge(failing), batch, steps, 0)
+    scheduler, prompts = make(workers, ScriptedRewards(failing), batch, steps, 0)
     taken = asyncio.run(train(scheduler, workers, batch, steps, 0))
     trained = Counter(g.trajectories[0].prompt.index for groups in taken for g in groups)
     dropped = {i for i in bad if i < prompts.handed_out}
@@ -85,7 +90,7 @@ def test_groups_whose_rewards_fail_are_replaced_and_counted(seed: int, batch: in
 def test_a_restart_at_any_step_asks_exactly_what_was_not_done(seed: int, batch: int, steps: int, lag: int, data: st.DataObject) -> None:
     stop_at = data.draw(st.integers(1, steps - 1))
     workers = [ScriptedEngine(seed=seed)]
-    scheduler, prompts = make(workers, ScriptedJudge(), batch, steps, lag)
+    scheduler, prompts = make(workers, ScriptedRewards(), batch, steps, lag)
     taken = asyncio.run(train(scheduler, workers, batch, stop_at, lag))
     point = scheduler.resume_point()
     before = {g.trajectories[0].prompt.index for groups in taken for g in groups}

@@ -1,6 +1,7 @@
 """BOUND: no group is started further ahead of training than declared, for any order of events."""
 
 import math
+from math import ceil
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ EVENTS = st.lists(st.sampled_from(["admit", "admit_one", "drop", "train"]), max_
 
 @given(batch=st.integers(1, 8), lag=st.sampled_from([0.0, 0.5, 1.0, 2.0, 2.5]), steps=st.integers(1, 12), events=EVENTS)
 def test_no_group_starts_more_than_lag_versions_before_it_is_trained(batch: int, lag: float, steps: int, events: list[str]) -> None:
-    gate = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=steps * batch)
+    gate = StalenessGate(groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=steps * batch)
     started_at: list[int] = []
     trained = 0
     for event in events:
@@ -35,7 +36,7 @@ def test_no_group_starts_more_than_lag_versions_before_it_is_trained(batch: int,
 
 @given(batch=st.integers(1, 64), steps=st.integers(1, 100))
 def test_lag_zero_admits_exactly_one_batch_per_version(batch: int, steps: int) -> None:
-    gate = StalenessGate(groups_per_step=batch, max_lag=0, total_groups=steps * batch)
+    gate = StalenessGate(groups_per_step=batch, async_generation_ratio=0, max_staleness=0, total_groups=steps * batch)
     for version in range(1, steps + 1):
         assert gate.capacity == batch
         gate.admit(batch)
@@ -45,12 +46,12 @@ def test_lag_zero_admits_exactly_one_batch_per_version(batch: int, steps: int) -
 
 
 def test_a_resumed_gate_stands_where_the_first_one_stood() -> None:
-    gate = StalenessGate(groups_per_step=4, max_lag=0, total_groups=40, version=7)
+    gate = StalenessGate(groups_per_step=4, async_generation_ratio=0, max_staleness=0, total_groups=40, version=7)
     assert gate.capacity == 4
 
 
 def test_admitting_too_much_and_going_back_are_refused() -> None:
-    gate = StalenessGate(groups_per_step=4, max_lag=0, total_groups=40, version=2)
+    gate = StalenessGate(groups_per_step=4, async_generation_ratio=0, max_staleness=0, total_groups=40, version=2)
     with pytest.raises(ValueError, match="5 groups admitted, only 4 allowed at version 2"):
         gate.admit(5)
     with pytest.raises(ValueError, match="2 -> 2"):
@@ -66,20 +67,24 @@ def test_admitting_too_much_and_going_back_are_refused() -> None:
 )
 def test_spare_groups_come_on_top_but_never_beyond_the_end_of_the_run(batch: int, lag: float, spare: int, version: int, steps: int) -> None:
     version = min(version, steps)
-    gate = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=steps * batch, version=version, spare=spare)
-    plain = StalenessGate(groups_per_step=batch, max_lag=lag, total_groups=steps * batch, version=version)
+    gate = StalenessGate(
+        groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=steps * batch, version=version, spare=spare
+    )
+    plain = StalenessGate(
+        groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=steps * batch, version=version
+    )
     assert gate.capacity == min(plain.capacity + spare, (steps - version) * batch)
 
 
 def test_nothing_begins_that_would_be_too_old_before_it_can_be_trained() -> None:
-    gate = StalenessGate(groups_per_step=2, max_lag=0, total_groups=20, max_staleness=0, spare=1)
+    gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, total_groups=20, max_staleness=0, spare=1)
     gate.admit(3)
     gate.taken()
     gate.drop()
     assert gate.capacity == 0
     gate.advance(1)
     assert gate.capacity == 3
-    gate = StalenessGate(groups_per_step=2, max_lag=0, total_groups=20, max_staleness=1, spare=1)
+    gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, total_groups=20, max_staleness=1, spare=1)
     gate.admit(3)
     gate.taken()
     gate.drop()
@@ -89,19 +94,21 @@ def test_nothing_begins_that_would_be_too_old_before_it_can_be_trained() -> None
 @given(
     ready=st.lists(st.integers(0, 4), max_size=10),
     unfinished=st.lists(st.integers(0, 4), max_size=10),
-    max_lag=st.integers(0, 4),
+    max_staleness=st.integers(0, 4),
     count=st.integers(1, 4),
     spare=st.integers(0, 3),
 )
-def test_a_wait_is_made_only_where_it_saves_a_group(ready: list[int], unfinished: list[int], max_lag: int, count: int, spare: int) -> None:
+def test_a_wait_is_made_only_where_it_saves_a_group(
+    ready: list[int], unfinished: list[int], max_staleness: int, count: int, spare: int
+) -> None:
     version = 4
-    ready = [s for s in ready if s >= version - max_lag]
-    alive = [s for s in unfinished if s >= version - max_lag]
+    ready = [s for s in ready if s >= version - max_staleness]
+    alive = [s for s in unfinished if s >= version - max_staleness]
 
     def missed(done: list[int], left_open: list[int], left: int) -> int:
         """Groups too many for the steps up to ``left`` versions ahead if the oldest ``count`` of ``done`` are trained now."""
         rest = sorted(done)[count:] + left_open
-        return sum(s + max_lag - version <= left for s in rest) - left * count
+        return sum(s + max_staleness - version <= left for s in rest) - left * count
 
-    saves = [missed(ready, alive, left) > max(spare, missed(ready + alive, [], left)) for left in range(max_lag + 1)]
-    assert enough(ready, unfinished, version=version, max_lag=max_lag, count=count, spare=spare) is not any(saves)
+    saves = [missed(ready, alive, left) > max(spare, missed(ready + alive, [], left)) for left in range(max_staleness + 1)]
+    assert enough(ready, unfinished, version=version, max_staleness=max_staleness, count=count, spare=spare) is not any(saves)

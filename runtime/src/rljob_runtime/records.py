@@ -95,7 +95,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
-    """One response to judge."""
+    """One response to score."""
 
     sample_id: str
     prompt: Prompt
@@ -105,7 +105,7 @@ class RewardRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """The judgement of one response."""
+    """The scores of one response."""
 
     sample_id: str
     score: float | None
@@ -121,7 +121,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A judged response with all that training on it needs."""
+    """A scored response with all that training on it needs."""
 
     group_id: int
     """All samples of one prompt share it; groups are numbered in the order they were admitted."""

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from rljob_runtime.offload.worker_group import Role
+from rljob_runtime.offload.worker_group import WorkerGroup
 from tests.layout.tree import ROOT
 from tests.unit.docs.test_pages import rows, section
 
@@ -27,6 +27,8 @@ def test_the_program_prints_what_the_page_says() -> None:
 
 def test_the_table_names_what_roles_have() -> None:
     said = "".join(cells[0] for cells in rows(PAGE)[1:])
-    assert set(re.findall(r"role\.(\w+)\(", said)) <= set(dir(Role))
+    assert set(re.findall(r"group\.(\w+)\(", said)) <= set(dir(WorkerGroup))
     assert {"reload_states", "offload_states"} <= set(re.findall(r"(\w+_states)\(", said))
-    assert set(re.findall(r"(\w+)=", said)) == {"is_offload_states", "include", "each"} <= set(inspect.signature(Role.call).parameters)
+    assert (
+        set(re.findall(r"(\w+)=", said)) == {"is_offload_states", "include", "each"} <= set(inspect.signature(WorkerGroup.call).parameters)
+    )

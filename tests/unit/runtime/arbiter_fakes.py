@@ -8,9 +8,9 @@ from typing import Any
 
 from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, HostBudgetError, OffloadError, WorkerFailedError, WorkerLostError
+from rljob_runtime.offload.clients import ClientProcess, DeviceClient
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
-from rljob_runtime.offload.tenants import Tenant, TenantProcess
 
 D0, D1, D2, D3 = (Device(0, i) for i in range(4))
 PARAMS, GRADS, OPTIMIZER, KV, OTHER = StateKind
@@ -181,7 +181,7 @@ class Started:
         return await self.worker.call(self.method, *self.args, timeout_s=timeout_s)
 
 
-def make_tenant(
+def make_client(
     memory: Memory,
     name: str,
     devices: Iterable[Device | tuple[Device, ...]],
@@ -194,8 +194,8 @@ def make_tenant(
     working: int = 0,
     partial: int | None = None,
     estimate: Callable[[int], int] = lambda size: size,
-) -> tuple[Tenant, list[MemoryWorker]]:
-    """A tenant with a process per entry of ``devices``; its workers' memory holds what ``resident`` says, or everything."""
+) -> tuple[DeviceClient, list[MemoryWorker]]:
+    """A client with a process per entry of ``devices``; its workers' memory holds what ``resident`` says, or everything."""
     processes, workers = [], []
     for rank, entry in enumerate(devices):
         own = (entry,) if isinstance(entry, Device) else entry
@@ -203,7 +203,7 @@ def make_tenant(
         worker.start_with(sizes if resident is None else resident)
         workers.append(worker)
         told = {kind: estimate(size) for kind, size in sizes.items()}
-        process = TenantProcess(
+        process = ClientProcess(
             worker=worker,  # type: ignore[arg-type]
             devices=own,
             size_bytes=told,
@@ -212,4 +212,4 @@ def make_tenant(
             partial_working_bytes=partial,
         )
         processes.append(process)
-    return Tenant(name=name, processes=tuple(processes), policies=policies or {}, rederivable=frozenset(rederivable)), workers
+    return DeviceClient(name=name, processes=tuple(processes), policies=policies or {}, rederivable=frozenset(rederivable)), workers

@@ -9,7 +9,7 @@ from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import Residence, StateKind
-from tests.unit.runtime.arbiter_fakes import D0, GRADS, KV, OPTIMIZER, PARAMS, Memory, MemoryWorker, make_tenant
+from tests.unit.runtime.arbiter_fakes import D0, GRADS, KV, OPTIMIZER, PARAMS, Memory, MemoryWorker, make_client
 from tests.unit.runtime.virtual_time import run_virtual
 
 ALWAYS, NEVER = OffloadPolicy.ALWAYS, OffloadPolicy.NEVER
@@ -28,18 +28,18 @@ class World:
         self.order: list[str] = []
 
     def add(self, name: str, sizes: Mapping[StateKind, int], devices: Any = (D0,), **more: Any) -> MemoryWorker:
-        tenant, workers = make_tenant(self.memory, name, devices, sizes, **more)
-        self.arbiter.add(tenant, resident=more.get("resident"))
+        client, workers = make_client(self.memory, name, devices, sizes, **more)
+        self.arbiter.add(client, resident=more.get("resident"))
         self.workers |= {worker.name: worker for worker in workers}
         return workers[0]
 
-    async def block(self, tenant: str, seconds: float = 0.0, what: str = "", timeout_s: float = 100.0, **more: Any) -> None:
-        async with self.arbiter.use(tenant, what=what or tenant, timeout_s=timeout_s, **more):
-            self.order.append(f"{asyncio.get_running_loop().time():g} {what or tenant}")
+    async def block(self, client: str, seconds: float = 0.0, what: str = "", timeout_s: float = 100.0, **more: Any) -> None:
+        async with self.arbiter.use(client, what=what or client, timeout_s=timeout_s, **more):
+            self.order.append(f"{asyncio.get_running_loop().time():g} {what or client}")
             await asyncio.sleep(seconds)
 
-    def states(self, tenant: str) -> dict[StateKind, Residence]:
-        return next(dict(p.states) for d in self.arbiter.residency() for p in d.processes if p.tenant == tenant)
+    def states(self, client: str) -> dict[StateKind, Residence]:
+        return next(dict(p.states) for d in self.arbiter.residency() for p in d.processes if p.client == client)
 
     async def end(self) -> None:
         """All is at rest, the books agree with the workers, and no device was ever over its budget."""

@@ -130,14 +130,14 @@ class CountingPrompts:
         return [make_prompt(i) for i in range(first, first + count)]
 
 
-class ScriptedJudge:
+class ScriptedRewards:
     """Scores every sample; samples whose id is in ``failing`` get an error instead."""
 
     def __init__(self, failing: Callable[[RewardRequest], bool] = lambda request: False) -> None:
         self.failing = failing
         self.calls = 0
 
-    async def judge(self, requests: list[RewardRequest]) -> list[RewardResult]:
+    async def score(self, requests: list[RewardRequest]) -> list[RewardResult]:
         self.calls += 1
         await asyncio.sleep(0)
         return [

@@ -59,7 +59,7 @@ def make_record(step: int, **changes: float) -> StepRecord:
 
 
 def make_trajectory(index: int, score: float | None, **changes: object) -> Trajectory:
-    """One judged response; a score of None is a reward that failed."""
+    """One scored response; a score of None is a reward that failed."""
     logprobs = (-0.5, -0.25, -0.75)
     completion = Completion(
         request_id=f"r{index}",

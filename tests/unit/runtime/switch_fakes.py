@@ -39,7 +39,7 @@ def make_move(
         direction=direction.value, copied_bytes=sizes, freed_bytes=sizes, elapsed_s=(ended_s - started_s) / 2, before=before, after=after
     )
     return MoveRecord(
-        tenant=worker.rpartition("-")[0],
+        client=worker.rpartition("-")[0],
         worker=worker,
         devices=devices,
         direction=direction,
@@ -57,7 +57,7 @@ def make_switch(*moves: MoveRecord, what: str = "training of step 1") -> SwitchR
     return SwitchRecord(
         what=what,
         owner="driver",
-        tenant=moves[0].tenant,
+        client=moves[0].client,
         waited_s=0.25,
         started_s=min(move.started_s for move in moves),
         ended_s=max(move.ended_s for move in moves),
@@ -68,7 +68,7 @@ def make_switch(*moves: MoveRecord, what: str = "training of step 1") -> SwitchR
 def make_residency(on_device: dict[str, dict[StateKind, Residence]], *devices: Device) -> list[DeviceResidency]:
     """All workers on all devices."""
     processes = tuple(
-        ProcessResidency(tenant=worker.rpartition("-")[0], worker=worker, alive=True, broken="", states=states, num_bytes=7)
+        ProcessResidency(client=worker.rpartition("-")[0], worker=worker, alive=True, broken="", states=states, num_bytes=7)
         for worker, states in on_device.items()
     )
     return [DeviceResidency(device=device, budget_bytes=100, processes=processes) for device in devices]

@@ -8,7 +8,7 @@ from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, LeaseLostError, NoRoomError, OffloadError
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.report.names import require_registered
-from tests.unit.runtime.arbiter_fakes import D0, D1, D2, GRADS, KV, OPTIMIZER, PARAMS, Memory, make_tenant
+from tests.unit.runtime.arbiter_fakes import D0, D1, D2, GRADS, KV, OPTIMIZER, PARAMS, Memory, make_client
 from tests.unit.runtime.arbiter_world import ALWAYS, ENGINE, NEVER, TRAINER, World, collocated, play
 
 
@@ -98,8 +98,8 @@ def test_turns_go_by_arrival_and_other_devices_do_not_wait() -> None:
         for name, devices in {"one": (D0,), "two": (D1,), "both": ((D0, D1),), "three": (D2,)}.items():
             world.add(name, {PARAMS: 0}, devices)
         tasks = [
-            asyncio.ensure_future(world.block(tenant, seconds, what, owner=owner))
-            for owner, (what, tenant, seconds) in zip(
+            asyncio.ensure_future(world.block(client, seconds, what, owner=owner))
+            for owner, (what, client, seconds) in zip(
                 "abcde",
                 [
                     ("one first", "one", 5),
@@ -266,7 +266,7 @@ def test_metrics_and_records() -> None:
             metrics["offload/bytes"] / 1e9 / sum(r.ended_s - r.started_s for r in world.records)
         )
         assert metrics["memory/pinned_bytes"] == 5
-        assert [(r.what, r.tenant, r.waited_s) for r in world.records] == [("engine", "engine", 0), ("trainer", "trainer", 14)]
+        assert [(r.what, r.client, r.waited_s) for r in world.records] == [("engine", "engine", 0), ("trainer", "trainer", 14)]
         assert {m.devices for r in world.records for m in r.moves} == {(D0,)}
         assert world.arbiter.take_metrics() == {"offload/waits_s": 0.0}
         await world.end()
@@ -274,18 +274,18 @@ def test_metrics_and_records() -> None:
     play(scenario())
 
 
-def test_tenants_are_checked_when_they_are_added_and_named() -> None:
+def test_clients_are_checked_when_they_are_added_and_named() -> None:
     async def scenario() -> None:
         world = collocated()
-        with pytest.raises(ValueError, match="tenant engine: added already"):
+        with pytest.raises(ValueError, match="client engine: added already"):
             world.add("engine", ENGINE, resident=())
-        with pytest.raises(ValueError, match="tenant far: no budget is known of node 0 device 2"):
-            world.arbiter.add(make_tenant(Memory({D2: 99}), "far", (D2,), ENGINE)[0])
+        with pytest.raises(ValueError, match="client far: no budget is known of node 0 device 2"):
+            world.arbiter.add(make_client(Memory({D2: 99}), "far", (D2,), ENGINE)[0])
         with pytest.raises(
             NoRoomError, match=r"second was started where others leave no room: node 0 device 0: 24 B of 16 B; offload them"
         ):
             world.add("second", ENGINE)
-        with pytest.raises(ValueError, match="no tenant is called 'actor'; there are engine, trainer"):
+        with pytest.raises(ValueError, match="no client is called 'actor'; there are engine, trainer"):
             await world.block("actor")
         with pytest.raises(ValueError, match="engine has no optimizer; it has kv_cache, params"):
             await world.block("engine", kinds={OPTIMIZER})

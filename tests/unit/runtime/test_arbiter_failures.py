@@ -218,7 +218,7 @@ def test_state_stays_where_it_is_when_a_block_raises_and_leaves_as_its_policy_sa
     play(scenario())
 
 
-def test_workers_that_do_not_become_idle_break_their_tenant() -> None:
+def test_workers_that_do_not_become_idle_break_their_client() -> None:
     async def scenario() -> None:
         world = collocated(budget=100, switch_timeout_s=20)
         world.workers["trainer-0"].faults.append("stuck")
@@ -267,7 +267,7 @@ def test_who_gave_up_in_mid_switch_is_not_preferred_to_those_who_wait() -> None:
     play(scenario())
 
 
-def test_a_load_that_is_rolled_back_twice_leaves_its_tenant_usable_and_off_the_device() -> None:
+def test_a_load_that_is_rolled_back_twice_leaves_its_client_usable_and_off_the_device() -> None:
     async def scenario() -> None:
         world = collocated()
         world.workers["engine-0"].faults.extend(["rolled_back", "rolled_back"])
@@ -295,16 +295,16 @@ def test_a_host_budget_that_is_too_small_is_not_tried_again_and_is_the_specs_fau
     play(scenario())
 
 
-@pytest.mark.parametrize(("tenant", "needs"), [("trainer", "trainer"), ("engine", "engine")])
-def test_a_worker_killed_in_mid_switch_ends_its_tenant_and_frees_what_it_had(tenant: str, needs: str) -> None:
+@pytest.mark.parametrize(("client", "needs"), [("trainer", "trainer"), ("engine", "engine")])
+def test_a_worker_killed_in_mid_switch_ends_its_client_and_frees_what_it_had(client: str, needs: str) -> None:
     """The trainer in the middle of its offload, or the engine in the middle of its load, for the same block."""
 
     async def scenario() -> None:
         world = collocated()
-        world.workers[f"{tenant}-0"].faults.append("killed")
-        with pytest.raises(WorkerLostError, match=f"worker {tenant}-0 is gone"):
+        world.workers[f"{client}-0"].faults.append("killed")
+        with pytest.raises(WorkerLostError, match=f"worker {client}-0 is gone"):
             await world.block("engine")
-        with pytest.raises(OffloadError, match=f"{needs} is not to be used: worker {tenant}-0 is gone"):
+        with pytest.raises(OffloadError, match=f"{needs} is not to be used: worker {client}-0 is gone"):
             await world.block(needs)
         await world.block("trainer" if needs == "engine" else "engine")
         await world.end()

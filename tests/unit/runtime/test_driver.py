@@ -3,22 +3,22 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 import pytest
 
 from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
 from rljob_runtime.job.assemble import goes_on_without
-from rljob_runtime.loop.batch_builder import BatchMaker, Scorers
+from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
-from rljob_runtime.offload.turns import NoTurns, Turns
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
@@ -27,7 +27,8 @@ from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
-from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedJudge, ServingEngine, no_texts
+from tests.support.job_workers import make_job_workers
+from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine, no_texts
 
 BATCH, STEPS = 2, 4
 MANIFEST = WeightManifest(buckets=(Bucket(index=0, size_bytes=64, slots=()), Bucket(index=1, size_bytes=64, slots=())))
@@ -48,13 +49,14 @@ class Run:
     others: list[ServingEngine] = field(default_factory=list)
     """Further engines."""
     lag: float = 0
-    turns: Turns = field(default_factory=NoTurns)
+    leased_engines: tuple[int, ...] = ()
+    leases: list[str] = field(default_factory=list)
     validation: ValidationConfig | None = None
 
     def validator(self, scheduler: RolloutScheduler) -> Validator:
         assert self.validation is not None
         prompts = CountingPrompts().next(3)
-        return Validator(fleet=scheduler.fleet, prompts=prompts, decode=no_texts, judge=ScriptedJudge().judge, config=self.validation)
+        return Validator(fleet=scheduler.fleet, prompts=prompts, decode=no_texts, score=ScriptedRewards().score, config=self.validation)
 
     def drive(self) -> None:
         asyncio.run(self._drive())
@@ -69,10 +71,19 @@ class Run:
             prompts=self.prompts,
             decode=no_texts,
             engines=[self.engine, *self.others],
-            judge=ScriptedJudge().judge,
-            gate=StalenessGate(groups_per_step=BATCH, max_lag=self.lag, total_groups=BATCH * STEPS, version=start),
+            score=ScriptedRewards().score,
+            gate=StalenessGate(
+                groups_per_step=BATCH,
+                async_generation_ratio=self.lag,
+                max_staleness=ceil(self.lag),
+                total_groups=BATCH * STEPS,
+                version=start,
+            ),
             config=RolloutConfig(
-                samples_per_prompt=2, sampling=Sampling(max_tokens=4), seed=5, fleet=FleetConfig(slots=256, stall_timeout_s=60.0)
+                samples_per_prompt=2,
+                sampling=Sampling(max_tokens=4),
+                seed=5,
+                fleet=FleetConfig(capacities=(Capacity(slots=256),) * (1 + len(self.others)), stall_timeout_s=60.0),
             ),
             next_group_id=self.start.next_group_id if self.start else 0,
             done=self.start.done if self.start else (),
@@ -89,9 +100,11 @@ class Run:
         with Reporter(
             folder, info, PlainDisplay(io.StringIO(), clock=lambda: 0.0, every_s=1.0), resumed_step=start or None, packages={}, ticker=False
         ) as reporter:
+            workers = make_job_workers(
+                trainer=[self.trainer], rollout=[self.engine, *self.others], leased_engines=self.leased_engines, log=self.leases
+            )
             parts = Parts(
-                trainers=[self.trainer],
-                engines=[self.engine, *self.others],
+                workers=workers,
                 scheduler=scheduler,
                 publisher=WeightPublisher(
                     trainers=[self.trainer],
@@ -101,16 +114,14 @@ class Run:
                     probe=probe,
                     goes_on_without=partial(goes_on_without, scheduler.fleet),
                 ),
-                maker=BatchMaker(
+                batches=BatchBuilder(
                     rule=Rule(RuleConfig(max_response_tokens=4)),
-                    scorers=Scorers(),
+                    workers=workers,
                     batching=BatchingConfig(num_ranks=1, mini_batches=1, epochs=1, temperature=1.0),
-                    turns=self.turns,
                     timeout_s=10.0,
                 ),
                 validator=self.validator(scheduler) if self.validation is not None else None,
                 checkpoints=checkpoints,
-                turns=self.turns,
                 reporter=reporter,
             )
             await Driver(parts, config, start_step=start, stop=self.stop).run()
@@ -119,55 +130,35 @@ class Run:
         return [json.loads(line) for line in (self.root / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-class LoggedTurns(NoTurns):
-    """Says whose turn it is, for engine 0 alone."""
-
-    engines = (0,)
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    @asynccontextmanager
-    async def _turn(self, what: str) -> AsyncIterator[None]:
-        self.log.append(f"{what} begins")
-        yield
-        self.log.append(f"{what} ends")
-
-    def generating(self, step: int) -> AbstractAsyncContextManager[None]:
-        return self._turn(f"generating {step}")
-
-    def training(self, step: int) -> AbstractAsyncContextManager[None]:
-        return self._turn(f"training {step}")
-
-    def syncing(self, step: int) -> AbstractAsyncContextManager[None]:
-        return self._turn(f"syncing {step}")
-
-
-def test_engines_on_the_trainers_devices_step_aside_while_it_works_and_the_others_go_on(tmp_path: Path) -> None:
-    turns = LoggedTurns()
+def test_engines_on_the_trainers_devices_release_them_while_it_works_and_the_others_go_on(tmp_path: Path) -> None:
     other = ServingEngine("engine-1", seed=3)
-    run = Run(tmp_path, turns=turns, others=[other], lag=1)
+    run = Run(tmp_path, leased_engines=(0,), others=[other], lag=1)
     asked: dict[str, set[str]] = {"engine-0": set(), "engine-1": set()}
 
     def ask(engine: ServingEngine, requests: Sequence[GenerationRequest]) -> None:
-        asked[engine.name].add(turns.log[-1] if turns.log else "")
+        asked[engine.name].add(run.leases[-1] if run.leases else "")
         ServingEngine.submit(engine, requests)
 
     for engine in (run.engine, other):
         engine.submit = partial(ask, engine)  # type: ignore[method-assign]
     run.drive()
-    phases = [
-        f"{what} {edge}"
-        for n in range(STEPS)
-        for what in (f"generating {n + 1}", f"training {n + 1}", f"syncing {n + 1}")
-        for edge in ("begins", "ends")
+
+    def lease(group: str, what: str) -> list[str]:
+        return [f"{group}: {what} begins", f"{group}: {what} ends"]
+
+    def sync(step: int) -> list[str]:
+        outer, inner = lease("trainer", f"weight sync after step {step}"), lease("rollout", f"weight sync after step {step}")
+        return [outer[0], *inner, outer[1]]
+
+    steps = [
+        [*lease("rollout", f"generation for step {n}"), *lease("trainer", f"training of step {n}"), *sync(n)] for n in range(1, STEPS + 1)
     ]
-    last = [f"generating {STEPS + 1} begins", f"generating {STEPS + 1} ends", f"training {STEPS} begins", f"training {STEPS} ends"]
-    assert turns.log == ["syncing 0 begins", "syncing 0 ends", *phases, *last]
-    assert {what.split()[0] for what in asked["engine-0"]} == {"generating"}
+    last = [*lease("rollout", f"generation for step {STEPS + 1}"), *lease("trainer", f"training of step {STEPS}")]
+    assert run.leases == [*sync(0), *(what for step in steps for what in step), *last]
+    assert {what.split(" for ")[0] for what in asked["engine-0"]} == {"rollout: generation"}
     assert len(asked["engine-1"]) >= 1
     assert all(0 <= m["staleness/max"] <= 1 for m in run.metrics())
-    assert all(m["time/shrink_s"] >= 0 for m in run.metrics())
+    assert all(m["time/engine_pause_s"] >= 0 for m in run.metrics())
 
 
 def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> None:

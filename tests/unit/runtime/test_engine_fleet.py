@@ -10,7 +10,7 @@ import pytest
 from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
-from rljob_runtime.overlap.routing import Mates
+from rljob_runtime.overlap.routing import Capacity, GroupAffinity
 from rljob_runtime.overlap.samples import Sample, sample_seed
 from rljob_runtime.records import Completion, GenerationRequest, Sampling
 from tests.unit.runtime.builders import make_prompt
@@ -39,18 +39,27 @@ class Client:
     def samples(self, groups: int, each: int = 1) -> list[Sample]:
         made = []
         for group in range(groups):
-            mates = Mates()
+            affinity = GroupAffinity()
             made += [
-                Sample(owner=self, group_id=group, index=i, prompt=make_prompt(group), prefix=self.prefix, mates=mates) for i in range(each)
+                Sample(owner=self, group_id=group, index=i, prompt=make_prompt(group), prefix=self.prefix, affinity=affinity)
+                for i in range(each)
             ]
         return made
 
 
-def within(engines: list[TimedEngine], body: Callable[[EngineFleet], Coroutine[Any, Any, None]], **config: Any) -> None:
+CAPACITY = Capacity(slots=4)
+
+
+def within(
+    engines: list[TimedEngine],
+    body: Callable[[EngineFleet], Coroutine[Any, Any, None]],
+    capacity: Capacity = CAPACITY,
+    **config: Any,
+) -> None:
     """Run ``body`` beside a fleet of these engines."""
 
     async def main() -> None:
-        fleet = EngineFleet(engines, config=FleetConfig(**{"slots": 4, "stall_timeout_s": 100.0} | config))
+        fleet = EngineFleet(engines, config=FleetConfig(capacities=(capacity,) * len(engines), **{"stall_timeout_s": 100.0} | config))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(fleet.run())
             await asyncio.sleep(0)
@@ -76,7 +85,7 @@ def test_what_is_cancelled_frees_its_place_and_never_comes_back() -> None:
         assert fleet.num_running == fleet.num_waiting == 0
         assert fleet.cancel(samples) == 0
 
-    within([engine], body, slots=2)
+    within([engine], body, Capacity(slots=2))
     assert list(client.got) == ["1/0", "2/0", "3/0"]
     assert engine.aborted == ["0/0"]
 
@@ -88,10 +97,10 @@ def test_tokens_of_earlier_parts_count_as_lost_when_a_waiting_request_is_cancell
     async def body(fleet: EngineFleet) -> None:
         fleet.add(samples)
         await asyncio.sleep(4.5)
-        await fleet.shrink([0], what="test")
+        await fleet.pause([0], what="test")
         assert fleet.num_waiting == 1
         fleet.cancel(samples)
-        fleet.expand([0])
+        fleet.resume([0])
         await asyncio.sleep(30.0)
         assert fleet.take_counts().tokens_cancelled == 4
 
@@ -107,19 +116,19 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
 
     async def body(fleet: EngineFleet) -> None:
         fleet._on_lost = lambda index, error: lost.append((index, str(error)))
-        await fleet.shrink([1], what="all begin at e0")
+        await fleet.pause([1], what="all begin at e0")
         fleet.add(samples)
         await asyncio.sleep(3.5)
-        await fleet.shrink([0], what="three tokens are known")
-        fleet.expand([0])
+        await fleet.pause([0], what="three tokens are known")
+        fleet.resume([0])
         await asyncio.sleep(2.0)  # two or so are drawn there, and lost
-        fleet.expand([1])
+        fleet.resume([1])
         await asyncio.sleep(60.0)
         assert fleet.lost == {0}
         counts = fleet.take_counts()
         assert (counts.engines_lost, counts.requests_moved) == (1, 3)
-        fleet.expand([0])
-        await fleet.shrink([0], what="a lost one is skipped")
+        fleet.resume([0])
+        await fleet.pause([0], what="a lost one is skipped")
 
     within(engines, body)
     assert lost == [(0, "worker e0 is gone (signal 9); its log: engine.log")]
@@ -170,7 +179,7 @@ def test_validation_goes_before_training_and_leaves_its_running_responses_alone(
         fleet.add(validation.samples(2))
         await asyncio.sleep(60.0)
 
-    within([engine], body, slots=1)
+    within([engine], body, Capacity(slots=1))
     assert [r.request_id for r in engine.seen] == ["0/0", "v3/0/0", "v3/1/0", "1/0", "2/0"]
     assert list(validation.got) == ["v3/0/0", "v3/1/0"]
     assert len(training.got) == 3
@@ -195,7 +204,7 @@ def test_a_reservation_sends_others_back_to_wait_and_they_go_on_with_their_token
             assert not training.got
         await asyncio.sleep(60.0)
 
-    within([engine], body, slots=2)
+    within([engine], body, Capacity(slots=2))
     assert all(completion.token_ids == tuple(range(20)) for completion in training.got.values())
     assert len(training.got) == 3
 
@@ -208,7 +217,7 @@ def test_a_group_stays_at_one_engine_or_spreads(routing: GroupRouting, engines_o
         fleet.add(client.samples(6, each=6))
         await asyncio.sleep(30.0)
 
-    within(engines, body, slots=12, group_routing=routing)
+    within(engines, body, Capacity(slots=12), group_routing=routing)
     for group in range(6):
         homes = {e.name for e in engines for r in e.seen if r.request_id.startswith(f"{group}/")}
         assert len(homes) == engines_of_a_group
@@ -223,5 +232,5 @@ def test_no_request_waits_at_a_busy_engine_while_another_one_has_a_free_slot() -
         fleet.add(client.samples(12))
         await asyncio.sleep(200.0)
 
-    within(engines, body, slots=1, queued=4)
+    within(engines, body, Capacity(slots=1, queued=4))
     assert max(client.at_s.values()) <= 50 + 5 + 3  # bound early, four more would follow the long one

@@ -30,16 +30,16 @@ from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
 from rljob_api.vocabulary import AdvantageEstimator
 from rljob_runtime.job import assemble, learning_settings, worker_settings
-from rljob_runtime.job.launch import Workers
+from rljob_runtime.job.roles import ROLES
 from rljob_runtime.loop.driver import LoopConfig, Parts
 from rljob_runtime.losses.objective import objective
-from rljob_runtime.offload.turns import NoTurns
 from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.batching import split, train_batches
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.records import RewardResult, TrainBatch, VersionSpan
 from rljob_runtime.training.step import prepare_batches
+from tests.support.job_workers import make_job_workers
 from tests.unit.api.manifests import manifest
 from tests.unit.runtime.builders import make_completion, make_prompt, make_trajectory
 from tests.unit.runtime.data_builders import make_tokenizer, numbers_file
@@ -373,8 +373,14 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
     """The loop's parts over scripted workers."""
     trainers: Any = [SpecifiedTrainer(f"trainer-{i}") for i in range(2)]
     critics: Any = [SpecifiedTrainer("critic-0")] if learning_settings.has_critic(spec) else []
-    others: Any = {"engines": [ScriptedEngine()], "rewards": [SpecifiedTrainer("reward-0")]}
-    workers, nothing = Workers(trainers=trainers, references=[], critics=critics, turns=NoTurns(), **others), cast(Any, None)
+    workers = make_job_workers(
+        trainer=trainers,
+        critic=critics,
+        rollout=[ScriptedEngine()],
+        reward=[SpecifiedTrainer("reward-0")],
+        tensor_parallel_size=ROLES[Role.TRAINER].ranks_per_share(spec),
+    )
+    nothing = cast(Any, None)
     return asyncio.run(assemble.assemble(spec, workers, nothing, None, nothing))
 
 
@@ -382,21 +388,21 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the loop's parts are made with, but for settings that the gradient shows."""
     monkeypatch.setattr(assemble, "load_tokenizer", lambda spec: make_tokenizer())
     parts, loop = assembled(spec)
-    scheduler, maker, validator = parts.scheduler, parts.maker, parts.validator
+    scheduler, validator = parts.scheduler, parts.validator
     policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1)
     gate = scheduler._gate
     settings: dict[str, Any] = {
         "rollout": scheduler._config,
         "gate": {"capacity": gate.capacity, "max_staleness": gate.max_staleness, "spare": gate.spare},
         "publisher.on_running": parts.publisher._on_running,
-        "batching": maker._batching,
-        "scorers.tensor_parallel_size": maker._scorers.tensor_parallel_size,
+        "batching": parts.batches._batching,
+        "ranks_per_share": parts.workers.trainer.ranks_per_share,
         "loop": replace(loop, spec_fingerprint=""),
         "policy": policy,
     }
     if validator is not None:
         settings |= {"validation": validator.config, "validation.prompts": len(validator._prompts)}
-    if parts.critics:
+    if parts.workers.critic:
         settings["critic"] = learning_settings.critic_config(spec, policy)
     return dict(leaf for name, value in settings.items() for leaf in flat(name, value))
 

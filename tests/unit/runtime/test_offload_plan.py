@@ -9,20 +9,20 @@ from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency
 from rljob_runtime.errors import NoRoomError
+from rljob_runtime.offload.clients import Sizes, estimated, policies
 from rljob_runtime.offload.plan import Device, ProcessState, Switch, SwitchRequest, plan_switch
 from rljob_runtime.offload.states import StateKind
-from rljob_runtime.offload.tenants import Sizes, estimated, policies
 from tests.unit.runtime.arbiter_fakes import D0, D1, GRADS, KV, OPTIMIZER, OTHER, PARAMS
 
 ALWAYS, NEVER = OffloadPolicy.ALWAYS, OffloadPolicy.NEVER
 
 
-def process(tenant: str, sizes: Mapping[StateKind, int], on: str = "", devices: tuple[Device, ...] = (D0,), **more: Any) -> ProcessState:
+def process(client: str, sizes: Mapping[StateKind, int], on: str = "", devices: tuple[Device, ...] = (D0,), **more: Any) -> ProcessState:
     """``on``: kinds on the device by their first letters; KV cache and gradients are free to drop."""
     kinds = frozenset(kind for kind in sizes if kind.value[:2] in on.split())
     free = frozenset({KV, GRADS}) | more.pop("free", frozenset())
     return ProcessState(
-        tenant=tenant, index=more.pop("index", 0), devices=devices, size_bytes=sizes, on_device=kinds, free_to_drop=free, **more
+        client=client, index=more.pop("index", 0), devices=devices, size_bytes=sizes, on_device=kinds, free_to_drop=free, **more
     )
 
 
@@ -30,8 +30,8 @@ def shown(switch: Switch) -> list[str]:
     """``-trainer optimizer +engine params``, one line per wave."""
     return [
         " ".join(
-            [f"-{m.tenant}{m.index or ''} {'+'.join(m.kinds)}" for m in wave.offloads]
-            + [f"+{m.tenant}{m.index or ''} {'+'.join(m.kinds)}" for m in wave.loads]
+            [f"-{m.client}{m.index or ''} {'+'.join(m.kinds)}" for m in wave.offloads]
+            + [f"+{m.client}{m.index or ''} {'+'.join(m.kinds)}" for m in wave.loads]
         )
         for wave in switch.waves
     ]
@@ -55,7 +55,7 @@ FULL = {PARAMS: 4, GRADS: 4, OPTIMIZER: 8, KV: 6, OTHER: 1}
 def test_what_costs_nothing_leaves_first_then_optimizer_then_params(needs: int, left: list[str]) -> None:
     a = process("a", FULL, "pa gr op kv ot", last_used=1)
     b = process("b", {PARAMS: needs} if needs else {}, "")
-    waves = shown(plan_switch({D0: 23}, [a, b], SwitchRequest(tenant="b", what="x", load=frozenset({PARAMS}))))
+    waves = shown(plan_switch({D0: 23}, [a, b], SwitchRequest(client="b", what="x", load=frozenset({PARAMS}))))
     assert [offloads for wave in waves if (offloads := wave.partition("+b")[0].strip())] == left
     assert not needs or waves[-1].endswith("+b params")
 
@@ -63,7 +63,7 @@ def test_what_costs_nothing_leaves_first_then_optimizer_then_params(needs: int, 
 def test_copies_go_both_ways_at_once_where_room_allows() -> None:
     trainer = process("trainer", {PARAMS: 4, OPTIMIZER: 8}, "pa op")
     engine = process("engine", {PARAMS: 4, KV: 8}, "")
-    request = SwitchRequest(tenant="engine", what="x", load=frozenset({PARAMS, KV}))
+    request = SwitchRequest(client="engine", what="x", load=frozenset({PARAMS, KV}))
     assert shown(plan_switch({D0: 16}, [trainer, engine], request)) == ["-trainer optimizer +engine params", "+engine kv_cache"]
     assert shown(plan_switch({D0: 12}, [trainer, engine], request)) == [
         "-trainer optimizer",
@@ -102,22 +102,22 @@ def test_copies_go_both_ways_at_once_where_room_allows() -> None:
 )
 def test_who_leaves(processes: list[ProcessState], left: str) -> None:
     want = process("want", {PARAMS: 4}, "")
-    switch = plan_switch({D0: 8}, [*processes, want], SwitchRequest(tenant="want", what="x", load=frozenset({PARAMS})))
+    switch = plan_switch({D0: 8}, [*processes, want], SwitchRequest(client="want", what="x", load=frozenset({PARAMS})))
     assert shown(switch) == [left, "+want params"]
 
 
 def test_only_devices_that_are_full_give_up_something() -> None:
     trainers = [process("trainer", {OPTIMIZER: 6}, "op", (device,), index=i) for i, device in enumerate((D0, D1))]
     engine = process("engine", {PARAMS: 4}, "", (D0,))
-    switch = plan_switch({D0: 8, D1: 8}, [*trainers, engine], SwitchRequest(tenant="engine", what="x", load=frozenset({PARAMS})))
+    switch = plan_switch({D0: 8, D1: 8}, [*trainers, engine], SwitchRequest(client="engine", what="x", load=frozenset({PARAMS})))
     assert shown(switch) == ["-trainer optimizer", "+engine params"]
 
 
 def test_work_needs_room_too() -> None:
     trainer = process("trainer", {PARAMS: 4}, "pa", working_bytes=5)
     other = process("other", {PARAMS: 4}, "pa")
-    assert shown(plan_switch({D0: 13}, [trainer, other], SwitchRequest(tenant="trainer", what="x", works=True))) == []
-    assert shown(plan_switch({D0: 12}, [trainer, other], SwitchRequest(tenant="trainer", what="x", works=True))) == ["-other params"]
+    assert shown(plan_switch({D0: 13}, [trainer, other], SwitchRequest(client="trainer", what="x", works=True))) == []
+    assert shown(plan_switch({D0: 12}, [trainer, other], SwitchRequest(client="trainer", what="x", works=True))) == ["-other params"]
 
 
 def test_what_cannot_fit_is_told_with_its_arithmetic() -> None:
@@ -126,7 +126,7 @@ def test_what_cannot_fit_is_told_with_its_arithmetic() -> None:
         process("trainer", {PARAMS: 4 * gib, OPTIMIZER: 8 * gib}, "pa", working_bytes=gib, fixed_bytes=gib),
         process("engine", {PARAMS: 2 * gib, KV: gib}, "pa kv", stays={PARAMS: "components[].offload.weight is Never"}, fixed_bytes=gib),
     ]
-    request = SwitchRequest(tenant="trainer", what="train step 12", load=frozenset({PARAMS, OPTIMIZER}), works=True)
+    request = SwitchRequest(client="trainer", what="train step 12", load=frozenset({PARAMS, OPTIMIZER}), works=True)
     with pytest.raises(NoRoomError) as caught:
         plan_switch({D0: 16 * gib}, processes, request)
     assert str(caught.value) == (

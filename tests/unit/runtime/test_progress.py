@@ -235,9 +235,9 @@ def test_the_thread_writes_the_first_and_the_last_value(tmp_path: Path) -> None:
 def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says_so(
     server: Server, here: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = kubernetes.Place(namespace="team", job="math", attempt=4, run_folder=tmp_path, has_storage=True)
+    pod = kubernetes.PodContext(namespace="team", job="math", attempt=4, run_folder=tmp_path, has_storage=True)
     monkeypatch.setattr(progress, "api_server", lambda environment: here)
-    display = kubernetes.display_of(place)
+    display = kubernetes.display_of(pod)
     display.started(INFO, tmp_path, None)
     display.step(make_record(1))
     display.close()
@@ -245,5 +245,5 @@ def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says
     last = server.seen[-1]["body"]["status"]["progress"]
     assert (last["attempt"], last["step"]) == (4, 1)
     monkeypatch.setattr(progress, "api_server", lambda environment: None)
-    kubernetes.display_of(place)
+    kubernetes.display_of(pod)
     assert "progress is not written" in capsys.readouterr().out

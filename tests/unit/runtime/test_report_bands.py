@@ -22,7 +22,7 @@ from rljob_runtime.report.bands import Band, bands, within
 from rljob_runtime.report.charts import timeline_charts
 from rljob_runtime.report.jsonl import Clock, iter_rows, read_rows
 from rljob_runtime.report.switches import MAX_ERROR_CHARS, MAX_WORKERS, SwitchesWriter, drop_switches_after
-from tests.unit.runtime.arbiter_fakes import Memory, make_tenant
+from tests.unit.runtime.arbiter_fakes import Memory, make_client
 from tests.unit.runtime.report_fakes import INFO, FakeClock, assert_golden, make_record
 from tests.unit.runtime.switch_fakes import GRADS, KV, OPTIMIZER, PARAMS, make_move, make_residency, make_switch
 from tests.unit.runtime.virtual_time import run_virtual
@@ -228,8 +228,8 @@ def test_bands_of_a_real_arbiter_are_what_its_workers_saw(tmp_path: Path):
         memory = Memory({D0: 12})
         arbiter = DeviceArbiter(memory.budget_bytes, on_switch=reporter.switched)
         for name, sizes, resident in (("trainer", {PARAMS: 4, OPTIMIZER: 6}, ()), ("engine", {PARAMS: 4, KV: 6}, None)):
-            tenant, _ = make_tenant(memory, name, [D0], sizes, resident=resident)
-            arbiter.add(tenant, resident=resident)
+            client, _ = make_client(memory, name, [D0], sizes, resident=resident)
+            arbiter.add(client, resident=resident)
         reporter.resident(arbiter.residency())
         for name in ("engine", "trainer", "engine"):
             async with arbiter.use(name, what=f"{name} works", timeout_s=99):
@@ -326,7 +326,7 @@ def test_a_run_without_switches_has_no_band_lanes():
 def _bands(devices: int, per_device: int) -> list[Band]:
     return [
         Band(
-            tenant=f"rollout-{d}",
+            client=f"rollout-{d}",
             worker=f"rollout-{d}",
             devices=(Device(d // 8, d % 8),),
             start_s=float(n),

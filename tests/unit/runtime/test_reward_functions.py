@@ -148,8 +148,8 @@ def job_folder(tmp_path, monkeypatch):
 
 
 def test_a_function_gets_its_parameters(job_folder):
-    judge = load(config(RewardType.FUNCTION, function="house_rewards:score", params={"scale": 2.0}), str(job_folder))
-    assert judge("p", "abc", "a", {}) == 6.0
+    score = load(config(RewardType.FUNCTION, function="house_rewards:score", params={"scale": 2.0}), str(job_folder))
+    assert score("p", "abc", "a", {}) == 6.0
 
 
 @pytest.mark.parametrize(

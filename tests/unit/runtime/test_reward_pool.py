@@ -20,7 +20,7 @@ from tests.unit.runtime.data_builders import ADDITION
 MODULE = """
 import ctypes, os, subprocess, sys, threading
 
-def judge(prompt, response, answer, metadata):
+def score(prompt, response, answer, metadata):
     if response == "hang":
         threading.Event().wait()
     if response == "hang with a child":
@@ -63,7 +63,7 @@ def make_pool(tmp_path):
         if not configs:
             configs = (
                 RewardConfig(
-                    name="house", type=RewardType.FUNCTION, function="pool_rewards:judge", timeout_s=options.pop("timeout_s", 20.0)
+                    name="house", type=RewardType.FUNCTION, function="pool_rewards:score", timeout_s=options.pop("timeout_s", 20.0)
                 ),
             )
         pool = RewardPool(configs, log_file=tmp_path / "rewards.log", folder=tmp_path, **options)
@@ -91,11 +91,11 @@ def own_children():
 def test_results_come_in_order_and_right(make_pool):
     pool = make_pool(num_workers=2)
     wanted = [number % 3 == 0 for number in range(300)]
-    results = pool.judge(requests(*["7" if w else "8" for w in wanted]))
+    results = pool.score(requests(*["7" if w else "8" for w in wanted]))
     assert [r.sample_id for r in results] == [f"s{n}" for n in range(300)]
     assert [r.passed for r in results] == wanted
     assert [r.score for r in results] == [float(w) for w in wanted]
-    assert pool.judge([]) == []
+    assert pool.score([]) == []
     assert (pool.timeouts, pool.errors, pool.restarts) == (0, 0, 0)
 
 
@@ -112,7 +112,7 @@ def test_results_come_in_order_and_right(make_pool):
 )
 def test_a_failing_sample_fails_alone(make_pool, response, error, restarts):
     pool = make_pool()
-    before, failed, after = pool.judge(requests("7", response, "7"))
+    before, failed, after = pool.score(requests("7", response, "7"))
     assert (before.score, after.score) == (1.0, 1.0)
     assert failed.score is None
     assert not failed.passed
@@ -125,7 +125,7 @@ def test_a_failing_sample_fails_alone(make_pool, response, error, restarts):
 def test_a_hanging_sample_is_ended_with_all_it_started(make_pool, tmp_path):
     pool = make_pool(timeout_s=0.7)
     pid_file = tmp_path / "pid"
-    results = pool.judge(
+    results = pool.score(
         [*requests("7"), request(1, "hang with a child", metadata={"pid_file": str(pid_file)}), request(2, "7"), request(3, "hang")]
     )
     assert [r.score for r in results] == [1.0, None, 1.0, None]
@@ -137,12 +137,12 @@ def test_a_hanging_sample_is_ended_with_all_it_started(make_pool, tmp_path):
 
 def test_a_hanging_sample_does_not_hold_up_the_other_worker(make_pool):
     pool = make_pool(num_workers=2, timeout_s=3.0)
-    results = pool.judge(requests("hang", *["7"] * 99))
+    results = pool.score(requests("hang", *["7"] * 99))
     assert [r.score for r in results] == [None] + [1.0] * 99
 
 
 def test_prints_reach_the_log_and_leave_the_protocol_alone(make_pool, tmp_path):
-    (result, other) = make_pool().judge(requests("print", "7"))
+    (result, other) = make_pool().score(requests("print", "7"))
     assert (result.score, result.parts, other.score) == (0.5, {"house": 0.5, "house/words": 2.0}, 1.0)
     log = (tmp_path / "rewards.log").read_text()
     assert "to stdout" in log
@@ -152,35 +152,35 @@ def test_prints_reach_the_log_and_leave_the_protocol_alone(make_pool, tmp_path):
 
 def test_a_memory_limit_fails_the_sample_only(make_pool):
     pool = make_pool(memory_limit_bytes=2 << 30)
-    huge, other = pool.judge(requests("huge", "7"))
+    huge, other = pool.score(requests("huge", "7"))
     assert huge.error == "reward 'house': MemoryError: (pool_rewards.py:25)"
     assert other.score == 1.0
 
 
 def test_scores_are_weighted_and_the_first_reward_decides_passing(make_pool):
     exact = RewardConfig(name="exact", type=RewardType.EXACT_MATCH, weight=2.0, extraction=Extraction.LAST_NUMBER)
-    house = RewardConfig(name="house", type=RewardType.FUNCTION, function="pool_rewards:judge", weight=0.5, timeout_s=20.0)
-    right, half, failed, empty = make_pool(exact, house).judge(requests("7", "it is 7", "raise", "print"))
+    house = RewardConfig(name="house", type=RewardType.FUNCTION, function="pool_rewards:score", weight=0.5, timeout_s=20.0)
+    right, half, failed, empty = make_pool(exact, house).score(requests("7", "it is 7", "raise", "print"))
     assert (right.score, right.parts, right.passed) == (2.5, {"exact": 1.0, "house": 1.0}, True)
     assert (half.score, half.parts, half.passed) == (2.0, {"exact": 1.0, "house": 0.0}, True)
     assert (failed.score, failed.parts, failed.passed) == (None, {"exact": 0.0}, False)
     assert (empty.score, empty.passed) == (0.25, False)
 
 
-def test_task_rewards_judge_reasoning_gym_prompts(make_pool):
+def test_task_rewards_score_reasoning_gym_prompts(make_pool):
     rows = ReasoningGymRows(ReasoningGymSource(name="q", task="basic_arithmetic", params=ADDITION), seed=1)
     pool = make_pool(RewardConfig(name="task", type=RewardType.TASK))
     right = request(0, rows[0].answer, metadata=rows[0].metadata)
     wrong = request(1, "x", metadata=rows[1].metadata)
     foreign = request(2, "7")
-    results = pool.judge([right, wrong, foreign])
+    results = pool.score([right, wrong, foreign])
     assert [r.score for r in results] == [1.0, 0.0, None]
     assert "does not come from a reasoning-gym source" in results[2].error
 
 
 def test_a_reward_that_cannot_be_loaded_stops_the_start_and_leaves_no_process(make_pool):
-    with pytest.raises(RewardSetupError, match="no function 'juge'; did you mean 'judge'"):
-        make_pool(RewardConfig(name="house", type=RewardType.FUNCTION, function="pool_rewards:juge"), num_workers=2)
+    with pytest.raises(RewardSetupError, match="no function 'scor'; did you mean 'score'"):
+        make_pool(RewardConfig(name="house", type=RewardType.FUNCTION, function="pool_rewards:scor"), num_workers=2)
     assert own_children() == []
 
 
@@ -199,26 +199,26 @@ def test_a_worker_killed_between_calls_is_replaced_and_no_sample_blamed(make_poo
     (victim,) = own_children()
     victim.kill()
     victim.wait(10)
-    assert [r.score for r in pool.judge(requests("7", "8"))] == [1.0, 0.0]
+    assert [r.score for r in pool.score(requests("7", "8"))] == [1.0, 0.0]
     assert (pool.errors, pool.restarts) == (0, 1)
 
 
-def test_closing_leaves_no_process_and_ends_judging(make_pool):
+def test_closing_leaves_no_process_and_ends_scoring(make_pool):
     with make_pool(num_workers=2) as pool:
         assert len(own_children()) == 2
     assert own_children() == []
     pool.close()
     with pytest.raises(RuntimeError, match="after close"):
-        pool.judge(requests("7"))
+        pool.score(requests("7"))
 
 
 def test_a_second_caller_is_refused(make_pool):
     pool = make_pool(timeout_s=2.0)
     done = []
-    first = threading.Thread(target=lambda: done.append(pool.judge(requests("hang"))))
+    first = threading.Thread(target=lambda: done.append(pool.score(requests("hang"))))
     with pool._lock:
         with pytest.raises(RuntimeError, match="already running in another thread"):
-            pool.judge(requests("7"))
+            pool.score(requests("7"))
     first.start()
     first.join(30)
     assert done[0][0].score is None

@@ -6,11 +6,12 @@ import pytest
 
 from rljob_runtime.errors import DeadlineError, WorkerLostError
 from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.samples import sample_seed
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Sampling
-from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedJudge, no_texts
+from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedRewards, no_texts
 
 
 def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0, done: tuple[int, ...] = ()) -> RolloutScheduler:
@@ -18,13 +19,13 @@ def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0
         prompts=CountingPrompts(),
         decode=no_texts,
         engines=engines,
-        judge=ScriptedJudge().judge,
-        gate=StalenessGate(groups_per_step=2, max_lag=0, total_groups=8),
+        score=ScriptedRewards().score,
+        gate=StalenessGate(groups_per_step=2, async_generation_ratio=0, max_staleness=0, total_groups=8),
         config=RolloutConfig(
             samples_per_prompt=2,
             sampling=Sampling(max_tokens=4),
             seed=5,
-            fleet=FleetConfig(slots=256, stall_timeout_s=stall_timeout_s, affinity_margin=0),
+            fleet=FleetConfig(capacities=(Capacity(slots=256),) * len(engines), stall_timeout_s=stall_timeout_s, affinity_margin=0),
         ),
         done=done,
     )
@@ -104,7 +105,7 @@ def test_seeds_differ_by_job_prompt_and_sample_and_stay_the_same() -> None:
 def test_a_group_whose_rewards_all_fail_is_replaced_by_another_prompt() -> None:
     async def body() -> None:
         scheduler = scheduler_of([ScriptedEngine("actor_infer-0")])
-        scheduler._judge = ScriptedJudge(failing=lambda request: request.prompt.index == 0).judge
+        scheduler._score = ScriptedRewards(failing=lambda request: request.prompt.index == 0).score
         running = await started(scheduler)
         groups = await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch of step 1")
         assert sorted(group.trajectories[0].prompt.index for group in groups) == [1, 2]

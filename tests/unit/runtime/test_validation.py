@@ -9,6 +9,7 @@ import pytest
 
 from rljob_runtime.errors import DeadlineError
 from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
+from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling
@@ -65,7 +66,7 @@ class Training:
 
 
 def score_of(request: RewardRequest) -> RewardResult:
-    """Each response scores its length; the second one of prompt 1 cannot be judged."""
+    """Each response scores its length; the second one of prompt 1 cannot be scored."""
     if request.sample_id.endswith("1/1"):
         return RewardResult(sample_id=request.sample_id, score=None, error="reward task: ran past its time limit of 1 s")
     score = float(len(request.response_text))
@@ -77,19 +78,19 @@ def within(
     *,
     engines: Sequence[TimedEngine] | None = None,
     slots: int = 4,
-    judge: Callable[[RewardRequest], RewardResult] = score_of,
+    score: Callable[[RewardRequest], RewardResult] = score_of,
     prompts: Sequence[Prompt] = PROMPTS,
     **config: Any,
 ) -> None:
     """Run ``body`` beside a fleet."""
 
-    async def judged(requests: list[RewardRequest]) -> list[RewardResult]:
-        return [judge(request) for request in requests]
+    async def scored(requests: list[RewardRequest]) -> list[RewardResult]:
+        return [score(request) for request in requests]
 
     async def main() -> None:
         made: list[Any] = list(engines) if engines is not None else [CuttingEngine("e0", slots=slots, length_of=length_of)]
-        fleet = EngineFleet(made, config=FleetConfig(slots=slots, stall_timeout_s=1000.0))
-        validator = Validator(fleet=fleet, prompts=prompts, decode=no_texts, judge=judged, config=replace(CONFIG, **config))
+        fleet = EngineFleet(made, config=FleetConfig(capacities=(Capacity(slots=slots),) * len(made), stall_timeout_s=1000.0))
+        validator = Validator(fleet=fleet, prompts=prompts, decode=no_texts, score=scored, config=replace(CONFIG, **config))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(fleet.run())
             await asyncio.sleep(0)
@@ -99,7 +100,7 @@ def within(
     run_virtual(main())
 
 
-def test_metrics_are_over_judged_responses_and_lengths_over_all() -> None:
+def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
     told: dict[str, float] = {}
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
@@ -108,7 +109,7 @@ def test_metrics_are_over_judged_responses_and_lengths_over_all() -> None:
 
     within(body)
     lengths = {(0, 0): 1, (0, 1): 3, (1, 0): 2, (1, 1): 4, (2, 0): 3, (2, 1): 4}  # those of 4 are cut
-    judged = [1, 3, 2, 3, 4]
+    scored = [1, 3, 2, 3, 4]
     seconds = told.pop("time/validate_s")
     assert 4.0 <= seconds < CONFIG.timeout_s
     assert told == pytest.approx(
@@ -119,23 +120,23 @@ def test_metrics_are_over_judged_responses_and_lengths_over_all() -> None:
             "validation/tokens": sum(lengths.values()),
             "validation/mean_tokens": sum(lengths.values()) / 6,
             "validation/truncated_fraction": 2 / 6,
-            "validation/mean": sum(judged) / 5,
+            "validation/mean": sum(scored) / 5,
             "validation/pass_rate": 3 / 5,
             "validation/source/sums": (1 + 3 + 2) / 3,
             "validation/source/words": (3 + 4) / 2,
-            "validation/part/task": sum(judged) / 5,
-            "validation/part/brevity": -sum(judged) / 5,
+            "validation/part/task": sum(scored) / 5,
+            "validation/part/brevity": -sum(scored) / 5,
         }
     )
 
 
-def test_where_no_response_can_be_judged_there_is_no_mean() -> None:
+def test_where_no_response_can_be_scored_there_is_no_mean() -> None:
     told: dict[str, float] = {}
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
         told.update(await validator.run(0))
 
-    within(body, judge=lambda request: RewardResult(sample_id=request.sample_id, score=None, error="reward task: no such module"))
+    within(body, score=lambda request: RewardResult(sample_id=request.sample_id, score=None, error="reward task: no such module"))
     assert told["validation/errors"] == 6
     assert not {
         name for name in told if name.startswith(("validation/mean", "validation/pass", "validation/source", "validation/part"))
@@ -231,13 +232,13 @@ def test_a_validation_that_takes_too_long_names_its_version_and_counts_and_leave
     assert list(training.got) == ["0/0"]
 
 
-def test_a_judge_that_takes_too_long_is_bounded_too() -> None:
+def test_a_reward_that_takes_too_long_is_bounded_too() -> None:
     async def never(requests: list[RewardRequest]) -> list[RewardResult]:
         await asyncio.sleep(1000.0)
         return []
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
-        validator._judge = never
+        validator._score = never
         with pytest.raises(DeadlineError, match="validation of weights v3: 6 of 6 responses within 50 s"):
             await validator.run(3)
 

@@ -37,10 +37,10 @@ class EmbeddedCluster(RayCluster):
         self._node_labels = node_labels
         self._processes: RayProcesses | None = None
 
-    async def start(self, plan: Plan, timeout_s: float, say: Callable[[str], None]) -> None:
+    async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
         """See the protocol."""
         self.start_processes(plan)
-        await super().start(plan, timeout_s, say)
+        await super().start(plan, timeout_s, notify)
 
     def start_processes(self, plan: Plan) -> str:
         """Start the head and the nodes of the plan without connecting to them; returns the cluster's address.

@@ -94,7 +94,7 @@ def _traceback_in_log() -> Iterator[None]:
 
 
 def _join_pod(name: str, log_file: str) -> None:
-    """Copy the log to the pod's output and tell the stop hook of this process; neither is worth failing for."""
+    """Copy the log to the pod's output and register this process for the stop hook; neither is worth failing for."""
     output = PodOutput(POD_OUTPUT, f"[{name}] ")
     try:
         pid_file.write(pid_file.worker_file(pid_file.STATE_FOLDER, name))

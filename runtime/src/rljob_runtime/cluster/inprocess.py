@@ -14,7 +14,7 @@ class InProcessWorker:
     """Methods of an object, run in one thread of their own, one after the other."""
 
     def __init__(self, name: str, target: object, *, log_file: str = "") -> None:
-        """``target`` is used by nobody else from now on; ``log_file`` is for messages."""
+        """``target`` must not be used elsewhere from now on; ``log_file`` is for messages."""
         self.name = name
         self.log_file = log_file
         self._target = target
@@ -76,7 +76,7 @@ class InProcessCall:
             WorkerLostError: the worker was stopped before it began.
         """
         worker, done = self._worker, asyncio.wrap_future(self.future)
-        done.add_done_callback(lambda over: over.cancelled() or over.exception())  # seen, also where nobody waits any more
+        done.add_done_callback(lambda over: over.cancelled() or over.exception())  # seen, also where no one waits any more
         finished, _ = await asyncio.wait([done], timeout=timeout_s)
         if done.cancelled():
             raise worker.lost()

@@ -1,6 +1,6 @@
 """Whether a Python of the spec can run workers, found out on its node before a worker is started on it.
 
-Ray says nothing of use about an interpreter that does not start: it tries again until the deadline.
+Ray reports nothing useful about an interpreter that does not start: it tries again until the deadline.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class PodOutput:
         try:
             os.write(self._fd, block)
         except BlockingIOError:
-            return  # nobody reads fast enough: these lines are in the log file
+            return  # the reader is too slow: these lines are in the log file
         except OSError:
             self.close()
 

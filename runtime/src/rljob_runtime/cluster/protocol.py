@@ -89,8 +89,8 @@ class Worker(Protocol):
 class Cluster(Protocol):
     """Nodes that match a plan."""
 
-    async def start(self, plan: Plan, timeout_s: float, say: Callable[[str], None]) -> None:
-        """Connect, wait until exactly the planned nodes are there, reserve their devices; ``say`` is told now and then what is missing.
+    async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
+        """Connect, wait until exactly the planned nodes are there, reserve their devices; ``notify`` gets what is missing.
 
         Raises:
             ClusterError: what is missing, by node, group and device count.

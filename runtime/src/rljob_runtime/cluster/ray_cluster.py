@@ -43,7 +43,7 @@ from rljob_runtime.errors import (
 
 NAMESPACE = "rljob"
 SAY_EVERY_S = 15.0
-"""How often a wait for nodes says what is missing."""
+"""How often a wait for nodes reports what is missing."""
 PLACEMENT_WAIT_S = 1.0
 HEAD_RESOURCE = "node:__internal_head__"
 """Only Ray's head offers it."""
@@ -78,7 +78,7 @@ class RayCluster:
         self._actors: list[Any] = []
         self._connected = False
 
-    async def start(self, plan: Plan, timeout_s: float, say: Callable[[str], None]) -> None:
+    async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
         """See the protocol."""
         deadline = time.monotonic() + timeout_s
         try:
@@ -88,7 +88,7 @@ class RayCluster:
             where = os.environ.get("RAY_ADDRESS", self._address)
             raise ClusterError(f"the Ray cluster at {where} cannot be reached: {error}") from error
         self._connected = True
-        await wait_for_nodes(plan, deadline, say)
+        await wait_for_nodes(plan, deadline, notify)
         used = _used_nodes(plan)
         self._nodes = {node.rank: node for node in used}
         self._bundle_of_rank = {node.rank: index for index, node in enumerate(used)}
@@ -97,10 +97,10 @@ class RayCluster:
             strategy="PACK",
             bundle_label_selector=[{NODE_RANK_LABEL: str(node.rank)} for node in used],
         )
-        await self._wait_for_devices(self._group, used, deadline, say)
+        await self._wait_for_devices(self._group, used, deadline, notify)
 
     async def _wait_for_devices(
-        self, group: PlacementGroup, nodes: Sequence[PlannedNode], deadline: float, say: Callable[[str], None]
+        self, group: PlacementGroup, nodes: Sequence[PlannedNode], deadline: float, notify: Callable[[str], None]
     ) -> None:
         """Wait until the placement group is placed, in short waits, so that a stop is not held up by Ray's own."""
         say_at = time.monotonic() + SAY_EVERY_S
@@ -114,7 +114,7 @@ class RayCluster:
                 )
             if now >= say_at:
                 say_at = now + SAY_EVERY_S
-                say(f"waiting for free devices, {deadline - now:.0f} s left: wanted {wanted}")
+                notify(f"waiting for free devices, {deadline - now:.0f} s left: wanted {wanted}")
 
     async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
         """See the protocol."""
@@ -290,8 +290,8 @@ class _HostActor(WorkerHost):
         super().__init__(spec.name, spec.factory, spec.kwargs, env, log_file)
 
 
-async def wait_for_nodes(plan: Plan, deadline: float, say: Callable[[str], None]) -> None:
-    """Wait until the nodes are the planned ones; tells ``say`` what is wrong, now and then while that is so.
+async def wait_for_nodes(plan: Plan, deadline: float, notify: Callable[[str], None]) -> None:
+    """Wait until the nodes are the planned ones; ``notify`` is called now and then with what is wrong.
 
     Raises:
         ClusterError: at the deadline, with everything that is still wrong.
@@ -305,7 +305,7 @@ async def wait_for_nodes(plan: Plan, deadline: float, say: Callable[[str], None]
             )
         if now >= say_at:
             say_at = now + SAY_EVERY_S
-            say(f"waiting for the planned nodes, {deadline - now:.0f} s left: {'; '.join(problems)}")
+            notify(f"waiting for the planned nodes, {deadline - now:.0f} s left: {'; '.join(problems)}")
         await asyncio.sleep(0.1)
 
 
@@ -383,7 +383,7 @@ def _lost(error: RayActorError, worker: RayWorker) -> RuntimeFault:
 
 
 _TELLING = ("exit", "signal", "killed", "oom", "died because", "dead because", "node has died", "node died")
-"""What lines on the cause of an actor's death say; the others are ids, and a first line that is always true."""
+"""Words of the lines on the cause of an actor's death; the others are ids, and a first line that is always true."""
 
 
 def _exit_detail(error: RayActorError) -> str:

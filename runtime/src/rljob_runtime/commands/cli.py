@@ -93,7 +93,7 @@ def plan(
     processes: Annotated[bool, typer.Option("--processes", help="List every process, also when there are many.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")] = False,
     why: Annotated[
-        bool, typer.Option("--explain", help="Say what mode: Auto chose and why, ready to paste, and where the memory goes.")
+        bool, typer.Option("--explain", help="Explain what mode: Auto chose and why, ready to paste, and where the memory goes.")
     ] = False,
     measured: Annotated[
         Path | None, typer.Option(metavar="SUMMARY", help="summary.json of an earlier run, whose phase times mode: Auto then goes by.")
@@ -140,11 +140,11 @@ def convert(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest here instead of to standard output.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; the experiment's when not given.")] = None,
     devices_per_node: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Accelerators of a node, which RLinf's files do not say; 8 when not given.")
+        int | None, typer.Option(min=1, max=1024, help="Accelerators of a node, which RLinf's files do not contain; 8 when not given.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail when something has no place in the manifest.")] = False,
 ) -> None:
-    """Make a job of a ROLL or RLinf configuration, and say what became of every part of it.
+    """Convert a ROLL or RLinf configuration to a job, and report what became of every part of it.
 
     The manifest goes to standard output, the notes to standard error and on top of the manifest.
 
@@ -200,7 +200,7 @@ def schema(
 
 @app.command()
 def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field such as spec.rollout or spec.seed.")] = "spec") -> None:
-    """Say what a field means: its type, default, bounds and the fields inside it.
+    """Explain a field: its type, default, bounds and the fields inside it.
 
     Exit codes: 0 done, 2 no such field.
     """
@@ -276,7 +276,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file and say so on standard error, which leaves standard output to the plan."""
+    """Write a file and report it on standard error, which leaves standard output to the plan."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -21,7 +21,7 @@ def convert_file(text: str, source: str, *, out: Path | None, name: str | None, 
         source: the framework, ``roll`` or ``rlinf``.
         out: where the manifest goes, with the notes as a comment; standard output when None.
         name: of the job.
-        devices_per_node: accelerators of a node where the configuration does not say it.
+        devices_per_node: accelerators of a node where the configuration does not contain it.
         strict: refuse when something was dropped or not understood.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What ``rljob plan --explain`` says: the chosen placement, the runner-up, what each costs, and the lines to paste.
+"""The output of ``rljob plan --explain``: the chosen placement, the runner-up, what each costs, and the lines to paste.
 
 | output | content                                                                |
 |--------|------------------------------------------------------------------------|

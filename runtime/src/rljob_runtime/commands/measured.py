@@ -32,7 +32,7 @@ def read(summary: Path) -> Measured:
         summary: its summary.json; metrics.jsonl and spec.yaml lie beside it.
 
     Raises:
-        RuntimeFault: a file is missing or malformed, a metric is missing, or the run's times say nothing about another placement.
+        RuntimeFault: a file is missing or malformed, a metric is missing, or the run's times do not apply to another placement.
     """
     load_summary(summary)  # refuses what is no summary
     metrics, spec = summary.with_name("metrics.jsonl"), summary.with_name("spec.yaml")
@@ -59,7 +59,7 @@ def _job(path: Path) -> CheckedJob:
     try:
         return check(path.read_text(encoding="utf-8"), runnable=False)
     except OSError as error:
-        raise SetupError(f"{path}: cannot be read ({error.strerror}); it tells how many devices the run had") from error
+        raise SetupError(f"{path}: cannot be read ({error.strerror}); it holds the number of devices of the run") from error
     except SpecInvalidError as error:
         raise SetupError(f"{path}: is not the spec of a run: {error.errors[0]}") from error
 

@@ -1,6 +1,6 @@
 """Plans for people and for tools: the output of ``rljob plan``.
 
-rich and the pictures are imported only where something is drawn: ``rljob validate`` should answer at once.
+rich and the pictures are imported only where a picture is made: ``rljob validate`` should answer at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def print_picture(checked: CheckedJob, console: Console, *, processes: bool = Fa
     """The picture, and the table of processes where it was asked for or is short.
 
     Raises:
-        PlacementError: weights cannot reach an engine in the way that spec.weightSync says.
+        PlacementError: weights cannot reach an engine in the way that spec.weightSync asks for.
     """
     from rljob_runtime import plan_view
 
@@ -141,7 +141,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
     """How weights travel from every Trainer to every Rollout; nothing for components without devices.
 
     Raises:
-        PlacementError: they cannot, in the way that spec.weightSync says.
+        PlacementError: they cannot, in the way that spec.weightSync asks for.
     """
     from rljob_api.placement.sync_routes import sync_plan_of
     from rljob_runtime.plan_view import routes_of

@@ -31,6 +31,7 @@ from rljob_runtime.job import assemble, launch
 from rljob_runtime.job.worker_settings import devices_in_words, spec_fingerprint
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import Driver
+from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
 
 NO_SAMPLING_STEPS = 10**9
@@ -85,7 +86,7 @@ def prepare(
 
 
 def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
-    """Run it to its end; files and the display tell the rest.
+    """Run it to its end; files and the display report the rest.
 
     Raises:
         Interrupted: stopped by SIGINT or SIGTERM.
@@ -115,7 +116,7 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
 async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     job, plan = attempt.checked.job, attempt.checked.plan
     interrupt = Interruption(asyncio.current_task(), reporter, checkpoint=attempt.store.kept)
-    workers: launch.Workers | None = None
+    workers: JobWorkers | None = None
     with interrupt.handling_signals():
         try:
             async with _deadline(job.spec.active_deadline_seconds):
@@ -131,11 +132,11 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
                 await launch.shut_down(cluster, workers)
 
 
-async def _train(attempt: Attempt, workers: launch.Workers, reporter: Reporter, interrupt: Interruption) -> None:
+async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, interrupt: Interruption) -> None:
     spec = attempt.checked.job.spec
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
-            await launch.load_policy(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
+            await launch.load_checkpoint(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
     parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True

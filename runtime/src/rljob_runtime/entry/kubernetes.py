@@ -6,7 +6,7 @@
 
 It can be started again at any time, by the next attempt or by KubeRay after the head was lost: it goes on from the newest complete
 checkpoint in the run folder. Its output goes to the Ray job's log, to ``logs/driver-a<attempt>.log`` in the run folder and to the pod's
-own output. Whatever ends it, the last line says why (:mod:`rljob_api.failure`). Exit codes: see :mod:`rljob_runtime.entry.attempt`.
+own output. Whatever ends it, the last line gives the reason (:mod:`rljob_api.failure`). Exit codes: see :mod:`rljob_runtime.entry.attempt`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ NO_STORAGE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What the operator says about this pod."""
+class PodContext:
+    """What the operator passes to this pod."""
 
     namespace: str
     job: str
@@ -60,7 +60,7 @@ class Place:
     """Whether all pods, also those of later attempts, share the run folder."""
 
 
-def place_of(environment: Mapping[str, str]) -> Place:
+def pod_context(environment: Mapping[str, str]) -> PodContext:
     """Read it from the pod's environment.
 
     Raises:
@@ -72,7 +72,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     number, shared = environment[naming.ENV_ATTEMPT], environment[naming.ENV_STORAGE_SHARED]
     if not number.isdecimal() or int(number) < 1 or shared not in ("0", "1"):
         raise SetupError(f"{naming.ENV_ATTEMPT}={number} must be a number from 1, {naming.ENV_STORAGE_SHARED}={shared} must be 0 or 1")
-    return Place(
+    return PodContext(
         namespace=environment[naming.ENV_NAMESPACE],
         job=environment[naming.ENV_JOB],
         attempt=int(number),
@@ -81,7 +81,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     )
 
 
-class LastWord:
+class TerminationMessage:
     """A context manager that turns whatever ends its body into an exit code and a last line on standard output; nothing gets past it."""
 
     def __init__(self) -> None:
@@ -95,16 +95,16 @@ class LastWord:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Say why, readable first."""
+        """Print the reason, readable text first."""
         if error is None:
             return False
         self.exit_code = exit_code_of(error, checking=self.checking)
         failure = failure_of(error)
         if isinstance(error, SpecInvalidError | RuntimeFault | Interrupted):
-            said = [f"{failure.reason}: {failure.message}", *getattr(error, "__notes__", [])]
+            lines = [f"{failure.reason}: {failure.message}", *getattr(error, "__notes__", [])]
         else:
-            said = ["".join(traceback.format_exception(error)).rstrip()]
-        sys.stdout.write("\n".join([*said, encode(failure)]) + "\n")
+            lines = ["".join(traceback.format_exception(error)).rstrip()]
+        sys.stdout.write("\n".join([*lines, encode(failure)]) + "\n")
         sys.stdout.flush()
         return True
 
@@ -131,7 +131,7 @@ def checked_job(spec_file: Path) -> CheckedJob:
     return checked
 
 
-def drive(place: Place, folder: RunFolder, checked: CheckedJob) -> None:
+def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob) -> None:
     """Run the attempt to its end.
 
     Raises:
@@ -139,7 +139,7 @@ def drive(place: Place, folder: RunFolder, checked: CheckedJob) -> None:
     """
     spec = checked.job.spec
     store: Checkpoints = NoCheckpoints()
-    if place.has_storage:
+    if pod.has_storage:
         store = CheckpointStore(Path(spec.checkpoint.path) if spec.checkpoint.path else folder.checkpoints, spec.checkpoint.keep)
     prepared = attempt.prepare(
         checked,
@@ -147,12 +147,12 @@ def drive(place: Place, folder: RunFolder, checked: CheckedJob) -> None:
         store,
         resume=True,
         job_folder=None,
-        model_folder=folder.model if place.has_storage else None,
-        notes=() if place.has_storage else (NO_STORAGE,),
+        model_folder=folder.model if pod.has_storage else None,
+        notes=() if pod.has_storage else (NO_STORAGE,),
     )
     from rljob_runtime.cluster.ray_cluster import RayCluster
 
-    attempt.run(prepared, RayCluster(RUNNING_CLUSTER, folder.logs.resolve()), display_of(place))
+    attempt.run(prepared, RayCluster(RUNNING_CLUSTER, folder.logs.resolve()), display_of(pod))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -165,16 +165,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as outputs:
         pod = outputs.enter_context(contextlib.closing(PodOutput(POD_OUTPUT, "[driver] "))) if _in_pod() else None
         outputs.enter_context(_copied_to([pod] if pod is not None else []))
-        with LastWord() as last:
-            place = place_of(os.environ)
-            folder = RunFolder.open(place.run_folder, FolderMode.RESUME_OR_NEW)
-            log = outputs.enter_context(_opened(folder.logs / f"driver-a{place.attempt}.log"))
+        with TerminationMessage() as last:
+            pod = pod_context(os.environ)
+            folder = RunFolder.open(pod.run_folder, FolderMode.RESUME_OR_NEW)
+            log = outputs.enter_context(_opened(folder.logs / f"driver-a{pod.attempt}.log"))
             outputs.enter_context(_copied_to([log]))
             _claim(pid_file.driver_file(options.state_folder))
             last.checking = True
             checked = checked_job(options.spec_file)
             last.checking = False
-            drive(place, folder, checked)
+            drive(pod, folder, checked)
     return last.exit_code
 
 
@@ -182,7 +182,7 @@ def _in_pod() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def display_of(place: Place) -> Display:
+def display_of(pod: PodContext) -> Display:
     """Plain lines, and the RLJob's status where it can be written."""
     lines = PlainDisplay(sys.stdout, clock=time.monotonic)
     server = progress.api_server(os.environ)
@@ -192,12 +192,12 @@ def display_of(place: Place) -> Display:
     reachable = server
 
     def send(value: Progress) -> str | None:
-        return progress.apply_progress(reachable, place.namespace, place.job, value)
+        return progress.apply_progress(reachable, pod.namespace, pod.job, value)
 
-    return Displays([lines, progress.ProgressDisplay(send, attempt=place.attempt, say=_say)])
+    return Displays([lines, progress.ProgressDisplay(send, attempt=pod.attempt, notify=_log)])
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 

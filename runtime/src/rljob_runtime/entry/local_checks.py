@@ -27,10 +27,10 @@ def fields_without_effect(spec: RLJobSpec) -> list[str]:
 def notes(spec: RLJobSpec) -> tuple[str, ...]:
     """What the user should know at the start of a local run."""
     without = fields_without_effect(spec)
-    said = [f"without effect on this machine: {', '.join(without)}"] if without else []
+    notes = [f"without effect on this machine: {', '.join(without)}"] if without else []
     if _is_on_volume(spec):
-        said.append(f"spec.checkpoint.path {spec.checkpoint.path} lies on the volume of spec.storage: checkpoints go into the run folder")
-    return tuple(said)
+        notes.append(f"spec.checkpoint.path {spec.checkpoint.path} lies on the volume of spec.storage: checkpoints go into the run folder")
+    return tuple(notes)
 
 
 def check(spec: RLJobSpec, environment: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ def check(spec: RLJobSpec, environment: Mapping[str, str]) -> None:
         SetupError: the job is suspended, or a variable that a Secret would give is not in ``environment``.
     """
     if spec.suspend:
-        raise SetupError("spec.suspend is true: the job is told not to run; write false to run it")
+        raise SetupError("spec.suspend is true: the job is suspended; write false to run it")
     sources = [(f"nodeGroups[{i}]", g.env) for i, g in enumerate(spec.node_groups)]
     sources += [(f"components[{i}]", c.env) for i, c in enumerate(spec.components)]
     missing = [

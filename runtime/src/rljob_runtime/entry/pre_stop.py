@@ -23,20 +23,20 @@ TIMEOUT_S = 3600.0
 """Longer than any grace period: the kubelet decides."""
 
 
-def stop(state_folder: Path, timeout_s: float, say: Callable[[str], None]) -> bool:
+def stop(state_folder: Path, timeout_s: float, log: Callable[[str], None]) -> bool:
     """End the driver of this pod in order, or wait for the workers of this pod; returns whether all have ended in time."""
     deadline = time.monotonic() + timeout_s
     driver = pid_file.driver_file(state_folder)
     pid = pid_file.running(driver)
     if pid is not None:
-        say(f"stopping: SIGTERM to the driver (pid {pid}), which writes a checkpoint of the last finished step first")
+        log(f"stopping: SIGTERM to the driver (pid {pid}), which writes a checkpoint of the last finished step first")
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGTERM)
     elif waiting := [path.stem for path in pid_file.worker_files(state_folder) if pid_file.running(path)]:
-        say(f"stopping: waiting for the driver to end {', '.join(waiting)}")
+        log(f"stopping: waiting for the driver to end {', '.join(waiting)}")
     while left := [path.stem for path in (driver, *pid_file.worker_files(state_folder)) if pid_file.running(path)]:
         if time.monotonic() >= deadline:
-            say(f"after {timeout_s:g} s there is still {', '.join(left)}")
+            log(f"after {timeout_s:g} s there is still {', '.join(left)}")
             return False
         time.sleep(POLL_S)
     return True
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     output = PodOutput(POD_OUTPUT, "[pre-stop] ") if "KUBERNETES_SERVICE_HOST" in os.environ else None
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         if output is not None:
             output.write(f"{text}\n".encode())
 
-    return 0 if stop(options.state_folder, options.timeout_s, say) else 1
+    return 0 if stop(options.state_folder, options.timeout_s, log) else 1
 
 
 if __name__ == "__main__":

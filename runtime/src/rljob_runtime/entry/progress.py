@@ -4,7 +4,7 @@
 
     Reporter -> ProgressDisplay.step  -> latest value -> own thread, at most every 5 s -> PATCH .../rljobs/<name>/status
 
-Training never waits for it: a write that fails or is slow is said once, counted, and tried again later with the newest value.
+Training never waits for it: a write that fails or is slow is logged once, counted, and tried again later with the newest value.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def apply_progress(server: ApiServer, namespace: str, name: str, progress: Progr
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What the API server says in its answer."""
+    """The API server's answer in words."""
     try:
         return f": {json.loads(error.read(MAX_ANSWER_BYTES))['message']}"
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
@@ -101,7 +101,7 @@ class ProgressDisplay:
         send: Send,
         *,
         attempt: int,
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         thread: bool = True,
@@ -111,14 +111,14 @@ class ProgressDisplay:
         Args:
             send: writes one value.
             attempt: of the job, counted from 1.
-            say: told why writes fail.
+            notify: called with the reason when writes fail.
             clock: monotonic seconds.
             now: the time that is written.
             thread: whether writes happen in a thread of their own; tests call ``write_due`` themselves.
         """
         self._send = send
         self._attempt = attempt
-        self._say = say
+        self._notify = notify
         self._clock = clock
         self._now = now
         self._lock = threading.Lock()
@@ -169,7 +169,7 @@ class ProgressDisplay:
         elif self._thread.is_alive():
             self._thread.join(CLOSE_TIMEOUT_S)
         if self.failures:
-            self._say(f"progress in the RLJob's status: {self.failures} of {self.writes} writes failed")
+            self._notify(f"progress in the RLJob's status: {self.failures} of {self.writes} writes failed")
 
     def history(self, records: Sequence[StepRecord]) -> None:
         """Only the present is written."""
@@ -205,7 +205,7 @@ class ProgressDisplay:
                 self._latest = self._latest or latest  # not lost, unless there is a newer one
         if reason is not None and reason not in self._said:
             self._said.add(reason)
-            self._say(f"progress cannot be written to the RLJob's status, training goes on: {reason}")
+            self._notify(f"progress cannot be written to the RLJob's status, training goes on: {reason}")
         return None if self._closing else 0.0
 
     def _offer(self, **values: int | str | None) -> None:

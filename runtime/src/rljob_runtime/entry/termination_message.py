@@ -23,7 +23,7 @@ EXPLAINS = re.compile(r"^Traceback \(most recent call last\)|^Fatal Python error
 
 
 def failure_of(error: BaseException) -> DriverFailure:
-    """What to tell the operator about ``error``; anything that is no fault of the runtime's own tree comes with its traceback."""
+    """What the operator gets to know of ``error``; anything that is not of the runtime's own tree comes with its traceback."""
     if isinstance(error, SpecInvalidError):
         return DriverFailure(reason=Reason.SPEC_INVALID, message=str(error))
     if isinstance(error, WorkerFailedError | WorkerLostError):

@@ -2,9 +2,9 @@
 
 ::
 
-    spec ── resolve ──> settings ─┐
-    workers of launch ────────────┼──> scheduler, publisher, maker, validator ──> Parts of the Driver
-    state of a checkpoint ────────┘
+    spec ── *_settings ──> settings ─┐
+    workers of launch ───────────────┼──> scheduler, publisher, batch builder, validator ──> Parts of the Driver
+    state of a checkpoint ───────────┘
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.job import learning_settings, worker_settings
-from rljob_runtime.job.launch import Workers, load_tokenizer
-from rljob_runtime.loop.batch_builder import BatchMaker, Scorers
+from rljob_runtime.job.launch import load_tokenizer
+from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
-from rljob_runtime.loop.driver import IO_TIMEOUT_S, LoopConfig, Parts
+from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
+from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.fleet import EngineFleet
-from rljob_runtime.overlap.judge import RewardRouter
+from rljob_runtime.overlap.reward_router import RewardRouter
 from rljob_runtime.overlap.rule import Rule
-from rljob_runtime.overlap.scheduler import Judge, RolloutScheduler
+from rljob_runtime.overlap.scheduler import RolloutScheduler, ScoreResponses
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
@@ -38,14 +40,12 @@ if TYPE_CHECKING:
 
 PROBE_TOKENS = 64
 """Tokens of one probe sequence at most."""
-YEAR_S = 366 * 24 * 3600.0
-"""Stands for no ``activeDeadlineSeconds``."""
 
 Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
 
 async def assemble(
-    spec: RLJobSpec, workers: Workers, store: Checkpoints, state: DriverState | None, reporter: Reporter
+    spec: RLJobSpec, workers: JobWorkers, store: Checkpoints, state: DriverState | None, reporter: Reporter
 ) -> tuple[Parts, LoopConfig]:
     """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on.
 
@@ -60,25 +60,26 @@ async def assemble(
     if state is not None:
         source.restore(state.source_state)
     decode: Decode = partial(_decode, tokenizer)
-    judge = RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).judge
+    score = RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).score
 
-    def told_of_loss(index: int, error: WorkerLostError) -> None:
+    def log_loss(index: int, error: WorkerLostError) -> None:
         reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
 
+    num_engines = {component.group.name: len(component.workers) for component in workers.with_role(Role.ROLLOUT)}
     scheduler = RolloutScheduler(
         prompts=source,
         decode=decode,
         engines=workers.engines,
-        judge=judge,
+        score=score,
         gate=learning_settings.staleness_gate(spec, state.step if state else 0),
-        config=learning_settings.rollout_config(spec, survives_engine_loss=not workers.turns.engines),
+        config=learning_settings.rollout_config(spec, num_engines, survives_engine_loss=not workers.leased_engines),
         next_group_id=state.next_group_id if state else 0,
         done=state.done if state else (),
-        on_lost=told_of_loss,
+        on_lost=log_loss,
     )
-    specs = await workers.trainers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
     publisher = WeightPublisher(
-        trainers=workers.trainers,
+        trainers=workers.trainer.workers,
         engines=workers.engines,
         manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
         timeout_s=spec.weight_sync.timeout_seconds,
@@ -87,16 +88,12 @@ async def assemble(
         goes_on_without=partial(goes_on_without, scheduler.fleet),
     )
     parts = Parts(
-        trainers=workers.trainers,
-        critics=workers.critics,
-        engines=workers.engines,
-        others=(*workers.references, *workers.rewards),
+        workers=workers,
         scheduler=scheduler,
         publisher=publisher,
-        maker=_maker(spec, workers, state),
-        validator=await asyncio.to_thread(_validator, spec, tokenizer, scheduler.fleet, decode, judge),
+        batches=_batch_builder(spec, workers, state),
+        validator=await asyncio.to_thread(_validator, spec, tokenizer, scheduler.fleet, decode, score),
         checkpoints=store,
-        turns=workers.turns,
         reporter=reporter,
     )
     return parts, _loop_config(spec)
@@ -131,29 +128,24 @@ def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> l
     return list(seen.values())
 
 
-def _validator(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, fleet: EngineFleet, decode: Decode, judge: Judge) -> Validator | None:
+def _validator(
+    spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, fleet: EngineFleet, decode: Decode, score: ScoreResponses
+) -> Validator | None:
     if not spec.validation.every_steps:
         return None
     config = learning_settings.validation_config(spec)
-    return Validator(fleet=fleet, prompts=validation_prompts(spec, tokenizer), decode=decode, judge=judge, config=config)
+    return Validator(fleet=fleet, prompts=validation_prompts(spec, tokenizer), decode=decode, score=score, config=config)
 
 
-def _maker(spec: RLJobSpec, workers: Workers, state: DriverState | None) -> BatchMaker:
+def _batch_builder(spec: RLJobSpec, workers: JobWorkers, state: DriverState | None) -> BatchBuilder:
     rule = Rule(learning_settings.rule_config(spec))
     if state is not None:
         rule.restore(state.rule_state)
-    tensor = spec.training.tensor_parallel_size
-    recomputes = learning_settings.loss_config(spec).needs_proximal
-    return BatchMaker(
+    trainer = workers.trainer
+    return BatchBuilder(
         rule=rule,
-        scorers=Scorers(
-            references=workers.references,
-            trainers=workers.trainers if recomputes else (),
-            tensor_parallel_size=tensor,
-            critics=workers.critics,
-        ),
-        batching=learning_settings.batching_config(spec, len(workers.trainers) // tensor),
-        turns=workers.turns,
+        workers=workers,
+        batching=learning_settings.batching_config(spec, len(trainer.workers) // trainer.ranks_per_share),
         timeout_s=spec.training.step_timeout_seconds,
     )
 
@@ -163,7 +155,7 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
         total_steps=spec.training.steps,
         groups_per_step=spec.rollout.prompts_per_step,
         step_timeout_s=spec.training.step_timeout_seconds,
-        take_timeout_s=spec.active_deadline_seconds or YEAR_S,
+        take_timeout_s=spec.active_deadline_seconds or NO_DEADLINE_S,
         checkpoint_every_steps=spec.checkpoint.every_steps,
         critic_warmup_steps=learning_settings.critic_warmup_steps(spec),
         spec_fingerprint=worker_settings.spec_fingerprint(spec),

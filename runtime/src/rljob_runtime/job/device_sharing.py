@@ -1,18 +1,19 @@
-"""Makes the turns of a job whose components share devices: tenants of running workers, their sizes, budgets and policies.
+"""Leases of a job whose components share devices: who is a client of the arbiter, with which sizes, budgets and policies.
 
 ::
 
-    spec, plan ── shared_devices ──> who is a tenant: trainer, reference, critic, and each engine that has a device in common with others
+    spec, plan ── shared_devices ──> clients: components that compute in collectives, and each engine on a shared device
     ModelShape ── process_needs ──> sizes ─┐
-    node groups ── deviceMemory ─> budgets ┴─> DeviceArbiter ─> ArbiterTurns
+    node groups ── deviceMemory ─> budgets ┴─> DeviceArbiter, clients of each component ──> WorkerGroup
 
-With ``residency: Resident`` nothing moves, but trainer and engines still use shared devices in turn. With ``Switching`` the policy
-workers start first and step aside before engines start. Engines on devices of their own are no tenants: they never stop for others.
+With ``residency: Resident`` nothing moves, but trainer and engines still use shared devices one after the other. With ``Switching`` the
+policy workers start first and release their devices before engines start. Engines on devices of their own are no clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.memory import ModelShape, process_needs
@@ -20,34 +21,37 @@ from rljob_api.memory.training_needs import DTYPE_BYTES, MASTER_BYTES
 from rljob_api.memory.units import quantity_bytes
 from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy, Role
+from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency
 from rljob_runtime.cluster.protocol import Worker, gather_all
 from rljob_runtime.engine.protocol import EngineResidenceError
-from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.errors import OffloadError
-from rljob_runtime.loop.driver import IO_TIMEOUT_S
+from rljob_runtime.job.roles import ROLES, DeviceUse, LeaseUnit
+from rljob_runtime.job.worker_settings import component_spec
+from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S
 from rljob_runtime.offload.arbiter import DeviceArbiter
+from rljob_runtime.offload.clients import ClientProcess, DeviceClient, Sizes, StateMover, estimated, local_devices, policies
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import StateKind, SwitchReport
-from rljob_runtime.offload.tenants import Sizes, Tenant, TenantProcess, estimated, local_devices, policies
-from rljob_runtime.offload.turns import ArbiterTurns, NoTurns, Turns
 
-POLICY_ROLES = (Role.TRAINER, Role.REFERENCE, Role.CRITIC)
-TRAINED_ROLES = (Role.TRAINER, Role.CRITIC)
-TENANT_ROLES = (*POLICY_ROLES, Role.ROLLOUT)
-REFERENCE_KINDS = frozenset({StateKind.PARAMS, StateKind.OTHER})
-TRAINER_KINDS = REFERENCE_KINDS | {StateKind.GRADS, StateKind.OPTIMIZER}
 UNKNOWN_BYTES = 1 << 60
-"""Budget of a device whose memory nobody says, or whose processes' sizes are not known: then every idle component leaves."""
+"""Budget of a device of unknown memory, or whose processes' sizes are not known: then every idle component releases it."""
 GRACE_S = 10.0
 """How much longer than an engine's own deadline its answer may take."""
-YEAR_S = 366 * 24 * 3600.0
-"""Stands for no ``activeDeadlineSeconds``."""
 
 Needs = Callable[[PlannedComponent, PlannedProcess], Sizes | None]
 """Sizes of a process; None where they are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLeases:
+    """How the components of a job lease devices."""
+
+    arbiter: DeviceArbiter | None
+    """None: no component shares devices."""
+    clients: Mapping[str, tuple[str, ...]]
+    """Clients of each component that shares devices, by its name."""
 
 
 def shared_devices(plan: Plan) -> frozenset[int]:
@@ -55,7 +59,7 @@ def shared_devices(plan: Plan) -> frozenset[int]:
     seen: set[int] = set()
     shared: set[int] = set()
     for component in plan.components:
-        if component.role in TENANT_ROLES:
+        if ROLES[component.role].lease is not LeaseUnit.NONE:
             devices = component.device_set()
             shared |= seen & devices
             seen |= devices
@@ -67,65 +71,42 @@ def switches(spec: RLJobSpec, plan: Plan) -> bool:
     return spec.offload.residency is Residency.SWITCHING and any(component.shares_devices_with for component in plan.components)
 
 
-def takes_turns(spec: RLJobSpec, component: PlannedComponent, process: PlannedProcess, shared: Collection[int]) -> bool:
-    """Whether a process leaves its devices for others: an engine that has one in common, any process of a policy that has.
+def device_uses(spec: RLJobSpec, plan: Plan) -> Callable[[PlannedComponent, PlannedProcess], DeviceUse]:
+    """How each process uses shared devices; what all have in common is computed once."""
+    shared, host = shared_devices(plan), _host_shares(spec, plan)
 
-    Args:
-        spec: of the job.
-        component: of its plan.
-        process: of that component.
-        shared: from :func:`shared_devices`, made once for all processes.
-    """
-    return spec.offload.residency is Residency.SWITCHING and _is_tenant(component, process, shared)
+    def use(component: PlannedComponent, process: PlannedProcess) -> DeviceUse:
+        return DeviceUse(
+            releases=spec.offload.residency is Residency.SWITCHING and _is_leased(component, process, shared),
+            releases_kinds=_leaving(spec, component),
+            host_bytes=host.get((component.name, process.node_rank)),
+            optimizer_around_step=_optimizer_around_step(spec, component),
+        )
 
-
-def optimizer_around_step(spec: RLJobSpec, component: PlannedComponent) -> bool:
-    """Whether optimizer state is on the device only while a trainer or critic updates: ``offload.optimizer: Always`` where it switches."""
-    is_asked = _offload(spec, component).optimizer is OffloadPolicy.ALWAYS
-    switching = spec.offload.residency is Residency.SWITCHING
-    return component.role in TRAINED_ROLES and is_asked and switching and bool(component.shares_devices_with)
+    return use
 
 
-def leaving(spec: RLJobSpec, component: PlannedComponent) -> tuple[StateKind, ...]:
-    """Kinds that a policy gives up on the devices it shares; none where it shares nothing or stays."""
-    if component.role not in POLICY_ROLES or not component.shares_devices_with:
-        return ()
-    has = TRAINER_KINDS if component.role in TRAINED_ROLES else REFERENCE_KINDS
-    return tuple(sorted(has - _staying(spec, component)))
+def start_stages(spec: RLJobSpec, plan: Plan) -> list[list[PlannedComponent]]:
+    """Components that start together, stage by stage: a single stage unless an engine has to measure what others left free."""
+    if not switches(spec, plan):
+        return [list(plan.components)]
+    stages = sorted({ROLES[component.role].start_stage for component in plan.components})
+    return [[c for c in plan.components if ROLES[c.role].start_stage == stage] for stage in stages]
 
 
-async def step_aside(spec: RLJobSpec, plan: Plan, by_role: Mapping[Role, Sequence[Worker]], timeout_s: float) -> None:
-    """Take what may leave of policy workers off the devices they share, before engines start there and measure what is free.
+async def release_devices(
+    spec: RLJobSpec, components: Sequence[PlannedComponent], running: Mapping[str, Sequence[Worker]], timeout_s: float
+) -> None:
+    """Offload what may leave the shared devices, before the next stage starts there and measures what is free.
 
     Raises:
-        OffloadError: one cannot.
+        OffloadError: a worker cannot.
     """
-    if not switches(spec, plan):
-        return
     calls = []
-    for component, workers in _with_workers(plan, by_role):
-        if component.role in POLICY_ROLES and component.shares_devices_with:
-            calls += [worker.start("offload", leaving(spec, component)) for worker in workers]
+    for component in components:
+        if kinds := _leaving(spec, component):
+            calls += [worker.start("offload", kinds) for worker in running[component.name]]
     await gather_all(calls, timeout_s)
-
-
-def host_shares(spec: RLJobSpec, plan: Plan) -> dict[tuple[str, int], int]:
-    """Host memory for offloaded state that each process of a policy may keep, by component name and node rank; empty: no limit.
-
-    ``offload.hostMemoryBytes`` is divided among a node's processes as what they copy is, so that all have enough where the sum is enough.
-    """
-    total = spec.offload.host_memory_bytes
-    if total is None:
-        return {}
-    copied = {component.name: _copied_per_parameter(spec, component) for component in plan.components}
-    sums: dict[int, float] = {}
-    places: set[tuple[str, int]] = set()
-    for component in plan.components:
-        if copied[component.name]:
-            for process in component.processes:
-                sums[process.node_rank] = sums.get(process.node_rank, 0.0) + copied[component.name]
-                places.add((component.name, process.node_rank))
-    return {(name, node): int(total * copied[name] / sums[node]) for name, node in sorted(places)}
 
 
 def hold_s(spec: RLJobSpec) -> float:
@@ -135,115 +116,130 @@ def hold_s(spec: RLJobSpec) -> float:
     ``training.stepTimeoutSeconds``, checkpoints by ``IO_TIMEOUT_S``, a sync by ``weightSync.timeoutSeconds``. Only their sum over a whole
     attempt is known before, ``activeDeadlineSeconds`` or a year; on top come the update and the checkpoint under way at that moment.
     """
-    return (spec.active_deadline_seconds or YEAR_S) + spec.training.step_timeout_seconds + IO_TIMEOUT_S
+    return (spec.active_deadline_seconds or NO_DEADLINE_S) + spec.training.step_timeout_seconds + IO_TIMEOUT_S
 
 
-def turns_of(
+def lease_devices(
     spec: RLJobSpec,
     plan: Plan,
-    by_role: Mapping[Role, Sequence[Worker]],
+    running: Mapping[str, Sequence[Worker]],
     shape: ModelShape | None = None,
     on_switch: Callable[[SwitchRecord], None] = lambda record: None,
-) -> Turns:
-    """Turns for running workers; what may leave of policy workers that switch has stepped aside. Call in the event loop.
+) -> DeviceLeases:
+    """The arbiter over running workers, once those that switch have released their devices. Call in the event loop.
 
     Args:
         spec: of the job.
         plan: of that spec.
-        by_role: workers by role, by rank.
+        running: workers of each component by its name, in rank order.
         shape: of the model; None: sizes are not known.
-        on_switch: told of every switch.
+        on_switch: called after every switch.
 
     Raises:
         NoRoomError: what started does not fit; validation refuses such jobs where all sizes are known.
     """
     shared = shared_devices(plan)
     if not shared:
-        return NoTurns()
+        return DeviceLeases(arbiter=None, clients={})
     sizes, budgets = _sizes(spec, plan, shape), _budgets(spec, plan, shape)
     arbiter = DeviceArbiter(budgets, hold_s=hold_s(spec), on_switch=on_switch)
-    policy_names: dict[Role, list[str]] = {role: [] for role in POLICY_ROLES}
-    engines: dict[int, str] = {}
     resident = spec.offload.residency is Residency.RESIDENT
-    num_engines = 0
-    for component, workers in _with_workers(plan, by_role):
-        pairs = list(zip(component.processes, workers, strict=True))
-        if component.role is Role.ROLLOUT:
-            for index, (process, worker) in enumerate(pairs, start=num_engines):
-                if _is_tenant(component, process, shared):
-                    arbiter.add(_tenant(spec, component, worker.name, [(process, EngineMoves(worker))], sizes, budgets))
-                    engines[index] = worker.name
-            num_engines += len(pairs)
-        elif component.shares_devices_with:
-            tenant = _tenant(spec, component, component.name, pairs, sizes, budgets)
-            arbiter.add(tenant, resident=None if resident else _staying(spec, component) & tenant.kinds)
-            policy_names[component.role].append(component.name)
-    return ArbiterTurns(
-        arbiter,
-        trainers=policy_names[Role.TRAINER],
-        references=policy_names[Role.REFERENCE],
-        critics=policy_names[Role.CRITIC],
-        engines=engines,
-        timeout_s=float(spec.training.step_timeout_seconds),
-    )
-
-
-def _is_tenant(component: PlannedComponent, process: PlannedProcess, shared: Collection[int]) -> bool:
-    if component.role in POLICY_ROLES:
-        return bool(component.shares_devices_with)
-    return component.role is Role.ROLLOUT and any(device in shared for device in process.devices)
-
-
-def _with_workers(plan: Plan, by_role: Mapping[Role, Sequence[Worker]]) -> Iterator[tuple[PlannedComponent, Sequence[Worker]]]:
-    """Components with a model, each with its workers."""
-    taken = dict.fromkeys(TENANT_ROLES, 0)
+    clients: dict[str, list[str]] = {}
     for component in plan.components:
-        if component.role in taken:
-            first = taken[component.role]
-            taken[component.role] += component.world_size
-            yield component, by_role[component.role][first : taken[component.role]]
+        leased = [pair for pair in zip(component.processes, running[component.name], strict=True) if _is_leased(component, pair[0], shared)]
+        if not leased:
+            continue
+        if ROLES[component.role].lease is LeaseUnit.PROCESS:
+            units = [(worker.name, [(process, EngineMover(worker))]) for process, worker in leased]
+        else:
+            units = [(component.name, leased)]
+        for name, workers in units:
+            client = _client(spec, component, name, workers, sizes, budgets)
+            stays = ROLES[component.role].lease is LeaseUnit.COMPONENT and not resident
+            arbiter.add(client, resident=_staying(spec, component) & client.kinds if stays else None)
+            clients.setdefault(component.name, []).append(name)
+    return DeviceLeases(arbiter=arbiter, clients={name: tuple(names) for name, names in clients.items()})
 
 
-def _offload(spec: RLJobSpec, component: PlannedComponent) -> ComponentOffload:
-    return next(written.offload for written in spec.components if written.name == component.name)
+def _is_leased(component: PlannedComponent, process: PlannedProcess, shared: Collection[int]) -> bool:
+    """Whether a process computes under a lease: any of a component that shares devices, or, leased alone, one on a shared device."""
+    unit = ROLES[component.role].lease
+    if unit is LeaseUnit.COMPONENT:
+        return bool(component.shares_devices_with)
+    return unit is LeaseUnit.PROCESS and any(device in shared for device in process.devices)
 
 
-def _staying(spec: RLJobSpec, component: PlannedComponent) -> frozenset[StateKind]:
-    """Kinds of a policy that never leave."""
-    wanted = policies(_offload(spec, component), spec.offload.residency)
-    return frozenset(kind for kind, policy in wanted.items() if policy is OffloadPolicy.NEVER)
+def _optimizer_around_step(spec: RLJobSpec, component: PlannedComponent) -> bool:
+    """Whether optimizer state is on the device only for an update: ``offload.optimizer: Always`` on a component that switches."""
+    is_asked = _offload(spec, component).optimizer is OffloadPolicy.ALWAYS
+    switching = spec.offload.residency is Residency.SWITCHING
+    return ROLES[component.role].trains and is_asked and switching and bool(component.shares_devices_with)
 
 
-def _kinds(spec: RLJobSpec, component: PlannedComponent) -> frozenset[StateKind]:
-    """What moves on the arbiter's word."""
-    if component.role is Role.ROLLOUT:
-        return ENGINE_KINDS
-    if component.role is Role.REFERENCE:
-        return REFERENCE_KINDS
-    return TRAINER_KINDS - {StateKind.OPTIMIZER} if optimizer_around_step(spec, component) else TRAINER_KINDS
+def _leaving(spec: RLJobSpec, component: PlannedComponent) -> tuple[StateKind, ...]:
+    """Kinds that a component with a lease of its own gives up on the devices it shares; none where it shares nothing or stays."""
+    description = ROLES[component.role]
+    if description.lease is not LeaseUnit.COMPONENT or not component.shares_devices_with:
+        return ()
+    return tuple(sorted(description.state_kinds - _staying(spec, component)))
+
+
+def _host_shares(spec: RLJobSpec, plan: Plan) -> dict[tuple[str, int], int]:
+    """Host memory for offloaded state that each process of a policy may keep, by component name and node rank; empty: no limit.
+
+    ``offload.hostMemoryBytes`` is divided among a node's processes as what they copy is, so that all have enough where the sum is enough.
+    """
+    total = spec.offload.host_memory_bytes
+    if total is None:
+        return {}
+    copied = {component.name: _copied_per_parameter(spec, component) for component in plan.components}
+    sums: dict[int, float] = {}
+    holders: set[tuple[str, int]] = set()
+    for component in plan.components:
+        if copied[component.name]:
+            for process in component.processes:
+                sums[process.node_rank] = sums.get(process.node_rank, 0.0) + copied[component.name]
+                holders.add((component.name, process.node_rank))
+    return {(name, node): int(total * copied[name] / sums[node]) for name, node in sorted(holders)}
 
 
 def _copied_per_parameter(spec: RLJobSpec, component: PlannedComponent) -> float:
     """Bytes that each process of a policy copies to host memory, for each parameter of the model."""
-    if component.role not in POLICY_ROLES or not component.shares_devices_with:
+    description = ROLES[component.role]
+    if description.lease is not LeaseUnit.COMPONENT or not component.shares_devices_with:
         return 0.0
     staying = _staying(spec, component)
-    frozen = component.role is Role.REFERENCE
-    weights = 0 if StateKind.PARAMS in staying else DTYPE_BYTES[spec.model.dtype] if frozen else MASTER_BYTES
-    moments = 0 if frozen or StateKind.OPTIMIZER in staying else 2 * MASTER_BYTES
+    weights = 0 if StateKind.PARAMS in staying else MASTER_BYTES if description.trains else DTYPE_BYTES[spec.model.dtype]
+    moments = 0 if not description.trains or StateKind.OPTIMIZER in staying else 2 * MASTER_BYTES
     return (weights + moments) / component.world_size
 
 
+def _offload(spec: RLJobSpec, component: PlannedComponent) -> ComponentOffload:
+    return component_spec(spec, component.name).offload
+
+
+def _staying(spec: RLJobSpec, component: PlannedComponent) -> frozenset[StateKind]:
+    """Kinds of a component that never leave."""
+    wanted = policies(_offload(spec, component), spec.offload.residency)
+    return frozenset(kind for kind, policy in wanted.items() if policy is OffloadPolicy.NEVER)
+
+
+def _moved_kinds(spec: RLJobSpec, component: PlannedComponent) -> frozenset[StateKind]:
+    """What the arbiter moves."""
+    around_step = {StateKind.OPTIMIZER} if _optimizer_around_step(spec, component) else set()
+    return ROLES[component.role].state_kinds - around_step
+
+
 def _sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> Needs:
-    """From the memory estimate, computed once for equal processes."""
+    """Sizes from the memory estimate, computed once for equal processes."""
     if shape is None:
         return lambda component, process: None
     needs = process_needs(spec, plan, shape)
-    return lambda component, process: estimated(needs(component, process), _kinds(spec, component))
+    return lambda component, process: estimated(needs(component, process), _moved_kinds(spec, component))
 
 
 def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> dict[Device, int]:
-    """Of every device."""
+    """Bytes that may be resident on each device."""
     memory = {group.name: group.device_memory if shape is not None else None for group in spec.node_groups}
     return {
         Device(node.rank, index): quantity_bytes(text) if (text := memory[node.group]) is not None else UNKNOWN_BYTES
@@ -252,31 +248,28 @@ def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> dict[Devi
     }
 
 
-def _tenant(
+def _client(
     spec: RLJobSpec,
     component: PlannedComponent,
     name: str,
-    workers: Sequence[tuple[PlannedProcess, Any]],
+    workers: Sequence[tuple[PlannedProcess, StateMover]],
     sizes: Needs,
     budgets: Mapping[Device, int],
-) -> Tenant:
-    """Some processes of a component with their workers; Auto is Always where nobody knows how much room there is."""
-    is_engine = component.role is Role.ROLLOUT
-    wanted = policies(_offload(spec, component), spec.offload.residency, is_engine=is_engine)
-    processes = [_tenant_process(spec, component, process, worker, sizes) for process, worker in workers]
+) -> DeviceClient:
+    """Some processes of a component with their workers; Auto is Always where the room on a device is not known."""
+    description = ROLES[component.role]
+    wanted = policies(_offload(spec, component), spec.offload.residency, has_cache=StateKind.KV_CACHE in description.state_kinds)
+    processes = [_client_process(spec, component, process, worker, sizes) for process, worker in workers]
     if any(budgets[device] == UNKNOWN_BYTES for process in processes for device in process.devices):
         wanted = {kind: OffloadPolicy.ALWAYS if policy is OffloadPolicy.AUTO else policy for kind, policy in wanted.items()}
-    return Tenant(
-        name=name,
-        processes=tuple(processes),
-        policies=wanted,
-        rederivable=frozenset({StateKind.PARAMS}) if is_engine else frozenset(),
-    )
+    return DeviceClient(name=name, processes=tuple(processes), policies=wanted, rederivable=description.rederived_kinds)
 
 
-def _tenant_process(spec: RLJobSpec, component: PlannedComponent, process: PlannedProcess, worker: Any, sizes: Needs) -> TenantProcess:
-    known = sizes(component, process) or Sizes(size_bytes=dict.fromkeys(sorted(_kinds(spec, component)), 0))
-    return TenantProcess(
+def _client_process(
+    spec: RLJobSpec, component: PlannedComponent, process: PlannedProcess, worker: StateMover, sizes: Needs
+) -> ClientProcess:
+    known = sizes(component, process) or Sizes(size_bytes=dict.fromkeys(sorted(_moved_kinds(spec, component)), 0))
+    return ClientProcess(
         worker=worker,
         devices=local_devices(process),
         size_bytes=known.size_bytes,
@@ -286,23 +279,25 @@ def _tenant_process(spec: RLJobSpec, component: PlannedComponent, process: Plann
     )
 
 
-class EngineMoves:
+class EngineMover:
     """An engine as the arbiter knows workers: it moves what it has, within the arbiter's deadline."""
 
     def __init__(self, worker: Worker) -> None:
         """Wrap a running engine."""
         self._worker = worker
 
-    def __getattr__(self, name: str) -> Any:
-        """Everything else is the engine's own."""
-        return getattr(self._worker, name)
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self._worker.name
 
-    async def call(self, method: str, kinds: Collection[StateKind], *, timeout_s: float) -> SwitchReport:
-        """``offload`` or ``load``.
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """``offload`` or ``load``; its argument is the kinds.
 
         Raises:
             OffloadError: the engine refuses; nothing was changed.
         """
+        (kinds,) = args
         try:
             report: SwitchReport = await self._worker.call(method, tuple(kinds), timeout_s, timeout_s=timeout_s + GRACE_S)
         except EngineResidenceError as error:

@@ -1,7 +1,7 @@
-"""Brings a job's workers up and wires them: everything between a plan and the loop.
+"""Brings a job's workers up: everything between a plan and running components.
 
-Order: cluster -> all workers at once -> process groups and engines in parallel -> turns -> manifest -> prompt source -> parts. Where
-components switch, policies start first and leave their devices before engines measure what is free there.
+Order: cluster -> workers, stage by stage -> process groups and engines in parallel -> device leases -> components. Where components switch,
+policies start first and release their devices before engines measure what is free there.
 """
 
 from __future__ import annotations
@@ -9,55 +9,31 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rljob_api.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
-from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data.source import open_rows
-from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
-from rljob_runtime.job import device_sharing, learning_settings, worker_settings
+from rljob_runtime.job import device_sharing, worker_settings
 from rljob_runtime.job.model_shape import read_shape
-from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
+from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.loop.driver import IO_TIMEOUT_S
-from rljob_runtime.offload.turns import Turns
+from rljob_runtime.loop.workers import Component, JobWorkers
+from rljob_runtime.offload.worker_group import WorkerGroup
 from rljob_runtime.report import Reporter
 from rljob_runtime.rewards.pool import RewardPool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TRAINER_FACTORY = "rljob_runtime.training.worker:PolicyWorker"
-CRITIC_FACTORY = "rljob_runtime.training.critic:CriticWorker"
-ENGINE_FACTORY = "rljob_runtime.engine.vllm.engine:VllmEngine"
-REWARD_FACTORY = "rljob_runtime.rewards.pool:RewardPool"
 SHUTDOWN_TIMEOUT_S = 20.0
 HUB_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
-    """The running workers by role."""
-
-    trainers: Sequence[Worker]
-    references: Sequence[Worker]
-    critics: Sequence[Worker]
-    engines: Sequence[Worker]
-    rewards: Sequence[Worker]
-    turns: Turns
-    """Who may use shared devices when."""
-
-    @property
-    def all(self) -> list[Worker]:
-        """Every worker of the job."""
-        return [*self.trainers, *self.references, *self.critics, *self.engines, *self.rewards]
 
 
 def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
@@ -84,8 +60,8 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
 
 
-async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path | None, log_dir: Path) -> Workers:
-    """Start the cluster and all workers; returns when trainers, references and engines hold the model.
+async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path | None, log_dir: Path) -> JobWorkers:
+    """Start the cluster and all workers; returns when all that hold a model have loaded it.
 
     Raises:
         ClusterError, WorkerLostError, WorkerFailedError, ModelError, RewardSetupError, StartupDeadlineError.
@@ -98,60 +74,75 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
 
     with reporter.phase("starting the Ray cluster"):
         await cluster.start(plan, left_s(), reporter.event)
-    by_role: dict[Role, list[Worker]] = {role: [] for role in Role}
-
-    async def start(components: Sequence[PlannedComponent]) -> None:
-        specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir) for c in components}
-        started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
-        for component in components:
-            by_role[component.role] += [next(started) for _ in specs[component.name]]
-        groups = [by_role[c.role] for c in components if c.role in device_sharing.POLICY_ROLES]
-        await _set_up_all([group for group in groups if group], left_s(), float(spec.startup_deadline_seconds))
-
+    running: dict[str, list[Worker]] = {}
     with reporter.phase("loading model and engines"):
-        if device_sharing.switches(spec, plan):  # an engine measures what is free when it starts
-            await start([c for c in plan.components if c.role in device_sharing.POLICY_ROLES])
-            await device_sharing.step_aside(spec, plan, by_role, left_s())
-            await start([c for c in plan.components if c.role not in device_sharing.POLICY_ROLES])
-        else:
-            await start(plan.components)
-    turns = device_sharing.turns_of(spec, plan, by_role, read_shape(spec), reporter.switched)
-    reporter.resident(turns.residency())
-    return Workers(
-        trainers=by_role[Role.TRAINER],
-        references=by_role[Role.REFERENCE],
-        critics=by_role[Role.CRITIC],
-        engines=by_role[Role.ROLLOUT],
-        rewards=by_role[Role.REWARD],
-        turns=turns,
+        stages = device_sharing.start_stages(spec, plan)
+        for stage in stages:
+            specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir) for c in stage}
+            started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
+            running |= {name: [next(started) for _ in part] for name, part in specs.items()}
+            groups = [running[c.name] for c in stage if ROLES[c.role].process_group]
+            await _set_up_all(groups, left_s(), float(spec.startup_deadline_seconds))
+            if stage is not stages[-1]:
+                await device_sharing.release_devices(spec, stage, running, left_s())
+    leases = device_sharing.lease_devices(spec, plan, running, read_shape(spec), reporter.switched)
+    workers = job_workers(spec, plan, running, leases)
+    reporter.resident(workers.residency())
+    return workers
+
+
+def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Worker]], leases: device_sharing.DeviceLeases) -> JobWorkers:
+    """All running components of a job as the loop uses them."""
+    return JobWorkers(components=tuple(_component(spec, c, running[c.name], leases) for c in plan.components), arbiter=leases.arbiter)
+
+
+def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Worker], leases: device_sharing.DeviceLeases) -> Component:
+    """A running component as the loop uses it."""
+    description = ROLES[planned.role]
+    clients = leases.clients.get(planned.name)
+    group = WorkerGroup(
+        planned.name,
+        workers,
+        timeout_s=float(spec.training.step_timeout_seconds),
+        arbiter=None if clients is None else leases.arbiter,
+        clients=clients,
+    )
+    return Component(
+        role=planned.role,
+        group=group,
+        phase=description.phase,
+        scoring=description.scoring if description.scores_in(spec) else None,
+        ranks_per_share=description.ranks_per_share(spec),
+        checkpoint_folder=description.checkpoint_folder,
     )
 
 
-async def load_policy(workers: Workers, folder: Path, step: int) -> None:
-    """Put trainer and critic where the checkpoint in ``folder``, made after ``step`` steps, stood."""
-    async with workers.turns.training(step):
-        await gather_all([w.start("load_checkpoint", str(folder / POLICY_FOLDER)) for w in workers.trainers], IO_TIMEOUT_S)
-    if workers.critics:
-        async with workers.turns.valuing(step):
-            await gather_all([w.start("load_checkpoint", str(folder / CRITIC_FOLDER)) for w in workers.critics], IO_TIMEOUT_S)
+async def load_checkpoint(workers: JobWorkers, folder: Path, step: int) -> None:
+    """Put every component that is saved where the checkpoint in ``folder``, made after ``step`` steps, stood."""
+    for component in workers.components:
+        if component.checkpoint_folder is not None:
+            async with component.leased(step):
+                path = str(folder / component.checkpoint_folder)
+                await gather_all([w.start("load_checkpoint", path) for w in component.workers], IO_TIMEOUT_S)
 
 
-async def export(spec: RLJobSpec, workers: Workers, folder: Path) -> None:
+async def export(spec: RLJobSpec, workers: JobWorkers, folder: Path) -> None:
     """Write the trained policy as a Hugging Face folder, with its tokenizer also when that came from elsewhere.
 
     Raises:
         DeadlineError: it took too long.
     """
-    async with workers.turns.training(spec.training.steps):
-        await gather_all([w.start("export_hf", str(folder)) for w in workers.trainers], IO_TIMEOUT_S)
+    async with workers.trainer.leased(spec.training.steps):
+        await gather_all([w.start("export_hf", str(folder)) for w in workers.trainer.workers], IO_TIMEOUT_S)
     if spec.model.tokenizer_path is not None:
         await asyncio.to_thread(lambda: load_tokenizer(spec).save_pretrained(folder))
 
 
-async def shut_down(cluster: Cluster, workers: Workers | None = None) -> None:
-    """End all workers, reward workers in order so that their children end with them, then the cluster."""
+async def shut_down(cluster: Cluster, workers: JobWorkers | None = None) -> None:
+    """End all workers, those that have processes of their own in order so that these end with them, then the cluster."""
     if workers is not None:
-        endings = [w.start("close").result(SHUTDOWN_TIMEOUT_S) for w in workers.rewards]
+        closing = [w for component in workers.components if ROLES[component.role].closes for w in component.workers]
+        endings = [w.start("close").result(SHUTDOWN_TIMEOUT_S) for w in closing]
         await asyncio.gather(*endings, return_exceptions=True)
     await cluster.stop()
 
@@ -177,49 +168,30 @@ async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_
 def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
     """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python."""
     made = []
-    shared, host_shares = device_sharing.shared_devices(plan), device_sharing.host_shares(spec, plan)
+    devices = device_sharing.device_uses(spec, plan)
     for process in component.processes:
-        on_cpu = worker_settings.device_type(spec, plan, process) is DeviceType.CPU
-        num_threads = worker_settings.threads(spec, plan, component, process)
-        env = worker_settings.worker_env(spec, plan, component, process)
-        kwargs: dict[str, Any]
-        if component.role is Role.ROLLOUT:
-            config = worker_settings.engine_config(
-                spec,
-                worker_settings.component_spec(spec, component.name),
-                on_cpu=on_cpu,
-                num_threads=num_threads,
-                takes_turns=device_sharing.takes_turns(spec, component, process, shared),
-            )
-            factory, kwargs, concurrency = ENGINE_FACTORY, {"config": config}, 4
-            env = engine_environment(config) | env
-        elif component.role is Role.REWARD:
-            configs = [worker_settings.reward_config(r) for r in spec.rewards]
-            log_file = log_dir / f"{component.name}-{process.rank}.log"
-            factory, kwargs, concurrency = REWARD_FACTORY, {"configs": configs, "folder": job_folder, "log_file": log_file}, 1
-        else:
-            policy = worker_settings.policy_config(
-                spec,
-                role=component.role,
-                num_threads=num_threads,
-                offload_host_bytes=host_shares.get((component.name, process.node_rank)),
-                reserve=device_sharing.leaving(spec, component),
-                optimizer_around_step=device_sharing.optimizer_around_step(spec, component),
-            )
-            is_critic = component.role is Role.CRITIC
-            factory, concurrency = CRITIC_FACTORY if is_critic else TRAINER_FACTORY, 1
-            trained = learning_settings.critic_config(spec, policy) if is_critic else policy
-            kwargs = {"config": trained, "rank": process.rank, "world_size": component.world_size}
+        context = WorkerContext(
+            spec=spec,
+            plan=plan,
+            component=component,
+            process=process,
+            on_cpu=worker_settings.device_type(spec, plan, process) is DeviceType.CPU,
+            num_threads=worker_settings.threads(spec, plan, component, process),
+            devices=devices(component, process),
+            job_folder=job_folder,
+            log_dir=log_dir,
+        )
+        settings = ROLES[component.role].settings(context)
         made.append(
             WorkerSpec(
                 name=f"{component.name}-{process.rank}",
-                factory=factory,
-                kwargs=kwargs,
+                factory=settings.factory,
+                kwargs=dict(settings.kwargs),
                 node_rank=process.node_rank,
-                cuda_devices=() if on_cpu else process.local_devices,
-                env=env,
+                cuda_devices=() if context.on_cpu else process.local_devices,
+                env=dict(settings.environment) | worker_settings.worker_env(spec, plan, component, process),
                 interpreter=worker_settings.interpreter(spec, plan, component, process),
-                concurrency=concurrency,
+                concurrency=settings.concurrency,
             )
         )
     return made

@@ -1,12 +1,13 @@
-"""From the spec to the settings of the learning rule: losses, advantages, batches, critic, validation. Pure, like :mod:`.resolve`."""
+"""From the spec to the settings of the learning rule: losses, advantages, batches, critic, validation. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Mapping
 
+from rljob_api.rollout_rules import max_staleness
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_api.v1alpha1.components import Engine, Role
+from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_api.vocabulary import AdvantageEstimator, KLPlacement
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
@@ -14,7 +15,7 @@ from rljob_runtime.losses.value_config import ValueLossConfig
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, Capacity
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig
 from rljob_runtime.overlap.staleness import StalenessGate
@@ -127,7 +128,7 @@ def critic_warmup_steps(spec: RLJobSpec) -> int:
 
 
 def sampling(spec: RLJobSpec) -> Sampling:
-    """How training responses are drawn."""
+    """How training responses are sampled."""
     rollout = spec.rollout
     return Sampling(
         max_tokens=rollout.max_response_tokens,
@@ -141,21 +142,31 @@ def sampling(spec: RLJobSpec) -> Sampling:
 
 def staleness_gate(spec: RLJobSpec, version: int) -> StalenessGate:
     """Admission from weights ``version`` on."""
-    overlap, batch = spec.overlap, spec.rollout.prompts_per_step
-    ahead = math.ceil(overlap.async_generation_ratio)
+    batch = spec.rollout.prompts_per_step
     return StalenessGate(
         groups_per_step=batch,
-        max_lag=overlap.async_generation_ratio,
-        max_staleness=ahead if overlap.max_staleness is None else overlap.max_staleness,
+        async_generation_ratio=spec.overlap.async_generation_ratio,
+        max_staleness=max_staleness(spec),
         spare=spec.rollout.extra_prompts,
         total_groups=batch * spec.training.steps,
         version=version,
     )
 
 
-def rollout_config(spec: RLJobSpec, *, survives_engine_loss: bool = True) -> RolloutConfig:
-    """What the scheduler needs; an engine that shares devices with others in turns cannot be spared."""
-    engine = next(c.engine or Engine() for c in spec.components if c.role is Role.ROLLOUT)
+def engine_capacity(max_running_requests: int) -> Capacity:
+    """What an engine that computes so many requests at the same time is given."""
+    return Capacity(slots=max_running_requests, queued=max(max_running_requests // QUEUED_SHARE, MIN_QUEUED))
+
+
+def rollout_config(spec: RLJobSpec, num_engines: Mapping[str, int], *, survives_engine_loss: bool = True) -> RolloutConfig:
+    """What the scheduler needs.
+
+    Args:
+        spec: of the job.
+        num_engines: engines of each rollout component, by its name, in the order in which the scheduler has them.
+        survives_engine_loss: False where engines lease their devices: there the others cannot take over.
+    """
+    engines = {c.name: c.engine or Engine() for c in spec.components if c.name in num_engines}
     rollout = spec.rollout
     wanted = rollout.group_filter
     return RolloutConfig(
@@ -166,10 +177,11 @@ def rollout_config(spec: RLJobSpec, *, survives_engine_loss: bool = True) -> Rol
         sampling=sampling(spec),
         seed=spec.seed,
         fleet=FleetConfig(
-            slots=engine.max_running_requests,
-            queued=max(engine.max_running_requests // QUEUED_SHARE, MIN_QUEUED),
+            capacities=tuple(
+                engine_capacity(engines[name].max_running_requests) for name, count in num_engines.items() for _ in range(count)
+            ),
             stall_timeout_s=rollout.stall_timeout_seconds,
-            affinity_margin=AFFINITY_MARGIN if engine.prefix_caching else 0,
+            affinity_margin=AFFINITY_MARGIN if any(engine.prefix_caching for engine in engines.values()) else 0,
             group_routing=rollout.group_routing,
             survives_engine_loss=survives_engine_loss,
         ),

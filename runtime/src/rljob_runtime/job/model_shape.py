@@ -22,7 +22,7 @@ def read_shape(spec: RLJobSpec) -> ModelShape | None:
         try:
             return shape_from_config(config)
         except ModelShapeError:
-            return shape_of(spec)  # another architecture: what the spec says is all there is
+            return shape_of(spec)  # another architecture: the spec is all there is
     return shape_of(spec)
 
 

@@ -30,7 +30,7 @@ CPU_KV_CACHE_BYTES = 128 * 2**20
 """KV cache of an engine on CPU devices where the spec sets none."""
 
 _QUANTITY_SCALES: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "i": 1}
-"""Of suffixes; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
+"""Scale of each suffix; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
 
 
 def component_spec(spec: RLJobSpec, name: str) -> Component:
@@ -69,8 +69,8 @@ def _cores(quantity: str) -> int:
 def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> int:
     """Numerics threads of a worker: as declared, else its share of the node's cores.
 
-    Trained synchronously, components take turns, so that the cores are shared among the processes of one component only; with
-    overlap all processes of the node work at the same time.
+    Trained synchronously, components compute one after the other, so that the cores are shared among the processes of one component
+    only; with overlap all processes of the node work at the same time.
     """
     declared = component_spec(spec, component.name).threads_per_worker
     if declared is not None:
@@ -83,7 +83,7 @@ def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: P
 
 
 def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
-    """Environment of a worker: thread limits, over them the user's variables, over them those that say where it runs.
+    """Environment of a worker: thread limits, over them the user's variables, over them those that describe where it runs.
 
     Variables that come from a Secret are in the environment of the worker's process already: the container's, or this command's.
     """
@@ -101,7 +101,7 @@ def policy_config(
     reserve: tuple[StateKind, ...] = (),
     optimizer_around_step: bool = False,
 ) -> PolicyConfig:
-    """Configuration of a rank of the trainer, of a critic, or of a reference, which trains nothing; the last three are time-division's."""
+    """Configuration of a rank of a trainer, critic or reference, which trains nothing; the last three come from device sharing."""
     training = spec.training
     return PolicyConfig(
         model_path=spec.model.path,
@@ -131,7 +131,7 @@ def policy_config(
     )
 
 
-def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, takes_turns: bool = False) -> EngineConfig:
+def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool = False) -> EngineConfig:
     """Configuration of one rollout engine."""
     engine = component.engine or Engine()
     return EngineConfig(
@@ -149,7 +149,7 @@ def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_th
         seed=spec.seed,
         threads=num_threads if on_cpu else None,
         start_timeout_s=spec.startup_deadline_seconds,
-        release="discard" if takes_turns else "never",
+        release="discard" if releases_devices else "never",
     )
 
 

@@ -1,4 +1,4 @@
-"""Complete checkpoints only: written aside, marked when everything is on disk, found by the mark (COMPLETE).
+"""Complete checkpoints only: written to a folder of their own, marked when everything is on disk, found by the mark (COMPLETE).
 
 Layout: ``<root>/step-000100/{policy/, critic/, driver.json, COMPLETE}``. Policy and critic, if there is one, are saved by their ranks
 with torch's distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
@@ -39,7 +39,7 @@ class DriverState:
     rule_state: Mapping[str, object]
     """Running statistics of rewards and the adapted KL coefficient."""
     spec_fingerprint: str
-    """Of the parts of the spec that must not change between attempts."""
+    """Hash of the parts of the spec that must not change between attempts."""
 
 
 class Checkpoints(Protocol):
@@ -156,7 +156,7 @@ class CheckpointStore:
         if state.spec_fingerprint != spec_fingerprint:
             raise CheckpointError(
                 f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
-                "(training.steps may grow); start anew in another run folder (locally: --overwrite) or restore the spec"
+                "(training.steps may grow); start again in another run folder (locally: --overwrite) or restore the spec"
             )
         return state
 

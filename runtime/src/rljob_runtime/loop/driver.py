@@ -8,17 +8,17 @@
                           ^                                                     |
                  advance(version)                                               v
                           |                                             TrajectoryBuffer
-      engines <- WeightPublisher <- trainer, critic <- BatchMaker <- take(B) ---+
+      engines <- WeightPublisher <- trainer, critic <- BatchBuilder <- take(B) -+
                           |
                  CheckpointStore, Reporter
 
 | wait                     | for                            | bounded by                           | unblocked by            |
 |--------------------------|--------------------------------|--------------------------------------|-------------------------|
-| buffer.take              | B judged groups                | stallTimeoutSeconds without progress | the B-th group          |
-| scheduler.shrink         | engines that step aside        | an abort's answer, 2 minutes         | the last response back  |
+| buffer.take              | B scored groups                | stallTimeoutSeconds without progress | the B-th group          |
+| scheduler.pause          | engines that release devices   | an abort's answer, 2 minutes         | the last response back  |
 | scheduler.updating       | running responses, with Drain  | training.stepTimeoutSeconds          | the last one's end      |
-| maker.make               | reference, proximal, critic    | training.stepTimeoutSeconds, each    | the slowest rank        |
-| validation under way     | its responses and rewards      | training.stepTimeoutSeconds          | the last one judged     |
+| batches.build            | reference, proximal, critic    | training.stepTimeoutSeconds, each    | the slowest rank        |
+| validation under way     | its responses and rewards      | training.stepTimeoutSeconds          | the last one scored     |
 | train_step               | all trainer and critic ranks   | training.stepTimeoutSeconds          | the slowest rank        |
 | publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
 | workers' watch           | the end of a worker            | the whole run                        | a dead process          |
@@ -38,12 +38,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rljob_runtime.cluster.protocol import Worker, gather_all
+from rljob_runtime.cluster.protocol import gather_all
 from rljob_runtime.errors import Interrupted, WorkerLostError
-from rljob_runtime.loop.batch_builder import BatchMaker, Prepared
-from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER, Checkpoints, DriverState
+from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
+from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.step_metrics import group_metrics, rollout_metrics
-from rljob_runtime.offload.turns import Turns
+from rljob_runtime.loop.workers import JobWorkers
+from rljob_runtime.offload.worker_group import lease_owner
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.validation import Validator
@@ -53,6 +54,8 @@ from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0
 """Deadline of writing or reading a checkpoint or a model on the trainer's side."""
+NO_DEADLINE_S = 366 * 24 * 3600.0
+"""Stands for no ``activeDeadlineSeconds``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +78,12 @@ class LoopConfig:
 class Parts:
     """Everything the loop drives."""
 
-    trainers: Sequence[Worker]
-    critics: Sequence[Worker] = ()
-    engines: Sequence[Worker]
-    others: Sequence[Worker] = ()
-    """Further workers whose end ends the run."""
+    workers: JobWorkers
     scheduler: RolloutScheduler
     publisher: WeightPublisher
-    maker: BatchMaker
+    batches: BatchBuilder
     validator: Validator | None = None
     checkpoints: Checkpoints
-    turns: Turns
     reporter: Reporter
 
 
@@ -97,7 +95,7 @@ class _Times:
     generated_s: float = 0.0
     taken_s: float = 0.0
     ready_s: float = 0.0
-    """Engines that share devices have stepped aside."""
+    """Engines that share devices have released them."""
     scored_s: float = 0.0
     trained_s: float = 0.0
     saved_s: float = 0.0
@@ -117,7 +115,7 @@ class _Times:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of the step and of each phase; a validation tells its own time, most of which runs beside the training."""
+        """Seconds of the step and of each phase; a validation reports its own time, most of which runs beside the training."""
         seconds = {f"time/{phase}_s": end - start for _, phase, start, end in self.phases() if phase != "validate"}
         return {"time/step_s": self.synced_s - self.started_s} | seconds
 
@@ -127,11 +125,11 @@ class _Outcome:
     """What one step brought, for its record."""
 
     taken_s: float = 0.0
-    """When the batch was there; engines that share devices step aside after it."""
+    """When the batch was there; engines that share devices release them after it."""
     trained: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
     difference: float | None = None
-    """Of the probe."""
+    """Largest difference that the probe found."""
     sync: SyncReport | None = None
 
 
@@ -157,7 +155,8 @@ class Driver:
             RuntimeFault: something broke; the newest checkpoint is untouched.
         """
         try:
-            await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
+            with lease_owner("driver"):  # phases follow each other, and the leases of one phase belong together
+                await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
         finally:
             if self._validating is not None:
                 self._validating.cancel()
@@ -171,7 +170,7 @@ class Driver:
                 self._begin_validation()
                 groups = await self._take()
                 outcome.taken_s = time.monotonic()
-                if groups is not None and self._taking_turns:
+                if groups is not None and self._leased_engines:
                     outcome.difference = await self._parts.publisher.probe(self._step)
                     outcome.validated = await self._end_validation()
             if groups is None:
@@ -183,18 +182,18 @@ class Driver:
         await self._save()
 
     @property
-    def _taking_turns(self) -> bool:
-        """Whether some engine cannot compute while the trainer does."""
-        return bool(self._parts.turns.engines)
+    def _leased_engines(self) -> tuple[int, ...]:
+        """Engines that cannot compute while the trainer does."""
+        return self._parts.workers.leased_engines
 
     @asynccontextmanager
     async def _generating(self) -> AsyncIterator[None]:
         """All engines can answer inside the block; afterwards those that share devices with others run nothing."""
-        turns, scheduler = self._parts.turns, self._parts.scheduler
-        async with turns.generating(self._step + 1):
-            scheduler.expand(turns.engines)
+        scheduler = self._parts.scheduler
+        async with self._parts.workers.generating(self._step + 1):
+            scheduler.resume(self._leased_engines)
             yield
-            await scheduler.shrink(turns.engines, f"training of step {self._step + 1}", at_once=self._stop.is_set())
+            await scheduler.pause(self._leased_engines, f"training of step {self._step + 1}", at_once=self._stop.is_set())
 
     async def _publish_first(self) -> None:
         """Serve the starting weights, so that a resumed run samples from what it resumed."""
@@ -204,10 +203,10 @@ class Driver:
 
     async def _publish(self, version: int) -> SyncReport:
         """Serve the trainer's weights, and have the trainer score the probes under them."""
-        async with self._parts.turns.syncing(version), self._parts.scheduler.updating(f"weights v{version}"):
+        async with self._parts.workers.syncing(version), self._parts.scheduler.updating(f"weights v{version}"):
             report = await self._parts.publisher.publish(version)
             self._parts.publisher.expect()
-            if self._taking_turns:
+            if self._leased_engines:
                 await self._parts.publisher.expected()
         return report
 
@@ -239,12 +238,12 @@ class Driver:
         version = self._step
         times = _Times(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
         probing = None  # must pass before anything is kept
-        if not self._taking_turns:
+        if not self._leased_engines:
             probing = asyncio.ensure_future(self._parts.publisher.probe(version))
-        prepared = await self._parts.maker.make(groups, version)
+        prepared = await self._parts.batches.build(groups, version)
         times.scored_s = time.monotonic()
         critic = await self._train_critic(prepared, version)
-        async with self._parts.turns.training(version + 1):
+        async with self._parts.workers.trainer.leased(version + 1):
             outcome.trained = await self._update(prepared, critic, version)
             if probing is not None:
                 outcome.difference = await probing
@@ -262,20 +261,21 @@ class Driver:
         self._parts.scheduler.advance(self._step)
         if self._step == self._config.total_steps and (last := await self._validate_last()):
             if outcome.validated:  # a row has one version
-                told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(outcome.validated.items()))
-                self._parts.reporter.event(f"validation before the last step: {told}")
+                values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(outcome.validated.items()))
+                self._parts.reporter.event(f"validation before the last step: {values}")
             outcome.validated = last
         self._report(groups, outcome, prepared, times)
         await self._complete(checkpoint)
 
     async def _train_critic(self, prepared: Prepared, version: int) -> asyncio.Future[list[Any]] | None:
         """Begin the critic's update; ended already where it computes on devices that the trainer uses, too."""
-        if not prepared.critic or not prepared.critic[0]:
+        critic = self._parts.workers.critic
+        if critic is None or not prepared.critic[0]:
             return None
-        async with self._parts.turns.valuing(version + 1):
-            calls = [w.start("train_step", share, version) for w, share in zip(self._parts.critics, prepared.critic, strict=True)]
+        async with critic.leased(version + 1):
+            calls = [w.start("train_step", share, version) for w, share in zip(critic.workers, prepared.critic, strict=True)]
             update = asyncio.ensure_future(gather_all(calls, self._config.step_timeout_s))
-            if self._parts.turns.critic_shares:
+            if critic.group.shares_devices:
                 await update
         return update
 
@@ -285,8 +285,8 @@ class Driver:
         policy = prepared.policy
         done = version - self._config.critic_warmup_steps  # the policy's own steps: its learning rate warms up from its first update on
         if policy[0] and done >= 0:
-            ranks = len(self._parts.trainers) // len(policy)
-            calls = [w.start("train_step", policy[i // ranks], done) for i, w in enumerate(self._parts.trainers)]
+            trainer = self._parts.workers.trainer
+            calls = [w.start("train_step", policy[i // trainer.ranks_per_share], done) for i, w in enumerate(trainer.workers)]
             metrics |= (await gather_all(calls, self._config.step_timeout_s))[0]
         if critic is not None:
             metrics |= (await critic)[0]
@@ -321,14 +321,14 @@ class Driver:
         reporter, counters = self._parts.reporter, self._parts.scheduler.take_counters()
         times.generated_s = min(max(counters.last_completion_s, times.started_s), times.taken_s)
         metrics = group_metrics(groups, trainer_version=self._step - 1) | outcome.trained | prepared.metrics | outcome.validated
-        metrics |= times.metrics() | rollout_metrics(groups, counters) | self._parts.turns.take_metrics()
+        metrics |= times.metrics() | rollout_metrics(groups, counters) | self._parts.workers.take_metrics()
         metrics["rollout/tokens_per_s"] = metrics["rollout/tokens"] / max(metrics["time/step_s"], 1e-9)
         metrics["overlap/trainer_idle_fraction"] = (times.taken_s - times.started_s) / max(metrics["time/step_s"], 1e-9)
         metrics["overlap/engine_busy_fraction"] = self._parts.scheduler.fleet.take_busy_fraction()
         if outcome.sync is not None:
             metrics |= {"sync/version": float(outcome.sync.version), "sync/bytes": float(outcome.sync.size_bytes)}
-        if self._taking_turns:
-            metrics["time/shrink_s"] = counters.shrink_s
+        if self._leased_engines:
+            metrics["time/engine_pause_s"] = counters.engine_pause_s
         if outcome.difference is not None:
             metrics["sync/probe_max_abs_diff"] = outcome.difference
         for message in sorted(set(counters.reward_messages))[:3]:
@@ -349,11 +349,11 @@ class Driver:
         if self._saved_step == self._step or not store.kept:
             return None
         folder = await asyncio.to_thread(store.begin, self._step)
-        async with self._parts.turns.training(self._step):
-            await gather_all([w.start("save_checkpoint", str(folder / POLICY_FOLDER)) for w in self._parts.trainers], IO_TIMEOUT_S)
-        if self._parts.critics:
-            async with self._parts.turns.valuing(self._step):
-                await gather_all([w.start("save_checkpoint", str(folder / CRITIC_FOLDER)) for w in self._parts.critics], IO_TIMEOUT_S)
+        for component in self._parts.workers.components:
+            if component.checkpoint_folder is not None:
+                async with component.leased(self._step):
+                    path = str(folder / component.checkpoint_folder)
+                    await gather_all([w.start("save_checkpoint", path) for w in component.workers], IO_TIMEOUT_S)
         scheduler = self._parts.scheduler
         point = scheduler.resume_point()
         state = DriverState(
@@ -361,13 +361,13 @@ class Driver:
             next_group_id=scheduler.next_group_id,
             source_state=point.source_state,
             done=point.done,
-            rule_state=self._parts.maker.state(),
+            rule_state=self._parts.batches.rule_state(),
             spec_fingerprint=self._config.spec_fingerprint,
         )
         return folder, state
 
     async def _complete(self, checkpoint: tuple[Path, DriverState] | None) -> None:
-        """Make a written checkpoint count; what the report says up to its step is on disk before, so that no resumed run lacks a step."""
+        """Make a written checkpoint count; the report up to its step is on disk before, so that no resumed run lacks a step."""
         if checkpoint is None:
             return
         folder, state = checkpoint
@@ -377,9 +377,9 @@ class Driver:
 
     async def _watch_workers(self) -> None:
         """Fails with WorkerLostError as soon as a worker's process ends that the run cannot do without."""
-        parts = self._parts
-        tasks = [asyncio.ensure_future(w.watch()) for w in (*parts.trainers, *parts.critics, *parts.others)]
-        tasks += [asyncio.ensure_future(self._watch_engine(index)) for index in range(len(parts.engines))]
+        workers = self._parts.workers
+        tasks = [asyncio.ensure_future(w.watch()) for w in workers.indispensable]
+        tasks += [asyncio.ensure_future(self._watch_engine(index)) for index in range(len(workers.engines))]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -389,7 +389,7 @@ class Driver:
     async def _watch_engine(self, index: int) -> None:
         """Until the engine's end; fails if no other can take over."""
         try:
-            await self._parts.engines[index].watch()
+            await self._parts.workers.engines[index].watch()
         except WorkerLostError as error:
             self._parts.scheduler.fleet.lose(index, error)
             self._parts.publisher.leave_out(index)

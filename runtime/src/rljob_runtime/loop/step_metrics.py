@@ -1,4 +1,4 @@
-"""What one step's groups say, as metrics. Pure."""
+"""Metrics of one step's groups. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Time-division: components that share devices take turns in their memory."""
+"""Time-division: components that share devices use their memory one after the other."""

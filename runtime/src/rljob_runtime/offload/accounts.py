@@ -1,6 +1,6 @@
 """The arbiter's books: what every process has on its devices, and what became of it. No I/O, no clock.
 
-Never is a kind ON_DEVICE here before its worker has said so; what is on its way, or broken, counts with its full size.
+A kind is never ON_DEVICE here before its worker has reported it; what is on its way, or broken, counts with its full size.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 
 from rljob_api.v1alpha1.components import OffloadPolicy
+from rljob_runtime.offload.clients import POLICY_FIELDS, ClientProcess, DeviceClient
 from rljob_runtime.offload.plan import Direction, Move, ProcessState
 from rljob_runtime.offload.records import ProcessResidency
 from rljob_runtime.offload.states import Residence, StateKind, SwitchReport
-from rljob_runtime.offload.tenants import POLICY_FIELDS, Tenant, TenantProcess
 
 CONTENT_FREE = frozenset({StateKind.KV_CACHE, StateKind.GRADS})
 """Kinds that start empty, so that they need no content to be used."""
@@ -22,14 +22,14 @@ _DONE = {Direction.OFFLOAD: Residence.OFFLOADED, Direction.LOAD: Residence.ON_DE
 class ProcessAccount:
     """One worker."""
 
-    def __init__(self, spec: TenantProcess, index: int, resident: frozenset[StateKind]) -> None:
+    def __init__(self, spec: ClientProcess, index: int, resident: frozenset[StateKind]) -> None:
         """``resident``: kinds that are on the device now."""
         self.spec = spec
         self.index = index
         self.size_bytes = dict(spec.size_bytes)
         self.residence = {kind: Residence.ON_DEVICE if kind in resident else Residence.OFFLOADED for kind in spec.size_bytes}
         self.undefined: set[StateKind] = set()
-        """Kinds without content: they were not copied, and nobody wrote them since."""
+        """Kinds without content: they were not copied, and not written since."""
         self.alive = True
         self.busy = False
         """A switch, or the question whether it is idle, is under way."""
@@ -73,13 +73,13 @@ class ProcessAccount:
         self._set(move, _UNDER_WAY[move.direction])
 
     def finish(self, move: Move, report: SwitchReport) -> None:
-        """The worker has done it; sizes it tells replace estimates, rounded up to its devices."""
+        """The worker has done it; sizes it reports replace estimates, rounded up to its devices."""
         self._set(move, _DONE[move.direction])
         devices = max(len(self.spec.devices), 1)
         for kind in move.kinds:
-            told = report.freed_bytes.get(kind, 0)
-            if told and kind not in CONTENT_FREE:  # gradients and caches may be smaller now than at their worst
-                self.size_bytes[kind] = -(-told // devices)
+            freed = report.freed_bytes.get(kind, 0)
+            if freed and kind not in CONTENT_FREE:  # gradients and caches may be smaller now than at their worst
+                self.size_bytes[kind] = -(-freed // devices)
         self.undefined |= report.undefined & set(move.kinds) - CONTENT_FREE
 
     def undo(self, move: Move) -> None:
@@ -100,10 +100,10 @@ class ProcessAccount:
             self.residence |= dict.fromkeys(move.kinds, where)
 
 
-class TenantAccount:
-    """One tenant."""
+class ClientAccount:
+    """One client."""
 
-    def __init__(self, spec: Tenant, resident: frozenset[StateKind]) -> None:
+    def __init__(self, spec: DeviceClient, resident: frozenset[StateKind]) -> None:
         """``resident``: kinds that are on its devices now."""
         self.spec = spec
         self.devices = tuple(sorted(spec.devices))
@@ -117,14 +117,14 @@ class TenantAccount:
         self.queued = 0
         """Claims that wait."""
         self.leaving: set[StateKind] = set()
-        """Kinds that are to leave as soon as nobody uses them."""
+        """Kinds that are to leave as soon as they are not in use."""
         self.doubtful = False
         """A block of it ended early, so that its workers may still be at work."""
         self.last_used = 0
 
     @property
     def name(self) -> str:
-        """Of the tenant."""
+        """The client's name."""
         return self.spec.name
 
     def undefined(self, kinds: frozenset[StateKind]) -> frozenset[StateKind]:
@@ -139,7 +139,7 @@ class TenantAccount:
     def state(self, process: ProcessAccount, kinds: frozenset[StateKind]) -> ProcessState:
         """What the planner needs to know, should it compute with ``kinds``."""
         return ProcessState(
-            tenant=self.name,
+            client=self.name,
             index=process.index,
             devices=process.spec.devices,
             size_bytes=process.size_bytes,
@@ -156,7 +156,7 @@ class TenantAccount:
     def residency(self, process: ProcessAccount) -> ProcessResidency:
         """For people."""
         return ProcessResidency(
-            tenant=self.name,
+            client=self.name,
             worker=process.spec.worker.name,
             alive=process.alive,
             broken=self.broken,

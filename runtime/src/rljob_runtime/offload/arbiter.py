@@ -1,8 +1,8 @@
-"""DeviceArbiter: which component is on which device, and whose turn it is. Runs in the driver's event loop.
+"""DeviceArbiter: which component is on which device, and which may use it. Runs in the driver's event loop.
 
 ::
 
-    use(tenant, kinds) ── claim ──> queue ── first of all that overlap ──> devices held ── plan_switch, Mover ──> Lease
+    use(client, kinds) ── claim ──> queue ── first of all that overlap ──> devices held ── plan_switch, Mover ──> Lease
                                                                                                                    |
     departures of Always state <── dispatch <── devices given back (end of block, deadline, worker lost) <─────────+
 
@@ -10,11 +10,11 @@
 |--------------------|--------------------------------------------|--------------------------------|-------------------------------|
 | use, *_states      | earlier claims on its devices, its switch  | timeout_s                      | DeadlineError naming the rest |
 | a lease            | its block                                  | hold_s                         | LeaseLostError, devices freed |
-| one move           | a worker's offload or load                 | switch_timeout_s               | the tenant is broken          |
-| a block that raised| its workers to be idle                     | switch_timeout_s               | the tenant is broken          |
+| one move           | a worker's offload or load                 | switch_timeout_s               | the client is broken          |
+| a block that raised| its workers to be idle                     | switch_timeout_s               | the client is broken          |
 
 Claims on overlapping devices are served in the order of arrival, others do not wait for each other. An owner who holds a lease does not
-queue behind others, who may wait for that lease. A switch that has begun goes on to its end even when nobody waits for it any more.
+queue behind others, who may wait for that lease. A switch that has begun goes on to its end even when no claim waits for it any more.
 State leaves after a block only when the event loop runs next, so that a block that follows at once loads while the other offloads.
 """
 
@@ -28,22 +28,22 @@ from typing import Any
 
 from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, LeaseLostError, NoRoomError, OffloadError, RuntimeFault, WorkerLostError
-from rljob_runtime.offload.accounts import CONTENT_FREE, ProcessAccount, TenantAccount
+from rljob_runtime.offload.accounts import CONTENT_FREE, ClientAccount, ProcessAccount
 from rljob_runtime.offload.claims import ClaimBook
+from rljob_runtime.offload.clients import POLICY_FIELDS, DeviceClient
 from rljob_runtime.offload.journal import SwitchJournal
 from rljob_runtime.offload.leases import Claim, Lease, Stage
 from rljob_runtime.offload.moving import Mover
 from rljob_runtime.offload.plan import Device, Direction, Move, Switch, SwitchRequest, Wave, plan_switch
 from rljob_runtime.offload.records import DeviceResidency, LeaseEntry, MoveRecord, QueueEntry, SwitchRecord
 from rljob_runtime.offload.states import Residence, StateKind
-from rljob_runtime.offload.tenants import POLICY_FIELDS, Tenant
 
 SWITCH_TIMEOUT_S = 300.0
 HOLD_S = 3600.0
 
 
 class DeviceArbiter:
-    """Gives devices to tenants in turn and moves their state."""
+    """Leases devices to clients and moves their state."""
 
     def __init__(
         self,
@@ -58,56 +58,56 @@ class DeviceArbiter:
         Args:
             budget_bytes: what may be resident on each device.
             switch_timeout_s: deadline of one move of one worker.
-            hold_s: deadline of a lease that says nothing else.
-            on_switch: told of every switch that moved something, or tried to.
+            hold_s: deadline of a lease that sets none.
+            on_switch: called after every switch that moved something, or tried to.
         """
         self._budget_bytes = dict(budget_bytes)
         self._switch_timeout_s = switch_timeout_s
         self._hold_s = hold_s
         self._journal = SwitchJournal(on_switch)
-        self._tenants: dict[str, TenantAccount] = {}
-        self._workers: dict[str, tuple[TenantAccount, ProcessAccount]] = {}
+        self._clients: dict[str, ClientAccount] = {}
+        self._workers: dict[str, tuple[ClientAccount, ProcessAccount]] = {}
         self._book = ClaimBook(budget_bytes)
-        self._mover = Mover(self._tenants, switch_timeout_s, self._retire)
-        self._departing: dict[TenantAccount, None] = {}
-        """Tenants with state that is to leave."""
+        self._mover = Mover(self._clients, switch_timeout_s, self._retire)
+        self._departing: dict[ClientAccount, None] = {}
+        """Clients with state that is to leave."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatching = False
         self._closed = False
 
-    def add(self, tenant: Tenant, *, resident: Iterable[StateKind] | None = None) -> None:
-        """Tell of a tenant whose workers run; what is Always to leave while idle does so. Call in the event loop.
+    def add(self, client: DeviceClient, *, resident: Iterable[StateKind] | None = None) -> None:
+        """Add a client whose workers run; what is Always to leave while idle does so. Call in the event loop.
 
         Args:
-            tenant: with a new name, on known devices.
+            client: with a new name, on known devices.
             resident: kinds that are on its devices now; None: all of them.
 
         Raises:
             ValueError: the name is taken, or a device is unknown.
             NoRoomError: with what is there already it is over the budget of a device.
         """
-        unknown = sorted(str(device) for device in tenant.devices if device not in self._budget_bytes)
-        if tenant.name in self._tenants or unknown:
-            raise ValueError(f"tenant {tenant.name}: " + (f"no budget is known of {', '.join(unknown)}" if unknown else "added already"))
-        account = TenantAccount(tenant, tenant.kinds if resident is None else frozenset(resident))
+        unknown = sorted(str(device) for device in client.devices if device not in self._budget_bytes)
+        if client.name in self._clients or unknown:
+            raise ValueError(f"client {client.name}: " + (f"no budget is known of {', '.join(unknown)}" if unknown else "added already"))
+        account = ClientAccount(client, client.kinds if resident is None else frozenset(resident))
         totals = {device: sum(p.num_bytes for _, p in self._book.on[device]) for device in account.devices}
         for process in account.processes:
             for device in process.spec.devices:
                 totals[device] += process.num_bytes
         full = [f"{d}: {num:,} B of {self._budget_bytes[d]:,} B" for d, num in totals.items() if num > self._budget_bytes[d]]
         if full:
-            raise NoRoomError(f"{tenant.name} was started where others leave no room: {'; '.join(full)}; offload them before it starts")
-        self._tenants[tenant.name] = account
+            raise NoRoomError(f"{client.name} was started where others leave no room: {'; '.join(full)}; offload them before it starts")
+        self._clients[client.name] = account
         for process in account.processes:
             self._workers[process.spec.worker.name] = (account, process)
             for device in process.spec.devices:
                 self._book.on[device].append((account, process))
-        self._let_leave(account, tenant.kinds, None)
+        self._let_leave(account, client.kinds, None)
 
     @asynccontextmanager
     async def use(
         self,
-        tenant: str,
+        client: str,
         kinds: Iterable[StateKind] | None = None,
         *,
         what: str,
@@ -117,10 +117,10 @@ class DeviceArbiter:
         writes: Iterable[StateKind] = (),
         is_offload_states: bool | None = None,
     ) -> AsyncIterator[Lease]:
-        """Hold the tenant's devices, with ``kinds`` in place, for the duration of the block.
+        """Hold the client's devices, with ``kinds`` in place, for the duration of the block.
 
         Args:
-            tenant: name of an added tenant.
+            client: name of an added client.
             kinds: what the block needs on the devices; None: everything. What it does not need makes room where room is needed.
             what: for messages, queue and timeline, such as ``train step 12``.
             timeout_s: of the wait for devices and state.
@@ -131,14 +131,14 @@ class DeviceArbiter:
                 room; True: everything leaves but what is Never to.
 
         Raises:
-            DeadlineError: not there within ``timeout_s``; says what it waited for.
-            LeaseLostError: the block ran past its deadline, or a worker of the tenant was lost meanwhile.
+            DeadlineError: not there within ``timeout_s``; names what it waited for.
+            LeaseLostError: the block ran past its deadline, or a worker of the client was lost meanwhile.
             NoRoomError: it cannot fit.
-            OffloadError: a switch failed, or the tenant is broken, or its state has no content.
+            OffloadError: a switch failed, or the client is broken, or its state has no content.
             WorkerLostError: a worker ended during the switch.
-            ValueError: an unknown tenant or kind.
+            ValueError: an unknown client or kind.
         """
-        account = self._account(tenant)
+        account = self._account(client)
         claim = self._claim(account, what, owner, hold_s, load=self._kinds(account, kinds), writes=frozenset(writes), works=True)
         await self._wait(claim, timeout_s)
         clean = False
@@ -153,24 +153,24 @@ class DeviceArbiter:
             if not limit.expired():
                 raise
             self._expire(claim)
-            raise LeaseLostError(f"{what}: {claim.owner} lost {tenant}: {claim.lost}") from error
+            raise LeaseLostError(f"{what}: {claim.owner} lost {client}: {claim.lost}") from error
         finally:
             if clean and not claim.lost:
                 account.written(claim.writes)
             self._release(claim, clean=clean, leave=is_offload_states)
         if claim.lost:
-            raise LeaseLostError(f"{what}: {claim.owner} lost {tenant} before its end: {claim.lost}")
+            raise LeaseLostError(f"{what}: {claim.owner} lost {client} before its end: {claim.lost}")
 
     async def offload_states(
         self,
-        tenant: str,
+        client: str,
         kinds: Iterable[StateKind] | None = None,
         *,
         timeout_s: float,
         what: str | None = None,
         owner: str | None = None,
     ) -> None:
-        """Take kinds off the tenant's devices, whatever the policy but Never; None: all that may leave. Returns when it is done.
+        """Take kinds off the client's devices, whatever the policy but Never; None: all that may leave. Returns when it is done.
 
         Within a lease of the same owner they are no longer part of it.
 
@@ -178,39 +178,39 @@ class DeviceArbiter:
             OffloadError: a kind is never to leave, or as for :meth:`use`.
             DeadlineError, WorkerLostError, ValueError: as for :meth:`use`.
         """
-        account = self._account(tenant)
+        account = self._account(client)
         asked = self._kinds(account, kinds)
         never = frozenset(kind for kind in asked if account.spec.policy(kind) is OffloadPolicy.NEVER)
         if never and kinds is not None:
             fields = ", ".join(f"components[].offload.{POLICY_FIELDS.get(kind, kind)}" for kind in sorted(never))
-            raise OffloadError(f"{tenant}: {', '.join(sorted(never))} cannot be offloaded, {fields} is Never; change it to Auto or Always")
-        claim = self._claim(account, what or f"offload {tenant}", owner, None, offload=asked - never)
+            raise OffloadError(f"{client}: {', '.join(sorted(never))} cannot be offloaded, {fields} is Never; change it to Auto or Always")
+        claim = self._claim(account, what or f"offload {client}", owner, None, offload=asked - never)
         await self._wait(claim, timeout_s)
         self._release(claim, clean=True, leave=False)
 
     async def reload_states(
         self,
-        tenant: str,
+        client: str,
         kinds: Iterable[StateKind] | None = None,
         *,
         timeout_s: float,
         what: str | None = None,
         owner: str | None = None,
     ) -> None:
-        """Bring kinds onto the tenant's devices; None: all. They stay until others need the room, or a later lease ends.
+        """Bring kinds onto the client's devices; None: all. They stay until others need the room, or a later lease ends.
 
         Raises:
             NoRoomError, OffloadError, DeadlineError, WorkerLostError, ValueError: as for :meth:`use`.
         """
-        account = self._account(tenant)
-        claim = self._claim(account, what or f"load {tenant}", owner, None, load=self._kinds(account, kinds))
+        account = self._account(client)
+        claim = self._claim(account, what or f"load {client}", owner, None, load=self._kinds(account, kinds))
         await self._wait(claim, timeout_s)
         self._release(claim, clean=True, leave=False)
 
     load_states = reload_states
 
     def lost(self, error: WorkerLostError) -> None:
-        """A worker's process is gone: its tenant loses its leases and is not to be used any more. Unknown workers are ignored."""
+        """A worker's process is gone: its client loses its leases and is not to be used any more. Unknown workers are ignored."""
         found = self._workers.get(error.worker)
         if found is not None:
             account, process = found
@@ -249,26 +249,26 @@ class DeviceArbiter:
             task.cancel()
         await self.settle()
 
-    def _account(self, tenant: str) -> TenantAccount:
-        account = self._tenants.get(tenant)
+    def _account(self, client: str) -> ClientAccount:
+        account = self._clients.get(client)
         if account is None:
-            raise ValueError(f"no tenant is called {tenant!r}; there are {', '.join(sorted(self._tenants)) or 'none'}")
+            raise ValueError(f"no client is called {client!r}; there are {', '.join(sorted(self._clients)) or 'none'}")
         return account
 
-    def _kinds(self, account: TenantAccount, kinds: Iterable[StateKind] | None) -> frozenset[StateKind]:
+    def _kinds(self, account: ClientAccount, kinds: Iterable[StateKind] | None) -> frozenset[StateKind]:
         has = account.spec.kinds
         asked = has if kinds is None else frozenset(kinds)
         if asked - has:
             raise ValueError(f"{account.name} has no {', '.join(sorted(asked - has))}; it has {', '.join(sorted(has))}")
         return asked
 
-    def _claim(self, account: TenantAccount, what: str, owner: str | None, hold_s: float | None, **wanted: Any) -> Claim:
+    def _claim(self, account: ClientAccount, what: str, owner: str | None, hold_s: float | None, **wanted: Any) -> Claim:
         """Queue a new claim."""
         if owner is None:
             task = asyncio.current_task()
-            owner = task.get_name() if task is not None else "nobody"
+            owner = task.get_name() if task is not None else "no task"
         claim = Claim(
-            tenant=account,
+            client=account,
             what=what,
             owner=owner,
             hold_s=self._hold_s if hold_s is None else hold_s,
@@ -290,9 +290,9 @@ class DeviceArbiter:
         except TimeoutError as error:
             if claim.answer.done() and claim.answer.exception() is error:
                 raise
-            reasons = "; ".join([*self._book.obstacles(claim, _now_s()), *self._book.earlier(claim)]) or "its turn came too late"
+            reasons = "; ".join([*self._book.obstacles(claim, _now_s()), *self._book.earlier(claim)]) or "its lease came too late"
             raise DeadlineError(
-                f"{claim.what}: {claim.owner} waited {timeout_s:.1f} s for the devices of {claim.tenant.name} ({claim.place}): {reasons}"
+                f"{claim.what}: {claim.owner} waited {timeout_s:.1f} s for the devices of {claim.client.name} ({claim.place}): {reasons}"
             ) from error
         finally:
             if not held:
@@ -314,11 +314,11 @@ class DeviceArbiter:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Grant what can be granted, oldest first; then let leave what nobody needs."""
+        """Grant what can be granted, oldest first; then let leave what is not needed."""
         self._dispatching = False
         taken: set[Device] = set()
         for claim in self._book.in_turn():
-            account = claim.tenant
+            account = claim.client
             if account.broken or self._closed:
                 why = f"{account.name} is not to be used: {account.broken}" if account.broken else "the arbiter is closed"
                 self._answer(claim, OffloadError(f"{claim.what}: {why}"))
@@ -341,11 +341,11 @@ class DeviceArbiter:
         now_s = _now_s()
         self._journal.waited(now_s - claim.arrived_s)
         self._book.hold(claim, now_s)
-        self._start(switch, claim, claim.tenant)
+        self._start(switch, claim, claim.client)
 
     def _plan(self, claim: Claim) -> Switch:
         near = {id(p): t.state(p, claim.load) for device in claim.devices for t, p in self._book.on[device] if p.alive}
-        request = SwitchRequest(tenant=claim.tenant.name, what=claim.what, load=claim.load, offload=claim.offload, works=claim.works)
+        request = SwitchRequest(client=claim.client.name, what=claim.what, load=claim.load, offload=claim.offload, works=claim.works)
         try:
             return plan_switch(self._budget_bytes, list(near.values()), request)
         except NoRoomError as error:
@@ -355,7 +355,7 @@ class DeviceArbiter:
             why = "; ".join(f"{name} is broken ({cause})" for name, cause in broken.items())  # a machine's failure, not the spec's
             raise OffloadError(f"{error}. What may take the room: {why}") from error
 
-    def _depart(self, account: TenantAccount) -> None:
+    def _depart(self, account: ClientAccount) -> None:
         """Offload what is to leave; later, where a worker is busy."""
         if any(process.busy for process in account.processes):
             return  # its end dispatches again
@@ -363,15 +363,15 @@ class DeviceArbiter:
         for process in account.processes:
             going = [k for k in sorted(account.leaving) if process.residence.get(k) is Residence.ON_DEVICE and not account.pins[k]]
             if going and process.alive and not account.broken:
-                moves.append(Move(tenant=account.name, index=process.index, direction=Direction.OFFLOAD, kinds=tuple(going)))
+                moves.append(Move(client=account.name, index=process.index, direction=Direction.OFFLOAD, kinds=tuple(going)))
         account.leaving.clear()
         del self._departing[account]
         if moves:
             self._start(Switch(waves=(Wave(offloads=tuple(moves), loads=()),)), None, account)
 
-    def _start(self, switch: Switch, claim: Claim | None, account: TenantAccount) -> None:
+    def _start(self, switch: Switch, claim: Claim | None, account: ClientAccount) -> None:
         """Run a switch in a task of its own; its workers are busy until its end."""
-        processes = [self._tenants[tenant].processes[index] for tenant, index in switch.processes]
+        processes = [self._clients[client].processes[index] for client, index in switch.processes]
         for process in processes:
             process.busy = True
         moves: list[MoveRecord] = []
@@ -392,7 +392,7 @@ class DeviceArbiter:
 
     def _switched(self, claim: Claim, fault: BaseException | None) -> None:
         """The claim's switch has ended: it is held, or it failed."""
-        account = claim.tenant
+        account = claim.client
         if fault is None and account.broken:
             fault = OffloadError(f"{claim.what}: {account.name} is not to be used: {account.broken}")
         empty = account.undefined(claim.load) - claim.writes - CONTENT_FREE if claim.works else frozenset()
@@ -423,7 +423,7 @@ class DeviceArbiter:
         """Give the devices back; nothing where they were lost before. Not ``clean``: its workers may still be at work."""
         if claim.stage is not Stage.HELD:
             return
-        account = claim.tenant
+        account = claim.client
         self._unhold(claim)
         account.doubtful = account.doubtful or not clean
         if claim.works and not account.leases:
@@ -440,7 +440,7 @@ class DeviceArbiter:
         self._book.unhold(claim)
         self._schedule_dispatch()
 
-    def _let_leave(self, account: TenantAccount, kinds: frozenset[StateKind], leave: bool | None) -> None:
+    def _let_leave(self, account: ClientAccount, kinds: frozenset[StateKind], leave: bool | None) -> None:
         wanted = {OffloadPolicy.ALWAYS, OffloadPolicy.AUTO} if leave else {OffloadPolicy.ALWAYS}
         going = {kind for kind in kinds if account.spec.policy(kind) in wanted and not account.pins[kind]}
         if going and not account.broken:
@@ -454,24 +454,24 @@ class DeviceArbiter:
             claim.lost = f"it held the devices for {claim.hold_s:.1f} s, which was its limit"
             self._release(claim, clean=False, leave=None)
 
-    def _retire(self, account: TenantAccount, why: str) -> None:
-        """The tenant is not to be used any more, and holds nothing."""
+    def _retire(self, account: ClientAccount, why: str) -> None:
+        """The client is not to be used any more, and holds nothing."""
         account.broken = account.broken or why
         account.leaving.clear()
-        for claim in [c for c in self._book.granted if c.tenant is account]:
+        for claim in [c for c in self._book.granted if c.client is account]:
             claim.lost = why
             if claim.stage is Stage.HELD:
                 self._unhold(claim)
         self._schedule_dispatch()
 
-    def _confirm_idle(self, account: TenantAccount) -> None:
-        """Its devices go to nobody before its workers answer: a call that is left alone may still compute there."""
+    def _confirm_idle(self, account: ClientAccount) -> None:
+        """Its devices are not given away before its workers answer: a call that is left alone may still compute there."""
         for process in account.processes:
             if process.alive:
                 process.busy = True
                 self._spawn(self._ask_idle(account, process)).add_done_callback(partial(self._asked, process))
 
-    async def _ask_idle(self, account: TenantAccount, process: ProcessAccount) -> None:
+    async def _ask_idle(self, account: ClientAccount, process: ProcessAccount) -> None:
         name = process.spec.worker.name
         try:
             await process.spec.worker.call(Direction.OFFLOAD.value, (), timeout_s=self._switch_timeout_s)

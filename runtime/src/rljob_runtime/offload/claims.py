@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import count
 
-from rljob_runtime.offload.accounts import ProcessAccount, TenantAccount
+from rljob_runtime.offload.accounts import ClientAccount, ProcessAccount
 from rljob_runtime.offload.leases import Claim, Stage
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import LeaseEntry, QueueEntry
@@ -17,7 +17,7 @@ class ClaimBook:
 
     def __init__(self, devices: Iterable[Device]) -> None:
         """``devices``: all that can be claimed."""
-        self.on: dict[Device, list[tuple[TenantAccount, ProcessAccount]]] = {device: [] for device in devices}
+        self.on: dict[Device, list[tuple[ClientAccount, ProcessAccount]]] = {device: [] for device in devices}
         """Processes by device."""
         self.queue: dict[Claim, None] = {}
         """In order of arrival."""
@@ -30,13 +30,13 @@ class ClaimBook:
     def enqueue(self, claim: Claim) -> None:
         """A new claim."""
         self.queue[claim] = None
-        claim.tenant.queued += 1
+        claim.client.queued += 1
 
     def dequeue(self, claim: Claim) -> None:
         """It no longer waits for devices; nothing where it did not."""
         if claim in self.queue:
             del self.queue[claim]
-            claim.tenant.queued -= 1
+            claim.client.queued -= 1
 
     def in_turn(self) -> list[Claim]:
         """The queue: owners who hold something first, because others may wait for them; then by arrival."""
@@ -47,7 +47,7 @@ class ClaimBook:
         return self._owners[claim.owner] > 0
 
     def is_free(self, claim: Claim) -> bool:
-        """Whether nobody else holds its devices and nothing moves there."""
+        """Whether no other claim holds its devices and nothing moves there."""
         return all(
             all(holder.owner == claim.owner for holder in self._holders[device])
             and not any(process.busy and process.alive for _, process in self.on[device])
@@ -62,7 +62,7 @@ class ClaimBook:
         self._count_owner(claim.owner, 1)
         for device in claim.devices:
             self._holders[device][claim] = None
-        account = claim.tenant
+        account = claim.client
         claim.pinned = claim.load
         account.pins.update(claim.pinned)
         account.leaving -= claim.load
@@ -78,10 +78,10 @@ class ClaimBook:
         self._count_owner(claim.owner, -1)
         for device in claim.devices:
             del self._holders[device][claim]
-        claim.tenant.pins.subtract(claim.pinned)
+        claim.client.pins.subtract(claim.pinned)
         if claim.works:
-            claim.tenant.leases -= 1
-            claim.tenant.last_used = next(self._tokens)
+            claim.client.leases -= 1
+            claim.client.last_used = next(self._tokens)
         if claim.timer is not None:
             claim.timer.cancel()
 
@@ -89,16 +89,16 @@ class ClaimBook:
         """Nobody waits for it any more: while its switch goes on, it is no reason to prefer its owner."""
         if claim in self.granted:
             self._count_owner(claim.owner, -1)
-            claim.owner = f"nobody, formerly {claim.owner}"
+            claim.owner = f"no one, formerly {claim.owner}"
             self._count_owner(claim.owner, 1)
 
     def unpin_own(self, claim: Claim) -> None:
-        """What a claim takes away is no longer part of its owner's other leases of the tenant."""
+        """What a claim takes away is no longer part of its owner's other leases of the client."""
         for other in self.granted if claim.offload else ():  # only its owner can have any: devices are exclusive
             gone = other.pinned & claim.offload
-            if other.tenant is claim.tenant and gone:
+            if other.client is claim.client and gone:
                 other.pinned -= gone
-                other.tenant.pins.subtract(gone)
+                other.client.pins.subtract(gone)
 
     def obstacles(self, claim: Claim, now_s: float) -> list[str]:
         """What is between a claim and its devices, each once, in words."""
@@ -141,7 +141,7 @@ class ClaimBook:
             QueueEntry(
                 what=claim.what,
                 owner=claim.owner,
-                tenant=claim.tenant.name,
+                client=claim.client.name,
                 devices=claim.devices,
                 waiting_s=now_s - claim.arrived_s,
                 waits_for=tuple(self.obstacles(claim, now_s)),
@@ -155,7 +155,7 @@ class ClaimBook:
             LeaseEntry(
                 what=claim.what,
                 owner=claim.owner,
-                tenant=claim.tenant.name,
+                client=claim.client.name,
                 token=claim.token,
                 kinds=claim.pinned,
                 devices=claim.devices,

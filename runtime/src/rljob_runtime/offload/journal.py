@@ -8,14 +8,14 @@ from rljob_runtime.offload.leases import Claim
 from rljob_runtime.offload.records import MoveRecord, SwitchRecord, switch_metrics
 
 DEPARTURE = "leaving while idle"
-"""What a switch is for that nobody asked for."""
+"""Purpose of a switch that no claim asked for."""
 
 
 class SwitchJournal:
     """Switches and waits since metrics were last taken."""
 
     def __init__(self, on_switch: Callable[[SwitchRecord], None]) -> None:
-        """``on_switch`` is told of every switch."""
+        """``on_switch`` is called after every switch."""
         self._on_switch = on_switch
         self._switches: list[SwitchRecord] = []
         self._waits_s: list[float] = []
@@ -25,13 +25,13 @@ class SwitchJournal:
         self._waits_s.append(seconds)
 
     def ended(
-        self, claim: Claim | None, tenant: str, begun_s: float, ended_s: float, moves: Sequence[MoveRecord], fault: BaseException | None
+        self, claim: Claim | None, client: str, begun_s: float, ended_s: float, moves: Sequence[MoveRecord], fault: BaseException | None
     ) -> None:
         """A switch is over; ``claim`` is None where state left on its own."""
         record = SwitchRecord(
             what=DEPARTURE if claim is None else claim.what,
             owner="" if claim is None else claim.owner,
-            tenant=tenant,
+            client=client,
             waited_s=0.0 if claim is None else begun_s - claim.arrived_s,
             started_s=begun_s,
             ended_s=ended_s,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_runtime.errors import LeaseLostError
-from rljob_runtime.offload.accounts import TenantAccount
+from rljob_runtime.offload.accounts import ClientAccount
 from rljob_runtime.offload.plan import SHOWN_DEVICES, Device
 from rljob_runtime.offload.states import StateKind
 
@@ -26,7 +26,7 @@ class Stage(StrEnum):
 class Claim:
     """One request, from its arrival to its end."""
 
-    tenant: TenantAccount
+    client: ClientAccount
     what: str
     owner: str
     hold_s: float
@@ -37,7 +37,7 @@ class Claim:
     offload: frozenset[StateKind] = frozenset()
     writes: frozenset[StateKind] = frozenset()
     works: bool = False
-    """Whether the tenant computes under it; else only state is moved."""
+    """Whether the client computes under it; else only state is moved."""
     stage: Stage = Stage.QUEUED
     abandoned: bool = False
     """Nobody waits for it any more; it ends with its switch."""
@@ -50,8 +50,8 @@ class Claim:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All of its tenant's."""
-        return self.tenant.devices
+        """All of its client's."""
+        return self.client.devices
 
     @property
     def place(self) -> str:
@@ -63,11 +63,11 @@ class Claim:
     def about(self, now_s: float) -> str:
         """For messages of those who wait for it."""
         doing = "moves state" if self.stage is Stage.SWITCHING else "holds it"
-        return f"{self.what!r} of {self.owner} ({self.tenant.name}) {doing} for {now_s - self.since_s:.1f} s"
+        return f"{self.what!r} of {self.owner} ({self.client.name}) {doing} for {now_s - self.since_s:.1f} s"
 
 
 class Lease:
-    """The right to compute on a tenant's devices, with the state asked for in place, until its deadline."""
+    """The right to compute on a client's devices, with the state asked for in place, until its deadline."""
 
     def __init__(self, claim: Claim) -> None:
         """Made by the arbiter."""
@@ -84,9 +84,9 @@ class Lease:
         return self._claim.owner
 
     @property
-    def tenant(self) -> str:
+    def client(self) -> str:
         """Whose state it is about."""
-        return self._claim.tenant.name
+        return self._claim.client.name
 
     @property
     def kinds(self) -> frozenset[StateKind]:
@@ -105,8 +105,8 @@ class Lease:
 
     @property
     def undefined(self) -> frozenset[StateKind]:
-        """Kinds on the device without content, which the holder said it writes."""
-        return self._claim.tenant.undefined(self._claim.pinned)
+        """Kinds on the device without content, which the holder declared to write."""
+        return self._claim.client.undefined(self._claim.pinned)
 
     def check(self) -> None:
         """Call before anything that touches the devices, so that a late holder does no harm.
@@ -117,4 +117,4 @@ class Lease:
         claim = self._claim
         if claim.lost or claim.stage is not Stage.HELD:
             why = claim.lost or "it was given back"
-            raise LeaseLostError(f"{claim.what}: the lease of {claim.owner} on {claim.tenant.name} is over: {why}; ask for a new one")
+            raise LeaseLostError(f"{claim.what}: the lease of {claim.owner} on {claim.client.name} is over: {why}; ask for a new one")

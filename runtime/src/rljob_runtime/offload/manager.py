@@ -40,9 +40,9 @@ def state_offload_manager(
     wanted = frozenset(StateKind if include is None else include)
     values: MutableMapping[str, float] = {} if metrics is None else metrics
     part = f"{infix}/"
-    aside = store.offload(frozenset(StateKind) - wanted)
-    _write_memory(values, f"{part}start", aside.before)
-    _write_switch(values, part, "offload", [aside])
+    left = store.offload(frozenset(StateKind) - wanted)
+    _write_memory(values, f"{part}start", left.before)
+    _write_switch(values, part, "offload", [left])
     loaded = store.load(wanted)
     _write_memory(values, f"{part}loaded", loaded.after)
     _write_switch(values, part, "load", [loaded])
@@ -55,7 +55,7 @@ def state_offload_manager(
         executed = store.memory() if after is None else after.before
         _write_memory(values, f"{part}executed", executed)
         _write_memory(values, f"{part}end", executed if after is None else after.after)
-        _write_switch(values, part, "offload", [aside] if after is None else [aside, after])
+        _write_switch(values, part, "offload", [left] if after is None else [left, after])
 
 
 def _write_switch(values: MutableMapping[str, float], part: str, name: str, reports: list[SwitchReport]) -> None:

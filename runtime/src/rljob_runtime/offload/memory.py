@@ -39,7 +39,7 @@ def snapshot(
             host_rss_bytes=host_rss_bytes(),
             pinned_bytes=pinned_bytes,
         )
-    stats: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)  # one call; each of torch's accessors makes it anew
+    stats: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)  # one call; each of torch's accessors builds it again
     if reset_peak and stats:
         torch.cuda.reset_peak_memory_stats(device)
     allocated, reserved = _pool(stats, "allocated_bytes"), _pool(stats, "reserved_bytes")

@@ -55,11 +55,11 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """What one process of a tenant has on each of its devices."""
+    """What one process of a client has on each of its devices."""
 
-    tenant: str
+    client: str
     index: int
-    """Among the tenant's processes."""
+    """Among the client's processes."""
     devices: tuple[Device, ...]
     size_bytes: Mapping[StateKind, int]
     """On each of the devices, whether it is there now or not."""
@@ -75,9 +75,9 @@ class ProcessState:
     free_to_drop: frozenset[StateKind] = frozenset()
     """Kinds that are not copied when they leave."""
     last_used: int = 0
-    """Grows with every lease of the tenant."""
+    """Grows with every lease of the client."""
     queued: bool = False
-    """Whether its tenant waits for a lease: needed sooner than others."""
+    """Whether its client waits for a lease: needed sooner than others."""
 
     @property
     def resident_bytes(self) -> int:
@@ -87,9 +87,9 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRequest:
-    """What shall be on the devices afterwards."""
+    """What should be on the devices afterwards."""
 
-    tenant: str
+    client: str
     what: str
     """For messages, such as ``train step 12``."""
     load: frozenset[StateKind] = frozenset()
@@ -102,7 +102,7 @@ class SwitchRequest:
 class Move:
     """One call of one worker."""
 
-    tenant: str
+    client: str
     index: int
     direction: Direction
     kinds: tuple[StateKind, ...]
@@ -124,8 +124,8 @@ class Switch:
 
     @property
     def processes(self) -> set[tuple[str, int]]:
-        """All that move something, as (tenant, index)."""
-        return {(move.tenant, move.index) for wave in self.waves for move in (*wave.offloads, *wave.loads)}
+        """All that move something, as (client, index)."""
+        return {(move.client, move.index) for wave in self.waves for move in (*wave.offloads, *wave.loads)}
 
 
 class _Unit(NamedTuple):
@@ -140,7 +140,7 @@ class _Unit(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.process.tenant, self.process.index
+        return self.process.client, self.process.index
 
     @property
     def is_copied(self) -> bool:
@@ -151,16 +151,16 @@ class _Unit(NamedTuple):
         """Ascending: what to evict first."""
         process = self.process
         rank = EVICTION_ORDER[self.kind] if self.is_copied else min(EVICTION_ORDER[self.kind], DROPPED)
-        return rank, process.queued, process.last_used, process.tenant, process.index, self.kind
+        return rank, process.queued, process.last_used, process.client, process.index, self.kind
 
 
 def plan_switch(budget_bytes: Mapping[Device, int], processes: Sequence[ProcessState], request: SwitchRequest) -> Switch:
     """Bring what the request wants, take away what is in its way, and what is to leave anyway.
 
     Args:
-        budget_bytes: what may be resident on each device of the request's tenant.
+        budget_bytes: what may be resident on each device of the request's client.
         processes: all that are on these devices; their other devices only gain room.
-        request: of one tenant.
+        request: of one client.
 
     Returns:
         Waves that never have more than the budget resident on any device. Time grows with processes times their devices.
@@ -172,10 +172,10 @@ def plan_switch(budget_bytes: Mapping[Device, int], processes: Sequence[ProcessS
         _Unit(process, kind)
         for kind in LOAD_ORDER
         for process in processes
-        if process.tenant == request.tenant and kind in request.load and kind in process.size_bytes and kind not in process.on_device
+        if process.client == request.client and kind in request.load and kind in process.size_bytes and kind not in process.on_device
     ]
     leaving, candidates = _departures(processes, request)
-    room = {device: budget_bytes[device] for p in processes if p.tenant == request.tenant for device in p.devices}
+    room = {device: budget_bytes[device] for p in processes if p.client == request.client for device in p.devices}
     for process in processes:
         _add(room, process.devices, -process.resident_bytes)
     short = {device: -free for device, free in room.items()}
@@ -183,7 +183,7 @@ def plan_switch(budget_bytes: Mapping[Device, int], processes: Sequence[ProcessS
         _add(short, unit.process.devices, unit.num_bytes)
     if request.works:
         for process in processes:
-            if process.tenant == request.tenant:
+            if process.client == request.client:
                 _add(short, process.devices, process.working_bytes)
     for unit in leaving:
         _add(short, unit.process.devices, -unit.num_bytes)
@@ -202,7 +202,7 @@ def _departures(processes: Iterable[ProcessState], request: SwitchRequest) -> tu
     leaving: list[_Unit] = []
     candidates: list[_Unit] = []
     for process in processes:
-        own = process.tenant == request.tenant
+        own = process.client == request.client
         for kind in process.on_device:
             if kind in process.stays or (own and kind in request.load):
                 continue
@@ -265,7 +265,7 @@ def _fitting(room: dict[Device, int], ins: Iterable[_Unit]) -> tuple[list[_Unit]
 
 
 def _next_outs(outs: Iterable[_Unit]) -> tuple[list[_Unit], list[_Unit]]:
-    """Of every process what costs nothing, and the first kind that is copied."""
+    """For every process, what costs nothing, and the first kind that is copied."""
     gone: list[_Unit] = []
     later: list[_Unit] = []
     copying: set[tuple[str, int]] = set()
@@ -284,7 +284,7 @@ def _moves(units: Iterable[_Unit], direction: Direction) -> tuple[Move, ...]:
     kinds: dict[tuple[str, int], list[StateKind]] = {}
     for unit in units:
         kinds.setdefault(unit.key, []).append(unit.kind)
-    return tuple(Move(tenant=tenant, index=i, direction=direction, kinds=tuple(some)) for (tenant, i), some in kinds.items())
+    return tuple(Move(client=client, index=i, direction=direction, kinds=tuple(some)) for (client, i), some in kinds.items())
 
 
 def _add(totals: dict[Device, int], devices: Iterable[Device], num_bytes: int) -> None:
@@ -307,20 +307,20 @@ def _arithmetic(
         terms = []
         for process in processes:
             if device in process.devices:
-                terms += _terms(process, {kind for key, kind in gone if key == (process.tenant, process.index)}, request)
+                terms += _terms(process, {kind for key, kind in gone if key == (process.client, process.index)}, request)
         needed = show_bytes(budget_bytes[device] + short[device])
         parts.append(f"{device} has {show_bytes(budget_bytes[device])}, {needed} are needed: {', '.join(terms)}")
     more = f"; and {len(full) - SHOWN_DEVICES} more devices" if len(full) > SHOWN_DEVICES else ""
     return (
-        f"{request.what}: {request.tenant} has no room. {'; '.join(parts)}{more}. Let more leave (components[].offload), spread "
+        f"{request.what}: {request.client} has no room. {'; '.join(parts)}{more}. Let more leave (components[].offload), spread "
         "the components over more devices, or make them smaller"
     )
 
 
 def _terms(process: ProcessState, gone: set[StateKind], request: SwitchRequest) -> list[str]:
     """What one process contributes, largest facts first: what comes, what stays."""
-    name, terms = process.tenant, []
-    own = process.tenant == request.tenant
+    name, terms = process.client, []
+    own = process.client == request.client
     for kind in LOAD_ORDER:
         size = process.size_bytes.get(kind, 0)
         if not size or kind in gone:

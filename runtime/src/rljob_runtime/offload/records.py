@@ -1,4 +1,4 @@
-"""What the arbiter tells: who waits, who holds, what is where, what moved. Data only; times are the event loop's, in seconds."""
+"""What the arbiter reports: who waits, who holds, what is where, what moved. Data only; times are the event loop's, in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_runtime.offload.states import Residence, StateKind, SwitchReport
 class MoveRecord:
     """One call of one worker; a band of the timeline on each of its devices."""
 
-    tenant: str
+    client: str
     worker: str
     devices: tuple[Device, ...]
     direction: Direction
@@ -21,7 +21,7 @@ class MoveRecord:
     started_s: float
     ended_s: float
     residence: Residence
-    """Of the kinds afterwards."""
+    """Residence of the kinds afterwards."""
     report: SwitchReport | None
     """None when it failed."""
     error: str = ""
@@ -33,7 +33,7 @@ class SwitchRecord:
 
     what: str
     owner: str
-    tenant: str
+    client: str
     waited_s: float
     """In the queue, before the first move."""
     started_s: float
@@ -49,7 +49,7 @@ class QueueEntry:
 
     what: str
     owner: str
-    tenant: str
+    client: str
     devices: tuple[Device, ...]
     waiting_s: float
     waits_for: tuple[str, ...]
@@ -62,7 +62,7 @@ class LeaseEntry:
 
     what: str
     owner: str
-    tenant: str
+    client: str
     token: int
     kinds: frozenset[StateKind]
     devices: tuple[Device, ...]
@@ -75,11 +75,11 @@ class LeaseEntry:
 class ProcessResidency:
     """One worker on one device."""
 
-    tenant: str
+    client: str
     worker: str
     alive: bool
     broken: str
-    """Why its tenant is not to be used; empty while it is."""
+    """Why its client is not to be used; empty while it is."""
     states: Mapping[StateKind, Residence]
     num_bytes: int
     """On this device, with what it needs while it computes if it does so now."""
@@ -95,7 +95,7 @@ class DeviceResidency:
 
     @property
     def num_bytes(self) -> int:
-        """Of all processes; what is on its way counts in full."""
+        """Bytes of all processes; what is on its way counts in full."""
         return sum(process.num_bytes for process in self.processes)
 
 

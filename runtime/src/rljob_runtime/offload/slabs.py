@@ -95,7 +95,7 @@ class HostSlabs:
         """Check that there can be regions of these sizes, by owner, all at once.
 
         Raises:
-            HostBudgetError: the budget does not allow it; says what is missing in all.
+            HostBudgetError: the budget does not allow it; names what is missing in total.
         """
         missing_bytes = sum(sum(self._missing(owner, size)) for owner, size in size_bytes.items())
         wanted_bytes = self.held_bytes + missing_bytes

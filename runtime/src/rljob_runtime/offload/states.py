@@ -45,7 +45,7 @@ class MemorySnapshot:
     """Memory of one worker's process and device at one moment."""
 
     allocated_bytes: int
-    """Of tensors on the device."""
+    """Bytes of tensors on the device."""
     reserved_bytes: int
     """Held by the device's allocator."""
     peak_bytes: int

@@ -122,7 +122,7 @@ class StateStore:
         return frozenset(self._undefined)
 
     def mark_written(self, kind: StateKind) -> None:
-        """Say that the content of an undefined kind was written."""
+        """Mark the content of an undefined kind as written."""
         self._undefined.discard(kind)
 
     def require(self, kinds: Iterable[StateKind], user: str) -> None:
@@ -203,7 +203,7 @@ class StateStore:
         return self._report(Direction.LOAD, chosen, items, {}, started, before)
 
     def memory(self) -> MemorySnapshot:
-        """Memory now. On a CPU the device's figures are this store's own accounts; the peak starts anew."""
+        """Memory now. On a CPU the device's figures are this store's own accounts; the peak starts again."""
         if self._device.type != "cuda":
             here = [kind for kind in StateKind if self._residence[kind] is Residence.ON_DEVICE]
             self._account(sum(f.size_bytes for f in self._find(here)) - self._resident_bytes)
@@ -220,7 +220,7 @@ class StateStore:
         return [kind for kind in StateKind if kind in wanted and self._residence[kind] is start]
 
     def _run(self, kinds: Sequence[StateKind], what: Direction, move: Callable[[Ledger], None]) -> None:
-        """Run a move and leave a state that tells the truth, whatever happens in it.
+        """Run a move and leave a true state, whatever happens in it.
 
         Raises:
             OffloadError: the move failed; says whether it was undone.
@@ -274,7 +274,7 @@ class StateStore:
         self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
 
     def _region_name(self, kind: StateKind) -> str:
-        """Of the kind's slabs."""
+        """Bytes of the kind's slabs."""
         return f"{self._name}/{kind}"
 
     def _layout(self, found: Sequence[_Found]) -> tuple[list[tuple[_Found, int]], int]:

@@ -1,6 +1,6 @@
 """Moves storages between device and slabs, all of a switch or none of them.
 
-A storage is emptied only when its copy has landed, and filled in full before anybody is told; where a step fails, what was moved is moved
+A storage is emptied only when its copy has landed, and filled in full before this is reported; where a step fails, what was moved is moved
 back. Tensor objects stay the same all along: only the memory behind their storage goes and comes, so optimizers, FSDP2's own views
 (``_sharded_param_data``, ``_local_tensor``) and tied parameters need no update.
 """
@@ -27,7 +27,7 @@ class Item:
 
     kind: StateKind
     name: str
-    """Of the first tensor on it."""
+    """Name of the first tensor on it."""
     storage: torch.UntypedStorage
     size_bytes: int
     offset: int
@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """What a store is told about a move."""
+    """What a store gets to know about a move."""
 
     account: Callable[[int], None]
     """Called with every change of device memory, in bytes."""

@@ -13,11 +13,12 @@
 | fleet            | requests            | completions       | room at an engine        | a finished response     |
 | gathering        | completions         | groups            | n samples of a group     | the n-th; others are    |
 |                  |                     |                   |                          | cancelled (redundancy)  |
-| judging          | groups              | judged groups     | reward workers           | their answer            |
-| trainer loop     | B judged groups     | a new version     | TrajectoryBuffer.take(B) | the B-th, no older left |
+| scoring          | groups              | scored groups     | reward workers           | their answer            |
+| trainer loop     | B scored groups     | a new version     | TrajectoryBuffer.take(B) | the B-th, no older left |
 
 Every admitted group ends once: trained, dropped (too few rewards, too old in the buffer), filtered (nothing to learn from), or cancelled
-(too old while it was still being drawn); all but the first make room for the next prompt. The fleet serves other owners too: validation.
+(too old while it was still being generated); all but the first make room for the next prompt. The fleet serves other owners too, such
+as validation.
 
 Synchronous training is the same loop with a staleness of 0. Nothing here imports ray or torch.
 """

@@ -30,13 +30,13 @@ class StepSamples:
     lengths: IntArray
     """Shape (S,): prompt plus response tokens; sums to T."""
     response_lengths: IntArray
-    """Shape (S,): drawn tokens."""
+    """Shape (S,): sampled tokens."""
     response_mask: FloatArray
-    """Shape (T,): 1 where a token was drawn, else 0."""
+    """Shape (T,): 1 where a token was sampled, else 0."""
     behaviour_logprobs: FloatArray
     """Shape (T,): from the engine; 0 where the mask is 0."""
     staleness: FloatArray
-    """Shape (T,): by how many weight versions a drawn token is older than the trainer; 0 where the mask is 0."""
+    """Shape (T,): by how many weight versions a sampled token is older than the trainer; 0 where the mask is 0."""
     group_ids: IntArray
     """Shape (S,)."""
     scores: FloatArray
@@ -54,7 +54,7 @@ class StepSamples:
     proximal_logprobs: FloatArray | None = None
     """Shape (T,), of the trainer at the beginning of the step."""
     values: FloatArray | None = None
-    """Shape (T,), of the critic before each token is drawn, at the beginning of the step."""
+    """Shape (T,), of the critic before each token is sampled, at the beginning of the step."""
 
     def places(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """Where the tokens of these samples stand in (T,) arrays, sample after sample, shape (t,)."""

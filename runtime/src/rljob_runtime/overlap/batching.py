@@ -42,7 +42,7 @@ class BatchingConfig:
 
 
 Shares = tuple[tuple[IntArray, ...], ...]
-"""Of each update and rank, the samples, ascending: indexes into (S,) arrays."""
+"""The samples of each update and rank, ascending: indexes into (S,) arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Batches:
     """What the trainer ranks train in a step."""
 
     by_rank: list[list[TrainBatch]]
-    """Of each rank, one batch per optimizer update, as many on every rank; epochs repeat the same objects."""
+    """One batch per optimizer update for each rank, as many on every rank; epochs repeat the same objects."""
     skipped_updates: int
     """Updates per epoch that were left out because no token of theirs is trained."""
 
@@ -64,7 +64,7 @@ class ScoreBatch:
     lengths: IntArray
     """Shape (s,): sums to t."""
     wanted: FloatArray
-    """Shape (t,): 1 where a token was drawn."""
+    """Shape (t,): 1 where a token was sampled."""
     samples: IntArray
     """Shape (s,): indexes into (S,) arrays."""
 

@@ -1,4 +1,4 @@
-"""Judged prompt groups, oldest first, until the trainer takes them."""
+"""Scored prompt groups, oldest first, until the trainer takes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljob_runtime.records import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All judged samples of one prompt."""
+    """All scored samples of one prompt."""
 
     group_id: int
     trajectories: tuple[Trajectory, ...]
@@ -29,15 +29,15 @@ class Group:
 
 
 class TrajectoryBuffer:
-    """Holds groups between judging and training; every group is taken once or dropped once (ONCE)."""
+    """Holds groups between scoring and training; every group is taken once or dropped once (ONCE)."""
 
     def __init__(self, *, gate: StalenessGate, unfinished: Callable[[], Iterable[int]], on_drop: Callable[[Group], None]) -> None:
         """Start empty.
 
         Args:
-            gate: knows how old a token may be; told of every batch taken.
+            gate: knows how old a token may be; notified of every batch taken.
             unfinished: versions under which the groups that are still being made were started.
-            on_drop: told of every group that is too stale, so that admission can refill it.
+            on_drop: called for every group that is too stale, so that admission can refill it.
         """
         self._gate = gate
         self._unfinished = unfinished
@@ -51,12 +51,12 @@ class TrajectoryBuffer:
         return len(self._groups)
 
     def put(self, group: Group) -> None:
-        """Add a judged group."""
+        """Add a scored group."""
         self._groups[group.group_id] = group
         self._changed.set()
 
     def changed(self) -> None:
-        """The unfinished groups became others than they were."""
+        """The set of unfinished groups changed."""
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:
@@ -86,10 +86,10 @@ class TrajectoryBuffer:
         return [self._groups.pop(group.group_id) for group in oldest]
 
     def _ready(self, count: int, version: int) -> bool:
-        for group in [g for g in self._groups.values() if self._gate.hopeless(g.oldest_version, version)]:
+        for group in [g for g in self._groups.values() if self._gate.too_stale(g.oldest_version, version)]:
             self._on_drop(self._groups.pop(group.group_id))
         if len(self._groups) < count:
             return False
         ready = [group.oldest_version for group in self._groups.values()]
         gate = self._gate
-        return enough(ready, self._unfinished(), version=version, max_lag=gate.max_staleness, count=count, spare=gate.spare)
+        return enough(ready, self._unfinished(), version=version, max_staleness=gate.max_staleness, count=count, spare=gate.spare)

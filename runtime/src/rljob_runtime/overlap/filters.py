@@ -1,4 +1,4 @@
-"""Dynamic sampling: which judged groups are worth training on. Pure decisions over scores.
+"""Dynamic sampling: which scored groups are worth training on. Pure decisions over scores.
 
 A group whose responses all score the same has no advantage to learn from (DAPO, arXiv 2503.14476, dynamic sampling); one of extreme
 mean is nearly so (mean filter as in ROLL, ``query_filter``).
@@ -18,7 +18,7 @@ class GroupFilter:
     min_mean: float | None = None
     max_mean: float | None = None
     min_std: float | None = None
-    """Of the population; 0 drops groups whose responses all score the same."""
+    """Standard deviation of the population; 0 drops groups whose responses all score the same."""
 
     def keeps(self, scores: Sequence[float]) -> bool:
         """Whether a group of these scores, at least one, is to be trained on."""

@@ -1,19 +1,19 @@
-"""The engines as one: requests wait in one line, go to the engine with the least to do, and move on when an engine steps aside.
+"""The engines as one: requests wait in one line, go to the engine with the least to do, and move on when an engine pauses.
 
 ::
 
     add ──> waiting, oldest group first ── route ──> engine i: submit ... collect ──> owner
                ^        (started ones first)                       │
-               └──────────── with the tokens drawn so far ─────────┘  abort: the engine steps aside, or others are idle, or it is lost
+               └──────────── with the tokens sampled so far ───────┘  abort: the engine pauses, or others are idle, or it is lost
 
 | wait               | for                                 | bounded by             | then                              |
 |--------------------|-------------------------------------|------------------------|-----------------------------------|
-| shrink, reserved   | running responses, then aborted ones| finish_s, timeout_s    | DeadlineError naming the engine   |
+| pause, reserved    | running responses, then aborted ones| finish_s, timeout_s    | DeadlineError naming the engine   |
 | quiet              | all running responses               | timeout_s              | DeadlineError naming engines      |
 | collection         | a finished response                 | stall_timeout_s        | DeadlineError naming the engine   |
 
-Engines that step aside, or whose worker is lost, do not disturb others: these keep what they run and are given the requests of those
-that leave. Several owners can have responses drawn (training, validation); each gets its own back.
+Engines that pause, or whose worker is lost, do not disturb others: these keep what they run and are given the requests of those that
+leave. Several owners can have responses generated (training, validation); each gets its own back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.errors import DeadlineError, WorkerLostError
 from rljob_runtime.overlap.occupancy import Occupancy
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, places, route, settle, surplus
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, Capacity, places, route, settle, surplus
 from rljob_runtime.overlap.samples import Owner, Sample
 from rljob_runtime.overlap.waiting import WaitingLine
 from rljob_runtime.records import Completion, GenerationRequest
@@ -41,17 +41,15 @@ ABORT_TIMEOUT_S = 120.0
 """Deadline of an engine's answer to an abort: it is in the middle of a step at most."""
 
 OnLost = Callable[[int, WorkerLostError], None]
-"""Told the index of an engine that is gone, and how."""
+"""Called with the index of an engine that is gone, and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """What the fleet needs of the spec."""
 
-    slots: int
-    """Requests an engine computes at the same time, at least 1."""
-    queued: int = 0
-    """Further ones it may hold so that no slot idles between two; more wait here, where they can still go to another engine."""
+    capacities: tuple[Capacity, ...]
+    """What each engine takes, by its index; more requests wait here, where they can still go to any engine."""
     stall_timeout_s: float
     affinity_margin: int = AFFINITY_MARGIN
     """0 where engines cache no prefixes."""
@@ -62,13 +60,13 @@ class FleetConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """What became of running requests when engines stepped aside or came back."""
+    """What became of running requests when engines paused or resumed."""
 
     elapsed_s: float
     moved: int
     """Requests that were taken from an engine."""
     kept_tokens: int
-    """Tokens these had drawn."""
+    """Tokens sampled for them until then."""
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ class FleetCounts:
 
     requests_cancelled: int = 0
     tokens_cancelled: int = 0
-    """Drawn tokens of those: lost work."""
+    """Sampled tokens of those: lost work."""
     engines_lost: int = 0
     requests_moved: int = 0
     """Taken over from lost engines."""
@@ -90,7 +88,7 @@ class _Engine:
     running: dict[str, Sample] = field(default_factory=dict)
     """By the id of the request, in the order of submission."""
     cancelled: set[str] = field(default_factory=set)
-    """Those of them that nobody wants any more."""
+    """Those of them that were cancelled meanwhile."""
     open: bool = True
     """Whether it is given requests."""
     lost: bool = False
@@ -105,8 +103,8 @@ class _Engine:
         if not self.running:
             self.last_progress_s = now_s()
         for sample, request in zip(samples, requests, strict=True):
-            sample.home = self.index
-            settle(sample.mates, self.index)
+            sample.engine = self.index
+            settle(sample.affinity, self.index)
             self.running[request.request_id] = sample
         self.outbox.put_nowait(("submit", requests))
         self.busy.set()
@@ -120,7 +118,7 @@ class _Engine:
         """A request is no longer here; its sample, and whether that was cancelled."""
         sample = self.running.pop(request_id)
         self.occupancy.change(len(self.running), now_s())
-        sample.mates.at_home -= sample.mates.home == self.index
+        sample.affinity.num_there -= sample.affinity.engine == self.index
         cancelled = request_id in self.cancelled
         self.cancelled.discard(request_id)
         return sample, cancelled
@@ -135,9 +133,19 @@ class EngineFleet:
         Args:
             engines: rollout workers.
             config: limits.
-            on_lost: told of every engine that is lost while others go on.
+            on_lost: called for every engine that is lost while others go on.
         """
-        self._engines = [_Engine(index, worker, occupancy=Occupancy(config.slots)) for index, worker in enumerate(engines)]
+        capacities = dict(enumerate(config.capacities))
+        self._engines = [
+            _Engine(index, worker, occupancy=Occupancy(capacity.slots))
+            for index, (worker, capacity) in enumerate(zip(engines, config.capacities, strict=True))
+        ]
+        self._capacities = capacities
+        self._limits = (
+            {index: capacity.slots for index, capacity in capacities.items()},
+            {index: capacity.slots + capacity.queued for index, capacity in capacities.items()},
+        )
+        """Requests that each engine is given at first, and as long as so many wait that queueing some there loses nothing."""
         self._config = config
         self._on_lost = on_lost
         self._waiting = WaitingLine()
@@ -160,7 +168,7 @@ class EngineFleet:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Engines that are gone for good."""
+        """Engines that are gone permanently."""
         return frozenset(engine.index for engine in self._engines if engine.lost)
 
     def take_counts(self) -> FleetCounts:
@@ -174,16 +182,16 @@ class EngineFleet:
         return sum(shares) / max(len(shares), 1)
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Have responses drawn; each goes back to its owner once, unless it is cancelled."""
+        """Have responses generated; each goes back to its owner once, unless it is cancelled."""
         for sample in samples:
             self._waiting.push(sample)
         self._hand_out()
 
     def cancel(self, samples: Iterable[Sample]) -> int:
-        """Stop drawing these; their owner is not told. Those that have ended, or were never added, are ignored.
+        """Stop generating these without notifying their owner. Those that have ended, or were never added, are ignored.
 
         Returns:
-            How many were withdrawn. Tokens that running ones turn out to have drawn are counted when they come back.
+            How many were withdrawn. Tokens that running ones turn out to have are counted when they come back.
         """
         wanted = set(samples)
         waiting = [sample for sample in wanted if sample in self._waiting]
@@ -238,13 +246,11 @@ class EngineFleet:
                 if not engine.lost:
                     engine.serving = tasks.create_task(self._serve(engine))
 
-    async def shrink(
-        self, engines: Collection[int], *, what: str, finish_s: float = 0.0, timeout_s: float = ABORT_TIMEOUT_S
-    ) -> FleetChange:
-        """Let engines step aside: they are given nothing more; what they run goes on elsewhere, or waits, with its tokens. Skips lost ones.
+    async def pause(self, engines: Collection[int], *, what: str, finish_s: float = 0.0, timeout_s: float = ABORT_TIMEOUT_S) -> FleetChange:
+        """Pause engines: they are given nothing more; what they run goes on elsewhere, or waits, with its tokens. Skips lost ones.
 
         Args:
-            engines: by index; those that are aside already stay so.
+            engines: by index; those that are paused already stay so.
             what: for messages, such as ``training of step 3``.
             finish_s: how long running responses may take to end before they are moved.
             timeout_s: of the move.
@@ -257,18 +263,19 @@ class EngineFleet:
             engine.open = False
         return await self._called_back(leaving, None, what=what, finish_s=finish_s, timeout_s=timeout_s)
 
-    def expand(self, engines: Collection[int]) -> int:
-        """Let engines take part again; returns how many requests overloaded ones were told to give up for them."""
+    def resume(self, engines: Collection[int]) -> int:
+        """Resume engines; returns how many requests overloaded ones were asked to give up for them."""
         closed = [self._engines[index] for index in sorted(set(engines)) if not self._engines[index].open]
         joining = [engine for engine in closed if not engine.lost]
         if not joining:
             return 0
         for engine in joining:
             engine.open = True
-        over = surplus({engine.index: len(engine.running) for engine in self._engines if engine.open}, len(self._waiting))
+        loads = {engine.index: len(engine.running) for engine in self._engines if engine.open}
+        over = surplus(loads, len(self._waiting), self._capacities)
         for index, count in over.items():
             engine = self._engines[index]
-            engine.abort(list(engine.running)[-count:])  # the latest have drawn least, so that least is computed again
+            engine.abort(list(engine.running)[-count:])  # the latest have the fewest tokens, so that least is recomputed
         self._hand_out()
         return sum(over.values())
 
@@ -349,14 +356,14 @@ class EngineFleet:
         config = self._config
         loads = {engine.index: len(engine.running) for engine in self._engines if engine.open}
         shares: dict[int, list[Sample]] = {}
-        counts = places(self._waiting.ready, loads, config.slots, config.queued)
-        for count, limit in zip(counts, (config.slots, config.slots + config.queued), strict=True):
+        counts = places(self._waiting.ready, loads, self._capacities)
+        for count, limits in zip(counts, self._limits, strict=True):
             taken = self._waiting.pop(count)
-            mates = [sample.mates for sample in taken] if config.group_routing is GroupRouting.TOGETHER else []
-            for group in mates:
-                if group.home not in loads:
-                    group.home, group.at_home = None, 0
-            chosen = route([sample.home for sample in taken], loads, limit, config.affinity_margin, mates)
+            affinity = [sample.affinity for sample in taken] if config.group_routing is GroupRouting.TOGETHER else []
+            for group in affinity:
+                if group.engine not in loads:
+                    group.engine, group.num_there = None, 0
+            chosen = route([sample.engine for sample in taken], loads, limits, config.affinity_margin, affinity)
             for sample, index in zip(taken, chosen, strict=True):
                 if index is not None:  # always: no more were taken than there is room for
                     shares.setdefault(index, []).append(sample)
@@ -386,7 +393,7 @@ class EngineFleet:
                 engine.busy.clear()
                 await engine.busy.wait()
             completions = await engine.worker.call("collect", COLLECT_WAIT_S, timeout_s=CALL_TIMEOUT_S)
-            if engine.lost:  # others draw these already
+            if engine.lost:  # others generate these already
                 return
             time_s = now_s()
             if completions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Occupancy:
-    """Integrates what it is told at every change; O(1) each."""
+    """Integrates the load over time, fed at every change; O(1) each."""
 
     def __init__(self, slots: int) -> None:
         """``slots``: requests that one engine computes at a time."""

@@ -34,9 +34,9 @@ class Outcome:
     advantages: FloatArray
     """Shape (T,): 0 where nothing is trained."""
     trained: FloatArray
-    """Shape (T,): 1 where a drawn token is trained, else 0."""
+    """Shape (T,): 1 where a sampled token is trained, else 0."""
     returns: FloatArray | None = None
-    """Shape (T,) with a critic: what the value of each drawn token should have been, else 0."""
+    """Shape (T,) with a critic: what the value of each sampled token should have been, else 0."""
     sample_weights: FloatArray | None = None
     """Shape (S,): factors on policy losses, mean 1 over the samples that are trained; None: all 1."""
     kl_coefficient: float | None = None
@@ -88,20 +88,20 @@ class Rule:
         """Compute a step's advantages and advance the state.
 
         Args:
-            step: with reference log-probs where the rule measures the KL, with values for GAE. The policy that drew tokens is the
+            step: with reference log-probs where the rule measures the KL, with values for GAE. The policy that sampled tokens is the
                 proximal one where its log-probs are there, else the behaviour policy.
 
         Raises:
             ValueError: a forward pass is missing or a score is not finite.
         """
         config = self._config
-        drawn = step.response_mask > 0
+        sampled = step.response_mask > 0
         metrics: dict[str, float] = {}
         kept = self._kept(step, metrics)
-        trained = drawn & np.repeat(kept, step.lengths)
-        counted = trained[drawn]
+        trained = sampled & np.repeat(kept, step.lengths)
+        counted = trained[sampled]
         scores = self._shaped(step, metrics)
-        kl = self._kl(step, drawn, metrics)
+        kl = self._kl(step, sampled, metrics)
         advantages, returns = self._estimate(step, scores, kl if config.kl_placement is KLPlacement.REWARD else None, counted)
         if config.whiten:
             advantages = whitened(advantages, counted)
@@ -111,9 +111,9 @@ class Rule:
         metrics |= _summary(advantages[counted])
         in_loss = config.kl_target is not None and config.kl_coefficient > 0 and config.kl_placement is KLPlacement.LOSS
         outcome = Outcome(
-            advantages=_spread(np.where(counted, advantages, 0.0), drawn),
+            advantages=_spread(np.where(counted, advantages, 0.0), sampled),
             trained=trained.astype(np.float32),
-            returns=None if returns is None else _spread(returns, drawn),
+            returns=None if returns is None else _spread(returns, sampled),
             sample_weights=self._weights(step, kept & (step.response_lengths > 0)),
             kl_coefficient=self._kl_coefficient if in_loss else None,
             metrics=metrics,
@@ -184,8 +184,8 @@ class Rule:
                 running = [self._running[source] for source in step.sources]
                 return np.array([m.mean for m in running]), np.array([m.std for m in running])
 
-    def _kl(self, step: StepSamples, drawn: BoolArray, metrics: dict[str, float]) -> DoubleArray | None:
-        """KL of each drawn token to the reference, where the rule needs it."""
+    def _kl(self, step: StepSamples, sampled: BoolArray, metrics: dict[str, float]) -> DoubleArray | None:
+        """KL of each sampled token to the reference, where the rule needs it."""
         config = self._config
         if config.kl_coefficient > 0:
             metrics["train/kl_coefficient"] = self._kl_coefficient
@@ -194,7 +194,7 @@ class Rule:
         if step.reference_logprobs is None:
             raise ValueError(f"kl_coefficient is {config.kl_coefficient} but the step has no reference_logprobs; run the reference first")
         policy = step.behaviour_logprobs if step.proximal_logprobs is None else step.proximal_logprobs
-        kl = kl_estimates(policy[drawn], step.reference_logprobs[drawn], config.kl_estimator)
+        kl = kl_estimates(policy[sampled], step.reference_logprobs[sampled], config.kl_estimator)
         if config.kl_placement is KLPlacement.REWARD:
             metrics["train/kl_reward_mean"] = _mean(kl)
         return kl
@@ -202,7 +202,7 @@ class Rule:
     def _estimate(
         self, step: StepSamples, scores: DoubleArray, kl: DoubleArray | None, counted: BoolArray
     ) -> tuple[DoubleArray, DoubleArray | None]:
-        """Advantages and, with a critic, returns of the drawn tokens.
+        """Advantages and, with a critic, returns of the sampled tokens.
 
         Group estimators see the sum of a response's token rewards, its KL included, as verl's do; others see each token's.
         """
@@ -260,16 +260,16 @@ def _totals(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarra
 
 
 def _token_rewards(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarray) -> DoubleArray:
-    """Shape (drawn tokens,): the score on each response's last token, less each token's penalty."""
+    """Shape (sampled tokens,): the score on each response's last token, less each token's penalty."""
     rewards = np.zeros(int(lengths.sum())) if penalty is None else -penalty
     rewards[np.cumsum(lengths)[lengths > 0] - 1] += scores[lengths > 0]
     return rewards
 
 
-def _spread(values: DoubleArray, drawn: BoolArray) -> FloatArray:
-    """Values of drawn tokens at their places, shape (T,)."""
-    result = np.zeros(drawn.size, dtype=np.float32)
-    result[drawn] = values
+def _spread(values: DoubleArray, sampled: BoolArray) -> FloatArray:
+    """Values of sampled tokens at their places, shape (T,)."""
+    result = np.zeros(sampled.size, dtype=np.float32)
+    result[sampled] = values
     return result
 
 

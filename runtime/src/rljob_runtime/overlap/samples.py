@@ -1,4 +1,4 @@
-"""One response in the making: what engines have drawn of it so far, whichever engines these were."""
+"""One response in the making: what engines have sampled of it so far, whichever engines these were."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rljob_runtime.overlap.routing import Mates
+from rljob_runtime.overlap.routing import GroupAffinity
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, Sampling, VersionSpan
 
 ABORTED = "abort"
 
 
 class Owner(Protocol):
-    """Who has responses drawn."""
+    """Who has responses generated."""
 
     @property
     def priority(self) -> int:
@@ -36,14 +36,14 @@ class Sample:
     """Within the group."""
     prompt: Prompt
     prefix: str = ""
-    """Of its key: the key space of an owner other than training."""
-    mates: Mates = field(default_factory=Mates)
-    """The same object in all samples that shall stay together."""
+    """Prefix of its key: the key space of an owner other than training."""
+    affinity: GroupAffinity = field(default_factory=GroupAffinity)
+    """The same object in all samples that should stay together."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[VersionSpan, ...] = ()
     attempts: int = 0
-    home: int | None = None
+    engine: int | None = None
     """Engine that was given it last: its prefix may still be cached there."""
 
     @property
@@ -52,9 +52,9 @@ class Sample:
         return f"{self.prefix}{self.group_id}/{self.index}"
 
     def request(self, sampling: Sampling, job_seed: int) -> GenerationRequest:
-        """What to ask the next engine: the prompt and all that was drawn, and as many tokens as are left.
+        """What to ask the next engine: the prompt and all that was sampled, and as many tokens as are left.
 
-        Each attempt draws from a seed of its own: with the first one's the same random numbers would meet other positions.
+        Each attempt samples with a seed of its own: with the first one's the same random numbers would meet other positions.
         """
         request_id = f"{self.key}+{self.attempts}" if self.attempts else self.key
         self.attempts += 1
@@ -82,9 +82,9 @@ class Sample:
         )
 
 
-def sample_seed(job_seed: int, prompt_index: int, sample: int, drawn: int = 0) -> int:
-    """Seed of one response after ``drawn`` tokens: a function of job, prompt and sample, so that a resumed run draws the same tokens."""
-    name = f"{job_seed}/{prompt_index}/{sample}" + (f"/{drawn}" if drawn else "")
+def sample_seed(job_seed: int, prompt_index: int, sample: int, num_sampled: int = 0) -> int:
+    """Seed of one response after ``num_sampled`` tokens: a function of job, prompt and sample, so that a resumed run samples the same."""
+    name = f"{job_seed}/{prompt_index}/{sample}" + (f"/{num_sampled}" if num_sampled else "")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 

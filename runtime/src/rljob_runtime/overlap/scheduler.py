@@ -1,4 +1,4 @@
-"""Keeps the engines busy: admits prompts under the gate, gathers groups, has them judged.
+"""Keeps the engines busy: admits prompts under the gate, gathers groups, has them scored.
 
 Generation goes on while rewards are computed and while the trainer works, as far as the gate allows.
 """
@@ -17,7 +17,7 @@ from rljob_runtime.errors import FilteredOutError
 from rljob_runtime.overlap.buffer import Group, TrajectoryBuffer
 from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, OnLost, now_s
-from rljob_runtime.overlap.routing import Mates
+from rljob_runtime.overlap.routing import GroupAffinity
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, Trajectory
@@ -25,9 +25,9 @@ from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardR
 MIN_GROUP_SAMPLES = 2
 """A group needs a comparison; smaller ones are dropped and replaced."""
 PRIORITY = 1
-"""Validation has a lower one: it is short and shall say soon how good some weights are."""
+"""Validation has a lower one: it is short and should soon report how good some weights are."""
 
-Judge = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
+ScoreResponses = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
 
 
 class Prompts(Protocol):
@@ -59,12 +59,12 @@ class RolloutConfig:
     seed: int
     fleet: FleetConfig
     drains: bool = False
-    """Whether running responses are waited for before weights change or engines step aside; else they go on afterwards."""
+    """Whether running responses are waited for before weights change or engines pause; else they go on afterwards."""
     drain_timeout_s: float = 3600.0
     redundant_samples: int = 0
     """Further requests per prompt; the first ``samples_per_prompt`` that end are the group, the rest is cancelled."""
     group_filter: GroupFilter | None = None
-    """Which judged groups are worth training on; others are replaced by the next prompt."""
+    """Which scored groups are worth training on; others are replaced by the next prompt."""
     max_filtered_in_row: int = 1000
     """So many filtered groups without one that was kept are an error, not bad luck."""
 
@@ -80,21 +80,21 @@ class RolloutCounters:
     """Too few rewards, or too old when the trainer would have taken them."""
     groups_filtered: int = 0
     groups_cancelled: int = 0
-    """Still being drawn when they had become too old."""
+    """Still being generated when they had become too stale."""
     requests_cancelled: int = 0
-    """Of cancelled groups, and redundant ones."""
+    """Requests of cancelled groups, and redundant ones."""
     tokens_cancelled: int = 0
-    """Drawn for nothing: by these, and by the finished responses of cancelled groups."""
+    """Sampled for nothing: by these, and by the finished responses of cancelled groups."""
     engines_lost: int = 0
-    judge_s: float = 0.0
+    reward_s: float = 0.0
     last_completion_s: float = 0.0
     """Clock of the event loop at the last finished response."""
     reward_messages: list[str] = field(default_factory=list)
-    shrink_s: float = 0.0
+    engine_pause_s: float = 0.0
     requests_moved: int = 0
-    """Taken from engines that stepped aside or were lost, or that others relieved."""
+    """Taken from engines that paused or were lost, or that others relieved."""
     tokens_kept: int = 0
-    """Drawn tokens of those, which nobody draws again."""
+    """Tokens of those, which are not sampled again."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class RolloutScheduler:
         prompts: Prompts,
         decode: Callable[[list[tuple[int, ...]]], list[str]],
         engines: Sequence[Worker],
-        judge: Judge,
+        score: ScoreResponses,
         gate: StalenessGate,
         config: RolloutConfig,
         next_group_id: int = 0,
@@ -127,16 +127,16 @@ class RolloutScheduler:
             prompts: where new prompts come from.
             decode: token ids of several responses to texts.
             engines: rollout workers.
-            judge: rewards of several responses, in order; a failing sample is a result, not an exception.
+            score: rewards of several responses, in order; a failing sample is a result, not an exception.
             gate: admission, and how old what is trained may be.
             config: from the spec.
             next_group_id: continues the numbering after a resume.
             done: ``ResumePoint.done`` of the checkpoint: prompts the source gives again that need no asking.
-            on_lost: told of every engine that is lost while others go on.
+            on_lost: called for every engine that is lost while others go on.
         """
         self._prompts = prompts
         self._decode = decode
-        self._judge = judge
+        self._score = score
         self._gate = gate
         self._config = config
         self._next_group_id = next_group_id
@@ -149,8 +149,8 @@ class RolloutScheduler:
         self._started: dict[int, int] = {}
         """Weights version under which each group was started that is not in the buffer yet."""
         self._room = asyncio.Event()
-        self._judging: set[asyncio.Task[None]] = set()
-        self._judge_failed: asyncio.Future[None] | None = None
+        self._scoring: set[asyncio.Task[None]] = set()
+        self._scoring_failed: asyncio.Future[None] | None = None
         self._counters = RolloutCounters()
         self._filtered_in_row: list[float] = []
         """Mean scores of the groups filtered since one was kept."""
@@ -159,7 +159,7 @@ class RolloutScheduler:
 
     @property
     def priority(self) -> int:
-        """Of its requests."""
+        """Priority of its requests."""
         return PRIORITY
 
     @property
@@ -192,7 +192,7 @@ class RolloutScheduler:
     def advance(self, version: int) -> None:
         """New weights are served by every engine: more groups may be admitted."""
         self._gate.advance(version)
-        self._cancel_hopeless(version)
+        self._cancel_too_stale(version)
         self._room.set()
 
     def take_counters(self) -> RolloutCounters:
@@ -209,11 +209,11 @@ class RolloutScheduler:
 
     async def run(self) -> None:
         """Admit and collect until cancelled."""
-        self._judge_failed = asyncio.get_running_loop().create_future()
+        self._scoring_failed = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._admit_forever())
-                tasks.create_task(self._watch_judging())
+                tasks.create_task(self._watch_scoring())
                 tasks.create_task(self.fleet.run())
         except BaseExceptionGroup as failures:
             first: BaseException = failures
@@ -222,11 +222,11 @@ class RolloutScheduler:
             self.buffer.fail(first)
             raise first from failures
         finally:
-            for task in self._judging:
+            for task in self._scoring:
                 task.cancel()
 
-    async def shrink(self, engines: Collection[int], what: str, *, at_once: bool = False) -> None:
-        """Have engines step aside; returns when they run nothing. The others go on.
+    async def pause(self, engines: Collection[int], what: str, *, at_once: bool = False) -> None:
+        """Pause engines; returns when they run nothing. The others go on.
 
         Args:
             engines: by index.
@@ -237,20 +237,20 @@ class RolloutScheduler:
             DeadlineError: an engine did not give its requests back.
         """
         finish_s = self._config.drain_timeout_s if self._config.drains and not at_once else 0.0
-        self._count_change(await self.fleet.shrink(engines, what=what, finish_s=finish_s))
+        self._count_change(await self.fleet.pause(engines, what=what, finish_s=finish_s))
 
-    def expand(self, engines: Collection[int]) -> None:
-        """Have engines take part again."""
-        self.fleet.expand(engines)
+    def resume(self, engines: Collection[int]) -> None:
+        """Resume engines."""
+        self.fleet.resume(engines)
 
     @asynccontextmanager
     async def updating(self, what: str) -> AsyncIterator[None]:
-        """Weights may change inside the block. What would be too old under the next ones is given up before, not computed anew for them.
+        """Weights may change inside the block. What would be too old under the next ones is given up before, not recomputed for them.
 
         Raises:
             DeadlineError: responses that are to end before did not.
         """
-        self._cancel_hopeless(self._gate.version + 1)
+        self._cancel_too_stale(self._gate.version + 1)
         if not self._config.drains:
             yield
             return
@@ -258,7 +258,7 @@ class RolloutScheduler:
             yield
 
     def _count_change(self, change: FleetChange) -> None:
-        self._counters.shrink_s += change.elapsed_s
+        self._counters.engine_pause_s += change.elapsed_s
         self._counters.requests_moved += change.moved
         self._counters.tokens_kept += change.kept_tokens
 
@@ -287,8 +287,8 @@ class RolloutScheduler:
             group_id = self._next_group_id
             self._next_group_id += 1
             count = self._config.samples_per_prompt + self._config.redundant_samples
-            mates = Mates()
-            made = [Sample(owner=self, group_id=group_id, index=index, prompt=prompt, mates=mates) for index in range(count)]
+            affinity = GroupAffinity()
+            made = [Sample(owner=self, group_id=group_id, index=index, prompt=prompt, affinity=affinity) for index in range(count)]
             self._open[group_id] = _OpenGroup(group_id, prompt, made)
             self._admitted[group_id] = prompt
             samples += made
@@ -300,7 +300,7 @@ class RolloutScheduler:
         return sample.request(self._config.sampling, self._config.seed)
 
     def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
-        """Gather responses; groups that are complete are judged."""
+        """Gather responses; groups that are complete are scored."""
         self._counters.last_completion_s = now_s()
         complete: list[_OpenGroup] = []
         for sample, completion in finished:
@@ -316,37 +316,37 @@ class RolloutScheduler:
                 if self._config.redundant_samples:
                     self.fleet.cancel(group.samples)
         if complete:
-            task = asyncio.create_task(self._judge_groups(complete))
-            self._judging.add(task)
-            task.add_done_callback(self._judged)
+            task = asyncio.create_task(self._score_groups(complete))
+            self._scoring.add(task)
+            task.add_done_callback(self._scored)
 
-    def _judged(self, task: asyncio.Task[None]) -> None:
-        self._judging.discard(task)
-        if not task.cancelled() and (error := task.exception()) and self._judge_failed and not self._judge_failed.done():
-            self._judge_failed.set_exception(error)
+    def _scored(self, task: asyncio.Task[None]) -> None:
+        self._scoring.discard(task)
+        if not task.cancelled() and (error := task.exception()) and self._scoring_failed and not self._scoring_failed.done():
+            self._scoring_failed.set_exception(error)
 
-    async def _watch_judging(self) -> None:
+    async def _watch_scoring(self) -> None:
         """Brings a failure of the reward workers into the task group."""
-        if self._judge_failed is not None:
-            await self._judge_failed
+        if self._scoring_failed is not None:
+            await self._scoring_failed
 
-    async def _judge_groups(self, groups: Sequence[_OpenGroup]) -> None:
+    async def _score_groups(self, groups: Sequence[_OpenGroup]) -> None:
         samples = [(group, index, group.completions[index]) for group in groups for index in sorted(group.completions)]
         texts = self._decode([c.token_ids for _, _, c in samples])
         started = now_s()
-        results = await self._judge(
+        results = await self._score(
             [
                 RewardRequest(sample_id=c.request_id, prompt=g.prompt, response_text=text, finish_reason=c.finish_reason)
                 for (g, _, c), text in zip(samples, texts, strict=True)
             ]
         )
-        self._counters.judge_s += now_s() - started
-        judged: dict[int, list[Trajectory]] = {g.group_id: [] for g in groups}
+        self._counters.reward_s += now_s() - started
+        scored: dict[int, list[Trajectory]] = {g.group_id: [] for g in groups}
         for (group, index, completion), text, result in zip(samples, texts, results, strict=True):
             if result.score is None:
                 self._count_failed(result)
                 continue
-            judged[group.group_id].append(
+            scored[group.group_id].append(
                 Trajectory(
                     group_id=group.group_id,
                     sample_index=index,
@@ -356,11 +356,11 @@ class RolloutScheduler:
                     reward=result,
                 )
             )
-        for group_id, kept in judged.items():
+        for group_id, kept in scored.items():
             self._sort_out(group_id, kept)
 
     def _sort_out(self, group_id: int, kept: Sequence[Trajectory]) -> None:
-        """Keep a judged group for the trainer, or replace it."""
+        """Keep a scored group for the trainer, or replace it."""
         scores = [t.reward.score for t in kept if t.reward.score is not None]
         if len(scores) < min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
             self._drop(group_id)
@@ -390,9 +390,9 @@ class RolloutScheduler:
         self._counters.reward_timeouts += "time limit" in message
         self._counters.reward_messages.append(message)
 
-    def _cancel_hopeless(self, version: int) -> None:
-        """Give up groups that are still being drawn and would be too old for a batch trained from ``version``."""
-        for group in [g for i, g in self._open.items() if self._gate.hopeless(self._started.get(i, version), version)]:
+    def _cancel_too_stale(self, version: int) -> None:
+        """Give up groups that are still being generated and would be too stale for a batch trained from ``version``."""
+        for group in [g for i, g in self._open.items() if self._gate.too_stale(self._started.get(i, version), version)]:
             del self._open[group.group_id]
             self.fleet.cancel(group.samples)
             self._counters.groups_cancelled += 1
@@ -400,7 +400,7 @@ class RolloutScheduler:
             self._release(group.group_id)
 
     def _drop(self, group_id: int) -> None:
-        """A judged group that will not be trained."""
+        """A scored group that will not be trained."""
         self._counters.groups_dropped += 1
         self._release(group_id)
 

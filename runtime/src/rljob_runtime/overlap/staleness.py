@@ -1,11 +1,11 @@
 """How many prompt groups may be admitted: the bound on staleness, kept at submission.
 
-Formula (AReaL, arXiv 2505.24298, ``staleness_manager``): with B groups per step, allowed lag eta and current version v, a
-group may be admitted while ``accepted + running < (eta + v + 1) * B``. Trained oldest first, no group is then trained more
-than eta versions after it was started. eta = 0 is synchronous training.
+Formula (AReaL, arXiv 2505.24298, ``staleness_manager``, where the ratio is called eta): with B groups per step, an asynchronous
+generation ratio r and current version v, a group may be admitted while ``accepted + running < (r + v + 1) * B``. Trained oldest first, no
+group is then trained more than r versions after it was started. r = 0 is synchronous training.
 
-How old a trained token may be is a bound of its own. At least ceil(eta), nothing has to be dropped for it; above, stragglers have
-more time; below, and with spare groups, what gets too old is dropped as a group and its place given to another prompt.
+How old a trained token may be is a bound of its own. At least ceil(r), nothing has to be dropped for it; above, stragglers have more time;
+below, and with spare groups, what gets too old is dropped as a group and its place given to another prompt.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ class StalenessGate:
         self,
         *,
         groups_per_step: int,
-        max_lag: float,
+        async_generation_ratio: float,
+        max_staleness: int,
         total_groups: int,
         version: int = 0,
-        max_staleness: int | None = None,
         spare: int = 0,
     ) -> None:
         """Start at ``version``, as if exactly the groups of all earlier steps had been accepted.
 
         Args:
             groups_per_step: B, at least 1.
-            max_lag: eta, in steps; fractions allow a part of a batch ahead.
+            async_generation_ratio: batches that generation may be ahead; fractions allow a part of one.
             total_groups: groups the whole run trains; never more are admitted.
             version: weights version at the start; not 0 after a resume.
-            max_staleness: how many versions older than the trainer's a trained token may be; None: ceil(eta).
+            max_staleness: how many versions older than the trainer's a trained token may be.
             spare: groups beyond the allowance that may be in the making, so that a step can leave that many stragglers behind.
         """
         self._groups_per_step = groups_per_step
-        self._max_lag = max_lag
+        self._async_generation_ratio = async_generation_ratio
         self._total_groups = total_groups
         self._version = version
-        self._max_staleness = math.ceil(max_lag) if max_staleness is None else max_staleness
+        self._max_staleness = max_staleness
         self._spare = spare
         self._outstanding = version * groups_per_step
         self._taken = False
@@ -67,10 +67,10 @@ class StalenessGate:
         """Groups that may be admitted now."""
         if self._taken and self._max_staleness == 0:
             return 0  # whatever begins now would be too old for the next batch
-        allowed = math.floor((self._max_lag + self._version + 1) * self._groups_per_step) + self._spare
+        allowed = math.floor((self._async_generation_ratio + self._version + 1) * self._groups_per_step) + self._spare
         return max(min(allowed, self._total_groups) - self._outstanding, 0)
 
-    def hopeless(self, started: int, version: int) -> bool:
+    def too_stale(self, started: int, version: int) -> bool:
         """Whether a group started under version ``started`` is too old to be trained from ``version``."""
         return started < version - self._max_staleness
 
@@ -104,11 +104,11 @@ class StalenessGate:
         self._taken = False
 
 
-def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max_lag: int, count: int, spare: int = 0) -> bool:
+def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max_staleness: int, count: int, spare: int = 0) -> bool:
     """Whether the oldest ``count`` of the ready groups can be trained now without making others too old that a wait would save.
 
-    A group started under version s is trained in the steps up to s + max_lag. Groups started up to s that this step leaves must fit
-    into the ``(s + max_lag - version) * count`` places of the steps until then (earliest deadline first, feasible if no deadline is
+    A group started under version s is trained in the steps up to s + max_staleness. Groups started up to s that this step leaves must fit
+    into the ``(s + max_staleness - version) * count`` places of the steps until then (earliest deadline first, feasible if no deadline is
     overbooked). Without this wait, young groups that end early overtake long old responses, which then are lost: a bias against
     length. Where a bound of at least the gate's lag keeps it feasible, nothing is lost; where it is not, a wait that saves nothing is
     not made: this step's places are filled with groups of that deadline, whichever.
@@ -117,22 +117,22 @@ def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max
         ready: versions under which the finished groups were started, none too old for this step.
         unfinished: the same of groups that are being made.
         version: the trainer's weights.
-        max_lag: how many versions older a group may be.
+        max_staleness: how many versions older a group may be.
         count: groups of one step; there are as many ready.
         spare: how many groups were admitted so that they may be lost.
 
     Returns:
-        False while some unfinished group has to be waited for. O(groups in flight + max_lag).
+        False while some unfinished group has to be waited for. O(groups in flight + max_staleness).
     """
-    late = [0] * (max_lag + 1)
+    late = [0] * (max_staleness + 1)
     """Unfinished groups by the number of versions they still have: 0, this step is their last."""
     for started in unfinished:
-        if 0 <= (left := started + max_lag - version) <= max_lag:  # what is too old already is lost whether waited for or not
+        if 0 <= (left := started + max_staleness - version) <= max_staleness:  # what is too old already is lost whether waited for or not
             late[left] += 1
     if not any(late):
         return True
-    finished = [0] * (max_lag + 1)
+    finished = [0] * (max_staleness + 1)
     for started in ready:
-        finished[min(max(started + max_lag - version, 0), max_lag)] += 1
+        finished[min(max(started + max_staleness - version, 0), max_staleness)] += 1
     pairs = zip(accumulate(late), accumulate(finished), strict=True)
     return all(done >= count or open_ <= left * count + spare for left, (open_, done) in enumerate(pairs))

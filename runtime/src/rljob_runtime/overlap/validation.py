@@ -1,8 +1,8 @@
-"""Validation of one weights version: fixed prompts, drawn by the engines beside the training's own, judged, summed up.
+"""Validation of one weights version: fixed prompts, answered by the engines beside the training's own, scored, summed up.
 
 ::
 
-    prompts ── samples, handed out before the training's ──> EngineFleet ──> on_finished ──> judge ──> metrics of that version
+    prompts ── samples, handed out before the training's ──> EngineFleet ──> on_finished ──> rewards ──> metrics of that version
 
 Training's responses go on at the same engines, or wait with the tokens they have (``pauseGeneration``).
 
@@ -23,7 +23,7 @@ import numpy as np
 from rljob_runtime.errors import DeadlineError, RuntimeFault
 from rljob_runtime.overlap.fleet import EngineFleet, now_s
 from rljob_runtime.overlap.samples import Sample
-from rljob_runtime.overlap.scheduler import Judge
+from rljob_runtime.overlap.scheduler import ScoreResponses
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling
 
 SEED_OFFSET = 0x76616C6964
@@ -44,7 +44,7 @@ class ValidationConfig:
     sampling: Sampling
     seed: int
     timeout_s: float
-    """Of one validation."""
+    """Deadline of one validation."""
 
     def due(self, version: int, *, last: int) -> bool:
         """Whether weights ``version`` are validated: every n-th, the run's first if asked, and the last in any case.
@@ -74,14 +74,14 @@ class Validator:
         fleet: EngineFleet,
         prompts: Sequence[Prompt],
         decode: Callable[[list[tuple[int, ...]]], list[str]],
-        judge: Judge,
+        score: ScoreResponses,
         config: ValidationConfig,
     ) -> None:
         """Wire the parts; ``prompts`` are answered in every validation."""
         self._fleet = fleet
         self._prompts = prompts
         self._decode = decode
-        self._judge = judge
+        self._score = score
         self.config = config
         self._completions: dict[str, Completion] = {}
         self._wanted = 0
@@ -118,7 +118,7 @@ class Validator:
             async with asyncio.timeout(self.config.timeout_s), self._place(version):
                 self._fleet.add(samples)
                 await self._complete.wait()
-                results = await self._judged(samples)
+                results = await self._scored(samples)
         except TimeoutError as error:
             if isinstance(error, RuntimeFault):  # of an engine or a reward worker, which it names
                 raise
@@ -139,10 +139,10 @@ class Validator:
         async with self._fleet.reserved(self, what=f"validation of weights v{version}", timeout_s=self.config.timeout_s):
             yield
 
-    async def _judged(self, samples: Sequence[Sample]) -> list[RewardResult]:
+    async def _scored(self, samples: Sequence[Sample]) -> list[RewardResult]:
         completions = [self._completions[sample.key] for sample in samples]
         texts = self._decode([completion.token_ids for completion in completions])
-        return await self._judge(
+        return await self._score(
             [
                 RewardRequest(sample_id=sample.key, prompt=sample.prompt, response_text=text, finish_reason=completion.finish_reason)
                 for sample, completion, text in zip(samples, completions, texts, strict=True)
@@ -152,20 +152,20 @@ class Validator:
     def _summed(self, version: int, samples: Sequence[Sample], results: Sequence[RewardResult]) -> dict[str, float]:
         completions = [self._completions[sample.key] for sample in samples]
         lengths = np.array([len(completion.token_ids) for completion in completions])
-        judged = [(sample, result) for sample, result in zip(samples, results, strict=True) if result.score is not None]
+        scored = [(sample, result) for sample, result in zip(samples, results, strict=True) if result.score is not None]
         metrics = {
             "validation/version": float(version),
             "validation/prompts": float(len(self._prompts)),
-            "validation/errors": float(len(results) - len(judged)),
+            "validation/errors": float(len(results) - len(scored)),
             "validation/tokens": float(lengths.sum()),
             "validation/mean_tokens": float(lengths.mean()),
             "validation/truncated_fraction": float(np.mean([c.finish_reason == "length" for c in completions])),
         }
-        if judged:
-            metrics["validation/mean"] = float(np.mean([result.score for _, result in judged]))
-            metrics["validation/pass_rate"] = float(np.mean([result.passed for _, result in judged]))
+        if scored:
+            metrics["validation/mean"] = float(np.mean([result.score for _, result in scored]))
+            metrics["validation/pass_rate"] = float(np.mean([result.passed for _, result in scored]))
         named: dict[str, list[float]] = {}
-        for sample, result in judged:
+        for sample, result in scored:
             named.setdefault(f"validation/source/{sample.prompt.source}", []).append(result.score or 0.0)
             for name, score in result.parts.items():
                 named.setdefault(f"validation/part/{name}", []).append(score)

@@ -9,7 +9,7 @@ from rljob_runtime.overlap.samples import Owner, Sample
 
 
 class WaitingLine:
-    """Owners by priority; of one owner the most drawn first (it holds up its group and is the costliest to lose), then the oldest group.
+    """Owners by priority; of one owner the longest first (it holds up its group and is the costliest to lose), then the oldest group.
 
     O(log n) per sample; one that is withdrawn leaves its entry behind, which is skipped.
     """

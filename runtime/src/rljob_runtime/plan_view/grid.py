@@ -64,7 +64,7 @@ class Fold:
         """Process rank of a seat on the node at ``position`` of :attr:`nodes`."""
         return self.first_ranks[seat.component] + self.rank_steps[seat.component] * position + seat.offset
 
-    def expand(self) -> Iterator[Seated]:
+    def resume(self) -> Iterator[Seated]:
         """Every process on these nodes."""
         for position, node_rank in enumerate(self.nodes):
             for seat in self.seats:
@@ -95,7 +95,7 @@ class GridGroup:
     name: str
     num_nodes: int
     num_devices: int
-    """Of all its nodes."""
+    """Ranks of all its nodes."""
     num_free: int
     """Devices that no process uses."""
     device_resource: str
@@ -111,7 +111,7 @@ class Grid:
     components: tuple[GridComponent, ...]
     groups: tuple[GridGroup, ...]
 
-    def expand(self) -> Iterator[Seated]:
+    def resume(self) -> Iterator[Seated]:
         """Every process of the plan, exactly once, fold by fold."""
         for group in self.groups:
             for fold in group.folds:

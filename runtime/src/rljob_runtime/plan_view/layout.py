@@ -33,7 +33,7 @@ class Column:
     first: int
     """Index on the node of its first unit."""
     last: int
-    """Of its last one, included."""
+    """Index of its last one, included."""
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class Band:
     start: int
     """Index of its first column in the panel."""
     end: int
-    """Of its last one, included."""
+    """Index of its last one, included."""
     ranks: tuple[int, ...]
     """Process ranks, ascending."""
     label: str
@@ -69,7 +69,7 @@ class Panel:
     bands: dict[int, tuple[Band, ...]]
     """By component, only those that are on the node."""
     free: frozenset[int]
-    """Columns that nobody uses."""
+    """Columns that no component uses."""
     first_device: int
     num_devices: int
 

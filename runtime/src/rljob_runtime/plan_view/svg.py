@@ -20,7 +20,7 @@ from rljob_runtime.plan_view.routes import TRANSPORT_WORDS, Arrow, End, Flow, Ro
 from rljob_runtime.plan_view.words import clip, count, ranges, short_ranges
 
 WIDTH = 1_000
-"""Of the picture, in its own units; a browser scales it to the room there is."""
+"""Size of the picture, in its own units; a browser scales it to the room there is."""
 MAX_CELLS = 640
 """Bands and columns that are drawn; nodes beyond are counted."""
 _MARGIN = 24

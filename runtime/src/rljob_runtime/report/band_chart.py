@@ -59,7 +59,7 @@ class BandLanes:
 
     @property
     def height_px(self) -> int:
-        """Of all lanes."""
+        """Height of all lanes."""
         return len(self.devices) * (self.workers * _WORKER_PX + _GAP_PX)
 
 
@@ -80,9 +80,9 @@ def choose(found: Iterable[Band]) -> BandLanes | None:
     return BandLanes(bands=drawn, devices=devices, num_devices=len(counts), dropped=len(mine) - len(drawn))
 
 
-def colours(tenants: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """(legend, colour) by tenant: one each, or where colours do not suffice, one for all that differ in a number at the end only."""
-    names = sorted(set(tenants))
+def colours(clients: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """(legend, colour) by client: one each, or where colours do not suffice, one for all that differ in a number at the end only."""
+    names = sorted(set(clients))
     groups = {name: name for name in names}
     if len(names) > len(COLOURS):
         groups = {name: re.sub(r"[^0-9A-Za-z]*\d+$", "", name) or name for name in names}
@@ -101,14 +101,14 @@ def add_bands(figure: go.Figure, lanes: BandLanes, window: tuple[float, float], 
         scale: units of the x axis in a second.
     """
     workers = _workers_of(lanes)
-    palette = colours(band.tenant for band in lanes.bands)
+    palette = colours(band.client for band in lanes.bands)
     rows: dict[tuple[str, bool], list[tuple[Band, Device]]] = {}
     for band in lanes.bands:
         for device in sorted(set(band.devices) & set(lanes.devices)):
-            rows.setdefault((palette[band.tenant][0], band.move is not None), []).append((band, device))
+            rows.setdefault((palette[band.client][0], band.move is not None), []).append((band, device))
     shown = set()
     for (group, moves), mine in sorted(rows.items()):
-        colour = next(palette[band.tenant][1] for band, _ in mine)
+        colour = next(palette[band.client][1] for band, _ in mine)
         figure.add_trace(_trace(mine, group, colour, workers, lanes, window, zero_s, scale, legend=group not in shown, moves=moves))
         shown.add(group)
     axis = {
@@ -168,7 +168,7 @@ def _workers_of(lanes: BandLanes) -> dict[Device, list[str]]:
     for band in lanes.bands:
         for device in band.devices:
             if device in found:
-                found[device].add((band.tenant, band.worker))
+                found[device].add((band.client, band.worker))
     return {device: [worker for _, worker in sorted(names)] for device, names in found.items()}
 
 

@@ -23,7 +23,7 @@ from rljob_runtime.report.jsonl import Row, number_of
 class Band:
     """One worker between two changes; times in seconds since the run was first started."""
 
-    tenant: str
+    client: str
     worker: str
     devices: tuple[Device, ...]
     start_s: float
@@ -44,7 +44,7 @@ class Band:
 class _Worker:
     """What is known of a worker."""
 
-    tenant: str
+    client: str
     devices: tuple[Device, ...]
     since_s: float
     states: dict[str, Residence] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Worker:
         if move is not None:
             kinds.update(kinds_of(move))
         return Band(
-            tenant=self.tenant,
+            client=self.client,
             worker=name,
             devices=self.devices,
             start_s=start_s,
@@ -83,7 +83,7 @@ def bands(rows: Iterable[Row], end_s: float) -> Iterator[Band]:
             case "resident":
                 states = row.get("states")
                 known = {str(k): Residence(str(v)) for k, v in states.items()} if isinstance(states, dict) else {}
-                workers[str(row["worker"])] = _Worker(str(row["tenant"]), _devices(row), number_of(row, "at_s"), known)
+                workers[str(row["worker"])] = _Worker(str(row["client"]), _devices(row), number_of(row, "at_s"), known)
             case "move":
                 yield from _moved(workers, row)
     yield from _ends(workers, end_s)
@@ -110,8 +110,8 @@ def kinds_of(move: Row) -> tuple[str, ...]:
 def _moved(workers: dict[str, _Worker], row: Row) -> Iterator[Band]:
     name, kinds = str(row["worker"]), kinds_of(row)
     worker = workers.get(name)
-    if worker is None:  # nobody said what it began with
-        worker = workers[name] = _Worker(str(row["tenant"]), _devices(row), number_of(row, "start_s"))
+    if worker is None:  # its first state is not known
+        worker = workers[name] = _Worker(str(row["client"]), _devices(row), number_of(row, "start_s"))
     was = Residence.ON_DEVICE if row.get("direction") == "offload" else Residence.OFFLOADED
     for kind in kinds:
         worker.states.setdefault(kind, was)

@@ -1,4 +1,4 @@
-"""Writing to disk so that a failure says which path, how many bytes, how many are free, and what to do.
+"""Writing to disk so that a failure names the path, how many bytes, how many are free, and what to do.
 
 All files of a run are written through here or inside ``writing``; nothing else in the package maps ``OSError``.
 """

@@ -179,11 +179,11 @@ class PlainDisplay:
         """Plain lines have no history."""
 
     def phase_started(self, name: str) -> None:
-        """Say what is being waited for, so that a log never ends without a reason."""
+        """Print what is being waited for, so that a log never ends without a reason."""
         self._line(f"{name} ...")
 
     def phase_ended(self, phase: PhaseView, *, failed: bool) -> None:
-        """Say how long it took."""
+        """Print how long it took."""
         self._nags.pop(phase.name, None)
         self._line(f"{phase.name}: {'failed after ' if failed else ''}{format_seconds(phase.elapsed_s)}")
 
@@ -225,7 +225,7 @@ class PlainDisplay:
 
 
 class Displays:
-    """Several displays that are told the same, in order."""
+    """Several displays that get the same calls, in order."""
 
     def __init__(self, displays: Sequence[Display]) -> None:
         """Order matters where one of them reports on another's stream."""

@@ -188,7 +188,7 @@ def _sample(row: Row, file_name: str) -> str:
     facts = [f"{name} {number_of(parts, name):.3g}" for name in parts] if isinstance(parts, dict) else []
     first, last = row.get("version_first"), row.get("version_last")
     facts.append(f"{row.get('response_tokens')} tokens, {row.get('finish_reason')}")
-    facts.append(f"drawn by v{first}" if first == last else f"drawn by v{first} to v{last}")
+    facts.append(f"sampled by v{first}" if first == last else f"sampled by v{first} to v{last}")
     if row.get("logprob_mean") is not None:
         facts.append(f"mean log-prob {number_of(row, 'logprob_mean'):.2f} nats")
     notes = "<br>".join(escape(str(f)) for f in facts)

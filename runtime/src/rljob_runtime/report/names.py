@@ -1,4 +1,4 @@
-"""The registry of metric names: the one place that says which metrics exist, in which unit, and what they mean.
+"""The registry of metric names: the one list of which metrics exist, in which unit, and what they mean.
 
 A metric that is not here cannot be written (``MetricsWriter`` raises), so that the reference page rendered by
 ``markdown_table`` is always the whole truth. A name is ``group/name``; a name that ends in ``/*`` is a family whose last
@@ -65,18 +65,18 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "rollout/requests_moved",
         "1",
-        "unfinished responses taken from engines that stepped aside for the trainer; they went on elsewhere or later",
+        "unfinished responses taken from engines that released devices to the trainer; they went on elsewhere or later",
     ),
-    ("rollout/tokens_kept", "tokens", "tokens those responses had, which nobody draws again"),
-    ("rollout/groups_filtered", "1", "prompt groups of the step that a filter refused, so that others were drawn in their place"),
-    ("rollout/groups_cancelled", "1", "prompt groups given up while their responses were still drawn"),
-    ("rollout/requests_cancelled", "1", "unfinished responses that engines were told to give up"),
-    ("rollout/tokens_cancelled", "tokens", "tokens those responses had, drawn for nothing"),
+    ("rollout/tokens_kept", "tokens", "tokens those responses had, which are not sampled again"),
+    ("rollout/groups_filtered", "1", "prompt groups of the step that a filter refused, so that others were generated in their place"),
+    ("rollout/groups_cancelled", "1", "prompt groups given up while their responses were still generated"),
+    ("rollout/requests_cancelled", "1", "unfinished responses that engines were asked to give up"),
+    ("rollout/tokens_cancelled", "tokens", "tokens those responses had, sampled for nothing"),
     ("rollout/engines_lost", "1", "engines that ended or stopped answering; the others took their work"),
     ("rollout/logprob_mean", "nats", "mean behaviour log-probability of the response tokens"),
-    ("staleness/mean", "versions", "mean over trained tokens of trainer version minus the version that drew them"),
+    ("staleness/mean", "versions", "mean over trained tokens of trainer version minus the version that sampled them"),
     ("staleness/max", "versions", "largest such difference; never above the declared bound"),
-    ("staleness/histogram/*", "fraction", "share of trained tokens that were drawn so many versions before the trainer's"),
+    ("staleness/histogram/*", "fraction", "share of trained tokens that were sampled so many versions before the trainer's"),
     ("overlap/trainer_idle_fraction", "fraction", "part of the step's wall time in which the trainer waited for a batch"),
     (
         "overlap/engine_busy_fraction",
@@ -88,7 +88,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "sync/probe_max_abs_diff",
         "nats",
-        "largest difference of a probe's log-probs, trainer against engine, under the weights that drew the step's responses",
+        "largest difference of a probe's log-probs, trainer against engine, under the weights that sampled the step's responses",
     ),
     ("time/step_s", "s", "wall time of the step, from the end of the step before"),
     ("time/generate_s", "s", "time during which the step waited for engines to generate"),
@@ -102,7 +102,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("time/sync_s", "s", "time of publishing weights to the engines; the probe runs beside the training"),
     ("time/offload_s", "s", "time during which state was copied or dropped from devices; other work may go on beside it"),
     ("time/load_s", "s", "time during which state was brought back onto devices; overlaps time/offload_s"),
-    ("time/shrink_s", "s", "time until engines on the trainer's devices had given their unfinished responses back"),
+    ("time/engine_pause_s", "s", "time until engines on the trainer's devices had given their unfinished responses back"),
     ("time/*/load_s", "s", "time of loading what a `state_offload_manager` block of that name needs"),
     ("time/*/execute_s", "s", "time of the block itself"),
     ("time/*/offload_s", "s", "time of offloading before and after the block"),
@@ -154,7 +154,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "fraction",
         "effective sample size of the off-policy factors that were used, masks included, divided by their number",
     ),
-    ("train/masked_samples_fraction", "fraction", "share of responses that were judged but not trained"),
+    ("train/masked_samples_fraction", "fraction", "share of responses that were scored but not trained"),
     ("train/kl_coefficient", "1", "weight of the KL to the reference in the step"),
     ("train/kl_reward_mean", "nats", "mean KL to the reference per token that was taken from rewards, before its coefficient"),
     ("train/skipped_updates", "1", "updates of the policy that were not made, because no token was left to train"),
@@ -180,9 +180,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("validation/mean_tokens", "tokens", "mean length of the validation responses"),
     ("validation/truncated_fraction", "fraction", "share of validation responses cut at the token limit"),
     ("validation/prompts", "1", "validation prompts that were answered"),
-    ("validation/errors", "1", "validation responses that could not be judged; they are left out of the means"),
+    ("validation/errors", "1", "validation responses that could not be scored; they are left out of the means"),
     ("validation/version", "1", "weight version that answered them"),
-    ("validation/tokens", "tokens", "response tokens drawn for validation"),
+    ("validation/tokens", "tokens", "response tokens generated for validation"),
     ("validation/errors", "1", "validation responses whose reward raised or ran past its time limit"),
     ("validation/part/*", "1", "mean unweighted score of the reward function of that name over validation responses"),
     ("validation/source/*", "1", "mean score of the validation prompts of the data source of that name"),

@@ -85,7 +85,7 @@ class Reporter:
         self._step = resumed_step or 0
         self._done = False
         self._late_error: RuntimeFault | None = None
-        """What failed where nobody could be told; raised by the next ``record``."""
+        """What failed where it could not be raised; raised by the next ``record``."""
         kept, before_s = self._prepare(resumed_step)
         before_switches_s, has_switches = drop_switches_after(folder.switches_jsonl, resumed_step or 0)
         before_s = max(before_s, before_switches_s)
@@ -180,7 +180,7 @@ class Reporter:
             self._timeline.write({"lane": lane, "phase": phase, "start_s": start, "end_s": end, "step": step})
 
     def resident(self, residency: Sequence[DeviceResidency]) -> None:
-        """What is on the devices now; told once when all workers are up, and again when workers came or went.
+        """What is on the devices now; recorded once when all workers are up, and again when workers came or went.
 
         Raises:
             RuntimeFault: it cannot be written.
@@ -195,7 +195,7 @@ class Reporter:
         Never raises for want of space: who calls could do nothing about it, so the next ``record`` raises instead.
         """
         with self._lock:
-            if self._done:  # workers step aside while the job ends
+            if self._done:  # workers release devices while the job ends
                 return
             known = self._switches.left_out
             try:

@@ -75,7 +75,7 @@ class RunSummary:
     tokens_per_s: float | None
     """Those over ``training_s``."""
     weight_version: int | None
-    """Of the last step."""
+    """Value of the last step."""
     seed: int
     packages: Mapping[str, str]
     """Versions of the packages that shape results, and of Python."""

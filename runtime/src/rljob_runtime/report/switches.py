@@ -4,9 +4,9 @@ One row a line; ``step`` is the step that was under way, times are seconds since
 
 | row        | keys beside ``row`` and ``step``                                                                                      |
 |------------|-----------------------------------------------------------------------------------------------------------------------|
-| `start`    | at_s; what earlier rows say of the devices is over                                                                    |
-| `resident` | at_s, tenant, worker, devices, states {kind: OnDevice, Offloaded, ...}, bytes (on each device)                        |
-| `move`     | tenant, worker, devices, direction, kinds, start_s, end_s, what, waited_s, residence (of the kinds afterwards),       |
+| `start`    | at_s; earlier rows about the devices no longer hold                                                                    |
+| `resident` | at_s, client, worker, devices, states {kind: OnDevice, Offloaded, ...}, bytes (on each device)                        |
+| `move`     | client, worker, devices, direction, kinds, start_s, end_s, what, waited_s, residence (of the kinds afterwards),       |
 |            | elapsed_s (of the worker itself), copied_bytes and freed_bytes {kind: bytes}, before and after {allocated, reserved,  |
 |            | peak, host_rss, pinned}; ``error`` in place of the worker's figures where it failed                                   |
 
@@ -82,7 +82,7 @@ class SwitchesWriter:
                     "row": "resident",
                     "step": step,
                     "at_s": round(at_s, 6),
-                    "tenant": process.tenant,
+                    "client": process.client,
                     "worker": worker,
                     "devices": [list(device) for device in devices[worker]],
                     "states": {kind.value: where.value for kind, where in process.states.items()},
@@ -126,7 +126,7 @@ def _move_row(step: int, zero_s: float, record: SwitchRecord, move: MoveRecord) 
     row: Row = {
         "row": "move",
         "step": step,
-        "tenant": move.tenant,
+        "client": move.client,
         "worker": move.worker,
         "devices": [list(device) for device in move.devices],
         "direction": move.direction.value,
@@ -168,7 +168,7 @@ def drop_switches_after(path: Path, step: int) -> tuple[float, bool]:
     The file is replaced as a whole, so that a crash leaves the old or the new one.
 
     Returns:
-        The last time that any row told, in seconds, 0 without one; and whether rows are left.
+        The last time in any row, in seconds, 0 without one; and whether rows are left.
 
     Raises:
         RuntimeFault: the file is malformed or cannot be written.

@@ -17,7 +17,7 @@ class TensorboardWriter:
     def __init__(self, folder: Path, *, purge_from_step: int | None = None, wall_time: Callable[[], float] = time.time) -> None:
         """Open a new event file.
 
-        ``purge_from_step``: on resume, TensorBoard hides what earlier files say about this step and later ones.
+        ``purge_from_step``: on resume, TensorBoard hides earlier files' values of this step and later ones.
         ``wall_time``: returns Unix seconds.
 
         Raises:

@@ -84,7 +84,7 @@ def row_of(step: int, trajectory: Trajectory) -> Row:
 
 
 def write_trajectories(folder: RunFolder, step: int, trajectories: Sequence[Trajectory], sampling: TrajectorySampling) -> bool:
-    """Write the sampled trajectories of a step when it is one of the sampled steps; says whether it did.
+    """Write the sampled trajectories of a step when it is one of the sampled steps; returns whether it did.
 
     Raises:
         RuntimeFault: the file cannot be written.

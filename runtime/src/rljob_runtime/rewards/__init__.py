@@ -1,4 +1,4 @@
-"""Judging responses in processes of their own, each judgement under a time limit.
+"""Scoring responses in processes of their own, each evaluation under a time limit.
 
 ::
 

@@ -1,10 +1,10 @@
-"""The judging process: ``python -m rljob_runtime.rewards.child FD``, started by ``RewardPool`` only.
+"""The scoring process: ``python -m rljob_runtime.rewards.child FD``, started by ``RewardPool`` only.
 
 Protocol over the inherited socket ``FD``; every frame is a 4-byte little-endian length and a body:
 
 * parent to child: first one pickled ``Setup``, then batches, each a pickled list of ``WireSample``.
 * child to parent: first ``READY`` or ``FAILED`` plus text, then for each sample and reward one result frame, streamed as
-  soon as it is known, so that the parent's clock sees each judgement and a killed child loses only the one in work.
+  soon as it is known, so that the parent's clock sees each evaluation and a killed child loses only the one in work.
 
 Results are packed numbers and JSON, not pickles: nothing a user's function prints or returns is ever unpickled by the parent.
 Standard output and error are the pool's log. The process ends when the parent's end of the socket closes, even while a
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from rljob_runtime.errors import RewardSetupError
 from rljob_runtime.rewards.config import RewardConfig
-from rljob_runtime.rewards.functions import Judge, extract, load, to_scores
+from rljob_runtime.rewards.functions import RewardFunction, extract, load, to_scores
 
 READY, FAILED = b"R", b"F"
 LENGTH = struct.Struct("<I")
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         return 0
     setup: Setup = pickle.loads(first)
     try:
-        judges = [load(config, setup.folder) for config in setup.configs]
+        functions = [load(config, setup.folder) for config in setup.configs]
     except RewardSetupError as error:
         _send(connection, FAILED + str(error).encode())
         return 1
@@ -70,19 +70,19 @@ def main(argv: list[str]) -> int:
     while (frame := _read_frame(reader)) is not None:
         batch: list[WireSample] = pickle.loads(frame)
         for position, sample in enumerate(batch):
-            _judge_sample(connection, position, sample, setup.configs, judges)
+            _score_sample(connection, position, sample, setup.configs, functions)
     return 0
 
 
-def _judge_sample(
-    connection: socket.socket, position: int, sample: WireSample, configs: tuple[RewardConfig, ...], judges: list[Judge]
+def _score_sample(
+    connection: socket.socket, position: int, sample: WireSample, configs: tuple[RewardConfig, ...], functions: list[RewardFunction]
 ) -> None:
     prompt, response, answer, metadata = sample
-    for number, (config, judge) in enumerate(zip(configs, judges, strict=True)):
+    for number, (config, function) in enumerate(zip(configs, functions, strict=True)):
         started = time.perf_counter()
         try:
             part = extract(response, config)
-            score, extra = (0.0, {}) if part is None else to_scores(judge(prompt, part, answer, metadata))
+            score, extra = (0.0, {}) if part is None else to_scores(function(prompt, part, answer, metadata))
         except BaseException as error:  # noqa: BLE001 - process border: whatever user code raises, sys.exit too, fails this sample only
             elapsed_s = time.perf_counter() - started
             _send(connection, RESULT.pack(position, number, 0, 0.0, elapsed_s) + json.dumps(_one_line(error)).encode())

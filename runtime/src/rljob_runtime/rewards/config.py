@@ -27,7 +27,7 @@ class RewardConfig:
     type: RewardType
     weight: float = 1.0
     timeout_s: float = 5.0
-    """Limit for one judgement; past it the judging process is killed and this sample fails."""
+    """Limit for one evaluation; past it the scoring process is killed and this sample fails."""
     pass_threshold: float = 1.0
     """A response counts as solved when the first reward scores at least this."""
     extraction: Extraction = Extraction.WHOLE

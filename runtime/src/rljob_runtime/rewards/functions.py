@@ -1,7 +1,7 @@
 """Answer extraction and the reward functions, run inside the child process.
 
 A loaded reward is a plain callable ``(prompt, response, answer, metadata) -> float | Mapping``. What a reward needs is
-imported when it is loaded, never at module import and never during the first judgement, whose time limit it would eat.
+imported when it is loaded, never at module import and never during the first evaluation, whose time limit it would eat.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rljob_api.vocabulary import Extraction, RewardType
 from rljob_runtime.errors import DataError, RewardSetupError
 from rljob_runtime.rewards.config import RewardConfig
 
-Judge = Callable[[str, str, str, Mapping[str, object]], object]
-"""``judge(prompt, response, answer, metadata)``: a number or a mapping with ``score``."""
+RewardFunction = Callable[[str, str, str, Mapping[str, object]], object]
+"""``function(prompt, response, answer, metadata)``: a number or a mapping with ``score``."""
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
 
 def extract(text: str, config: RewardConfig) -> str | None:
-    """Return the part of ``text`` that is judged, or None when it is not there."""
+    """Return the part of ``text`` that is scored, or None when it is not there."""
     match config.extraction:
         case Extraction.WHOLE:
             return text.strip()
@@ -65,7 +65,7 @@ def _last_tag(text: str, tag: str) -> str | None:
     return text[start + len(tag) + 2 : end].strip() if 0 <= start < end else None
 
 
-def load(config: RewardConfig, folder: str | None) -> Judge:
+def load(config: RewardConfig, folder: str | None) -> RewardFunction:
     """Return the callable of a reward, with all it needs imported.
 
     ``folder`` (the job file's) is searched first for a Function's module. Raises RewardSetupError.
@@ -81,51 +81,51 @@ def load(config: RewardConfig, folder: str | None) -> Judge:
             return _load_function(config, folder)
 
 
-def _exact_match(*, ignore_case: bool) -> Judge:
-    def judge(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+def _exact_match(*, ignore_case: bool) -> RewardFunction:
+    def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
         if ignore_case:
             return float(response.strip().casefold() == answer.strip().casefold())
         return float(response.strip() == answer.strip())
 
-    return judge
+    return score
 
 
-def _load_task() -> Judge:
-    import reasoning_gym  # noqa: F401 - imported here so that the first judgement does not pay for it
+def _load_task() -> RewardFunction:
+    import reasoning_gym  # noqa: F401 - imported here so that the first evaluation does not pay for it
 
     from rljob_runtime.data.reasoning_gym_source import ENTRY_KEY, PARAMS_KEY, TASK_KEY, create_task
 
     scorers: dict[str, Callable[[str, dict[str, object]], float]] = {}
 
-    def judge(_prompt: str, response: str, _answer: str, metadata: Mapping[str, object]) -> float:
+    def score(_prompt: str, response: str, _answer: str, metadata: Mapping[str, object]) -> float:
         entry, task, params = metadata.get(ENTRY_KEY), metadata.get(TASK_KEY), metadata.get(PARAMS_KEY)
         if not isinstance(entry, dict) or not isinstance(task, str) or not isinstance(params, dict):
             raise DataError(
-                "the prompt does not come from a reasoning-gym source, so type Task cannot judge it; use ExactMatch, MathVerify or Function"
+                "the prompt does not come from a reasoning-gym source, so type Task cannot score it; use ExactMatch, MathVerify or Function"
             )
         key = f"{task} {params!r}"
         if key not in scorers:
             scorers[key] = create_task(task, params, seed=0, size=1).score_answer
         return scorers[key](response, entry)
 
-    return judge
+    return score
 
 
-def _load_math_verify(params: Mapping[str, object]) -> Judge:
+def _load_math_verify(params: Mapping[str, object]) -> RewardFunction:
     from math_verify import parse, verify
 
     # It logs each answer it cannot parse, and warns that its signal-based limit is off; ours applies instead.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     options = dict(params)
 
-    def judge(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+    def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
         gold = parse(_as_math(answer), parsing_timeout=None)
         if not gold:
             raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
         return float(verify(gold, parse(_as_math(response), parsing_timeout=None), timeout_seconds=None, **options))
 
-    judge("", "1", "1", {})
-    return judge
+    score("", "1", "1", {})
+    return score
 
 
 def _as_math(text: str) -> str:
@@ -133,7 +133,7 @@ def _as_math(text: str) -> str:
     return f"${text}$" if "\\" in text and "$" not in text and "\\boxed" not in text else text
 
 
-def _load_function(config: RewardConfig, folder: str | None) -> Judge:
+def _load_function(config: RewardConfig, folder: str | None) -> RewardFunction:
     module_name, function_name = str(config.function).split(":")
     where = f"reward {config.name!r}"
     if folder is not None and folder not in sys.path:
@@ -161,11 +161,11 @@ def _load_function(config: RewardConfig, folder: str | None) -> Judge:
             f"it must take the keywords prompt, response, answer, metadata{''.join(f', {k}' for k in params)}"
         ) from error
 
-    def judge(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> object:
+    def score(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> object:
         result: object = function(prompt=prompt, response=response, answer=answer, metadata=metadata, **params)
         return result
 
-    return judge
+    return score
 
 
 def _import(module_name: str, where: str, folder: str | None) -> ModuleType:
@@ -188,7 +188,7 @@ def _import(module_name: str, where: str, folder: str | None) -> ModuleType:
 
 
 def to_scores(value: object) -> tuple[float, dict[str, float]]:
-    """Return (score, further named numbers) of what a judge returned.
+    """Return (score, further named numbers) of what a reward function returned.
 
     Accepts a finite number, or a mapping of names to finite numbers with ``score`` among them. Raises TypeError or
     ValueError naming what was returned instead.

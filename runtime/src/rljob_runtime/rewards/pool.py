@@ -1,13 +1,13 @@
-"""Parent side of the judging processes: hands out work, watches the clock, replaces what it had to kill.
+"""Parent side of the scoring processes: hands out work, watches the clock, replaces what it had to kill.
 
-One caller at a time drives ``judge``; a single loop over all workers reads results, enforces limits and restarts::
+One caller at a time drives ``score``; a single loop over all workers reads results, enforces limits and restarts::
 
     starting --READY--> idle --batch--> busy --last result--> idle
        |                                 |
        +-- startup deadline: error       +-- limit passed, or process gone: that sample fails, the rest is handed out again,
                                              worker replaced (starting)
 
-The clock of a judgement starts when the parent reads the result before it, so that a slow parent never shortens a limit.
+The clock of a evaluation starts when the parent reads the result before it, so that a slow parent never shortens a limit.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Assignment:
     """A batch in a worker's hands."""
 
     samples: list[int]
-    """Positions in the judged list."""
+    """Positions in the scored list."""
     current: int = 0
-    """Position in ``samples`` of the one being judged."""
+    """Position in ``samples`` of the one being scored."""
     reward: int = 0
     parts: dict[str, float] = field(default_factory=dict)
     score: float = 0.0
@@ -137,17 +137,17 @@ class _Worker:
             try:
                 self.process.wait(grace_s)
             except subprocess.TimeoutExpired:
-                _log.debug("judging process %d still runs %.1f s after it closed its connection", self.process.pid, grace_s)
+                _log.debug("scoring process %d still runs %.1f s after it closed its connection", self.process.pid, grace_s)
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            _log.debug("judging process %d had ended by itself", self.process.pid)
+            _log.debug("scoring process %d had ended by itself", self.process.pid)
         code = self.process.wait(_KILL_WAIT_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class RewardPool:
-    """Judges responses in ``num_workers`` child processes."""
+    """Scores responses in ``num_workers`` child processes."""
 
     def __init__(
         self,
@@ -193,17 +193,17 @@ class RewardPool:
             self.close()
             raise
 
-    def judge(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
+    def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Return one result per request, in order.
 
         A sample that raises, hangs, kills its process or scores no finite number fails alone. Raises RewardSetupError
         when a process cannot be replaced.
         """
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("RewardPool.judge is already running in another thread; judge one batch at a time")
+            raise RuntimeError("RewardPool.score is already running in another thread; score one batch at a time")
         try:
             if self._closed:
-                raise RuntimeError("RewardPool.judge was called after close")
+                raise RuntimeError("RewardPool.score was called after close")
             work = _Round([_to_wire(r) for r in requests], [r.sample_id for r in requests])
             self._run(work)
         except BaseException:
@@ -298,7 +298,7 @@ class RewardPool:
         job = worker.assignment
         if job is None:
             raise RewardSetupError(
-                f"rewards: a judging process was not ready within {self._startup_timeout_s:g} s "
+                f"rewards: a scoring process was not ready within {self._startup_timeout_s:g} s "
                 f"(loading {', '.join(c.name for c in self._configs)}); "
                 f"its output: {self._log_file}"
             )
@@ -317,7 +317,7 @@ class RewardPool:
         job = worker.assignment
         ended = self._remove(worker, grace_s=1.0)
         if not worker.ready:
-            raise RewardSetupError(f"rewards: a judging process ended while it loaded its rewards ({ended}); its output: {self._log_file}")
+            raise RewardSetupError(f"rewards: a scoring process ended while it loaded its rewards ({ended}); its output: {self._log_file}")
         if job is not None:
             self.errors += 1
             name = self._configs[job.reward].name
@@ -326,13 +326,13 @@ class RewardPool:
             self._idle_deaths += 1
             if self._idle_deaths > _MAX_IDLE_DEATHS:
                 raise RewardSetupError(
-                    f"rewards: judging processes ended {self._idle_deaths} times in a row without work ({ended}); "
+                    f"rewards: scoring processes ended {self._idle_deaths} times in a row without work ({ended}); "
                     f"their output: {self._log_file}"
                 )
         self._replace(worker, job, work, ended)
 
     def _replace(self, worker: _Worker, job: _Assignment | None, work: _Round, ended: str) -> None:
-        _log.warning("judging process %d replaced (%s)", worker.process.pid, ended)
+        _log.warning("scoring process %d replaced (%s)", worker.process.pid, ended)
         if job is not None:
             work.pending.extendleft(reversed(job.samples[job.current :]))
         self.restarts += 1
@@ -350,7 +350,7 @@ class RewardPool:
 
 
 class _Round:
-    """The samples of one ``judge`` call and what became of them."""
+    """The samples of one ``score`` call and what became of them."""
 
     def __init__(self, samples: list[WireSample], sample_ids: list[str]) -> None:
         self.samples = samples

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from rljob_runtime.data.reasoning_gym_source import create_task
 from rljob_runtime.errors import ModelError
-from rljob_runtime.tiny import QUICKSTART, TINY_FILE, TinySize, TinySummary, TinyTask
+from rljob_runtime.tiny.settings import QUICKSTART, TINY_FILE, TinySize, TinySummary, TinyTask
 from rljob_runtime.tiny.tokenizer import build_tokenizer
 from rljob_runtime.tiny.warmstart import Example, Progress, WarmStartConfig, WarmStartReport, pass_rate, warm_start
 

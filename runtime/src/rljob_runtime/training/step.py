@@ -136,7 +136,7 @@ def _check_complete(batch: TrainBatch, config: LossConfig) -> None:
         ("reference_logprobs", config.needs_reference, f"kl_coefficient is {config.kl_coefficient}", "run the reference first"),
         ("proximal_logprobs", config.needs_proximal, f"proximal is {config.proximal}", "run the trainer over the batch first"),
         ("staleness", config.needs_staleness, f"proximal is {config.proximal}", "say how old each token is"),
-        ("scores", config.needs_scores, f"variant is {config.variant}", "say how each sequence was judged"),
+        ("scores", config.needs_scores, f"variant is {config.variant}", "say how each sequence was scored"),
     )
     for name, needed, setting, remedy in needs:
         if needed and getattr(batch, name) is None:

@@ -1,4 +1,4 @@
-"""Trainer and reference take turns on one device through roles, with real models and real copies: no bit of the training changes."""
+"""Trainer and reference share one device through leases, with real models and real copies: no bit of the training changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch.distributed as dist
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.errors import DeadlineError, OffloadError
 from rljob_runtime.offload.arbiter import DeviceArbiter
+from rljob_runtime.offload.clients import ClientProcess, DeviceClient
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import Residence, StateKind
-from rljob_runtime.offload.tenants import Tenant, TenantProcess
-from rljob_runtime.offload.worker_group import Role
+from rljob_runtime.offload.worker_group import WorkerGroup
 from rljob_runtime.training import rank as rank_module
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.state import WEIGHTS
@@ -58,8 +58,8 @@ class Pair:
 
         patch.setattr(rank_module, "clip_gradients", clipped)
 
-    def roles(self, arbiter: DeviceArbiter | None) -> dict[str, Role]:
-        return {name: Role(name, [worker], timeout_s=TIMEOUT_S, arbiter=arbiter) for name, worker in self.workers.items()}
+    def groups(self, arbiter: DeviceArbiter | None) -> dict[str, WorkerGroup]:
+        return {name: WorkerGroup(name, [worker], timeout_s=TIMEOUT_S, arbiter=arbiter) for name, worker in self.workers.items()}
 
     def share(self, **more: Any) -> DeviceArbiter:
         """An arbiter of a device that has room for the trainer alone; both are off it."""
@@ -68,7 +68,7 @@ class Pair:
         arbiter = DeviceArbiter({DEVICE: sum(sizes["trainer"].values())}, **more)
         for name, worker in self.workers.items():
             arbiter.add(
-                Tenant(name=name, processes=(TenantProcess(worker=worker, devices=(DEVICE,), size_bytes=sizes[name]),)), resident=()
+                DeviceClient(name=name, processes=(ClientProcess(worker=worker, devices=(DEVICE,), size_bytes=sizes[name]),)), resident=()
             )
         return arbiter
 
@@ -95,8 +95,8 @@ def pairs(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 async def loop(pair: Pair, arbiter: DeviceArbiter | None) -> list[Any]:
     """Three steps, written once for every placement; exact results of all calls."""
-    roles, found = pair.roles(arbiter), []
-    trainer, reference = roles["trainer"], roles["reference"]
+    groups, found = pair.groups(arbiter), []
+    trainer, reference = groups["trainer"], groups["reference"]
     (bucket,) = plan_buckets(pair.policies["trainer"].weight_specs(), 2**30).buckets
     for step in range(3):
         (expected,) = await reference.call("compute_logprobs", *sequences(), 1.0, include=WEIGHTS, is_offload_states=step == 1)
@@ -112,7 +112,7 @@ async def loop(pair: Pair, arbiter: DeviceArbiter | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"optimizer_around_step": True}], ids=["plain", "bfloat16", "around step"])
-def test_taking_turns_changes_no_bit(pairs: Any, settings: dict[str, Any]) -> None:
+def test_sharing_a_device_changes_no_bit(pairs: Any, settings: dict[str, Any]) -> None:
     alone = {name: value for name, value in settings.items() if name != "optimizer_around_step"}
     plain = asyncio.run(loop(pairs(**alone), None))
     assert len(set(plain)) == len(plain) - 2, "only the reference's log-probs are the same every time"
@@ -126,7 +126,7 @@ def test_taking_turns_changes_no_bit(pairs: Any, settings: dict[str, Any]) -> No
         return results
 
     assert asyncio.run(shared()) == plain
-    left = {move.tenant for record in records for move in record.moves if move.direction == "offload" and record.tenant != move.tenant}
+    left = {move.client for record in records for move in record.moves if move.direction == "offload" and record.client != move.client}
     assert "trainer" in left or settings.get("optimizer_around_step"), "both had to leave for the other"
     assert "reference" in left
     assert all(not record.error for record in records)
@@ -136,13 +136,13 @@ def test_a_call_past_its_deadline_gives_the_device_to_the_next_only_when_it_is_i
     pair = pairs()
 
     async def late() -> None:
-        roles = pair.roles(pair.share())
-        await roles["trainer"].reload_states()
+        groups = pair.groups(pair.share())
+        await groups["trainer"].reload_states()
         with pytest.raises(DeadlineError, match=r"trainer-0.train_step did not answer within 0.0 s"):
-            await roles["trainer"].call("train_step", [batch_of(0)], 0, timeout_s=0.001)
-        await roles["reference"].call("compute_logprobs", *sequences(), 1.0)
+            await groups["trainer"].call("train_step", [batch_of(0)], 0, timeout_s=0.001)
+        await groups["reference"].call("compute_logprobs", *sequences(), 1.0)
         assert pair.policies["trainer"]._require().store.residence(StateKind.OPTIMIZER) is Residence.OFFLOADED
-        (metrics,) = await roles["trainer"].call("train_step", [batch_of(1)], 1)
+        (metrics,) = await groups["trainer"].call("train_step", [batch_of(1)], 1)
         assert metrics["train/grad_norm"] > 0
 
     asyncio.run(late())
@@ -152,12 +152,12 @@ def test_device_memory_that_runs_out_at_a_load_is_told_and_the_role_goes_on(pair
     pair = pairs()
 
     async def full() -> None:
-        roles = pair.roles(pair.share())
+        groups = pair.groups(pair.share())
         with monkeypatch.context() as patch:
             patch.setattr(torch.UntypedStorage, "resize_", no_memory)
             with pytest.raises(OffloadError, match=r"load of params.* failed \(OutOfMemoryError: no memory.* was undone"):
-                await roles["reference"].call("compute_logprobs", *sequences(), 1.0)
-        (scored,) = await roles["reference"].call("compute_logprobs", *sequences(), 1.0)
+                await groups["reference"].call("compute_logprobs", *sequences(), 1.0)
+        (scored,) = await groups["reference"].call("compute_logprobs", *sequences(), 1.0)
         assert scored.any()
 
     def no_memory(storage: torch.UntypedStorage, size: int) -> object:

@@ -14,7 +14,7 @@ from rljob_api.vocabulary import Reason
 from rljob_runtime import errors
 from rljob_runtime.engine.protocol import EngineDiedError
 from rljob_runtime.entry import kubernetes
-from rljob_runtime.entry.kubernetes import LastWord, place_of
+from rljob_runtime.entry.kubernetes import TerminationMessage, pod_context
 from rljob_runtime.entry.termination_message import failure_of
 from rljob_runtime.errors import Interrupted, WorkerFailedError, WorkerLostError
 from rljob_runtime.exit_codes import ExitCode
@@ -109,7 +109,7 @@ def test_a_log_in_another_pod_is_pointed_to() -> None:
 def test_whatever_ends_the_driver_its_last_line_says_why(
     error: BaseException, code: int, reason: Reason, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LastWord() as last:
+    with TerminationMessage() as last:
         error.add_note("and a note")
         raise error
     out = capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_whatever_ends_the_driver_its_last_line_says_why(
 
 
 def test_a_fault_before_anything_was_started_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    with LastWord() as last:
+    with TerminationMessage() as last:
         last.checking = True
         raise errors.ModelError("no model")
     failure = decode(capsys.readouterr().out)
@@ -131,11 +131,11 @@ def test_a_fault_before_anything_was_started_is_the_jobs(capsys: pytest.CaptureF
 
 def test_what_the_operator_must_set_is_named() -> None:
     with pytest.raises(errors.SetupError, match="RLJOB_NAMESPACE, RLJOB_NAME, RLJOB_ATTEMPT, RLJOB_RUN_FOLDER, RLJOB_STORAGE_SHARED must"):
-        place_of({})
+        pod_context({})
     whole = {"RLJOB_NAMESPACE": "n", "RLJOB_NAME": "j", "RLJOB_ATTEMPT": "2", "RLJOB_RUN_FOLDER": "/x", "RLJOB_STORAGE_SHARED": "1"}
-    assert place_of(whole) == kubernetes.Place(namespace="n", job="j", attempt=2, run_folder=Path("/x"), has_storage=True)
+    assert pod_context(whole) == kubernetes.PodContext(namespace="n", job="j", attempt=2, run_folder=Path("/x"), has_storage=True)
     with pytest.raises(errors.SetupError, match="RLJOB_ATTEMPT=0 must be a number from 1"):
-        place_of(whole | {"RLJOB_ATTEMPT": "0"})
+        pod_context(whole | {"RLJOB_ATTEMPT": "0"})
 
 
 def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure_line(tmp_path: Path) -> None:

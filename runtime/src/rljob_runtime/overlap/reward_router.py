@@ -17,15 +17,15 @@ class RewardRouter:
         self._timeout_s = timeout_s_per_sample
         self._load = [0] * len(workers)
 
-    async def judge(self, requests: list[RewardRequest]) -> list[RewardResult]:
-        """Judge all requests.
+    async def score(self, requests: list[RewardRequest]) -> list[RewardResult]:
+        """Score all requests.
 
         Raises:
             WorkerLostError: a reward worker itself is gone (a dying reward function only costs its sample).
         """
         order = sorted(range(len(self._workers)), key=lambda i: (self._load[i], i))
         share = -(-len(requests) // len(order))
-        ahead = max(self._load)  # a worker judges one call after another
+        busiest = max(self._load)  # a worker scores one call after another
         calls: list[Pending] = []
         taken: list[tuple[int, int]] = []
         for position, index in enumerate(order):
@@ -33,9 +33,9 @@ class RewardRouter:
             if part:
                 self._load[index] += len(part)
                 taken.append((index, len(part)))
-                calls.append(self._workers[index].start("judge", part))
+                calls.append(self._workers[index].start("score", part))
         try:
-            answers = await gather_all(calls, self._timeout_s * (ahead + share) + 60.0)
+            answers = await gather_all(calls, self._timeout_s * (busiest + share) + 60.0)
         finally:
             for index, count in taken:
                 self._load[index] -= count

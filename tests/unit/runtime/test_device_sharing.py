@@ -1,4 +1,4 @@
-"""Who takes turns on shared devices, with which sizes, budgets and policies; and that what validation accepts finds room."""
+"""Who leases shared devices, with which sizes, budgets and policies; and that what validation accepts finds room."""
 
 import asyncio
 import json
@@ -16,16 +16,17 @@ from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import OffloadPolicy, Role
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.errors import NoRoomError
-from rljob_runtime.job import device_sharing
-from rljob_runtime.loop.driver import IO_TIMEOUT_S
+from rljob_runtime.job import device_sharing, launch
+from rljob_runtime.job.roles import DeviceUse
+from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S
+from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import StateKind, SwitchReport
-from rljob_runtime.offload.turns import ArbiterTurns, NoTurns
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import CONFIGS
-from tests.unit.runtime.arbiter_fakes import D0, GRADS, KV, OPTIMIZER, OTHER, PARAMS, Memory, MemoryWorker, make_tenant
+from tests.unit.runtime.arbiter_fakes import D0, GRADS, KV, OPTIMIZER, OTHER, PARAMS, Memory, MemoryWorker, make_client
 from tests.unit.runtime.virtual_time import run_virtual
 
 GIB = 2**30
@@ -80,7 +81,7 @@ class Job:
     def __init__(self, spec: RLJobSpec, plan: Plan, shape: memory.ModelShape | None, budgets: Mapping[Device, int]) -> None:
         self.spec, self.plan, self.shape = spec, plan, shape
         self.memory = Memory(budgets)
-        self.by_role: dict[Role, list[Any]] = {role: [] for role in Role}
+        self.running: dict[str, list[Any]] = {component.name: [] for component in plan.components}
         self.needs = memory.process_needs(spec, plan, shape) if shape is not None else None
         self.records: list[SwitchRecord] = []
         for planned_component in plan.components:
@@ -104,38 +105,39 @@ class Job:
         never = {PARAMS: offload.weight, GRADS: offload.grad, OPTIMIZER: offload.optimizer}
         leaves = not is_engine and device_sharing.switches(self.spec, self.plan) and planned_component.shares_devices_with
         made.start_with(k for k in kinds if not leaves or never.get(k) is OffloadPolicy.NEVER)
-        self.by_role[role].append(made)
+        self.running[planned_component.name].append(made)
 
-    def turns(self) -> Any:
-        return device_sharing.turns_of(self.spec, self.plan, self.by_role, self.shape, self.records.append)
+    def workers(self) -> JobWorkers:
+        leases = device_sharing.lease_devices(self.spec, self.plan, self.running, self.shape, self.records.append)
+        return launch.job_workers(self.spec, self.plan, self.running, leases)
 
     def work(self, phase: memory.Phase) -> list[tuple[MemoryWorker, int]]:
         """What computes in a phase, and what that takes beside state."""
         assert self.needs is not None
         working = []
         for planned_component in self.plan.components:
-            workers = self.by_role[planned_component.role]
-            for process, worker in zip(planned_component.processes, workers, strict=False):
+            for process, worker in zip(planned_component.processes, self.running[planned_component.name], strict=True):
                 if not worker.sizes or phase not in self.needs(planned_component, process).active:
                     continue
                 needs = self.needs(planned_component, process)
                 aside = sum(need.num_bytes for need in needs.states if need.kind == "workspace")
-                around = phase == "optimizer step" and device_sharing.optimizer_around_step(self.spec, planned_component)
+                around = phase == "optimizer step" and use_of(self.spec, self.plan, planned_component.name)[0].optimizer_around_step
                 more = worker.sizes[OPTIMIZER] if around else 0
                 working.append((worker, aside + more + sum(need.num_bytes for need in needs.working.get(phase, ()))))
         return working
 
     async def steps(self, count: int) -> None:
-        turns = self.turns()
+        workers = self.workers()
         phases = memory.Phase
+        references = workers.with_role(Role.REFERENCE)
         for step in range(count):
             for block, computing in (
-                (turns.syncing, (phases.WEIGHT_SYNC,)),
-                (turns.generating, (phases.GENERATE,)),
-                (turns.scoring, (phases.SCORE,)),
-                (turns.training, (phases.TRAIN, phases.OPTIMIZER_STEP)),
+                (workers.syncing(step), (phases.WEIGHT_SYNC,)),
+                (workers.generating(step), (phases.GENERATE,)),
+                *((reference.leased(step), (phases.SCORE,)) for reference in references),
+                (workers.trainer.leased(step), (phases.TRAIN, phases.OPTIMIZER_STEP)),
             ):
-                async with block(step):
+                async with block:
                     for phase in computing:
                         self.compute(phase)
                     await asyncio.sleep(1)
@@ -151,59 +153,61 @@ def unlimited(plan: Plan) -> dict[Device, int]:
     return {Device(node.rank, index): 1 << 62 for node in plan.nodes for index in range(node.num_devices)}
 
 
-def turns_for(spec: RLJobSpec, plan: Plan, shape: memory.ModelShape | None = SHAPE) -> tuple[Any, Any]:
-    """(turns, what the arbiter says of each process: (tenant, worker) -> kinds on a device)."""
+def use_of(spec: RLJobSpec, plan: Plan, name: str) -> list[DeviceUse]:
+    """How each process of a component uses shared devices."""
+    uses, planned_component = device_sharing.device_uses(spec, plan), plan.component(name)
+    return [uses(planned_component, process) for process in planned_component.processes]
+
+
+def leased(spec: RLJobSpec, plan: Plan, shape: memory.ModelShape | None = SHAPE) -> tuple[Any, Any]:
+    """(workers, the arbiter's clients: client -> worker)."""
 
     async def scenario() -> tuple[Any, Any]:
-        turns = Job(spec, plan, shape, unlimited(plan)).turns()
-        residency = turns._arbiter.residency() if isinstance(turns, ArbiterTurns) else []
-        return turns, {p.tenant: p.worker for device in residency for p in device.processes}
+        workers = Job(spec, plan, shape, unlimited(plan)).workers()
+        return workers, {p.client: p.worker for device in workers.residency() for p in device.processes}
 
     found: tuple[Any, Any] = run_virtual(scenario())
     return found
 
 
-# Who is a tenant ------------------------------------------------------------------------------------------------------------------
+# Who is a client ------------------------------------------------------------------------------------------------------------------
 
 
-def test_engines_on_devices_of_their_own_are_no_tenants_and_never_step_aside() -> None:
+def test_engines_on_devices_of_their_own_are_no_clients_and_never_wait() -> None:
     spec, plan = partial_mode()
-    turns, tenants = turns_for(spec, plan)
-    assert turns.engines == (1, 2)
-    assert set(tenants) == {"train", "infer-1", "infer-2"}
-    infer, shared = plan.component("infer"), device_sharing.shared_devices(plan)
-    assert shared == {1, 2}
-    assert [device_sharing.takes_turns(spec, infer, process, shared) for process in infer.processes] == [False, True, True, False]
-    train = plan.component("train")
-    assert all(device_sharing.takes_turns(spec, train, process, shared) for process in train.processes)
+    workers, clients = leased(spec, plan)
+    assert workers.leased_engines == (1, 2)
+    assert set(clients) == {"train", "infer-1", "infer-2"}
+    assert device_sharing.shared_devices(plan) == {1, 2}
+    assert [use.releases for use in use_of(spec, plan, "infer")] == [False, True, True, False]
+    assert all(use.releases for use in use_of(spec, plan, "train"))
 
 
-def test_policies_that_share_nothing_are_no_tenants() -> None:
+def test_policies_that_share_nothing_are_no_clients() -> None:
     spec, plan = planned(
         document(component("train", "Trainer", "0"), component("ref", "Reference", "1"), component("infer", "Rollout", "1-2"))
     )
-    _, tenants = turns_for(spec, plan)
-    assert set(tenants) == {"ref", "infer-0"}
+    _, clients = leased(spec, plan)
+    assert set(clients) == {"ref", "infer-0"}
 
 
-def test_engines_that_share_a_device_among_themselves_alone_take_no_turns() -> None:
+def test_engines_that_share_a_device_among_themselves_alone_need_no_lease() -> None:
     engine = {"engine": {"memoryFraction": 0.4}}
     spec, plan = planned(document(component("train", "Trainer", "0"), component("infer", "Rollout", "1:0-1", **engine)))
-    assert isinstance(turns_for(spec, plan)[0], NoTurns)
+    assert leased(spec, plan)[0].arbiter is None
 
 
-def test_an_engine_with_one_of_its_devices_in_common_is_a_tenant_as_a_whole() -> None:
+def test_an_engine_with_one_of_its_devices_in_common_is_a_client_as_a_whole() -> None:
     engine = {"engine": {"tensorParallelSize": 2}}
     spec, plan = planned(document(component("train", "Trainer", "0"), component("infer", "Rollout", "0-3", **engine)))
-    turns, tenants = turns_for(spec, plan)
-    assert (turns.engines, set(tenants)) == ((0,), {"train", "infer-0"})
+    workers, clients = leased(spec, plan)
+    assert (workers.leased_engines, set(clients)) == ((0,), {"train", "infer-0"})
 
 
 @pytest.mark.parametrize("residency", ["Resident", "Switching"])
-def test_nobody_takes_turns_on_devices_of_its_own(residency: str) -> None:
+def test_devices_of_its_own_need_no_lease(residency: str) -> None:
     spec, plan = planned(document(component("train", "Trainer", "0"), component("infer", "Rollout", "1"), offload={"residency": residency}))
-    turns, _ = turns_for(spec, plan)
-    assert isinstance(turns, NoTurns)
+    assert leased(spec, plan)[0].arbiter is None
     assert not device_sharing.switches(spec, plan)
 
 
@@ -212,7 +216,7 @@ def test_residents_exclude_each_other_and_nothing_moves() -> None:
 
     async def scenario() -> None:
         job = Job(spec, plan, None, unlimited(plan))
-        turns = job.turns()
+        workers = job.workers()
         order = []
 
         async def block(name: str, held: Any) -> None:
@@ -221,10 +225,11 @@ def test_residents_exclude_each_other_and_nothing_moves() -> None:
                 await asyncio.sleep(1)
                 order.append(f"{name} ends")
 
-        async with turns.generating(1):
+        async with workers.generating(1):
             pass
-        arbiter = turns._arbiter
-        use = [arbiter.use(tenant, what=tenant, timeout_s=9, owner=tenant) for tenant in ("train", "infer-0")]
+        arbiter = workers.arbiter
+        assert arbiter is not None
+        use = [arbiter.use(client, what=client, timeout_s=9, owner=client) for client in ("train", "infer-0")]
         await asyncio.gather(*(block(name, held) for name, held in zip("ab", use, strict=True)))
         assert order == ["a begins", "a ends", "b begins", "b ends"]
         assert job.memory.log == []
@@ -237,7 +242,7 @@ def test_residents_exclude_each_other_and_nothing_moves() -> None:
 
 
 def processes_of(arbiter: DeviceArbiter) -> dict[str, Any]:
-    return {name: account for name, account in arbiter._tenants.items()}
+    return {name: account for name, account in arbiter._clients.items()}
 
 
 def test_without_sizes_every_idle_component_leaves() -> None:
@@ -248,8 +253,8 @@ def test_without_sizes_every_idle_component_leaves() -> None:
                 component("train", "Trainer", "0"), component("infer", "Rollout", "0"), group=group, offload={"residency": "Switching"}
             )
         )
-        turns, _ = turns_for(spec, plan, shape)
-        accounts = processes_of(turns._arbiter)
+        workers, _ = leased(spec, plan, shape)
+        accounts = processes_of(workers.arbiter)
         assert {account.spec.policy(PARAMS) for account in accounts.values()} == {OffloadPolicy.ALWAYS}
         assert accounts["infer-0"].spec.kinds == {PARAMS, KV}
 
@@ -258,20 +263,20 @@ def test_with_sizes_auto_stays_until_others_need_the_room() -> None:
     spec, plan = planned(
         document(component("train", "Trainer", "0"), component("infer", "Rollout", "0"), offload={"residency": "Switching"})
     )
-    turns, _ = turns_for(spec, plan)
-    train = processes_of(turns._arbiter)["train"]
+    workers, _ = leased(spec, plan)
+    train = processes_of(workers.arbiter)["train"]
     assert train.spec.policy(PARAMS) is OffloadPolicy.AUTO
     (process,) = train.spec.processes
     assert process.size_bytes == {PARAMS: 4 * 10**9, OPTIMIZER: 8 * 10**9, GRADS: 0, OTHER: 0}
-    assert turns._arbiter.residency()[0].budget_bytes == 80 * GIB
+    assert workers.residency()[0].budget_bytes == 80 * GIB
 
 
 def test_an_optimizer_around_its_step_is_the_trainers_own_matter() -> None:
     spec, plan = partial_mode(trainer={"optimizer": "Always"})
-    assert device_sharing.optimizer_around_step(spec, plan.component("train"))
-    assert not device_sharing.optimizer_around_step(*_first(partial_mode()))
-    turns, _ = turns_for(spec, plan)
-    process = processes_of(turns._arbiter)["train"].spec.processes[0]
+    assert all(use.optimizer_around_step for use in use_of(spec, plan, "train"))
+    assert not any(use.optimizer_around_step for use in use_of(*partial_mode(), "train"))
+    workers, _ = leased(spec, plan)
+    process = processes_of(workers.arbiter)["train"].spec.processes[0]
     assert OPTIMIZER not in process.size_bytes
     needs = memory.process_needs(spec, plan, SHAPE)(plan.component("train"), plan.component("train").processes[0])
     gradients = sum(need.num_bytes for need in needs.working[memory.Phase.OPTIMIZER_STEP])
@@ -279,13 +284,14 @@ def test_an_optimizer_around_its_step_is_the_trainers_own_matter() -> None:
     assert process.working_bytes == max(training, gradients + 4 * 10**9)
 
 
-def _first(job: tuple[RLJobSpec, Plan]) -> tuple[RLJobSpec, Any]:
-    return job[0], job[1].component("train")
+def host_bytes(spec: RLJobSpec, plan: Plan) -> dict[str, set[int | None]]:
+    """Host memory that processes may use, by component."""
+    return {component.name: {use.host_bytes for use in use_of(spec, plan, component.name)} for component in plan.components}
 
 
 def test_hold_outlasts_every_block() -> None:
     spec, _ = partial_mode()
-    assert device_sharing.hold_s(spec) == device_sharing.YEAR_S + spec.training.step_timeout_seconds + IO_TIMEOUT_S
+    assert device_sharing.hold_s(spec) == NO_DEADLINE_S + spec.training.step_timeout_seconds + IO_TIMEOUT_S
     bounded = spec.model_copy(update={"active_deadline_seconds": 3600})
     assert device_sharing.hold_s(bounded) == 3600 + spec.training.step_timeout_seconds + IO_TIMEOUT_S
 
@@ -294,22 +300,23 @@ def test_host_memory_is_divided_as_state_is() -> None:
     """The trainer copies 12 bytes a parameter over two processes, the reference 2 on one."""
     components = (component("train", "Trainer", "0-1"), component("ref", "Reference", "0"), component("infer", "Rollout", "0-3"))
     spec, plan = planned(document(*components, offload={"residency": "Switching", "hostMemoryBytes": 1400}))
-    assert device_sharing.host_shares(spec, plan) == {("train", 0): 600, ("ref", 0): 200}
-    assert device_sharing.host_shares(*planned(document(*components, offload={"residency": "Switching"}))) == {}
+    assert host_bytes(spec, plan) == {"train": {600}, "ref": {200}, "infer": {None}, "reward": {None}}
+    unlimited_host = host_bytes(*planned(document(*components, offload={"residency": "Switching"})))
+    assert set().union(*unlimited_host.values()) == {None}
     components[0]["offload"] = {"optimizer": "Never"}
     spec, plan = planned(document(*components, offload={"residency": "Switching", "hostMemoryBytes": 1200}))
-    assert device_sharing.host_shares(spec, plan) == {("train", 0): 400, ("ref", 0): 400}
+    assert host_bytes(spec, plan) == {"train": {400}, "ref": {400}, "infer": {None}, "reward": {None}}
 
 
-def test_only_what_may_leave_steps_aside() -> None:
+def test_only_what_may_leave_is_released() -> None:
     spec, plan = partial_mode(trainer={"weight": "Never"})
 
     async def scenario() -> None:
         job = Job(spec, plan, SHAPE, unlimited(plan))
-        for worker in job.by_role[Role.TRAINER]:
+        for worker in job.running["train"]:
             worker.resident = {PARAMS, GRADS, OPTIMIZER, OTHER}
-        await device_sharing.step_aside(spec, plan, job.by_role, 60.0)
-        assert [worker.resident for worker in job.by_role[Role.TRAINER]] == [{PARAMS}, {PARAMS}]
+        await device_sharing.release_devices(spec, [plan.component("train")], job.running, 60.0)
+        assert [worker.resident for worker in job.running["train"]] == [{PARAMS}, {PARAMS}]
 
     run_virtual(scenario())
 
@@ -324,8 +331,8 @@ def test_work_with_some_kinds_needs_room_for_that_work_alone() -> None:
             ("trainer", {PARAMS: 4, OPTIMIZER: 4}, {"working": 12, "partial": 2}),
             ("engine", {PARAMS: 8, KV: 6}, {"rederivable": [PARAMS]}),
         ):
-            tenant, _ = make_tenant(model, name, (D0,), sizes, resident=(), **more)
-            arbiter.add(tenant, resident=())
+            client, _ = make_client(model, name, (D0,), sizes, resident=(), **more)
+            arbiter.add(client, resident=())
 
         def there() -> int:
             return sum(process.num_bytes for process in arbiter.residency()[0].processes)

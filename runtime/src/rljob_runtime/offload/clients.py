@@ -1,19 +1,19 @@
-"""Who shares devices: a tenant is what gets a lease as a whole, such as a trainer with all its ranks, or one engine.
+"""Device clients: what gets a lease as a whole, such as a trainer with all its ranks, or one engine.
 
-Engines are one tenant each, so that some can go on while a trainer uses the devices of others (partial-device mode).
+Engines are one client each, so that some can go on while a trainer uses the devices of others (partial-device mode).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rljob_api.memory import Kind, Phase
 from rljob_api.memory.model import ProcessNeeds
 from rljob_api.plan import PlannedProcess
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency
-from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.offload.plan import Device
 from rljob_runtime.offload.states import StateKind
 
@@ -31,11 +31,22 @@ _KIND_OF: Mapping[Kind, StateKind] = {
 }
 
 
+class StateMover(Protocol):
+    """A worker as the arbiter uses it: any running worker whose class has ``offload(kinds)`` and ``load(kinds)``."""
+
+    @property
+    def name(self) -> str:
+        """The worker's unique name."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """``offload`` or ``load`` with the kinds; answers a :class:`~.states.SwitchReport`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantProcess:
+class ClientProcess:
     """One worker and what it needs on each of its devices."""
 
-    worker: Worker
+    worker: StateMover
     devices: tuple[Device, ...]
     size_bytes: Mapping[StateKind, int]
     """By kind; kinds that are not listed do not exist. Estimates, which the worker's reports replace."""
@@ -48,14 +59,14 @@ class TenantProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class DeviceClient:
     """A component, or one engine of it."""
 
     name: str
     """Unique."""
-    processes: tuple[TenantProcess, ...]
+    processes: tuple[ClientProcess, ...]
     policies: Mapping[StateKind, OffloadPolicy] = field(default_factory=dict)
-    """When a kind leaves; Auto where nothing is said."""
+    """When a kind leaves; Auto where a kind is not listed."""
     rederivable: frozenset[StateKind] = frozenset()
     """Kinds beside KV cache and gradients that need no copy when they leave, such as an engine's weights that a sync writes anyway."""
 
@@ -79,10 +90,10 @@ def local_devices(process: PlannedProcess) -> tuple[Device, ...]:
     return tuple(Device(process.node_rank, index) for index in process.local_devices)
 
 
-def policies(offload: ComponentOffload, residency: Residency, *, is_engine: bool = False) -> dict[StateKind, OffloadPolicy]:
-    """Of a component by kind; with ``residency: Resident`` nothing ever leaves.
+def policies(offload: ComponentOffload, residency: Residency, *, has_cache: bool = False) -> dict[StateKind, OffloadPolicy]:
+    """When each kind of a component's state leaves; with ``residency: Resident`` nothing ever does.
 
-    The cache of an engine whose weights always leave does too: it serves nobody, and engines refuse to keep it.
+    The KV cache of an engine whose weights always leave does too: it is useless without them, and engines refuse to keep it.
     """
     if residency is Residency.RESIDENT:
         return dict.fromkeys(StateKind, OffloadPolicy.NEVER)
@@ -92,14 +103,14 @@ def policies(offload: ComponentOffload, residency: Residency, *, is_engine: bool
         StateKind.OPTIMIZER: offload.optimizer,
         StateKind.KV_CACHE: offload.kv_cache,
     }
-    if is_engine and offload.weight is OffloadPolicy.ALWAYS:
+    if has_cache and offload.weight is OffloadPolicy.ALWAYS:
         wanted[StateKind.KV_CACHE] = OffloadPolicy.ALWAYS
     return wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of one process on each of its devices."""
+    """What one process needs on each of its devices."""
 
     size_bytes: Mapping[StateKind, int]
     fixed_bytes: int = 0
@@ -111,7 +122,7 @@ def estimated(needs: ProcessNeeds, kinds: Iterable[StateKind]) -> Sizes:
     """Sizes of a process from the memory estimate, so that the arbiter never asks for more than the estimate added up.
 
     Gradients, and an optimizer that is not among ``kinds`` because it comes for its step alone, count as work. The same goes for what an
-    engine sets aside for its forward passes: it leaves with the rest. A weight sync is the work with weights alone.
+    engine reserves for its forward passes: it leaves with the rest. A weight sync is the work with weights alone.
 
     Args:
         needs: of the process.
@@ -122,8 +133,8 @@ def estimated(needs: ProcessNeeds, kinds: Iterable[StateKind]) -> Sizes:
         held[need.kind] = held.get(need.kind, 0) + need.num_bytes
     sizes = {kind: 0 for kind in kinds} | {_KIND_OF[kind]: size for kind, size in held.items() if _KIND_OF.get(kind) in set(kinds)}
     stepping = 0 if StateKind.OPTIMIZER in sizes else held.get(Kind.OPTIMIZER, 0)
-    aside = held.get(Kind.WORKSPACE, 0)
-    working = {phase: aside + sum(need.num_bytes for need in needs.working.get(phase, ())) for phase in needs.active}
+    reserved = held.get(Kind.WORKSPACE, 0)
+    working = {phase: reserved + sum(need.num_bytes for need in needs.working.get(phase, ())) for phase in needs.active}
     for phase in (Phase.OPTIMIZER_STEP, Phase.CRITIC_STEP):
         if phase in working:
             working[phase] += stepping

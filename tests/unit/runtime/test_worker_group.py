@@ -1,4 +1,4 @@
-"""Role: loads before a call and offloads after it, all the ways to say otherwise, and what a failure leaves."""
+"""WorkerGroup: loads before a call and offloads after it, all the ways to say otherwise, and what a failure leaves."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ import pytest
 from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, LeaseLostError, NoRoomError, OffloadError, WorkerFailedError, WorkerLostError
 from rljob_runtime.offload.states import StateKind
-from rljob_runtime.offload.worker_group import Role
-from tests.unit.runtime.arbiter_fakes import D0, D1, GRADS, KV, OPTIMIZER, PARAMS, Memory, make_tenant
+from rljob_runtime.offload.worker_group import WorkerGroup
+from tests.unit.runtime.arbiter_fakes import D0, D1, GRADS, KV, OPTIMIZER, PARAMS, Memory, make_client
 from tests.unit.runtime.arbiter_world import ALWAYS, ENGINE, NEVER, TRAINER, World, play
 
 
 class Loop:
-    """A world with roles."""
+    """A world with worker groups."""
 
     def __init__(self, budget: int = 16, devices: Any = (D0,)) -> None:
         self.world = World(budget, devices)
 
-    def role(self, name: str, sizes: Mapping[StateKind, int], devices: Any = (D0,), timeout_s: float = 100.0, **more: Any) -> Role:
+    def group(self, name: str, sizes: Mapping[StateKind, int], devices: Any = (D0,), timeout_s: float = 100.0, **more: Any) -> WorkerGroup:
         self.world.add(name, sizes, devices, resident=more.pop("resident", ()), **more)
         workers = [worker for key, worker in self.world.workers.items() if key.startswith(f"{name}-")]
-        return Role(name, workers, timeout_s=timeout_s, arbiter=self.world.arbiter)
+        return WorkerGroup(name, workers, timeout_s=timeout_s, arbiter=self.world.arbiter)
 
     def there(self, name: str) -> set[StateKind]:
         return self.world.workers[f"{name}-0"].resident
@@ -32,7 +32,7 @@ class Loop:
 def test_a_call_loads_first_and_others_make_room() -> None:
     async def scenario() -> None:
         loop = Loop()
-        trainer, engine = loop.role("trainer", TRAINER), loop.role("engine", ENGINE)
+        trainer, engine = loop.group("trainer", TRAINER), loop.group("engine", ENGINE)
         assert await trainer.call("score", 3) == ["params+grads+optimizer"]
         assert loop.there("trainer") == set(TRAINER), "Auto: it stays until others need the room"
         assert await engine.call("score", 1) == ["params+kv_cache"]
@@ -55,7 +55,7 @@ def test_a_call_loads_first_and_others_make_room() -> None:
 def test_the_flag_of_a_call_goes_before_the_policy(policy: OffloadPolicy, flag: bool | None, left: set[StateKind]) -> None:
     async def scenario() -> None:
         loop = Loop()
-        engine = loop.role("engine", ENGINE, policies=dict.fromkeys(ENGINE, policy))
+        engine = loop.group("engine", ENGINE, policies=dict.fromkeys(ENGINE, policy))
         await engine.call("score", 1, is_offload_states=flag)
         await loop.world.end()
         assert loop.there("engine") == left
@@ -66,7 +66,7 @@ def test_the_flag_of_a_call_goes_before_the_policy(policy: OffloadPolicy, flag: 
 def test_what_is_not_included_is_not_copied() -> None:
     async def scenario() -> None:
         loop = Loop()
-        trainer = loop.role("trainer", TRAINER)
+        trainer = loop.group("trainer", TRAINER)
         assert await trainer.call("score", 1, include=[PARAMS]) == ["params"]
         assert loop.world.memory.events() == ["0 trainer-0 load params", "4 trainer-0 loaded params"]
         with pytest.raises(ValueError, match="trainer has no kv_cache; it has"):
@@ -79,7 +79,7 @@ def test_what_is_not_included_is_not_copied() -> None:
 def test_arguments_for_all_or_for_each() -> None:
     async def scenario() -> None:
         loop = Loop(devices=(D0, D1))
-        trainer = loop.role("trainer", {PARAMS: 1}, (D0, D1))
+        trainer = loop.group("trainer", {PARAMS: 1}, (D0, D1))
         assert await trainer.call("score", 1, "all ") == ["all params"] * 2
         assert await trainer.call("score", each=[(1, "a "), (2, "b ")]) == ["a params", "b params"]
         for wrong in ({"each": [(1,)]}, {"each": [(1,), (2,)], "args": (1,)}):
@@ -93,7 +93,7 @@ def test_arguments_for_all_or_for_each() -> None:
 def test_by_hand() -> None:
     async def scenario() -> None:
         loop = Loop()
-        trainer = loop.role("trainer", TRAINER, policies={PARAMS: NEVER}, resident=(PARAMS,))
+        trainer = loop.group("trainer", TRAINER, policies={PARAMS: NEVER}, resident=(PARAMS,))
         await trainer.reload_states([OPTIMIZER])
         assert loop.there("trainer") == {PARAMS, OPTIMIZER}
         await trainer.load_states()
@@ -111,8 +111,8 @@ def test_by_hand() -> None:
 def test_a_block_of_several_calls_switches_once_and_is_not_interrupted() -> None:
     async def scenario() -> None:
         loop = Loop()
-        reference = loop.role("reference", {PARAMS: 4}, policies={PARAMS: ALWAYS})
-        engine = loop.role("engine", ENGINE, policies=dict.fromkeys(ENGINE, ALWAYS))
+        reference = loop.group("reference", {PARAMS: 4}, policies={PARAMS: ALWAYS})
+        engine = loop.group("engine", ENGINE, policies=dict.fromkeys(ENGINE, ALWAYS))
         async with reference.resident():
             other = asyncio.ensure_future(asyncio.wait_for(engine_call(engine), 60))
             await reference.call("score", 1)
@@ -124,7 +124,7 @@ def test_a_block_of_several_calls_switches_once_and_is_not_interrupted() -> None
         loads = [event for event in loop.world.memory.events() if " load " in event]
         assert [event.split(" ", 1)[1] for event in loads] == ["reference-0 load params", "engine-0 load params+kv_cache"]
 
-    async def engine_call(engine: Role) -> list[Any]:
+    async def engine_call(engine: WorkerGroup) -> list[Any]:
         """Of somebody who was there before the block."""
         return await asyncio.get_running_loop().create_task(engine.call("score", 1), context=outside)
 
@@ -137,7 +137,7 @@ def test_a_block_of_several_calls_switches_once_and_is_not_interrupted() -> None
 def test_tasks_that_outlive_their_block_have_no_part_in_later_ones() -> None:
     async def scenario() -> None:
         loop = Loop()
-        engine, reference = loop.role("engine", ENGINE), loop.role("reference", {PARAMS: 4})
+        engine, reference = loop.group("engine", ENGINE), loop.group("reference", {PARAMS: 4})
 
         async def later() -> list[Any]:
             await asyncio.sleep(50)
@@ -154,10 +154,10 @@ def test_tasks_that_outlive_their_block_have_no_part_in_later_ones() -> None:
     play(scenario())
 
 
-def test_roles_are_nested_where_there_is_room_and_told_where_there_is_none() -> None:
+def test_groups_are_nested_where_there_is_room_and_refused_where_there_is_none() -> None:
     async def scenario() -> None:
         loop = Loop(budget=8)
-        trainer, engine = loop.role("trainer", {PARAMS: 4, OPTIMIZER: 4}), loop.role("engine", ENGINE)
+        trainer, engine = loop.group("trainer", {PARAMS: 4, OPTIMIZER: 4}), loop.group("engine", ENGINE)
         async with trainer.resident([PARAMS]), engine.resident([PARAMS]):
             await engine.call("score", 1, include=[PARAMS])
             with pytest.raises(NoRoomError, match=r"trainer params 4 B \(in use\)"):
@@ -171,13 +171,13 @@ def test_engines_load_at_the_same_time() -> None:
     async def scenario() -> None:
         memory_world = Loop(devices=(D0, D1))
         for index, device in enumerate((D0, D1)):
-            memory_world.role(f"engine{index}", {PARAMS: 6}, (device,))
-        engines = Role(
+            memory_world.group(f"engine{index}", {PARAMS: 6}, (device,))
+        engines = WorkerGroup(
             "rollout",
             list(memory_world.world.workers.values()),
             timeout_s=100,
             arbiter=memory_world.world.arbiter,
-            tenants=("engine0", "engine1"),
+            clients=("engine0", "engine1"),
         )
         assert await engines.call("score", 1, is_offload_states=True) == ["params"] * 2
         assert asyncio.get_running_loop().time() == 7, "6 s of both copies, 1 s of the call"
@@ -192,7 +192,7 @@ def test_engines_load_at_the_same_time() -> None:
 def test_deadlines_name_what_was_waited_for() -> None:
     async def scenario() -> None:
         loop = Loop()
-        trainer, engine = loop.role("trainer", {PARAMS: 4}), loop.role("engine", ENGINE, timeout_s=5)
+        trainer, engine = loop.group("trainer", {PARAMS: 4}), loop.group("engine", ENGINE, timeout_s=5)
         with pytest.raises(DeadlineError, match=r"trainer-0.score did not answer within 3 s"):
             await trainer.call("score", 9, timeout_s=3, include=[])
         busy = asyncio.ensure_future(trainer.call("score", 50))
@@ -212,7 +212,7 @@ def test_deadlines_name_what_was_waited_for() -> None:
 def test_a_call_that_fails_leaves_the_role_usable_and_a_lost_worker_does_not() -> None:
     async def scenario() -> None:
         loop = Loop()
-        trainer, engine = loop.role("trainer", TRAINER), loop.role("engine", ENGINE)
+        trainer, engine = loop.group("trainer", TRAINER), loop.group("engine", ENGINE)
         with pytest.raises(WorkerFailedError, match="ValueError: x"):
             await trainer.call("fail")
         await trainer.call("score", 1)
@@ -231,7 +231,7 @@ def test_a_call_that_fails_leaves_the_role_usable_and_a_lost_worker_does_not() -
 def test_a_cancelled_call_gives_its_devices_back_once_its_workers_are_idle(when_s: float) -> None:
     async def scenario() -> None:
         loop = Loop(budget=12)
-        trainer, engine = loop.role("trainer", {PARAMS: 4, OPTIMIZER: 8}), loop.role("engine", {PARAMS: 12})
+        trainer, engine = loop.group("trainer", {PARAMS: 4, OPTIMIZER: 8}), loop.group("engine", {PARAMS: 12})
         call = asyncio.ensure_future(trainer.call("score", 5))
         await asyncio.sleep(when_s)
         call.cancel()
@@ -246,8 +246,8 @@ def test_a_cancelled_call_gives_its_devices_back_once_its_workers_are_idle(when_
 
 def test_a_role_with_devices_of_its_own_passes_calls_through() -> None:
     async def scenario() -> None:
-        _, workers = make_tenant(Memory({D0: 99}), "trainer", (D0,), TRAINER)
-        trainer = Role("trainer", workers, timeout_s=9)
+        _, workers = make_client(Memory({D0: 99}), "trainer", (D0,), TRAINER)
+        trainer = WorkerGroup("trainer", workers, timeout_s=9)
         async with trainer.resident():
             assert await trainer.call("score", 1, include=[PARAMS], is_offload_states=True) == ["params+grads+optimizer"]
         await trainer.offload_states()

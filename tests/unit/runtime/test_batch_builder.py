@@ -1,10 +1,9 @@
-"""From groups to train batches over scripted scorers: every token gets its own score back, in the turn of who computes it."""
+"""From groups to train batches over scripted scorers: every token gets its own score back, under the lease of who computes it."""
 
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
 from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.loop.batch_builder import BatchMaker, Prepared, Scorers
+from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
-from rljob_runtime.offload.turns import NoTurns
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
@@ -23,6 +21,7 @@ from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.worker import PolicyWorker
+from tests.support.job_workers import make_job_workers
 from tests.unit.runtime.builders import make_trajectory
 from tests.unit.runtime.fakes import Answered, CountingTrainer
 
@@ -71,32 +70,8 @@ class Scorer:
         await asyncio.Event().wait()
 
 
-class WrittenTurns(NoTurns):
-    """Writes down whose turn begins and ends."""
-
-    def __init__(self, log: list[str]) -> None:
-        self._log = log
-
-    @asynccontextmanager
-    async def _turn(self, what: str) -> AsyncIterator[None]:
-        self._log.append(f"{what} begins")
-        try:
-            yield
-        finally:
-            self._log.append(f"{what} ends")
-
-    def scoring(self, step: int) -> AbstractAsyncContextManager[None]:
-        return self._turn(f"scoring {step}")
-
-    def training(self, step: int) -> AbstractAsyncContextManager[None]:
-        return self._turn(f"training {step}")
-
-    def valuing(self, step: int) -> AbstractAsyncContextManager[None]:
-        return self._turn(f"valuing {step}")
-
-
 class World:
-    """A maker over so many scorers."""
+    """A batch builder over so many scorers."""
 
     def __init__(
         self, rule: RuleConfig, *, references: int = 0, trainers: int = 0, tensor: int = 1, critics: int = 0, **batching: int
@@ -107,16 +82,22 @@ class World:
         self.critics = [Scorer(f"critic-{i}", CRITIC, self.log) for i in range(critics)]
         self.rule = Rule(rule)
         settings: dict[str, Any] = {"num_ranks": max(trainers // tensor, 1), "mini_batches": 1, "epochs": 1} | batching
-        self.maker = BatchMaker(
+        self.builder = BatchBuilder(
             rule=self.rule,
-            scorers=Scorers(references=self.references, trainers=self.trainers, tensor_parallel_size=tensor, critics=self.critics),
+            workers=make_job_workers(
+                reference=self.references,
+                trainer=self.trainers,
+                critic=self.critics,
+                tensor_parallel_size=tensor,
+                recomputes=True,
+                log=self.log,
+            ),
             batching=BatchingConfig(temperature=TEMPERATURE, **settings),
-            turns=WrittenTurns(self.log),
             timeout_s=10.0,
         )
 
     def make(self, groups: Sequence[Group], version: int = 4) -> Prepared:
-        return asyncio.run(self.maker.make(groups, version))
+        return asyncio.run(self.builder.build(groups, version))
 
 
 def groups_of(prompts: int, samples: int, version: int = 3) -> list[Group]:
@@ -200,13 +181,21 @@ def test_with_more_ranks_than_samples_all_take_part_and_some_have_nothing() -> N
     assert {b.global_tokens for batches in prepared.policy for b in batches} == {len(drawn(groups))}
 
 
-def test_each_pass_is_made_in_the_turn_of_its_component_one_after_the_other() -> None:
+def lease(group: str, what: str, *workers: str) -> list[str]:
+    """Log of a pass of these workers under a lease of their group."""
+    return [f"{group}: {what} begins", *workers, f"{group}: {what} ends"]
+
+
+REFERENCE_PASS = lease("reference", "reference log-probs of step 5", "reference-0", "reference-1")
+
+
+def test_each_pass_is_made_under_the_lease_of_its_component_one_after_the_other() -> None:
     world = World(ALL, references=2, trainers=2, critics=1)
     world.make(groups_of(2, 2), version=4)
     assert world.log == [
-        *("scoring 5 begins", "reference-0", "reference-1", "scoring 5 ends"),
-        *("training 5 begins", "trainer-0", "trainer-1", "training 5 ends"),
-        *("valuing 5 begins", "critic-0", "valuing 5 ends"),
+        *REFERENCE_PASS,
+        *lease("trainer", "training of step 5", "trainer-0", "trainer-1"),
+        *lease("critic", "critic of step 5", "critic-0"),
     ]
 
 
@@ -219,12 +208,12 @@ def test_without_scorers_nobody_is_asked_and_there_is_nothing_for_a_critic() -> 
         assert [(b.reference_logprobs, b.proximal_logprobs, b.values, b.returns) for b in batches] == [(None, None, None, None)]
 
 
-def test_a_lost_scorer_ends_the_pass_and_its_turn() -> None:
+def test_a_lost_scorer_ends_the_pass_and_its_lease() -> None:
     world = World(ALL, references=2, trainers=1, critics=1)
     world.references[1].lost = True
     with pytest.raises(WorkerLostError, match="worker reference-1 is gone"):
         world.make(groups_of(2, 2))
-    assert world.log == ["scoring 5 begins", "reference-0", "reference-1", "scoring 5 ends"]
+    assert world.log == REFERENCE_PASS
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
@@ -254,27 +243,27 @@ def test_the_rules_state_survives_a_checkpoint() -> None:
     steps = [groups_of(2, 2), groups_of(3, 4)]
     straight = World(rule, references=1)
     straight.make(steps[0])
-    kept = json.loads(json.dumps(straight.maker.state()))
+    kept = json.loads(json.dumps(straight.builder.rule_state()))
     resumed = World(rule, references=1)
     resumed.rule.restore(kept)
-    assert resumed.maker.state() == kept
+    assert resumed.builder.rule_state() == kept
     expected, fresh = straight.make(steps[1]), World(rule, references=1).make(steps[1])
     found = resumed.make(steps[1])
     np.testing.assert_array_equal(found.policy[0][0].advantages, expected.policy[0][0].advantages)
     assert found.policy[0][0].kl_coefficient == expected.policy[0][0].kl_coefficient
     assert found.metrics == expected.metrics
-    assert resumed.maker.state() == straight.maker.state()
+    assert resumed.builder.rule_state() == straight.builder.rule_state()
     assert fresh.metrics != expected.metrics  # the state matters here
 
 
-def loop_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], warmup: int) -> Driver:
+def loop_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, tensor: int = 1) -> Driver:
     """The part of the loop that trains."""
     nothing: Any = None
-    workers: dict[str, Any] = {"trainers": trainers, "critics": critics, "engines": [], "turns": NoTurns()}
-    others = dict.fromkeys(("scheduler", "publisher", "maker", "checkpoints", "reporter"), nothing)
+    workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_size=tensor)
+    others = dict.fromkeys(("scheduler", "publisher", "batches", "checkpoints", "reporter"), nothing)
     times: dict[str, Any] = {"step_timeout_s": 10.0, "take_timeout_s": 10.0, "checkpoint_every_steps": 0}
     config = LoopConfig(total_steps=9, groups_per_step=4, spec_fingerprint="f", critic_warmup_steps=warmup, **times)
-    return Driver(Parts(**workers, **others), config, start_step=0, stop=nothing)
+    return Driver(Parts(workers=workers, **others), config, start_step=0, stop=nothing)
 
 
 async def trained(loop: Driver, prepared: Prepared, version: int) -> dict[str, float]:
@@ -285,7 +274,7 @@ async def trained(loop: Driver, prepared: Prepared, version: int) -> dict[str, f
 def test_a_warm_up_trains_the_critic_alone(warmup: int) -> None:
     prepared = World(ALL, references=1, trainers=2, critics=1).make(groups_of(4, 2))
     trainers, critics = [CountingTrainer("trainer-0"), CountingTrainer("trainer-1")], [CountingTrainer("critic-0")]
-    loop = loop_of(trainers, critics, warmup)
+    loop = loop_of(trainers, critics, warmup=warmup)
     for version in range(4):
         asyncio.run(trained(loop, prepared, version))
         assert critics[0].updates == version + 1
@@ -295,7 +284,7 @@ def test_a_warm_up_trains_the_critic_alone(warmup: int) -> None:
 def test_every_worker_trains_the_batches_of_its_rank() -> None:
     prepared = World(ALL, references=1, trainers=4, tensor=2, critics=3).make(groups_of(4, 2))
     trainers, critics = [CountingTrainer(f"trainer-{i}") for i in range(4)], [CountingTrainer(f"critic-{i}") for i in range(3)]
-    asyncio.run(trained(loop_of(trainers, critics, 0), prepared, 4))
+    asyncio.run(trained(loop_of(trainers, critics, tensor=2), prepared, 4))
     assert all(trainers[i].batches == [prepared.policy[i // 2]] for i in range(4))
     assert all(critics[i].batches == [prepared.critic[i]] for i in range(3))
 
@@ -303,11 +292,11 @@ def test_every_worker_trains_the_batches_of_its_rank() -> None:
 def test_a_step_without_updates_asks_nobody() -> None:
     prepared = World(replace(ALL, min_group_mean=1.0), references=1, trainers=2, critics=1).make(groups_of(4, 2))
     trainers, critics = [CountingTrainer("trainer-0"), CountingTrainer("trainer-1")], [CountingTrainer("critic-0")]
-    assert asyncio.run(trained(loop_of(trainers, critics, 0), prepared, 4)) == {}
+    assert asyncio.run(trained(loop_of(trainers, critics), prepared, 4)) == {}
     assert [w.updates for w in (*trainers, *critics)] == [0, 0, 0]
 
 
-def test_workers_take_what_the_maker_gives() -> None:
+def test_workers_take_what_the_builder_gives() -> None:
     for worker, method in ((PolicyWorker, "compute_logprobs"), (CriticWorker, "compute_values")):
         theirs, fake = inspect.signature(getattr(worker, method)), inspect.signature(getattr(Scorer, method))
         assert list(theirs.parameters) == list(fake.parameters)

@@ -1,0 +1,211 @@
+"""What the runtime knows of each role: how its workers start, what state they hold, how they lease devices, what the loop does with them.
+
+The other half, what the planner and validation know, is :mod:`rljob_api`'s table of roles. Launch, device sharing and the loop read this
+table and name no role themselves, so that a new role is a row here and one there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Role
+from rljob_runtime.engine.residence import ENGINE_KINDS
+from rljob_runtime.engine.vllm.environment import engine_environment
+from rljob_runtime.job import learning_settings, worker_settings
+from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
+from rljob_runtime.loop.workers import Scoring
+from rljob_runtime.offload.states import StateKind
+
+ENGINE_CONCURRENCY = 4
+"""Calls that an engine answers at the same time: collecting, submitting, watching, and one of a weight sync."""
+FROZEN_KINDS = frozenset({StateKind.PARAMS, StateKind.OTHER})
+TRAINED_KINDS = FROZEN_KINDS | {StateKind.GRADS, StateKind.OPTIMIZER}
+
+
+class LeaseUnit(StrEnum):
+    """What leases shared devices as a whole."""
+
+    COMPONENT = "component"
+    """All workers together: they compute in collectives."""
+    PROCESS = "process"
+    """Each worker on its own, so that those with devices of their own never wait."""
+    NONE = "none"
+    """Its workers use no device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """How a process uses shared devices; from :mod:`.device_sharing`."""
+
+    releases: bool = False
+    """Whether it leaves its devices for others."""
+    releases_kinds: tuple[StateKind, ...] = ()
+    """Kinds that a policy's process gives up there."""
+    host_bytes: int | None = None
+    """Host memory for what it offloads; None: no limit."""
+    optimizer_around_step: bool = False
+    """Whether optimizer state is on the device only while it updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """One planned process, and all that its worker's settings may depend on."""
+
+    spec: RLJobSpec
+    plan: Plan
+    component: PlannedComponent
+    process: PlannedProcess
+    on_cpu: bool
+    """Whether its devices are CPU devices."""
+    num_threads: int
+    devices: DeviceUse
+    job_folder: Path | None
+    """Searched first for the user's functions."""
+    log_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How to construct a worker inside its process."""
+
+    factory: str
+    """``module:Class``."""
+    kwargs: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set beneath the user's variables."""
+    concurrency: int = 1
+    """Calls that it answers at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleDescription:
+    """All that the job knows of a role."""
+
+    settings: Callable[[WorkerContext], WorkerSettings]
+    state_kinds: frozenset[StateKind] = frozenset()
+    """State that its workers hold on devices."""
+    rederived_kinds: frozenset[StateKind] = frozenset()
+    """Those of them that need no copy when they leave: a weight sync writes them again."""
+    lease: LeaseUnit = LeaseUnit.NONE
+    start_stage: int = 1
+    """Where components switch, stage 0 starts first and releases its devices before stage 1 measures what is free there."""
+    process_group: bool = False
+    """Whether its workers form a process group and load the model together (``setup``)."""
+    phase: str = ""
+    """What a lease of its devices is for, with ``{step}``."""
+    checkpoint_folder: str | None = None
+    """Its folder in a checkpoint."""
+    scoring: Scoring | None = None
+    """The forward pass that it can make over a step's samples."""
+    scores_in: Callable[[RLJobSpec], bool] = lambda spec: True
+    """Whether a job asks for that pass."""
+    ranks_per_share: Callable[[RLJobSpec], int] = lambda spec: 1
+    """Neighboring ranks that compute one data-parallel share together."""
+    closes: bool = False
+    """Whether its workers end processes of their own, and are asked to (``close``) before they are ended."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether its workers update weights."""
+        return StateKind.OPTIMIZER in self.state_kinds
+
+
+def _policy_settings(context: WorkerContext) -> WorkerSettings:
+    """A rank of the trainer, or of a reference, which trains nothing."""
+    config = worker_settings.policy_config(context.spec, role=context.component.role, **_policy_arguments(context))
+    return _rank("rljob_runtime.training.worker:PolicyWorker", config, context)
+
+
+def _critic_settings(context: WorkerContext) -> WorkerSettings:
+    policy = worker_settings.policy_config(context.spec, role=Role.CRITIC, **_policy_arguments(context))
+    return _rank("rljob_runtime.training.critic:CriticWorker", learning_settings.critic_config(context.spec, policy), context)
+
+
+def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
+    use = context.devices
+    return {
+        "num_threads": context.num_threads,
+        "offload_host_bytes": use.host_bytes,
+        "reserve": use.releases_kinds,
+        "optimizer_around_step": use.optimizer_around_step,
+    }
+
+
+def _rank(factory: str, config: object, context: WorkerContext) -> WorkerSettings:
+    kwargs = {"config": config, "rank": context.process.rank, "world_size": context.component.world_size}
+    return WorkerSettings(factory=factory, kwargs=kwargs)
+
+
+def _engine_settings(context: WorkerContext) -> WorkerSettings:
+    config = worker_settings.engine_config(
+        context.spec,
+        worker_settings.component_spec(context.spec, context.component.name),
+        on_cpu=context.on_cpu,
+        num_threads=context.num_threads,
+        releases_devices=context.devices.releases,
+    )
+    return WorkerSettings(
+        factory="rljob_runtime.engine.vllm.engine:VllmEngine",
+        kwargs={"config": config},
+        environment=engine_environment(config),
+        concurrency=ENGINE_CONCURRENCY,
+    )
+
+
+def _reward_settings(context: WorkerContext) -> WorkerSettings:
+    kwargs = {
+        "configs": [worker_settings.reward_config(reward) for reward in context.spec.rewards],
+        "folder": context.job_folder,
+        "log_file": context.log_dir / f"{context.component.name}-{context.process.rank}.log",
+    }
+    return WorkerSettings(factory="rljob_runtime.rewards.pool:RewardPool", kwargs=kwargs)
+
+
+ROLES: Mapping[Role, RoleDescription] = {
+    Role.REFERENCE: RoleDescription(
+        settings=_policy_settings,
+        state_kinds=FROZEN_KINDS,
+        lease=LeaseUnit.COMPONENT,
+        start_stage=0,
+        process_group=True,
+        phase="reference log-probs of step {step}",
+        scoring=Scoring(method="compute_logprobs", result="reference_logprobs"),
+    ),
+    Role.TRAINER: RoleDescription(
+        settings=_policy_settings,
+        state_kinds=TRAINED_KINDS,
+        lease=LeaseUnit.COMPONENT,
+        start_stage=0,
+        process_group=True,
+        phase="training of step {step}",
+        checkpoint_folder=POLICY_FOLDER,
+        scoring=Scoring(method="compute_logprobs", result="proximal_logprobs"),
+        scores_in=lambda spec: learning_settings.loss_config(spec).needs_proximal,
+        ranks_per_share=lambda spec: spec.training.tensor_parallel_size,
+    ),
+    Role.CRITIC: RoleDescription(
+        settings=_critic_settings,
+        state_kinds=TRAINED_KINDS,
+        lease=LeaseUnit.COMPONENT,
+        start_stage=0,
+        process_group=True,
+        phase="critic of step {step}",
+        checkpoint_folder=CRITIC_FOLDER,
+        scoring=Scoring(method="compute_values", result="values", takes_temperature=False),
+    ),
+    Role.ROLLOUT: RoleDescription(
+        settings=_engine_settings,
+        state_kinds=ENGINE_KINDS,
+        rederived_kinds=frozenset({StateKind.PARAMS}),
+        lease=LeaseUnit.PROCESS,
+        phase="generation for step {step}",
+    ),
+    Role.REWARD: RoleDescription(settings=_reward_settings, closes=True),
+}
+"""Every role that a job may have today; a test compares it with what validation admits."""

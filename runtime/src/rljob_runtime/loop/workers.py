@@ -1,0 +1,143 @@
+"""The running workers of a job, component by component, and the phases in which they may use shared devices.
+
+::
+
+    generating(n)        engines hold the devices they share: weights and KV cache; engines on devices of their own never wait
+    component.leased(n)  that component holds its devices with all its state: scoring, an update, a checkpoint
+    syncing(n)           trainer and engines hold theirs together, with weights alone
+
+Where no component shares devices these phases pass at once. Components that stay resident take the same leases and nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from rljob_api.v1alpha1.components import Role
+from rljob_runtime.cluster.protocol import Worker
+from rljob_runtime.offload.arbiter import DeviceArbiter
+from rljob_runtime.offload.records import DeviceResidency
+from rljob_runtime.offload.states import StateKind
+from rljob_runtime.offload.worker_group import WorkerGroup
+
+PARAMS = (StateKind.PARAMS,)
+WEIGHTS = (StateKind.PARAMS, StateKind.OTHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """A forward pass over all samples of a step, before the learning rule is applied."""
+
+    method: str
+    """Method of the workers: ``(token_ids, lengths, *settings, wanted)``."""
+    result: str
+    """Field of :class:`~rljob_runtime.overlap.arrange.StepSamples` that its answer fills."""
+    takes_temperature: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A component's running workers and what the loop does with them."""
+
+    role: Role
+    group: WorkerGroup
+    phase: str
+    """What a lease of it is for, with ``{step}``: for messages and the timeline."""
+    scoring: Scoring | None = None
+    """None: it scores nothing in this job."""
+    ranks_per_share: int = 1
+    """Neighboring ranks that compute one data-parallel share together (tensor parallelism)."""
+    checkpoint_folder: str | None = None
+    """Folder in a checkpoint; None: it has nothing to save."""
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Its workers, in rank order."""
+        return self.group.workers
+
+    def leased(self, step: int) -> AbstractAsyncContextManager[None]:
+        """It can do anything inside the block."""
+        return self.group.resident(what=self.phase.format(step=step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWorkers:
+    """Every worker of a job."""
+
+    components: tuple[Component, ...]
+    """In the order of the plan."""
+    arbiter: DeviceArbiter | None = None
+    """Arbiter of the devices that several components share; None: there are none."""
+
+    def with_role(self, role: Role) -> tuple[Component, ...]:
+        """All components of a role."""
+        return tuple(component for component in self.components if component.role is role)
+
+    @property
+    def trainer(self) -> Component:
+        """The component whose policy is trained."""
+        return self.with_role(Role.TRAINER)[0]
+
+    @property
+    def critic(self) -> Component | None:
+        """The component that learns values, if there is one."""
+        return next(iter(self.with_role(Role.CRITIC)), None)
+
+    @property
+    def scorers(self) -> tuple[tuple[Component, Scoring], ...]:
+        """Components that score a step's samples in this job, and how; those that are never trained first."""
+        found = [(component, component.scoring) for component in self.components if component.scoring is not None]
+        return tuple(sorted(found, key=lambda pair: (pair[0].checkpoint_folder is not None, pair[0].role is not Role.TRAINER)))
+
+    @property
+    def engines(self) -> tuple[Worker, ...]:
+        """Engines of all rollout components; an engine's index counts through them."""
+        return tuple(worker for component in self.with_role(Role.ROLLOUT) for worker in component.workers)
+
+    @property
+    def rewards(self) -> tuple[Worker, ...]:
+        """Reward workers of all reward components."""
+        return tuple(worker for component in self.with_role(Role.REWARD) for worker in component.workers)
+
+    @property
+    def leased_engines(self) -> tuple[int, ...]:
+        """Indexes of the engines that release their devices while other components compute there."""
+        leased: list[int] = []
+        first = 0
+        for component in self.with_role(Role.ROLLOUT):
+            leased += [first + rank for rank in component.group.leased_ranks]
+            first += len(component.workers)
+        return tuple(leased)
+
+    @property
+    def indispensable(self) -> tuple[Worker, ...]:
+        """Workers whose loss ends the run: all but engines, which can take over for each other."""
+        return tuple(worker for component in self.components if component.role is not Role.ROLLOUT for worker in component.workers)
+
+    @asynccontextmanager
+    async def generating(self, step: int) -> AsyncIterator[None]:
+        """All engines can answer inside the block."""
+        async with AsyncExitStack() as leases:
+            for rollout in self.with_role(Role.ROLLOUT):
+                await leases.enter_async_context(rollout.leased(step))
+            yield
+
+    @asynccontextmanager
+    async def syncing(self, step: int) -> AsyncIterator[None]:
+        """Weights can travel from the trainer to the engines inside the block; those of the engines are written and stay."""
+        what = f"weight sync after step {step}"
+        async with AsyncExitStack() as leases:
+            await leases.enter_async_context(self.trainer.group.resident(WEIGHTS, what=what))
+            for rollout in self.with_role(Role.ROLLOUT):
+                await leases.enter_async_context(rollout.group.resident(PARAMS, writes=PARAMS, is_offload_states=False, what=what))
+            yield
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of the switches since the last call; none where nothing is shared."""
+        return {} if self.arbiter is None else self.arbiter.take_metrics()
+
+    def residency(self) -> list[DeviceResidency]:
+        """What is where now, on shared devices."""
+        return [] if self.arbiter is None else self.arbiter.residency()

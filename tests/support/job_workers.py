@@ -1,0 +1,71 @@
+"""A job's workers over fakes, for tests of the loop: components as launch makes them, with leases that are written down."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rljob_api.v1alpha1.components import Role
+from rljob_runtime.job.roles import ROLES
+from rljob_runtime.loop.workers import Component, JobWorkers
+from rljob_runtime.offload.worker_group import WorkerGroup
+
+
+class LoggedGroup(WorkerGroup):
+    """Shares devices as told, and writes down when its leases begin and end."""
+
+    def __init__(self, name: str, workers: Sequence[Any], log: list[str], leased: Sequence[int]) -> None:
+        super().__init__(name, workers, timeout_s=10.0)
+        self._log = log
+        self._leased = tuple(leased)
+
+    @property
+    def shares_devices(self) -> bool:
+        return bool(self._leased)
+
+    @property
+    def leased_ranks(self) -> tuple[int, ...]:
+        return self._leased
+
+    @asynccontextmanager
+    async def resident(self, kinds: Any = None, *, what: str | None = None, **options: Any) -> AsyncIterator[None]:
+        self._log.append(f"{self.name}: {what} begins")
+        try:
+            yield
+        finally:
+            self._log.append(f"{self.name}: {what} ends")
+
+
+def make_job_workers(
+    *,
+    log: list[str] | None = None,
+    leased_engines: Sequence[int] = (),
+    tensor_parallel_size: int = 1,
+    recomputes: bool = False,
+    **by_role: Sequence[Any],
+) -> JobWorkers:
+    """Workers by role, such as ``trainer=[...], rollout=[...]``; roles without workers have no component.
+
+    Args:
+        log: takes the beginning and end of every lease.
+        leased_engines: ranks of rollout workers that share devices.
+        tensor_parallel_size: of the trainer.
+        recomputes: whether the trainer scores a step before its update.
+        by_role: workers by the role's name in lower case.
+    """
+    components = []
+    for role, description in ROLES.items():
+        workers = by_role.get(role.value.lower(), ())
+        if not workers:
+            continue
+        leased = leased_engines if role is Role.ROLLOUT else ()
+        components.append(
+            Component(
+                role=role,
+                group=LoggedGroup(role.value.lower(), workers, [] if log is None else log, leased),
+                phase=description.phase,
+                scoring=None if role is Role.TRAINER and not recomputes else description.scoring,
+                ranks_per_share=tensor_parallel_size if role is Role.TRAINER else 1,
+                checkpoint_folder=description.checkpoint_folder,
+            )
+        )
+    return JobWorkers(components=tuple(components))
