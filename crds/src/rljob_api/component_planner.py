@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from rljob_api.errors import FieldError, PlacementError, show
 from rljob_api.placement import device_mapping, ranks
-from rljob_api.placement.strategies import NodeShare, PackedPlacementStrategy, shares, shifted
+from rljob_api.placement.assignment import NodeShare, shares, shifted, strided
 from rljob_api.placement.topology import ACCELERATOR, Selection, Topology
 from rljob_api.plan import PlannedNode, PlannedProcess
 from rljob_api.v1alpha1.components import Component, EngineType, PlacementChoice, Role
@@ -196,18 +196,15 @@ class ComponentPlanner:
         stride = self._stride(selection, units)
         if stride == 1:
             return self._slices(units)
-        packed = PackedPlacementStrategy(0, len(units) - 1, self._size, stride)
-        return [[units[position] for position in process] for process in packed.ranks()]
+        return [[units[position] for position in process] for process in strided(0, len(units) - 1, self._size, stride)]
 
     def _stride(self, selection: Selection, units: Sequence[int]) -> int:
         """1, or trainer tensor parallel size / engine size where both use the same devices (RLinf, collocated mode)."""
         tensor = self._spec.training.tensor_parallel_size
         if self._component.role is not Role.ROLLOUT or tensor <= self._size or tensor % self._size or len(units) % tensor:
             return 1
-        from rljob_api.placement.model_parallel import engine_stride
-
         devices = {self._global_device(selection, unit) for unit in units}
-        return engine_stride(tensor, self._size) if devices == self._trainer else 1
+        return tensor // self._size if devices == self._trainer else 1
 
     def _global_device(self, selection: Selection, unit: int) -> int:
         segment = selection.locate(unit)
