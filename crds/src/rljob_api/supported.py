@@ -118,7 +118,7 @@ def _surplus_components(spec: RLJobSpec) -> Iterable[FieldError]:
     """Roles that a run uses only one component of."""
     seen: set[Role] = set()
     for index, component in enumerate(spec.components):
-        if component.role in seen and component.role in (Role.ROLLOUT, Role.REFERENCE, Role.CRITIC, Role.REWARD):
+        if component.role in seen and component.role in (Role.ROLLOUT, Role.REWARD):
             yield FieldError(
                 path=f"spec.components[{index}].role",
                 value=show(component.role.value),
