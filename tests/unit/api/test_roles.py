@@ -69,8 +69,33 @@ def test_more_components_than_a_role_has_are_refused(role: Role) -> None:
     ]
 
 
+def test_several_reward_components_are_valid() -> None:
+    rewards = [{"name": f"reward-{index}", "role": "Reward", "placement": {"workers": index + 1}} for index in range(2)]
+    rollout = {"name": "engines", "role": "Rollout", "placement": {"ranks": "1"}}
+    checked = validation.check(document(rollout, *rewards))
+    assert [component.world_size for component in checked.plan.with_role(Role.REWARD)] == [1, 2, 1]
+
+
 class TestTwoRollouts:
     """Engines of different sizes in one job."""
+
+    def test_they_are_valid(self) -> None:
+        checked = validation.check(document(*SMALL_AND_LARGE))
+        assert [component.world_size for component in checked.plan.with_role(Role.ROLLOUT)] == [2, 2]
+
+    def test_groups_go_together_to_one_of_all_engines(self) -> None:
+        made = document(
+            *(component | {"placement": {"ranks": ranks}} for component, ranks in zip(SMALL_AND_LARGE, ("1", "2-3"), strict=True))
+        )
+        made["spec"]["rollout"] = {"samplesPerPrompt": 4, "groupRouting": "Together"}
+        assert validation.check(made).plan.mode is PlacementMode.DISAGGREGATED
+
+    def test_one_of_them_can_be_left_to_the_planner(self) -> None:
+        auto = {**SMALL_AND_LARGE[0], "placement": {"mode": "Auto"}}
+        plan = validation.check(document(auto, SMALL_AND_LARGE[1])).plan
+        chosen, given = plan.component("small").device_set(), plan.component("large").device_set()
+        assert chosen
+        assert chosen.isdisjoint(given | {0})
 
     def test_each_component_has_engines_of_its_size(self) -> None:
         plan = planned(document(*SMALL_AND_LARGE))
