@@ -60,7 +60,8 @@ COPY crds /build/crds
 COPY runtime /build/runtime
 RUN set -eu; \
     if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$PIP_INDEX_URL"; fi; \
-    /opt/uv/bin/uv pip install --no-cache --no-deps --no-sources --python /opt/rljob/bin/python --prefix /own /build/crds /build/runtime; \
+    /opt/uv/bin/uv pip install --no-cache --no-deps --no-sources --python /opt/rljob/bin/python --prefix /own \
+        /build/crds /build/crds/convert /build/runtime; \
     /opt/rljob/bin/python -m compileall -q --invalidation-mode unchecked-hash /own
 
 FROM base AS operator
@@ -119,6 +120,7 @@ RUN set -eu; \
     install -d -o rljob -g rljob /workspace
 COPY constraints /usr/share/rljob/
 COPY crds/pyproject.toml /usr/share/rljob/crds/
+COPY crds/convert/pyproject.toml /usr/share/rljob/crds/convert/
 COPY runtime/pyproject.toml /usr/share/rljob/runtime/
 COPY --from=wheels /wheels /usr/share/rljob/wheels
 RUN --mount=type=cache,target=/var/cache/uv \
@@ -129,7 +131,7 @@ RUN --mount=type=cache,target=/var/cache/uv \
     /tmp/uv/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check -r /usr/share/rljob/uv.txt; \
     python3 -m venv --without-pip /opt/rljob; \
     cd /usr/share/rljob; \
-    echo 'rljob-api; sys_platform == "none"' > own.txt; \
+    printf '%s; sys_platform == "none"\n' rljob-api rljob-convert > own.txt; \
     if [ "$ENGINE" = gpu ]; then \
         sed -n 's/^\([a-z0-9].*==\).*/^\1/p' gpu.txt > gpu-names.txt; \
         { grep -v -f gpu-names.txt dev.txt; cat gpu.txt; } > pins.txt; \
@@ -138,7 +140,8 @@ RUN --mount=type=cache,target=/var/cache/uv \
     fi; \
     /tmp/uv/bin/uv pip install --no-sources --python /opt/rljob/bin/python --compile-bytecode \
         --find-links wheels --only-binary pycosat --extra "$ENGINE" \
-        --constraints pins.txt --overrides overrides.txt --overrides own.txt -r crds/pyproject.toml -r runtime/pyproject.toml; \
+        --constraints pins.txt --overrides overrides.txt --overrides own.txt \
+        -r crds/pyproject.toml -r crds/convert/pyproject.toml -r runtime/pyproject.toml; \
     rm -rf /tmp/*
 
 # The quickstart's model, so that examples/quickstart.yaml runs as it is. Made from the few modules that make it: other changes of code

@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv/bin
 
 # The stamp's name is a hash of everything set-up depends on, the place included: editable installs hold absolute paths.
-SETUP_INPUTS := pyproject.toml crds/pyproject.toml operator/pyproject.toml runtime/pyproject.toml $(wildcard constraints/*.txt) tools/setup.py
+SETUP_INPUTS := pyproject.toml crds/pyproject.toml crds/convert/pyproject.toml operator/pyproject.toml runtime/pyproject.toml $(wildcard constraints/*.txt) tools/setup.py
 STAMP := .venv/.rljob-setup-$(shell { cat $(SETUP_INPUTS); echo "$(CURDIR)"; } | sha256sum | cut -c1-16)
 
 # Without bytecode caches vLLM imports three times slower; a foreign PYTHONPATH would shadow the packages of this tree.

@@ -176,11 +176,11 @@ def install() -> None:
     if first:
         say(f"first installation: up to {DOWNLOAD_TEXT} to download (torch, vLLM, CUDA libraries), less with a warm uv cache")
     step(
-        "installing the three packages, their dependencies and the tools (constraints/dev.txt)",
+        "installing the four packages, their dependencies and the tools (constraints/dev.txt)",
         [
             str(UV), "pip", "install", "--python", str(PYTHON), "--compile-bytecode",
             "--constraints", "constraints/dev.txt", "--overrides", "constraints/overrides.txt",
-            "-e", "./crds", "-e", "./operator", "-e", "./runtime[cpu]",
+            "-e", "./crds", "-e", "./crds/convert", "-e", "./operator", "-e", "./runtime[cpu]",
             "--group", "dev", "--group", "bench",
         ],
         "a network error: run make setup again, what was downloaded is kept; 'no space': free disk space; "

@@ -60,13 +60,13 @@ class ConformanceSide:
     """RLJob on the same cases, doing the same."""
 
     def __init__(self) -> None:
-        from rljob_api.rlinf import limits
+        from rljob_convert.conformance import limits
 
         # Before the modules that read it: cases that users send are bounded, here growth is the question.
         limits.MAX_PROCESSES = limits.MAX_UNITS
-        from rljob_api.rlinf import conformance
+        from rljob_convert.conformance import answers
 
-        self._result_of = conformance.result_of
+        self._result_of = answers.result_of
 
     def prepare(self, case: Case) -> Run:
         """See the protocol."""
@@ -84,11 +84,11 @@ class ConformanceSide:
     def _placement_of(case: Case) -> Callable[[], object] | None:
         """Placement alone through the library, everything before it done; None where the case fails before it."""
         from rljob_api.errors import PlacementError
-        from rljob_api.placement import component, model_parallel, multi_agent
-        from rljob_api.rlinf.cases import read_config, read_hardware, strategy
-        from rljob_api.rlinf.cluster import ClusterConfig, build_cluster, parse_cluster
-        from rljob_api.rlinf.sizes import model_parallel_sizes
-        from rljob_api.rlinf.values import rank_list
+        from rljob_convert.conformance.cases import read_config, read_hardware, strategy
+        from rljob_convert.conformance.cluster import ClusterConfig, build_cluster, parse_cluster
+        from rljob_convert.conformance.sizes import model_parallel_sizes
+        from rljob_convert.conformance.values import rank_list
+        from rljob_convert.placement import component, model_parallel, multi_agent
 
         kind = case["kind"]
         if kind == "parse_rank":

@@ -59,9 +59,9 @@ def find_uv() -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheels of rljob-api and rljob-operator, built as a release would build them."""
+    """A folder with the wheels of every distribution without Ray or torch, built as a release would build them."""
     folder = tmp_path_factory.mktemp("wheels")
-    for member in ("crds", "operator"):
+    for member in ("crds", "crds/convert", "operator"):
         run([find_uv(), "build", "--quiet", "--wheel", "--out-dir", folder, ROOT / member], timeout_s=300)
     return folder
 
@@ -72,9 +72,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("package", "distributions", "forbidden"),
     [
         ("rljob_api", ["rljob_api"], ["kopf", "kubernetes", "numpy", *HEAVY]),
-        ("rljob_operator", ["rljob_api", "rljob_operator"], ["numpy", *HEAVY]),
+        ("rljob_convert", ["rljob_api", "rljob_convert"], ["kopf", "kubernetes", "numpy", *HEAVY]),
+        ("rljob_operator", ["rljob_api", "rljob_operator"], ["rljob_convert", "numpy", *HEAVY]),
     ],
-    ids=["api", "operator"],
+    ids=["api", "convert", "operator"],
 )
 def test_slim_install(package: str, distributions: list[str], forbidden: list[str], wheels: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"

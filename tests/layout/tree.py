@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMBERS = {"crds": "rljob_api", "operator": "rljob_operator", "runtime": "rljob_runtime"}
+MEMBERS = {"crds": "rljob_api", "crds/convert": "rljob_convert", "operator": "rljob_operator", "runtime": "rljob_runtime"}
 
 
 @functools.cache
@@ -32,8 +32,8 @@ def python_files() -> tuple[Path, ...]:
 
 
 def member_files() -> tuple[Path, ...]:
-    """The Python files of the three distributions."""
-    return tuple(path for path in python_files() if path.relative_to(ROOT).parts[0] in MEMBERS)
+    """The Python files of the distributions."""
+    return tuple(path for path in python_files() if path.relative_to(ROOT).parts[0] in {folder.partition("/")[0] for folder in MEMBERS})
 
 
 def text_of(path: Path) -> str | None:

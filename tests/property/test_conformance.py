@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.rlinf.conformance import result_of
+from rljob_convert.conformance.answers import result_of
 from tests.unit.api.cost import within
 
 CASES: list[dict[str, Any]] = [

@@ -13,12 +13,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api import convert
-from rljob_api.convert import rlinf_keys, roll_keys
-from rljob_api.convert.source import leaves
 from rljob_api.errors import SpecInvalidError
-from tests.unit.api import convert_cases as cases
+from rljob_convert import conversion
+from rljob_convert.rlinf import keys as rlinf_keys
+from rljob_convert.roll import keys as roll_keys
+from rljob_convert.source import leaves
 from tests.unit.api.cost import within
+from tests.unit.convert import cases
 
 TABLES = {"roll": roll_keys.TABLE, "rlinf": rlinf_keys.TABLE}
 CONFIGURATIONS = {framework: [yaml.safe_load(path.read_text()) for path in cases.configurations(framework)] for framework in TABLES}
@@ -97,12 +98,12 @@ def mutated(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 def check(framework: str, text: str) -> None:
     try:
-        result = convert.convert(framework, text)
+        result = conversion.convert(framework, text)
     except SpecInvalidError:
         return
     assert cases.lost(framework, text) == []
-    convert.problems(result)
-    assert yaml.safe_load(convert.render(result)) == result.manifest
+    conversion.problems(result)
+    assert yaml.safe_load(conversion.render(result)) == result.manifest
     assert all(note.why for note in result.notes)
 
 
@@ -124,10 +125,10 @@ def test_any_text(framework: str, text: str) -> None:
 def test_the_same_text_gives_the_same_result(framework: str, value: Any) -> None:
     text = yaml.safe_dump({"seed": value, "cluster": value, "rewards": value})
     try:
-        first = convert.convert(framework, text)
+        first = conversion.convert(framework, text)
     except SpecInvalidError:
         return
-    assert convert.render(first) == convert.render(convert.convert(framework, text))
+    assert conversion.render(first) == conversion.render(conversion.convert(framework, text))
 
 
 def bombs() -> dict[str, str]:
@@ -155,7 +156,7 @@ def test_bombs(framework: str, bomb: str) -> None:
     """At most 2 s and 200 MB, also for what is worst."""
     text = bombs()[bomb]
     with within(2.0), contextlib.suppress(SpecInvalidError):
-        convert.render(convert.convert(framework, text))
+        conversion.render(conversion.convert(framework, text))
 
 
 @pytest.mark.parametrize("bomb", ["wide", "groups", "devices"])
@@ -163,7 +164,7 @@ def test_memory(bomb: str) -> None:
     framework = "roll" if bomb == "devices" else "rlinf"
     tracemalloc.start()
     try:
-        convert.convert(framework, bombs()[bomb])
+        conversion.convert(framework, bombs()[bomb])
         assert tracemalloc.get_traced_memory()[1] < 200_000_000
     finally:
         tracemalloc.stop()

@@ -4,13 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.errors import PlacementError
-from rljob_api.placement.strategies import (
-    FlexiblePlacementStrategy,
-    NodePlacementStrategy,
-    PackedPlacementStrategy,
-    PlacementStrategy,
-)
 from rljob_api.placement.topology import ACCELERATOR, Node, NodeGroup, Topology, topology
+from rljob_convert.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 
 LISTED_CHECKS = {*(f"F{n}" for n in range(1, 9)), *(f"B{n}" for n in range(1, 6)), "V1", "V2", "V3", "D6", "D8"}
 LABELS = ["x", "y", "z", "cluster", "node"]

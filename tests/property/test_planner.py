@@ -7,10 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rljob_api import planner
-from rljob_api.component_planner import CPU_ROLES
 from rljob_api.errors import PlacementError
 from rljob_api.placement import device_mapping, ranks
 from rljob_api.plan import Plan
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from tests.unit.api.manifests import manifest
@@ -116,13 +116,13 @@ def test_units_exist(document: dict[str, Any]) -> None:
         assert [process.rank for process in component.processes] == list(range(component.world_size))
         used = [device for process in component.processes for device in process.devices]
         shared = written.role is Role.ROLLOUT and ":" in (written.placement.ranks or "")
-        assert shared or written.role in CPU_ROLES or len(used) == len(set(used)), "a device twice in one component"
+        assert shared or TRAITS[written.role].takes_workers or len(used) == len(set(used)), "a device twice in one component"
         allowed = set(written.placement.node_groups) - {"cluster", "node"} or {group.name for group in spec.node_groups}
         there: dict[int, int] = {}
         for process in component.processes:
             node = plan.nodes[process.node_rank]
             assert node.group in allowed
-            if written.role not in CPU_ROLES:
+            if not TRAITS[written.role].takes_workers:
                 assert len(process.devices) == planner.engine_size(written)
             assert len(set(process.devices)) == len(process.devices), "a device twice in one process"
             assert all(owner[device] is node for device in process.devices), "a process on two nodes or on no device"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rljob_api.errors import PlacementError
 from rljob_api.placement import ranks
-from rljob_api.placement.component import ComponentPlacement
 from rljob_api.placement.topology import ACCELERATOR, Node, Topology, topology
+from rljob_convert.placement.component import ComponentPlacement
 
 LISTED_CHECKS = {f"P{number}" for number in range(1, 15)} | {"S2", "D7", "D9"}
 

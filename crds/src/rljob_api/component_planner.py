@@ -18,14 +18,13 @@ from operator import attrgetter
 
 from rljob_api.errors import FieldError, PlacementError, show
 from rljob_api.placement import device_mapping, ranks
-from rljob_api.placement.strategies import NodeShare, PackedPlacementStrategy, shares, shifted
+from rljob_api.placement.assignment import NodeShare, shares, shifted, strided
 from rljob_api.placement.topology import ACCELERATOR, Selection, Topology
 from rljob_api.plan import PlannedNode, PlannedProcess
-from rljob_api.v1alpha1.components import Component, EngineType, PlacementChoice, Role
+from rljob_api.roles import TRAITS
+from rljob_api.v1alpha1.components import Component, EngineType, PlacementChoice
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-CPU_ROLES = frozenset({Role.REWARD, Role.ENVIRONMENT})
-"""Roles that run as plain CPU processes."""
 MAX_PROCESSES = 262_144
 """Processes a job may have, all components together."""
 SPLIT_CHECK = "F6"
@@ -41,7 +40,7 @@ GROUP_CHECKS = frozenset({"G1", "D6", "D8", "V3"})
 
 def engine_size(component: Component) -> int:
     """Devices of one process: tensor times pipeline parallel size of a Rollout's engine, else 1."""
-    if component.role is Role.ROLLOUT and component.engine is not None:
+    if TRAITS[component.role].has_engine and component.engine is not None:
         return component.engine.tensor_parallel_size * component.engine.pipeline_parallel_size
     return 1
 
@@ -55,6 +54,7 @@ class ComponentPlanner:
         """``trainer``: the Trainer's devices, empty while it is not placed. ``max_processes``: what other components left."""
         self._spec = spec
         self._component = spec.components[index]
+        self._traits = TRAITS[self._component.role]
         self._path = f"spec.components[{index}].placement"
         self._topology = topology
         self._nodes = nodes
@@ -90,7 +90,7 @@ class ComponentPlanner:
             field, value = error.field, error.value
         path = f"{self._path}.{field}" if field else self._path
         problem, remedy = error.problem, error.remedy
-        if error.check == SPLIT_CHECK and self._component.role is Role.ROLLOUT:
+        if error.check == SPLIT_CHECK and self._traits.has_engine:
             engine = self._component.engine.type if self._component.engine else EngineType.VLLM
             problem += f"; RLJob runs an engine as one process on one node, although {ACROSS_NODES[engine]}"
             remedy += ", or use smaller engines and more of them, which are data parallel"
@@ -106,7 +106,7 @@ class ComponentPlanner:
         if len(used) != 1:
             problem = f"gives {' and '.join(used)} at the same time" if used else "says nothing about where to run"
             raise PlacementError("-", problem, "give exactly one of ranks, deviceMapping and workers, or mode: Auto")
-        if used[0] == "workers" and role not in CPU_ROLES:
+        if used[0] == "workers" and not self._traits.takes_workers:
             raise _AtField(
                 "workers", placement.workers, f"a {role} needs devices, workers are CPU-only", "give ranks or deviceMapping instead"
             )
@@ -120,9 +120,14 @@ class ComponentPlanner:
         if used != "deviceMapping":
             raise _AtField("devicesPerWorker", stated, f"has no meaning together with {used}", "remove it, or use deviceMapping")
         if stated != self._size:
-            role = self._component.role
-            why = "engine.tensorParallelSize * engine.pipelineParallelSize" if role is Role.ROLLOUT else f"what one {role} process uses"
-            raise _AtField("devicesPerWorker", stated, f"differs from {self._size}, {why}", f"write {self._size} or leave it out")
+            problem = f"differs from {self._size}, {self._size_source()}"
+            raise _AtField("devicesPerWorker", stated, problem, f"write {self._size} or leave it out")
+
+    def _size_source(self) -> str:
+        """Where the devices of one process come from, for messages."""
+        if self._traits.has_engine:
+            return "engine.tensorParallelSize * engine.pipelineParallelSize"
+        return f"what one {self._component.role} process uses"
 
     def _round_the_nodes(self, count: int) -> Iterable[NodeShare]:
         """CPU processes, one node after the other."""
@@ -138,7 +143,7 @@ class ComponentPlanner:
 
     def _ranked(self, text: str) -> Iterable[NodeShare]:
         """RLinf's grammar."""
-        if self._component.role in CPU_ROLES:
+        if self._traits.takes_workers:
             selection = self._topology.select(self._component.placement.node_groups)
             return self._place(selection, ranks.processes(text, selection.num_units, selection.unit_name))
         selection = self._devices()
@@ -176,18 +181,17 @@ class ComponentPlanner:
 
     def _check_sizes(self, processes: Sequence[Sequence[int]]) -> None:
         """Process ranks must agree with what a process of this role has."""
-        role = self._component.role
         for rank, units in enumerate(processes):
             if len(units) != self._size:
-                why = "engine.tensorParallelSize * engine.pipelineParallelSize" if role is Role.ROLLOUT else f"what one {role} process has"
                 raise PlacementError(
                     "D3",
-                    f"gives process {rank} {len(units)} devices, which differs from {self._size}, {why}",
+                    f"gives process {rank} {len(units)} devices, which differs from {self._size}, {self._size_source()}",
                     "leave the process ranks out, or let them agree",
                 )
         held = Counter(unit for units in processes for unit in units)
         shared = next((unit for unit, count in held.items() if count > 1), None)
-        if shared is not None and role is not Role.ROLLOUT:
+        if shared is not None and not self._traits.has_engine:
+            role = self._component.role
             problem = f"puts {held[shared]} processes on device {shared}, but the processes of a {role} compute at the same time"
             raise PlacementError("D3", problem, "give every process a device of its own")
 
@@ -196,18 +200,15 @@ class ComponentPlanner:
         stride = self._stride(selection, units)
         if stride == 1:
             return self._slices(units)
-        packed = PackedPlacementStrategy(0, len(units) - 1, self._size, stride)
-        return [[units[position] for position in process] for process in packed.ranks()]
+        return [[units[position] for position in process] for process in strided(0, len(units) - 1, self._size, stride)]
 
     def _stride(self, selection: Selection, units: Sequence[int]) -> int:
         """1, or trainer tensor parallel size / engine size where both use the same devices (RLinf, collocated mode)."""
         tensor = self._spec.training.tensor_parallel_size
-        if self._component.role is not Role.ROLLOUT or tensor <= self._size or tensor % self._size or len(units) % tensor:
+        if not self._traits.has_engine or tensor <= self._size or tensor % self._size or len(units) % tensor:
             return 1
-        from rljob_api.placement.model_parallel import engine_stride
-
         devices = {self._global_device(selection, unit) for unit in units}
-        return engine_stride(tensor, self._size) if devices == self._trainer else 1
+        return tensor // self._size if devices == self._trainer else 1
 
     def _global_device(self, selection: Selection, unit: int) -> int:
         segment = selection.locate(unit)
@@ -251,17 +252,17 @@ class ComponentPlanner:
                     )
                 )
         processes.sort(key=attrgetter("rank"))
-        if self._component.role is not Role.ROLLOUT and len({node.device_resource for node in self._nodes if node.num_devices}) > 1:
-            self._check_one_make(processes)
+        if not self._traits.has_engine and len({node.device_resource for node in self._nodes if node.num_devices}) > 1:
+            self._check_one_device_type(processes)
         return tuple(processes)
 
-    def _check_one_make(self, processes: Iterable[PlannedProcess]) -> None:
-        makes: dict[str, int] = {}
+    def _check_one_device_type(self, processes: Iterable[PlannedProcess]) -> None:
+        types: dict[str, int] = {}
         for process in processes:
             if process.devices:
-                makes.setdefault(self._nodes[process.node_rank].device_resource, process.node_rank)
-        if len(makes) > 1:
-            what = " and ".join(f"{make} (node {rank})" for make, rank in makes.items())
+                types.setdefault(self._nodes[process.node_rank].device_resource, process.node_rank)
+        if len(types) > 1:
+            what = " and ".join(f"{kind} (node {rank})" for kind, rank in types.items())
             raise PlacementError(
                 "F8",
                 f"mixes {what}; the processes of a {self._component.role} exchange tensors, which needs one make",

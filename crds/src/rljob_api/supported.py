@@ -6,13 +6,12 @@ rows are deleted here and nothing else changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import paths
 from rljob_api.errors import FieldError, show
-from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 Condition = Callable[[Any], bool]
@@ -85,13 +84,12 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
 def unsupported(spec: RLJobSpec) -> list[FieldError]:
     """Problems of all fields of ``spec`` that would have no effect."""
     document = spec.model_dump(mode="json", by_alias=True)
-    errors = [
+    return [
         _error(path, value, row.waits_for, row.remedy)
         for row in UNSUPPORTED
         for path, value in _matches(document, row.path.split("."), ("spec",))
         if row.when(value)
     ]
-    return [*errors, *_surplus_components(spec)]
 
 
 def _error(path: str, value: object, waits_for: str, remedy: str) -> FieldError:
@@ -112,17 +110,3 @@ def _matches(value: object, keys: list[str], parts: paths.Parts) -> Iterator[tup
         return
     for index, entry in enumerate(child):
         yield from _matches(entry, keys[1:], (*parts, key, index))
-
-
-def _surplus_components(spec: RLJobSpec) -> Iterable[FieldError]:
-    """Roles that a run uses only one component of."""
-    seen: set[Role] = set()
-    for index, component in enumerate(spec.components):
-        if component.role in seen and component.role in (Role.ROLLOUT, Role.REFERENCE, Role.CRITIC, Role.REWARD):
-            yield FieldError(
-                path=f"spec.components[{index}].role",
-                value=show(component.role.value),
-                problem=f"a second {component.role.value} component is not supported yet, it waits for several components of one role",
-                remedy="remove it and give the first one more devices or workers",
-            )
-        seen.add(component.role)

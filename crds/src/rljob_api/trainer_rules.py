@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.plan import Plan
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Schedule
@@ -46,8 +47,10 @@ def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """Every data-parallel process must get as many samples of a mini-batch as the others."""
     prompts, samples, mini_batches = spec.rollout.prompts_per_step, spec.rollout.samples_per_prompt, spec.training.mini_batches
     tensor = spec.training.tensor_parallel_size
-    parallel = [(trainer, tensor) for trainer in plan.with_role(Role.TRAINER)] + [(critic, 1) for critic in plan.with_role(Role.CRITIC)]
-    for component, shared_by in parallel:
+    for component in plan.components:
+        if not TRAITS[component.role].is_trained:
+            continue
+        shared_by = tensor if component.role is Role.TRAINER else 1
         if component.world_size % shared_by or prompts % mini_batches:
             continue
         processes, in_mini_batch = component.world_size // shared_by, prompts // mini_batches * samples

@@ -22,6 +22,7 @@ from rljob_api.errors import field_error as _error
 from rljob_api.naming import RESERVED_ENV_PREFIX, RESERVED_LABEL_PREFIXES, RESERVED_LABELS
 from rljob_api.placement import environment
 from rljob_api.plan import PlacementMode, Plan
+from rljob_api.roles import TRAITS, RunsOn
 from rljob_api.supported import unsupported
 from rljob_api.v1alpha1.components import OffloadPolicy, PlacementChoice, Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
@@ -94,33 +95,33 @@ def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> list[Field
     return memory.problems_of(spec, plan, shape)
 
 
-def _roles_present(spec: RLJobSpec) -> Iterator[FieldError]:
-    trainers = spec.with_role(Role.TRAINER)
-    if not trainers:
-        yield _error("spec.components", None, "has no Trainer", "add one component with role: Trainer")
-    for index, _ in trainers[1:]:
-        first = trainers[0][1].name
-        yield _error(
-            f"spec.components[{index}].role", "Trainer", f"a job has one Trainer, {first} already is it", "remove it or change its role"
-        )
-    if not spec.with_role(Role.ROLLOUT):
-        yield _error("spec.components", None, "has no Rollout", "add a component with role: Rollout")
+def _number_of_components(spec: RLJobSpec) -> Iterator[FieldError]:
+    """As many components of every role as a job has."""
+    for role, traits in TRAITS.items():
+        present = spec.with_role(role)
+        if len(present) < traits.min_components:
+            how_many = "one component" if traits.max_components == 1 else "a component"
+            yield _error("spec.components", None, f"has no {role}", f"add {how_many} with role: {role}")
+        for index, _ in present[traits.max_components :] if traits.max_components is not None else ():
+            problem = f"a job has one {role}, {present[0][1].name} already is it"
+            yield _error(f"spec.components[{index}].role", role, problem, "remove it or change its role")
 
 
 def _engines(spec: RLJobSpec) -> Iterator[FieldError]:
     for index, component in enumerate(spec.components):
-        if component.engine is not None and component.role is not Role.ROLLOUT:
+        if component.engine is not None and not TRAITS[component.role].has_engine:
             path = f"spec.components[{index}].engine"
             yield _error(path, None, f"a {component.role} has no inference engine", "remove it, only a Rollout has one")
 
 
-def _rewards_on_cpu(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+def _on_cpu_alone(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     for index, component in enumerate(spec.components):
-        if component.role is Role.REWARD and plan.components[index].devices:
+        if TRAITS[component.role].runs_on is RunsOn.CPU and plan.components[index].devices:
             placement = component.placement
             field, value = ("ranks", placement.ranks) if placement.ranks is not None else ("deviceMapping", placement.device_mapping)
             path = f"spec.components[{index}].placement.{field}"
-            yield _error(path, value, "a Reward runs on CPU only and would leave its devices idle", "give workers, or nodeGroups: [node]")
+            problem = f"a {component.role} runs on CPU only and would leave its devices idle"
+            yield _error(path, value, problem, "give workers, or nodeGroups: [node]")
 
 
 def _hardware_roles(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
@@ -128,12 +129,13 @@ def _hardware_roles(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     kinds = {group.name: group.hardware.type for group in spec.node_groups if group.hardware is not None}
     for index, component in enumerate(spec.components):
         path, placement = f"spec.components[{index}].placement", component.placement
+        takes_hardware = TRAITS[component.role].runs_on is RunsOn.CPU_OR_HARDWARE
         used = next((p.hardware_type for p in plan.components[index].processes if p.local_hardware), None)
-        if used is not None and component.role is not Role.ENVIRONMENT:
+        if used is not None and not takes_hardware:
             problem = f"gives a {component.role} {used}, which only an Environment can use"
             yield _error(f"{path}.ranks", placement.ranks, problem, "give workers, or nodeGroups: [node]")
         named = [name for name in placement.node_groups if name in kinds]
-        if named and used is None and component.role is Role.ENVIRONMENT and placement.workers is not None:
+        if named and used is None and takes_hardware and placement.workers is not None:
             problem = f"are processes without hardware, though {named[0]} has {kinds[named[0]]}"
             yield _error(f"{path}.workers", placement.workers, problem, "give ranks, which count the pieces of hardware, or name no group")
 
@@ -153,20 +155,11 @@ def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         yield _error("spec.overlap.asyncGenerationRatio", 0, problem, remedy)
 
 
-_HELD: Mapping[Role, tuple[str, ...]] = {
-    Role.TRAINER: ("optimizer", "weight", "grad"),
-    Role.CRITIC: ("optimizer", "weight", "grad"),
-    Role.REFERENCE: ("weight",),
-    Role.ROLLOUT: ("weight", "kvCache"),
-}
-"""What each role has on its devices, as fields of components[].offload."""
-
-
 def _component_offload(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """Policies that decide nothing; placements that the planner chooses may share devices or not."""
     chosen = any(component.placement.mode is PlacementChoice.AUTO for component in spec.components)
     for index, component in enumerate(spec.components):
-        held = _HELD.get(component.role, ())
+        held = TRAITS[component.role].offload_fields
         for field, value in component.offload.model_dump(mode="json", by_alias=True).items():
             path = f"spec.components[{index}].offload.{field}"
             if value == OffloadPolicy.AUTO:
@@ -363,7 +356,7 @@ def _measured(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
-    _roles_present,
+    _number_of_components,
     _engines,
     _unique_names,
     _place_variables,
@@ -383,7 +376,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
-    _rewards_on_cpu,
+    _on_cpu_alone,
     _hardware_roles,
     _partial,
     _component_offload,

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rljob_api import convert, validation
+from rljob_api import validation
 from rljob_api.errors import SpecInvalidError
-from rljob_api.rlinf import conformance
+from rljob_convert import conversion
+from rljob_convert.conformance import answers
 from tests.unit.api.manifests import manifest
 
 
@@ -49,14 +50,14 @@ def _checked(text: str, *, runnable: bool) -> str:
 
 def _converted(source: str, text: str) -> str:
     try:
-        converted = convert.convert(source, text)
+        converted = conversion.convert(source, text)
     except SpecInvalidError as error:
         return str(error.errors[0])
-    return f"{len(converted.notes)} notes, {len(convert.render(converted))} characters"
+    return f"{len(converted.notes)} notes, {len(conversion.render(converted))} characters"
 
 
 def _conformed(text: str) -> str:
-    return "".join(conformance.run_lines([text]))
+    return "".join(answers.run_lines([text]))
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

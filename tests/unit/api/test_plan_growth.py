@@ -10,7 +10,7 @@ import pytest
 
 from bench.placement import cases
 from rljob_api.planner import plan
-from rljob_api.rlinf.conformance import result_of
+from rljob_convert.conformance.answers import result_of
 
 LAYOUTS = sorted(cases.LAYOUTS)
 

@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.errors import PlacementError
 from rljob_api.placement import ranks
-from rljob_api.placement.strategies import MAX_PROCESSES
+from rljob_api.placement.assignment import MAX_PROCESSES
 
 
 def units(text: str, num_available: int = 16) -> list[list[int]]:

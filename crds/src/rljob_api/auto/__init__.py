@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from rljob_api import memory, planner
 from rljob_api.auto.candidates import Candidate, Candidates, Kind
 from rljob_api.auto.cost import Basis, Cost, CostModel, Use
-from rljob_api.auto.request import AUTO_ROLES, Request, is_auto, read
+from rljob_api.auto.request import Request, is_auto, read
 from rljob_api.errors import FieldError
 from rljob_api.plan import Plan
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-__all__ = ["AUTO_ROLES", "LAST_RESORT", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
+__all__ = ["LAST_RESORT", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
 
 LAST_RESORT = (
     "components would stay on the same devices, and the spec does not say whether they fit; set model.parameterCount and "

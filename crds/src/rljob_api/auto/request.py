@@ -10,16 +10,15 @@ from rljob_api.auto.cost import CPU_SPEED
 from rljob_api.auto.supply import FreeGroup
 from rljob_api.component_planner import ComponentPlanner
 from rljob_api.errors import FieldError, PlacementError, did_you_mean, show
-from rljob_api.placement.strategies import MAX_PROCESSES
+from rljob_api.placement.assignment import MAX_PROCESSES
 from rljob_api.placement.topology import CLUSTER, NODE
 from rljob_api.plan import PlannedNode, PlannedProcess
+from rljob_api.roles import AUTO_ROLES, TRAITS
 from rljob_api.v1alpha1.components import Component, Engine, PlacementChoice, Role
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-AUTO_ROLES = (Role.TRAINER, Role.ROLLOUT, Role.REFERENCE)
-"""Roles that devices can be chosen for."""
 CPU_RESOURCE = "cpu"
 
 
@@ -143,7 +142,7 @@ def _misuse(component: Component, index: int, earlier: Mapping[Role, int]) -> Fi
     auto, role = show(PlacementChoice.AUTO.value), component.role
     if role not in AUTO_ROLES:
         problem = f"chooses devices for a {', '.join(AUTO_ROLES[:-1])} or {AUTO_ROLES[-1]}, not for a {role}"
-        remedy = "give workers" if role in (Role.REWARD, Role.ENVIRONMENT) else "give ranks or deviceMapping"
+        remedy = "give workers" if TRAITS[role].takes_workers else "give ranks or deviceMapping"
         return FieldError(path=f"{path}.mode", value=auto, problem=problem, remedy=remedy)
     if used:
         problem = f"contradicts {' and '.join(used)}, which the planner would choose"

@@ -48,6 +48,7 @@ class EngineNeeds:
     engine: Engine
     shape: ModelShape
     num_engines: int
+    """Of all Rollout components, which share the responses of a step."""
     group: str
     on_cuda: bool
     limit_bytes: int | None

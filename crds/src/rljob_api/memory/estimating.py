@@ -34,6 +34,7 @@ from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import DTYPE_BYTES, CriticNeeds, PolicyNeeds, ReferenceNeeds
 from rljob_api.memory.units import quantity_bytes, show_count
 from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
 from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
 from rljob_api.v1alpha1.operations import Residency
@@ -83,7 +84,7 @@ def process_needs(spec: RLJobSpec, plan: Plan, shape: ModelShape) -> Callable[[P
     indexes = {component.name: index for index, component in enumerate(plan.components)}
 
     def needs(component: PlannedComponent, process: PlannedProcess) -> ProcessNeeds:
-        first = component.role is Role.TRAINER and process.rank == 0
+        first = TRAITS[component.role].publishes_weights and process.rank == 0
         return estimator.of((indexes[component.name], first), plan.nodes[process.node_rank].group)
 
     return needs
@@ -118,7 +119,7 @@ def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Itera
             (index, _engine(spec, index).memory_fraction)
             for (index, _), count in situation.residents
             for _ in range(count)
-            if spec.components[index].role is Role.ROLLOUT and _engine(spec, index).kv_cache_bytes is None
+            if TRAITS[spec.components[index].role].has_engine and _engine(spec, index).kv_cache_bytes is None
         ]
         if situation.group in cuda and len(shares) > 1 and sum(share for _, share in shares) > 1 + _ROUNDING:
             index, value = shares[-1]
@@ -223,6 +224,7 @@ class _Estimator:
         self._spec, self._plan, self._shape = spec, plan, shape
         self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
         self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
+        self._num_engines = sum(component.world_size for component in plan.components if TRAITS[component.role].has_engine)
 
     def device(self, situation: Situation) -> PoolEstimate | None:
         """One device; None on CPU groups that give devices no memory of their own."""
@@ -283,7 +285,7 @@ class _Estimator:
                 needs=self.of(resident, situation.group),
                 processes=processes,
                 switches=switching and shared[resident[0]],
-                is_engine=self._spec.components[resident[0]].role is Role.ROLLOUT,
+                is_engine=TRAITS[self._spec.components[resident[0]].role].has_engine,
             )
             for resident, processes in situation.residents
         ]
@@ -298,20 +300,21 @@ class _Estimator:
     def _compute(self, resident: Resident, group: NodeGroup) -> ProcessNeeds:
         index, first = resident
         component, processes = self._spec.components[index], self._plan.components[index].world_size
-        if component.role is Role.ROLLOUT:
+        traits = TRAITS[component.role]
+        if traits.has_engine:
             return EngineNeeds(
                 spec=self._spec,
                 component=component.name,
                 path=f"spec.components[{index}]",
                 engine=_engine(self._spec, index),
                 shape=self._shape,
-                num_engines=processes,
+                num_engines=self._num_engines,
                 group=group.name,
                 on_cuda=_on_cuda(group),
                 limit_bytes=_bytes(group.device_memory) if _on_cuda(group) else None,
             ).needs()
         policy = self._needs_of(component)(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
-        return policy.frozen() if component.role is Role.REFERENCE else policy.trained()
+        return policy.trained() if traits.is_trained else policy.frozen()
 
     def _needs_of(self, component: Component) -> type[PolicyNeeds]:
         """By role; only the Trainer has adapters."""

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.plan import Plan
-from rljob_api.v1alpha1.components import Role
-
-MODEL_ROLES = frozenset({Role.TRAINER, Role.CRITIC, Role.REFERENCE, Role.ROLLOUT})
-"""Roles whose processes hold a model."""
+from rljob_api.roles import TRAITS
 
 Resident = tuple[int, bool]
 """Index of a component, and whether the process is its rank 0 (of a Trainer, which then gathers weights)."""
@@ -79,13 +76,13 @@ def situations(plan: Plan) -> tuple[list[Situation], list[Situation]]:
     nodes: dict[int, int] = {}
     add = chain.add
     for index, component in enumerate(plan.components):
-        if component.role not in MODEL_ROLES:
+        traits = TRAITS[component.role]
+        if not traits.holds_model:
             continue
-        gathers, per_device = component.role is Role.TRAINER, component.role is Role.ROLLOUT
         for process in component.processes:
-            resident, node = (index, gathers and process.rank == 0), process.node_rank
+            resident, node = (index, traits.publishes_weights and process.rank == 0), process.node_rank
             for device in process.devices:
                 devices[device] = add(devices.get(device, groups[node]), resident)
-            for _ in range(len(process.devices) if per_device else 1):
+            for _ in range(len(process.devices) if traits.has_engine else 1):
                 nodes[node] = add(nodes.get(node, groups[node]), resident)
     return list(chain.situations(devices)), list(chain.situations(nodes))

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.errors import PlacementError, show
-from rljob_api.placement.strategies import check_amount
+from rljob_api.placement.assignment import check_amount
 
 _INT = re.compile(r"[0-9]{1,9}")
 _EXAMPLES = 'write for example "0-3", "0,2,4-7" or "all"'

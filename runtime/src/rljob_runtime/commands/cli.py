@@ -176,7 +176,7 @@ def conformance(
 
     Exit codes: 0 done, 2 the file cannot be read.
     """
-    from rljob_api.rlinf.conformance import run_lines
+    from rljob_convert.conformance.answers import run_lines
 
     for result in run_lines(_read(str(jsonl)).removesuffix("\n").split("\n")):
         typer.echo(result)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from rljob_api import convert
-from rljob_api.convert.notes import NoteKind
+from rljob_convert import conversion
+from rljob_convert.notes import NoteKind
 
 MAX_PROBLEMS = 40
 LOST = (NoteKind.UNKNOWN, NoteKind.DROPPED)
@@ -31,13 +31,13 @@ def convert_file(text: str, source: str, *, out: Path | None, name: str | None, 
         rljob_api.errors.SpecInvalidError: the text is no configuration.
         OSError: ``out`` cannot be written.
     """
-    converted = convert.convert(source, text, name=name, devices_per_node=devices_per_node)
-    typer.echo(convert.report(converted), nl=False, err=True)
+    converted = conversion.convert(source, text, name=name, devices_per_node=devices_per_node)
+    typer.echo(conversion.report(converted), nl=False, err=True)
     lost = sum(note.kind in LOST for note in converted.notes)
     if strict and lost:
         typer.echo(f"--strict: {lost} part{'s are' if lost != 1 else ' is'} lost, nothing was written", err=True)
         return False
-    rendered = convert.render(converted)
+    rendered = conversion.render(converted)
     if out is None:
         typer.echo(rendered, nl=False)
     else:
@@ -47,9 +47,9 @@ def convert_file(text: str, source: str, *, out: Path | None, name: str | None, 
     return True
 
 
-def _print_problems(converted: convert.Converted) -> None:
+def _print_problems(converted: conversion.Converted) -> None:
     """What is left to do, on standard error."""
-    problems = convert.problems(converted)
+    problems = conversion.problems(converted)
     if not problems:
         typer.echo("The manifest is valid: rljob plan shows where everything runs.", err=True)
         return

@@ -1,0 +1,203 @@
+"""What both converters share: names, environment variables, data sources, rewards, the order of a manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rljob_api import naming, paths
+from rljob_api.v1alpha1.base import ENV_NAME_PATTERN
+from rljob_api.v1alpha1.rljob import API_VERSION, KIND
+from rljob_convert.notes import is_secret_key
+from rljob_convert.source import Source
+
+Section = dict[str, Any]
+"""A part of a manifest as plain data."""
+SPEC_ORDER = (
+    "nodeGroups",
+    "components",
+    "pipeline",
+    "model",
+    "data",
+    "rewards",
+    "environments",
+    "algorithm",
+    "rollout",
+    "training",
+    "validation",
+    "overlap",
+    "offload",
+    "weightSync",
+    "checkpoint",
+    "seed",
+)
+MAX_LABEL = 40
+MAX_JOB_NAME = 43
+SECRET_NAME = "rljob-secrets"
+"""Secret that converted secret variables refer to."""
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "bf16-mixed": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "16-mixed": "float16",
+    "fp32": "float32",
+    "float32": "float32",
+    "32": "float32",
+}
+GRANULARITIES = {"full": "full", "selective": "selective"}
+"""What Megatron recomputes in the backward pass."""
+TRAIN_PLACEHOLDER = "data/train.jsonl"
+MODEL_PLACEHOLDER = "models/policy"
+
+
+def compact(section: Mapping[str, Any]) -> Section:
+    """Without None and empty sections."""
+    return {key: value for key, value in section.items() if value is not None and value not in ({}, [])}
+
+
+def manifest(name: str, spec: Mapping[str, Any]) -> Section:
+    """The manifest with its keys in reading order."""
+    ordered = {key: spec[key] for key in SPEC_ORDER if spec.get(key) not in (None, {}, [])}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": ordered}
+
+
+class Labels:
+    """Kubernetes labels near to given texts, each only once. O(1) a label."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        """``taken``: labels that are not given out."""
+        self._taken = set(taken)
+        self._last: dict[str, int] = {}
+
+    def next(self, text: str, fallback: str) -> str:
+        """A label near to ``text``; ``fallback`` when nothing of it can be in a label."""
+        base = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:MAX_LABEL].strip("-") or fallback
+        result, number = base, self._last.get(base, 1)
+        while result in self._taken:
+            number += 1
+            result = f"{base[: MAX_LABEL - 6].rstrip('-')}-{number}"
+        self._last[base] = number
+        self._taken.add(result)
+        return result
+
+
+def label(text: str, fallback: str, taken: Iterable[str] = ()) -> str:
+    """A Kubernetes label near to ``text`` that is not ``taken``."""
+    return Labels(taken).next(text, fallback)
+
+
+def component_name(text: str, taken: Iterable[str] = ()) -> str:
+    """A component name near to ``text`` that is not ``taken``; underscores stay."""
+    base = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:MAX_LABEL].strip("-_")
+    base = base if base and base[0].isalpha() else f"c-{base}"[:MAX_LABEL].strip("-_")
+    used, result, number = set(taken), base, 2
+    while result in used:
+        result = f"{base[: MAX_LABEL - 6]}-{number}"
+        number += 1
+    return result
+
+
+def job_name(source: Source, name: str | None, *parts: str) -> str:
+    """``name`` as it is, else one made from the experiment's name in the file, else a placeholder."""
+    written = source.peek(*parts)
+    if name is not None:
+        if isinstance(written, str):
+            source.drop(parts, f"the job is called {name}, as asked")
+        return name
+    if not isinstance(written, str) or not written:
+        if source.has(*parts):
+            source.take(*parts)
+            if parts not in source.noted:
+                source.drop(parts, "is no text to name the job by", "rename the job")
+        return source.assume(parts, "converted", "the manifest needs a name", "choose one")
+    result = re.sub(r"[^a-z0-9]+", "-", written.lower()).strip("-")
+    result = re.sub(r"^[^a-z]+", "", result)[:MAX_JOB_NAME].strip("-") or "converted"
+    source.text(*parts, limit=4096)
+    if result != written:
+        source.differs(parts, f"becomes {result}: names have at most {MAX_JOB_NAME} lower-case letters, digits and dashes")
+    return result
+
+
+def environment(source: Source, parts: paths.Parts, name: str) -> tuple[Section | None, bool]:
+    """One environment variable of the file, and whether it comes from a Secret; None when it must not be set."""
+    if name.startswith(naming.RESERVED_ENV_PREFIX) or name in naming.RESERVED_ENV:
+        source.drop(parts, "the system sets this variable", "remove it")
+        return None, False
+    if not re.fullmatch(ENV_NAME_PATTERN, name) or len(name) > 128:
+        source.drop(parts, "is no name of an environment variable", "correct it")
+        return None, False
+    if is_secret_key(name):
+        where = f"Secret {SECRET_NAME}, key {name}"
+        source.differs(parts, f"becomes a reference to {where}: a manifest is readable for many", "create that Secret")
+        return {"name": name, "secretKeyRef": {"name": SECRET_NAME, "key": name}}, True
+    value = source.take(*parts)
+    if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > 4096):
+        source.drop(parts, "is no text of at most 4096 characters", "correct it")
+        return None, False
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return {"name": name, "value": text}, False
+
+
+def jsonl(name: str, path: str, prompt: str | None, answer: str | None) -> Section:
+    """A source of prompts."""
+    return {"name": name, "type": "JSONL", "jsonl": compact({"path": path, "promptField": prompt, "answerField": answer})}
+
+
+def sources(files: Iterable[str], fallback: str, prompt: str | None, answer: str | None) -> list[Section]:
+    """One source of prompts per file."""
+    names = Labels()
+    return [jsonl(names.next(path.rsplit("/", 1)[-1].split(".", 1)[0], fallback), path, prompt, answer) for path in files]
+
+
+def reward_rule(source: Source, kind: str, name: str, parts: paths.Parts) -> Section:
+    """A reward by what its name promises; one without an equivalent becomes a Function to write."""
+    word = kind.lower()
+    known = {"math": "MathVerify", "boxed": "ExactMatch", "multiple_choice": "ExactMatch"}
+    rule = next((rule for part, rule in known.items() if part in word), None)
+    if rule is not None:
+        source.differs(parts, f"{kind} is taken for {rule} of the boxed answer", "check rewards[].type and extraction")
+        return {"name": name, "type": rule, "extraction": "Boxed"}
+    function = f"my_rewards:{re.sub(r'[^a-z0-9]+', '_', name).strip('_') or 'reward'}"
+    if not function.split(":")[1][0].isalpha():
+        function = f"my_rewards:reward_{function.split(':')[1]}"
+    source.assume(parts, function, f"RLJob has no reward like {kind} of its own", "write this function, see the field rewards[].function")
+    return {"name": name, "type": "Function", "function": function}
+
+
+def without_idle_value_clip(source: Source, parts: paths.Parts, rule: Section, updates: int) -> Section:
+    """The learning rule without ``critic.valueClip`` where a step has one update: it begins with the old values, and nothing is cut.
+
+    Args:
+        source: the configuration.
+        parts: where the file says it.
+        rule: the section algorithm.
+        updates: of one step.
+    """
+    critic = dict(rule.get("critic", {}))
+    if updates > 1 or "valueClip" not in critic:
+        return rule
+    source.drop(parts, "with one update per step values do not move before it", "make several updates per step")
+    del critic["valueClip"]
+    return compact({**rule, "critic": critic})
+
+
+def most_warmup(steps: int, schedule: str | None) -> int:
+    """Warm-up steps that leave one step to a schedule that falls."""
+    return steps if schedule in (None, "Constant") else max(0, steps - 1)
+
+
+def whole_steps(source: Source, parts: paths.Parts, ratio: float | None, steps: int) -> int | None:
+    """Warm-up steps of a warm-up ratio."""
+    if ratio is None:
+        return None
+    result = round(ratio * steps)
+    source.differs(parts, f"becomes {result} of {steps} steps")
+    return result
+
+
+def largest_divisor(number: int, wanted: int) -> int:
+    """The largest divisor of ``number`` that is at most ``wanted``."""
+    return next(divisor for divisor in range(min(number, max(1, wanted)), 0, -1) if number % divisor == 0)

@@ -1,0 +1,1 @@
+"""RLinf's configuration files to manifests; :mod:`~rljob_convert.rlinf.manifest` is the start."""

@@ -1,0 +1,1 @@
+"""ROLL's pipeline files to manifests; :mod:`~rljob_convert.roll.manifest` is the start."""

@@ -1,0 +1,208 @@
+"""ROLL configurations: batch sizes, the trainer's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_convert import common
+from rljob_convert.common import Section, compact
+from rljob_convert.source import Source
+
+_ARGS = ("actor_train", "training_args")
+_CONFIG = ("actor_train", "strategy_args", "strategy_config")
+_SCHEDULES = {
+    "linear": "Linear",
+    "cosine": "Cosine",
+    "constant": "Constant",
+    "constant_with_warmup": "Constant",
+    "cosine_with_min_lr": "Cosine",
+}
+_GROUPS = ("grpo", "gigpo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sizes of one step."""
+
+    prompts: int
+    samples: int
+    """Responses per prompt."""
+    prompt_tokens: int
+    response_tokens: int
+
+
+def batch(source: Source, *, is_agentic: bool) -> Batch:
+    """Prompts, samples and lengths of one step."""
+    size = source.integer("rollout_batch_size", low=1)
+    if size is None:
+        size = source.assume(("rollout_batch_size",), 128, "ROLL's default; negative numbers are not converted")
+    samples = _group_size(source) if is_agentic else _samples(source)
+    prompts = size
+    if is_agentic:
+        prompts = max(1, size // samples)
+        if source.has("rollout_batch_size"):
+            left = f", {size % samples} trajectories are left out" if size % samples else ""
+            source.differs(
+                ("rollout_batch_size",), f"{size} trajectories become {prompts} prompts of {samples} samples each{left}", "check both"
+            )
+    prompt_tokens, response_tokens = _lengths(source, is_agentic=is_agentic)
+    return Batch(prompts=prompts, samples=samples, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
+
+
+def _samples(source: Source) -> int:
+    samples = source.integer("num_return_sequences_in_group", low=1, high=4096)
+    if samples is None:
+        samples = source.assume(("num_return_sequences_in_group",), 1, "ROLL's default")
+    where = ("actor_infer", "generating_args", "num_return_sequences")
+    if source.peek(*where) == samples:
+        source.take(*where)
+    elif source.has(*where):
+        source.drop(where, f"ROLL overwrites it with num_return_sequences_in_group, {samples}")
+    return samples
+
+
+def _group_size(source: Source) -> int:
+    where = ("actor_infer", "generating_args", "num_return_sequences")
+    if source.peek(*where) == 1:
+        source.take(*where)
+    elif source.has(*where):
+        source.drop(where, "agentic jobs draw one response per turn")
+    size = source.integer("train_env_manager", "group_size", low=1, high=4096)
+    if size is not None:
+        return size
+    needs_groups = str(source.peek("adv_estimator")) in _GROUPS
+    if needs_groups and not source.has("train_env_manager"):
+        why = "the file has no train_env_manager, and the estimator compares the members of a group"
+        return source.assume(("train_env_manager", "group_size"), 8, why, "set rollout.samplesPerPrompt")
+    return source.assume(("train_env_manager", "group_size"), 1, "ROLL's default")
+
+
+def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
+    """Tokens of a prompt and of a response."""
+    prompt = source.integer("prompt_length", low=1, high=10_000_000)
+    response = source.integer("response_length", low=1, high=10_000_000)
+    total = source.integer("sequence_length", low=2, high=10_000_000)
+    turn_at = ("actor_infer", "generating_args", "max_new_tokens")
+    turn = source.integer(*turn_at, low=1, high=10_000_000)
+    if is_agentic and total is not None:
+        if turn is None or turn >= total:
+            turn = source.assume(turn_at, max(1, total // 4), "a turn needs a bound below sequence_length", "set rollout.maxResponseTokens")
+        why = f"becomes maxPromptTokens {total - turn} (what a turn sees) plus maxResponseTokens {turn} (what it writes)"
+        source.differs(("sequence_length",), why)
+        return total - turn, turn
+    if prompt is None:
+        default = 1024 if total is None else min(1024, total - 1)
+        prompt = source.assume(("prompt_length",), default, "ROLL's default" if default == 1024 else "fits into sequence_length")
+    if response is not None:
+        if total is not None and total != prompt + response:
+            source.drop(("sequence_length",), f"response_length {response} counts: ROLL sets it to {prompt} + {response}")
+    elif total is not None and total > prompt:
+        response = total - prompt
+    else:
+        default = turn or 8192
+        response = source.assume(("response_length",), default, "ROLL requires response_length or sequence_length", "set it")
+    if turn is not None and turn != response and not is_agentic:
+        source.drop(turn_at, f"ROLL overwrites it with {response}, what prompt_length leaves of a sequence")
+    return prompt, response
+
+
+def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Section:
+    """The trainer's settings.
+
+    Args:
+        source: the configuration.
+        numbers: sizes of one step.
+        num_devices: of the Trainer.
+        alone: steps that train the critic alone.
+    """
+    steps = source.integer("max_steps", low=-1)
+    if steps is None or steps < 1:
+        default = 500 if steps is None else 100
+        why = "ROLL's default" if steps is None else "the file trains without end"
+        steps = source.assume(("max_steps",), default, why, "set training.steps")
+    rate = source.number(*_ARGS, "learning_rate", above=0.0)
+    if rate is None:
+        rate = source.assume((*_ARGS, "learning_rate"), 5e-5, "ROLL's default")
+    schedule = source.choice(_SCHEDULES, *_ARGS, "lr_scheduler_type")
+    if schedule is None:
+        schedule = source.assume((*_ARGS, "lr_scheduler_type"), "Linear", "ROLL's default")
+    warmup = source.integer(*_ARGS, "warmup_steps")
+    ratio = source.number(*_ARGS, "warmup_ratio", high=1.0)
+    if warmup is None or (warmup == 0 and ratio):
+        warmup = common.whole_steps(source, (*_ARGS, "warmup_ratio"), ratio, steps)
+    elif ratio:
+        source.drop((*_ARGS, "warmup_ratio"), "warmup_steps counts")
+    most = common.most_warmup(max(0, steps - alone), schedule)
+    if warmup is not None and warmup > most:
+        place = "warmup_steps" if source.peek(*_ARGS, "warmup_steps") else "warmup_ratio"
+        source.differs((*_ARGS, place), f"is cut to {most} of the {steps} steps of the job")
+        warmup = most
+    tensor = source.integer(*_CONFIG, "tensor_model_parallel_size", low=1, high=64) or 1
+    return compact(
+        {
+            "steps": steps,
+            "learningRate": rate,
+            "schedule": schedule,
+            "warmupSteps": warmup,
+            "beta1": source.number(*_ARGS, "adam_beta1", high=0.999_999),
+            "beta2": source.number(*_ARGS, "adam_beta2", high=0.999_999),
+            "epsilon": source.number(*_ARGS, "adam_epsilon", above=0.0),
+            "weightDecay": source.number(*_ARGS, "weight_decay"),
+            "maxGradNorm": source.number("max_grad_norm", above=0.0),
+            "miniBatches": _mini_batches(source, numbers, num_devices, tensor),
+            "epochs": source.integer("ppo_epochs", low=1),
+            "microBatchTokens": _micro_batch(source, numbers),
+            "activationCheckpointing": _checkpointing(source),
+            "tensorParallelSize": tensor if tensor > 1 else None,
+        }
+    )
+
+
+def _checkpointing(source: Source) -> bool | None:
+    disabled = source.flag("actor_train", "model_args", "disable_gradient_checkpointing")
+    granularity_at = (*_CONFIG, "recompute_granularity")
+    granularity = source.choice(common.GRANULARITIES, *granularity_at)
+    if granularity == "selective":
+        source.differs(granularity_at, "becomes activationCheckpointing, which recomputes whole layers")
+    if disabled and granularity:
+        source.drop(granularity_at, "disable_gradient_checkpointing is on")
+    return not disabled if disabled is not None else (True if granularity else None)
+
+
+def _mini_batches(source: Source, numbers: Batch, num_devices: int, tensor: int) -> int | None:
+    """Optimizer updates of one step: samples of a data-parallel process / (per-device batch * accumulation)."""
+    per_device = source.integer(*_ARGS, "per_device_train_batch_size", low=1)
+    accumulation = source.integer(*_ARGS, "gradient_accumulation_steps", low=1)
+    if per_device is None and accumulation is None:
+        return None
+    if per_device is None:
+        per_device = source.assume((*_ARGS, "per_device_train_batch_size"), 8, "default of ROLL's training arguments")
+    accumulation = accumulation or 1
+    split = tensor
+    for key in ("pipeline_model_parallel_size", "context_parallel_size"):
+        size = source.integer(*_CONFIG, key, low=1, high=1024) or 1
+        if size > 1:
+            source.drop((*_CONFIG, key), "RLJob shards with FSDP2 and tensor parallelism only; it served to find the number of updates")
+        split *= size
+    ulysses = source.integer("actor_train", "model_args", "ulysses_size", low=1, high=1024) or 1
+    if ulysses > 1:
+        source.drop(("actor_train", "model_args", "ulysses_size"), "RLJob has no sequence parallel training")
+    parallel = max(1, num_devices // (split * ulysses))
+    updates = max(1, numbers.prompts * numbers.samples // parallel // (per_device * accumulation))
+    result = common.largest_divisor(numbers.prompts, updates)
+    if result != updates:
+        why = f"gives {updates} updates per step, which do not divide {numbers.prompts} prompts; {result} are made"
+        source.differs((*_ARGS, "gradient_accumulation_steps"), why, "check training.miniBatches")
+    return result
+
+
+def _micro_batch(source: Source, numbers: Batch) -> int | None:
+    where = (*_ARGS, "per_device_train_batch_size")
+    per_device = source.integer(*where, low=1)
+    if per_device is None:
+        return None
+    tokens = min(per_device * (numbers.prompt_tokens + numbers.response_tokens), 100_000_000)
+    source.differs(
+        where, f"{per_device} sequences of full length become at most {tokens} tokens per pass", "check training.microBatchTokens"
+    )
+    return tokens

@@ -1,0 +1,270 @@
+"""ROLL configurations: what the sections become. Flow: :func:`convert`; placement in :mod:`rljob_convert.roll.placement`.
+
+Facts about ROLL: its source (https://github.com/alibaba/ROLL, main of August 2026), see also :mod:`rljob_convert.roll.keys`.
+"""
+
+from __future__ import annotations
+
+from rljob_api.paths import Parts
+from rljob_convert import common
+from rljob_convert.common import Section, compact
+from rljob_convert.keys import note_leftovers
+from rljob_convert.roll.algorithm import algorithm, off_policy
+from rljob_convert.roll.keys import TABLE
+from rljob_convert.roll.learning import batch, training
+from rljob_convert.roll.overlap import every_steps, overlap, rollout, validation, without_repeats
+from rljob_convert.roll.placement import Placed, place, reward_places
+from rljob_convert.source import Source
+
+AGENTIC_KEYS = ("train_env_manager", "val_env_manager", "custom_envs", "env_manager_cls", "max_actions_per_traj", "max_tokens_per_step")
+RLVR_KEYS = ("prompt_length", "response_length", "rewards", "num_return_sequences_in_group", "validation")
+AGENTIC_ESTIMATORS = ("gigpo", "step_reinforce", "agentic_reinforce")
+_CONFIG = ("actor_infer", "strategy_args", "strategy_config")
+_TRAIN_DATA = ("actor_train", "data_args")
+_ATTENTION = {"fa2": "flash_attention_2", "flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "eager": "eager", "disabled": "eager"}
+
+
+def convert(source: Source, name: str | None) -> Section:
+    """The manifest of a ROLL configuration; what did not become a field is in ``source.notes``."""
+    is_agentic = _is_agentic(source)
+    job = common.job_name(source, name, "exp_name")
+    numbers = batch(source, is_agentic=is_agentic)
+    rule = algorithm(source, numbers)
+    placed = place(source, needs_reference=rule.kl_coefficient > 0, needs_critic=rule.needs_critic, is_agentic=is_agentic)
+    trained = training(source, numbers, placed.num_trainer_devices, rule.section.get("critic", {}).get("warmupSteps", 0))
+    updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
+    correction = off_policy(source, rule, updates)
+    learning = common.without_idle_value_clip(source, ("value_clip",), rule.section, updates)
+    validated = every_steps(source)
+    drawn = rollout(source, numbers, placed.num_engines)
+    spec: Section = {
+        "nodeGroups": placed.node_groups,
+        "components": placed.components,
+        "pipeline": "Agentic" if is_agentic else "RLVR",
+        "model": _model(source),
+        "data": _data(source, is_agentic=is_agentic, validates=validated > 0),
+        "rewards": _rewards(source, is_agentic=is_agentic),
+        "environments": _environments(source) if is_agentic else None,
+        "algorithm": compact({**without_repeats(source, learning, drawn), "offPolicy": correction}),
+        "rollout": drawn,
+        "training": trained,
+        "validation": validation(source, validated, numbers),
+        "overlap": overlap(source),
+        "offload": _offload(source, placed),
+        "weightSync": _weight_sync(source),
+        "checkpoint": _checkpoint(source),
+        "seed": _seed(source),
+    }
+    note_leftovers(source, TABLE)
+    return common.manifest(job, spec)
+
+
+def _is_agentic(source: Source) -> bool:
+    if any(source.has(key) for key in AGENTIC_KEYS):
+        return True
+    if str(source.peek("adv_estimator")) in AGENTIC_ESTIMATORS:
+        return True
+    has_rlvr = any(
+        source.has(key) for key in ("prompt_length", "response_length", "rewards", "num_return_sequences_in_group", "validation")
+    )
+    if source.has("sequence_length") and not has_rlvr:
+        source.assume(
+            ("pipeline",), "Agentic", "only sequence_length is given and nothing of an RLVR pipeline", "write pipeline: RLVR if it is one"
+        )
+        return True
+    return False
+
+
+def _model(source: Source) -> Section:
+    train = ("actor_train", "model_args")
+    path = source.text("pretrain") or source.text(*train, "model_name_or_path")
+    if path is None:
+        path = source.assume(("pretrain",), common.MODEL_PLACEHOLDER, "the manifest needs a model", "write its folder or Hub id")
+    for where in (("reward_pretrain",), *(((role, "model_args", "model_name_or_path")) for role in ("actor_infer", "reference", "critic"))):
+        if source.peek(*where) == path:
+            source.take(*where)
+    if source.peek(*train, "model_name_or_path") not in (None, path):
+        source.drop((*train, "model_name_or_path"), f"pretrain {path} is trained")
+    elif source.has(*train, "model_name_or_path"):
+        source.take(*train, "model_name_or_path")
+    dtype = source.choice(common.DTYPES, *train, "dtype")
+    for role in ("actor_infer", "reference", "critic"):
+        where = (role, "model_args", "dtype")
+        if common.DTYPES.get(str(source.peek(*where)).lower()) == (dtype or "bfloat16"):
+            source.take(*where)
+        elif source.has(*where):
+            source.drop(where, f"RLJob has one dtype for trainer and engines, {dtype or 'bfloat16'}", "check model.dtype")
+    return compact(
+        {"path": path, "dtype": dtype, "attention": source.choice(_ATTENTION, *train, "attn_implementation"), "lora": _lora(source)}
+    )
+
+
+def _lora(source: Source) -> Section | None:
+    """Adapters, which ROLL trains where ``lora_target`` is set, and only there."""
+    where = ("actor_train", "model_args")
+    if not source.has(*where, "lora_target"):
+        for key in ("lora_rank", "lora_alpha"):
+            if source.has(*where, key):
+                source.drop((*where, key), "ROLL trains all weights without lora_target", "set model.lora for adapters")
+        return None
+    rank = source.integer(*where, "lora_rank", low=1, high=1024)
+    if rank is None:
+        rank = source.assume((*where, "lora_rank"), 8, "ROLL's default")
+    alpha = source.number(*where, "lora_alpha", above=0.0)
+    if alpha is None:
+        alpha = source.assume((*where, "lora_alpha"), 2.0 * rank, "ROLL's default, twice lora_rank")
+    targets = source.texts(*where, "lora_target")
+    if len(targets) == 1:
+        targets = [] if targets[0] in ("all-linear", "all") else [part.strip() for part in targets[0].split(",") if part.strip()]
+    return compact({"rank": rank, "alpha": alpha, "targetModules": targets})
+
+
+def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:
+    files = source.texts(*_TRAIN_DATA, "file_name")
+    prompt, answer = ("prompt", "ground_truth") if files else (None, None)
+    if files:
+        source.assume(
+            (*_TRAIN_DATA, "file_name"), "prompt, ground_truth", "fields of ROLL's data files", "check promptField and answerField"
+        )
+    else:
+        why = "environments make their own prompts, but the manifest needs data" if is_agentic else "the manifest needs prompts"
+        files = [source.assume((*_TRAIN_DATA, "file_name"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
+    section: Section = {"train": common.sources(files, "train", prompt, answer)}
+    questions = source.texts("validation", "data_args", "file_name") if validates else []
+    if questions:
+        section["validation"] = common.sources(questions, "validation", "prompt", "ground_truth")
+    template = (*_TRAIN_DATA, "template")
+    if source.has(*template):
+        source.take(*template)
+        source.differs(template, "becomes data.prompt.chatTemplate: the tokenizer's own template is used")
+        section["prompt"] = {"chatTemplate": True}
+        for role in ("actor_infer", "reference", "critic"):
+            if source.peek(role, "data_args", "template") == source.peek(*template):
+                source.take(role, "data_args", "template")
+    probabilities = (*_TRAIN_DATA, "domain_interleave_probs")
+    domains = source.keys(*probabilities)
+    if len(domains) == 1:
+        source.take(*probabilities, domains[0])
+    return section
+
+
+def _rewards(source: Source, *, is_agentic: bool) -> list[Section]:
+    rewards: list[Section] = []
+    for where in reward_places(source):
+        domain = where[-1]
+        name = common.label(domain, "reward", (reward["name"] for reward in rewards))
+        worker = source.text(*where, "worker_cls", limit=512)
+        kind = domain if worker is None else f"{domain} ({worker.rsplit('.', 1)[-1]})"
+        rewards.append(common.reward_rule(source, kind, name, where if worker is None else (*where, "worker_cls")))
+    if len(rewards) > 1:
+        why = "ROLL chooses one of these by the tag of a prompt; RLJob judges every response with all and sums the scores"
+        source.assume(("rewards",), "sum of all", why, "let each score 0 for prompts that are not its own")
+    if not rewards and not is_agentic:
+        source.assume(("rewards",), "math_rule", "the manifest needs a reward", "choose rewards[].type")
+        rewards.append({"name": "math-rule", "type": "MathVerify", "extraction": "Boxed"})
+    return rewards
+
+
+def _environments(source: Source) -> list[Section]:
+    manager = ("train_env_manager",)
+    tags = source.texts(*manager, "tags") or [key for key in source.keys("custom_envs")][:1]
+    groups = source.integer(*manager, "num_env_groups", low=1)
+    size = (source.integer(*manager, "group_size", low=1, high=4096) or 1) + (source.integer(*manager, "group_size_redundancy") or 0)
+    if groups is None and source.has(*manager):
+        groups = source.assume((*manager, "num_env_groups"), 128, "ROLL's default")
+    partition = [source.integer(*manager, "num_groups_partition", i) for i in range(source.length(*manager, "num_groups_partition"))]
+    result: list[Section] = []
+    for index, tag in enumerate(tags):
+        share = partition[index] if index < len(partition) else None
+        count = share if share is not None else -(-(groups or 1) // len(tags))
+        result.append(_environment(source, tag, max(1, count) * size, [item["name"] for item in result]))
+    if not result:
+        kind = source.assume(("custom_envs",), "FrozenLake", "an agentic job needs an environment", "describe yours in environments")
+        result.append({"name": "environment", "type": kind})
+    return result
+
+
+def _environment(source: Source, tag: str, workers: int, taken: list[str]) -> Section:
+    where = ("custom_envs", tag)
+    kind = source.text(*where, "env_type", limit=256)
+    if kind is None:
+        kind = source.assume((*where, "env_type"), tag[:256], "the file does not describe this environment", "set environments[].type")
+    turns = source.integer(*where, "max_steps", low=1, high=10_000) or source.integer("max_actions_per_traj", low=1, high=10_000)
+    if source.has("max_actions_per_traj") and source.peek("max_actions_per_traj") == turns:
+        source.take("max_actions_per_traj")
+    name = common.label(tag, "environment", taken)
+    parameters = source.plain(*where, "env_config")
+    if len(parameters) > 64:
+        source.drop((*where, "env_config"), "has more than 64 keys", "put them into a file of the environment")
+        parameters = {}
+    return compact({"name": name, "type": kind, "workers": min(workers, 65_536), "maxTurns": turns, "parameters": parameters})
+
+
+def _offload(source: Source, placed: Placed) -> Section | None:
+    """Time-division: ROLL keeps one role at a time on shared devices, unless states are to stay."""
+    trainer, places = _trainer_offload(source)
+    leaves = source.flag("is_offload_states")
+    if not placed.sharing and leaves is not None:
+        source.drop(("is_offload_states",), "state leaves only devices that roles share, and none do")
+    switching = bool(placed.sharing) and leaves is not False
+    if switching and "actor_train" in placed.sharing:
+        if trainer:
+            next(component for component in placed.components if component["name"] == "actor_train")["offload"] = trainer
+    else:
+        for parts in places:
+            source.drop(parts, "state leaves only devices that roles share in turn, and actor_train does not")
+    if not placed.sharing:
+        return None
+    if leaves is None:
+        source.assume(("offload",), "Switching", "roles share devices, and ROLL keeps one at a time on them", "write Resident if all fit")
+    return {"residency": "Switching" if switching else "Resident"}
+
+
+def _trainer_offload(source: Source) -> tuple[Section, list[Parts]]:
+    """(policies of the Trainer, where they are said): of ROLL itself, FSDP2's CPUOffloadPolicy, and DeepSpeed's ZeRO-Offload."""
+    policies: Section = {}
+    places: list[Parts] = []
+
+    def said(parts: Parts, *fields: str) -> None:
+        places.append(parts)
+        policies.update(dict.fromkeys(fields, "Always"))
+
+    around_step = source.flag("is_offload_optimizer_states_in_train_step")
+    if around_step is not None:
+        said(("is_offload_optimizer_states_in_train_step",), *(("optimizer",) if around_step else ()))
+    config = ("actor_train", "strategy_args", "strategy_config")
+    whole = source.flag(*config, "offload_policy")
+    if whole is not None:
+        said((*config, "offload_policy"), *(("optimizer", "weight", "grad") if whole else ()))
+    for key, field in (("offload_optimizer", "optimizer"), ("offload_param", "weight")):
+        device = (*config, "zero_optimization", key, "device")
+        if source.peek(*device) == "cpu":
+            source.text(*device)
+            said(device, field)
+    return policies, places
+
+
+def _weight_sync(source: Source) -> Section | None:
+    size = source.integer("model_update_buffer_size_mb", low=1, high=16_384)
+    return None if size is None else {"bucketBytes": size * 1_048_576}
+
+
+def _checkpoint(source: Source) -> Section:
+    steps = source.integer("save_steps")
+    if steps is None:
+        steps = source.assume(("save_steps",), 50, "ROLL's default")
+    keep = source.integer("max_ckpt_to_keep")
+    if keep == 0:
+        source.differs(("max_ckpt_to_keep",), "0 means all in ROLL; the last 1000 are kept")
+    return compact(
+        {
+            "path": source.text("checkpoint_config", "output_dir"),
+            "everySteps": steps,
+            "keep": None if keep is None else min(keep or 1000, 1000),
+        }
+    )
+
+
+def _seed(source: Source) -> int:
+    seed = source.integer("seed", high=2_147_483_647)
+    return source.assume(("seed",), 42, "ROLL's default") if seed is None else seed

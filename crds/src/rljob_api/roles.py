@@ -1,0 +1,85 @@
+"""What each role means to planner, validation and memory estimate: one row per role, nothing about it anywhere else.
+
+The runtime has a table of its own for what starts and drives a role. A new role is a member of
+:class:`~rljob_api.v1alpha1.components.Role` and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+
+from rljob_api.v1alpha1.components import Role
+
+
+class RunsOn(Enum):
+    """What the processes of a role need."""
+
+    DEVICES = auto()
+    """Accelerators, or what stands for them on a CPU node group; they hold a model."""
+    CPU = auto()
+    """CPU alone: ``workers``, or ranks that count nodes. Devices would stay idle."""
+    CPU_OR_HARDWARE = auto()
+    """CPU, or a robot or other hardware that ranks count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleTraits:
+    """A row."""
+
+    runs_on: RunsOn
+    min_components: int = 0
+    """Components of the role that every job has."""
+    max_components: int | None = None
+    """Components of the role that a job may have; None for any number."""
+    offload_fields: tuple[str, ...] = ()
+    """State on devices, as the manifest's keys of ``components[].offload``."""
+    is_auto_placed: bool = False
+    """Whether ``placement.mode: Auto`` chooses devices for it."""
+    has_engine: bool = False
+    """Whether its processes are inference engines: of several devices, each independent of the others, and free to share a device."""
+    is_trained: bool = False
+    """Whether it has gradients and an optimizer, and divides a mini-batch's samples over its processes."""
+    publishes_weights: bool = False
+    """Whether engines get their weights from it; its rank 0 gathers them."""
+
+    @property
+    def holds_model(self) -> bool:
+        """Whether a copy of a model, or a part of it, is on its devices."""
+        return self.runs_on is RunsOn.DEVICES
+
+    @property
+    def takes_workers(self) -> bool:
+        """Whether ``placement.workers`` can place it: as CPU processes."""
+        return self.runs_on is not RunsOn.DEVICES
+
+
+TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
+    {
+        Role.TRAINER: RoleTraits(
+            runs_on=RunsOn.DEVICES,
+            min_components=1,
+            max_components=1,
+            offload_fields=("optimizer", "weight", "grad"),
+            is_auto_placed=True,
+            is_trained=True,
+            publishes_weights=True,
+        ),
+        Role.ROLLOUT: RoleTraits(
+            runs_on=RunsOn.DEVICES,
+            min_components=1,
+            offload_fields=("weight", "kvCache"),
+            is_auto_placed=True,
+            has_engine=True,
+        ),
+        Role.REFERENCE: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), is_auto_placed=True),
+        Role.CRITIC: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("optimizer", "weight", "grad"), is_trained=True),
+        Role.REWARD: RoleTraits(runs_on=RunsOn.CPU),
+        Role.ENVIRONMENT: RoleTraits(runs_on=RunsOn.CPU_OR_HARDWARE),
+    }
+)
+"""Every role, in the order in which ``mode: Auto`` names and places them."""
+AUTO_ROLES: tuple[Role, ...] = tuple(role for role, traits in TRAITS.items() if traits.is_auto_placed)
+"""Roles that ``mode: Auto`` chooses devices for."""

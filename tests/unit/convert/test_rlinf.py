@@ -1,0 +1,248 @@
+"""RLinf configurations to manifests: golden results, every one planned, nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_convert import conversion
+from rljob_convert.notes import Note, NoteKind
+from rljob_convert.rlinf.keys import TABLE
+from tests.unit.convert import cases
+
+CONFIGURATIONS = cases.configurations("rlinf")
+every = pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+
+
+def spec_of(text: str, **options: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = conversion.convert("rlinf", text, **options).manifest["spec"]
+    return spec
+
+
+def component(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(item for item in spec["components"] if item["name"] == name)
+
+
+def notes(text: str, path: str) -> list[Note]:
+    return [note for note in conversion.convert("rlinf", text).notes if note.path == path]
+
+
+@every
+def test_golden(path: Path) -> None:
+    cases.compare_with_golden(path)
+
+
+@every
+def test_it_plans(path: Path) -> None:
+    assert cases.plan(cases.converted(path)).components
+    assert cases.offload_problems(cases.converted(path)) == []
+
+
+@every
+def test_every_leaf_is_used_or_noted(path: Path) -> None:
+    assert cases.lost("rlinf", path.read_text()) == []
+
+
+@every
+def test_changing_a_leaf_shows(path: Path) -> None:
+    """Nothing is only marked as used: whatever a leaf says must show in the manifest or in a note."""
+    assert cases.silent_leaves("rlinf", path.read_text()) == []
+
+
+@every
+def test_every_used_key_is_in_the_table(path: Path) -> None:
+    source = cases.source_of("rlinf", path.read_text())
+    for parts in source.used:
+        known = any(TABLE.pattern(parts[:length]) for length in range(1, len(parts) + 1))
+        assert known or parts in source.serving or parts[0] == "cluster", parts
+
+
+class TestGroups:
+    def test_runs_keep_node_ranks(self) -> None:
+        text = """
+cluster:
+  num_nodes: 5
+  component_placement: {actor: {node_group: odd, placement: 0-15}, rollout: {node_group: even, placement: all}}
+  node_groups: [{label: odd, node_ranks: "1,3"}, {label: Even Nodes, node_ranks: [0, 2, 4]}, {label: even, node_ranks: "0,2,4"}]
+"""
+        spec = spec_of(text)
+        assert [(group["name"], group["nodes"]) for group in spec["nodeGroups"]] == [
+            ("even-nodes-even", 1),
+            ("odd", 1),
+            ("even-nodes-even-2", 1),
+            ("odd-2", 1),
+            ("even-nodes-even-3", 1),
+        ]
+        assert component(spec, "actor")["placement"] == {"nodeGroups": ["odd", "odd-2"], "ranks": "0-15"}
+        plan = cases.plan(conversion.convert("rlinf", text))
+        assert [process.node_rank for process in plan.component("actor").processes] == [1] * 8 + [3] * 8
+        assert {process.node_rank for process in plan.component("rollout").processes} == {0, 2, 4}
+
+    def test_several_groups_count_in_written_order(self) -> None:
+        text = """
+cluster:
+  num_nodes: 2
+  component_placement: {actor: {node_group: "b, a", placement: 6-9}, rollout: "0-3:0-7"}
+  node_groups: [{label: a, node_ranks: 0}, {label: b, node_ranks: 1}]
+"""
+        spec = spec_of(text)
+        assert component(spec, "actor")["placement"] == {"nodeGroups": ["b", "a"], "ranks": "6-9"}
+        assert component(spec, "rollout")["placement"] == {"ranks": "0-3:0-7"}
+
+    def test_one_environment_per_node(self) -> None:
+        spec = spec_of((cases.FOLDER / "rlinf-heterogeneous-env.yaml").read_text())
+        values = {group["name"]: group.get("env", [{}])[0].get("value") for group in spec["nodeGroups"]}
+        assert values == {"train": "eth0", "train-2": "eth1", "head-2": None}
+        assert [group.get("ignoreHardware") for group in spec["nodeGroups"]] == [None, None, None]
+
+    def test_two_interpreters_on_one_node(self) -> None:
+        spec = spec_of((cases.FOLDER / "rlinf-overlapping.yaml").read_text())
+        assert component(spec, "reward")["pythonInterpreter"] == "/opt/judge/bin/python"
+        assert all("pythonInterpreter" not in group for group in spec["nodeGroups"])
+
+    def test_robots_of_a_node_that_trains_are_placed_by_node(self) -> None:
+        plan = cases.plan(cases.converted(cases.FOLDER / "rlinf-overlapping.yaml"))
+        assert [process.node_rank for process in plan.component("env").processes] == [2, 2, 3, 3]
+
+    def test_robots(self) -> None:
+        plan = cases.plan(cases.converted(cases.FOLDER / "rlinf-doc-heterogeneous.yaml"))
+        assert [process.node_rank for process in plan.component("env").processes] == [16, 17]
+        assert [item.world_size for item in plan.components] == [64, 64, 2, 400, 1]
+
+    def test_devices_per_node_can_be_given(self) -> None:
+        text = "cluster: {num_nodes: 2, component_placement: {'actor,rollout': all}}"
+        assert spec_of(text, devices_per_node=4)["nodeGroups"] == [{"name": "nodes", "nodes": 2, "devicesPerNode": 4}]
+        assert notes(text, "cluster.devices_per_node")[0].kind is NoteKind.ASSUMED
+
+    def test_processes_that_their_units_do_not_divide_are_spread(self) -> None:
+        plan = cases.plan(cases.converted(cases.FOLDER / "rlinf-doc-groups.yaml"))
+        agent = plan.component("agent")
+        assert [sum(process.node_rank == node for process in agent.processes) for node in range(4)] == [101, 100, 156, 155]
+
+    @pytest.mark.parametrize("written", ["7", "1_0", "x", "0-9", "3-1", "-1"])
+    def test_node_ranks_that_do_not_exist_are_noted(self, written: str) -> None:
+        text = f"cluster: {{num_nodes: 2, component_placement: {{actor: 0}}, node_groups: [{{label: a, node_ranks: '{written}'}}]}}"
+        (note,) = notes(text, "cluster.node_groups[0].node_ranks")
+        assert note.kind is NoteKind.UNKNOWN
+
+
+class TestRoles:
+    def test_inference_without_kl_is_dropped_with_the_reason(self) -> None:
+        text = "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-5, inference: 6-7}}"
+        assert [item["name"] for item in spec_of(text)["components"]] == ["actor", "rollout", "reward"]
+        (note,) = notes(text, "cluster.component_placement.inference")
+        assert note.kind is NoteKind.DROPPED
+        assert "log-probs" in note.why
+
+    def test_inference_with_kl_is_the_reference(self) -> None:
+        text = "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-5, inference: 6-7}}\nalgorithm: {kl_beta: 0.1}"
+        assert component(spec_of(text), "inference")["role"] == "Reference"
+
+    def test_rewards_on_devices_become_cpu_workers(self) -> None:
+        text = "cluster: {num_nodes: 1, component_placement: {'actor,rollout': 0-7, reward: '0-3:0-7'}}"
+        assert component(spec_of(text), "reward")["placement"] == {"workers": 8}
+
+    def test_offload(self) -> None:
+        spec = spec_of((cases.FOLDER / "rlinf-doc-collocated.yaml").read_text())
+        assert component(spec, "actor")["offload"] == {"optimizer": "Always", "weight": "Always", "grad": "Always"}
+        assert spec["offload"] == {"residency": "Switching"}
+
+    def test_offload_where_only_some_share(self) -> None:
+        """The engines have devices of their own, and so nothing to offload for."""
+        text = (
+            "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-5, inference: 0-1}}\nalgorithm: {kl_beta: 0.1}\n"
+            "actor: {enable_offload: true, offload_grad: false}\nrollout: {enable_offload: true}"
+        )
+        spec = spec_of(text)
+        assert component(spec, "actor")["offload"] == {"optimizer": "Always", "weight": "Always", "grad": "Never"}
+        assert "offload" not in component(spec, "rollout")
+        assert [note.kind for note in notes(text, "rollout.enable_offload")] == [NoteKind.DROPPED]
+        assert cases.offload_problems(conversion.convert("rlinf", text)) == []
+
+    @pytest.mark.parametrize(
+        ("placement", "kind"), [("{actor: 0-1, rollout: 2-5}", NoteKind.DROPPED), ("{'actor,rollout': 0-3}", NoteKind.DIFFERENT)]
+    )
+    def test_offload_that_is_off_or_for_nobody(self, placement: str, kind: NoteKind) -> None:
+        flags = "actor: {offload_weight: false, offload_optimizer: false}\nrollout: {enable_offload: false}"
+        text = f"cluster: {{num_nodes: 1, component_placement: {placement}}}\n{flags}"
+        spec = spec_of(text)
+        assert spec.get("offload", {}).get("residency", "Resident") == "Resident"
+        assert all("offload" not in item for item in spec["components"])
+        assert [note.kind for note in notes(text, "actor.offload_weight")] == [kind]
+        assert cases.offload_problems(conversion.convert("rlinf", text)) == []
+
+    def test_collocated_with_offload_of_both(self) -> None:
+        text = (
+            "cluster: {num_nodes: 1, component_placement: {'actor,rollout': 0-3}}\n"
+            "actor: {offload_weight: true, offload_optimizer: true, offload_grad: true}\nrollout: {enable_offload: true}"
+        )
+        spec = spec_of(text)
+        assert component(spec, "rollout")["offload"] == {"weight": "Always", "kvCache": "Always"}
+        assert spec["offload"] == {"residency": "Switching"}
+        assert cases.offload_problems(conversion.convert("rlinf", text)) == []
+
+    @pytest.mark.parametrize(
+        ("rule", "advantage", "reward"),
+        [
+            ("adv_type: reinpp_baseline, gamma: 0.9", {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, {"center": "Group"}),
+            ("adv_type: rloo, normalize_advantages: true, gamma: 1.0", {"estimator": "RLOO", "whiten": True}, None),
+            ("adv_type: grpo, gamma: 0.9, gae_lambda: 0.9", {"estimator": "GRPO"}, None),
+            ("adv_type: grpo, normalize_advantages: true", {"estimator": "GRPO", "whiten": True}, None),
+            ("adv_type: reinpp, normalize_advantages: true", {"estimator": "ReinforcePlusPlus"}, None),
+            ("adv_type: reinpp, use_reinpp_baseline: true", {"estimator": "ReinforcePlusPlus"}, {"center": "Group"}),
+            ("adv_type: grpo, use_reinpp_baseline: true", {"estimator": "GRPO"}, None),
+        ],
+    )
+    def test_advantages(self, rule: str, advantage: dict[str, Any], reward: dict[str, Any] | None) -> None:
+        text = f"algorithm: {{{rule}, kl_beta: 0.1, kl_penalty_type: abs}}"
+        algorithm = spec_of(text)["algorithm"]
+        assert (algorithm["advantage"], algorithm.get("reward")) == (advantage, reward)
+        assert algorithm["kl"] == {"coefficient": 0.1, "estimator": "Abs"}
+
+    @pytest.mark.parametrize(
+        ("rule", "kl"),
+        [
+            ("adv_type: reinpp, reinpp_kl_beta: 0.1, kl_penalty_type: k1", {"coefficient": 0.1, "estimator": "K1", "placement": "Reward"}),
+            ("adv_type: reinpp, reinpp_kl_beta: 0.1, kl_beta: 0.2", {"coefficient": 0.2}),
+            ("adv_type: grpo, reinpp_kl_beta: 0.1", None),
+        ],
+    )
+    def test_the_penalty_of_reinforce_plus_plus(self, rule: str, kl: dict[str, Any] | None) -> None:
+        text = f"algorithm: {{{rule}}}"
+        assert spec_of(text)["algorithm"].get("kl") == kl
+        assert bool(notes(text, "algorithm.reinpp_kl_beta")) == (kl is None or "placement" not in kl)
+
+    def test_a_clip_of_values_needs_several_updates(self) -> None:
+        text = "algorithm: {adv_type: gae, value_clip: 0.2}"
+        assert "critic" not in spec_of(text)["algorithm"]
+        assert notes(text, "algorithm.value_clip")[0].kind is NoteKind.DROPPED
+
+    @pytest.mark.parametrize(("schedule", "warmup"), [("linear", 9), ("constant", 10)])
+    def test_a_schedule_that_falls_keeps_a_step(self, schedule: str, warmup: int) -> None:
+        text = f"runner: {{max_steps: 10}}\nactor: {{optim: {{lr_scheduler: {schedule}, lr_warmup_steps: 50}}}}"
+        assert spec_of(text)["training"]["warmupSteps"] == warmup
+
+    def test_gae_with_and_without_its_critic(self) -> None:
+        rule = "algorithm: {adv_type: gae, gae_lambda: 0.9, value_clip: 0.2, n_minibatches: 2}\nactor: {optim: {value_lr: 0.001}}"
+        algorithm = spec_of(rule)["algorithm"]
+        assert algorithm["advantage"] == {"estimator": "GAE", "lambda": 0.9}
+        assert algorithm["critic"] == {"learningRate": 0.001, "valueClip": 0.2}
+        assert "places none" in notes(rule, "algorithm.adv_type")[0].why
+        placed = f"{rule}\ncluster: {{num_nodes: 1, component_placement: {{actor: 0-1, rollout: 2-3, 'critic,reward': 4-5}}}}"
+        assert notes(placed, "algorithm.adv_type") == []
+        assert conversion.problems(conversion.convert("rlinf", placed)) == ()
+
+    def test_validation_needs_questions_and_steps(self) -> None:
+        questions = "data: {val_data_paths: [a.jsonl]}"
+        assert spec_of(f"{questions}\nrunner: {{val_check_interval: 5}}")["validation"] == {"everySteps": 5}
+        for text in (questions, f"{questions}\nrunner: {{val_check_interval: -1}}", "runner: {val_check_interval: 5}"):
+            spec = spec_of(text)
+            assert "validation" not in spec
+            assert "validation" not in spec["data"]
+
+    def test_references_with_resolvers(self) -> None:
+        spec = spec_of((cases.FOLDER / "rlinf-reasoning.yaml").read_text())
+        assert spec["rollout"]["maxResponseTokens"] == 28672 - 1024
+        assert spec["model"]["dtype"] == "float16"

@@ -1,0 +1,228 @@
+"""ROLL configurations to manifests: golden results, every one planned, nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.errors import SpecInvalidError
+from rljob_convert import conversion
+from rljob_convert.notes import Note, NoteKind
+from rljob_convert.roll.keys import TABLE
+from tests.unit.convert import cases
+
+CONFIGURATIONS = cases.configurations("roll")
+every = pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+
+
+def spec_of(text: str) -> dict[str, Any]:
+    spec: dict[str, Any] = conversion.convert("roll", text).manifest["spec"]
+    return spec
+
+
+def component(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(item for item in spec["components"] if item["name"] == name)
+
+
+def notes(text: str, path: str) -> list[Note]:
+    return [note for note in conversion.convert("roll", text).notes if note.path == path]
+
+
+@every
+def test_golden(path: Path) -> None:
+    cases.compare_with_golden(path)
+
+
+@every
+def test_it_plans(path: Path) -> None:
+    assert cases.plan(cases.converted(path)).components
+    assert cases.offload_problems(cases.converted(path)) == []
+
+
+@every
+def test_every_leaf_is_used_or_noted(path: Path) -> None:
+    assert cases.lost("roll", path.read_text()) == []
+
+
+@every
+def test_changing_a_leaf_shows(path: Path) -> None:
+    """Nothing is only marked as used: whatever a leaf says must show in the manifest or in a note."""
+    assert cases.silent_leaves("roll", path.read_text()) == []
+
+
+@every
+def test_secrets_are_not_shown(path: Path) -> None:
+    assert "not-to-be-shown" not in conversion.render(cases.converted(path))
+
+
+@every
+def test_every_used_key_is_in_the_table(path: Path) -> None:
+    source = cases.source_of("roll", path.read_text())
+    known = [parts for parts in source.used if TABLE.pattern(parts) or any(TABLE.pattern(parts[:n]) for n in range(1, len(parts)))]
+    assert {parts for parts in source.used if parts not in known and parts not in source.serving} <= {("code_sandbox", "world_size")}
+
+
+class TestPlacement:
+    def test_the_documented_example(self) -> None:
+        plan = cases.plan(cases.converted(cases.FOLDER / "roll-doc-resources.yaml"))
+        assert [(item.name, item.world_size) for item in plan.components] == [("actor_train", 16), ("actor_infer", 6), ("reward", 8)]
+        assert len(plan.nodes) == 2
+
+    def test_async_rlvr(self) -> None:
+        plan = cases.plan(cases.converted(cases.FOLDER / "roll-rlvr-async.yaml"))
+        assert len(plan.nodes) == 3
+        assert [item.world_size for item in plan.components] == [16, 8, 1]
+
+    @pytest.mark.parametrize(
+        ("highest", "per_node", "nodes", "devices"), [(3, None, 1, 4), (7, None, 1, 8), (8, None, 2, 8), (3, 2, 2, 2), (11, 4, 3, 4)]
+    )
+    def test_nodes_hold_the_highest_rank(self, highest: int, per_node: int | None, nodes: int, devices: int) -> None:
+        text = f"actor_train: {{device_mapping: '[0]'}}\nactor_infer: {{device_mapping: '[{highest}]'}}\n"
+        text += f"num_gpus_per_node: {per_node}\n" if per_node else ""
+        assert spec_of(text)["nodeGroups"] == [{"name": "gpu", "nodes": nodes, "devicesPerNode": devices}]
+
+    def test_vllm_takes_its_size_from_its_parallelism(self) -> None:
+        text = """
+actor_train: {device_mapping: "list(range(0,4))"}
+actor_infer:
+  device_mapping: "list(range(4,12))"
+  num_gpus_per_worker: 8
+  strategy_args: {strategy_name: vllm, strategy_config: {tensor_parallel_size: 2, pipeline_parallel_size: 2}}
+"""
+        infer = component(spec_of(text), "actor_infer")
+        assert infer["placement"] == {"deviceMapping": "list(range(4,12))", "devicesPerWorker": 4}
+        assert (infer["engine"]["tensorParallelSize"], infer["engine"]["pipelineParallelSize"]) == (2, 2)
+        assert "overwrites it" in notes(text, "actor_infer.num_gpus_per_worker")[0].why
+
+    def test_sglang_takes_the_given_size(self) -> None:
+        spec = spec_of((cases.FOLDER / "roll-agentic-full.yaml").read_text())
+        infer = component(spec, "actor_infer")
+        assert infer["placement"] == {"deviceMapping": "list(range(4,6)) + list(range(8,14))", "devicesPerWorker": 2}
+        assert infer["engine"]["type"] == "SGLang"
+
+    def test_rewards_become_one_component_with_the_sum_of_workers(self) -> None:
+        spec = spec_of((cases.FOLDER / "roll-rlvr-full.yaml").read_text())
+        assert component(spec, "reward")["placement"] == {"workers": 8 + 8 + 4}
+        assert [reward["type"] for reward in spec["rewards"]] == ["Function", "MathVerify", "Function"]
+
+    def test_a_mapping_that_python_would_have_to_run_is_kept_and_named(self) -> None:
+        text = "actor_train: {device_mapping: '[i for i in range(8)]'}"
+        assert any("is kept, but no placement" in note.why for note in notes(text, "actor_train.device_mapping"))
+        assert any("deviceMapping" in problem.path for problem in conversion.problems(conversion.convert("roll", text)))
+
+
+class TestLearning:
+    @pytest.mark.parametrize(
+        ("config", "updates"), [("tensor_model_parallel_size: 1", 1), ("tensor_model_parallel_size: 2", 2), ("context_parallel_size: 4", 4)]
+    )
+    def test_mini_batches_are_the_updates_roll_makes(self, config: str, updates: int) -> None:
+        text = f"""
+rollout_batch_size: 64
+num_return_sequences_in_group: 8
+actor_train:
+  device_mapping: "list(range(0,16))"
+  training_args: {{per_device_train_batch_size: 1, gradient_accumulation_steps: 32}}
+  strategy_args: {{strategy_name: megatron_train, strategy_config: {{{config}}}}}
+"""
+        assert spec_of(text)["training"]["miniBatches"] == updates
+
+    def test_agentic_batches_count_trajectories(self) -> None:
+        rollout = spec_of((cases.FOLDER / "roll-agentic-full.yaml").read_text())["rollout"]
+        assert (rollout["promptsPerStep"], rollout["samplesPerPrompt"]) == (125, 8)
+        assert (rollout["maxPromptTokens"], rollout["maxResponseTokens"]) == (8064, 128)
+
+    def test_a_kl_that_nothing_uses_leaves_the_reference_out(self) -> None:
+        text = "reference: {device_mapping: '[0]'}\ninit_kl_coef: 0.2"
+        assert {item["role"] for item in spec_of(text)["components"]} == {"Trainer", "Rollout", "Reward"}
+        assert notes(text, "reference")[0].kind is NoteKind.DROPPED
+
+    def test_a_kl_term_without_reference_gets_one(self) -> None:
+        text = "actor_train: {device_mapping: '[0, 1]'}\nuse_kl_loss: true\nkl_loss_coef: 0.1"
+        spec = spec_of(text)
+        assert spec["algorithm"]["kl"] == {"coefficient": 0.1, "estimator": "K3"}
+        assert component(spec, "reference")["placement"] == {"deviceMapping": "[0, 1]"}
+        assert notes(text, "reference.device_mapping")[0].kind is NoteKind.ASSUMED
+
+    def test_the_default_kl_is_a_warning(self) -> None:
+        assert "default is 0.2" in notes("pretrain: a/b", "init_kl_coef")[0].why
+
+
+class TestNotes:
+    def test_dead_keys_are_named_as_dead(self) -> None:
+        (note,) = notes("use_additional_prompts: true", "use_additional_prompts")
+        assert note.kind is NoteKind.DROPPED
+        assert "is_use_additional_prompts" in note.why
+
+    def test_a_misspelt_key_gets_a_suggestion(self) -> None:
+        (note,) = notes("rollot_batch_size: 8", "rollot_batch_size")
+        assert (note.kind, note.remedy, note.line) == (NoteKind.UNKNOWN, "did you mean rollout_batch_size?", 1)
+
+    def test_a_misspelt_key_inside_a_section(self) -> None:
+        (note,) = notes("actor_train: {training_args: {learning_rat: 1.0}}", "actor_train.training_args.learning_rat")
+        assert (note.kind, note.remedy) == (NoteKind.UNKNOWN, "did you mean learning_rate?")
+
+    @pytest.mark.parametrize("text", ["max_steps: ${max_steps}", "max_steps: ${a}\na: ${b}\nb: ${a}", "max_steps: ${nothing}"])
+    def test_references_that_lead_nowhere(self, text: str) -> None:
+        assert any(note.kind is NoteKind.UNKNOWN and "cannot be resolved" in note.why for note in notes(text, "max_steps"))
+
+    def test_a_value_that_yaml_reads_otherwise_is_noted(self) -> None:
+        assert any("base 60" in note.why for note in notes("max_steps: 1:30", "max_steps"))
+
+    @pytest.mark.parametrize("text", ["", "- a", "a: [", "kind: RLJob", "a: 1\n---\nb: 2", "just text"])
+    def test_what_is_no_configuration_is_refused(self, text: str) -> None:
+        with pytest.raises(SpecInvalidError):
+            conversion.convert("roll", text)
+
+    def test_the_name_can_be_given(self) -> None:
+        result = conversion.convert("roll", "exp_name: other", name="mine")
+        assert result.manifest["metadata"]["name"] == "mine"
+
+
+class TestOffload:
+    def text(self, more: str = "", trainer: str = "", rollout: str = "list(range(0,4))") -> str:
+        return (
+            f"actor_train: {{device_mapping: 'list(range(0,4))'{trainer}}}\n"
+            f"actor_infer: {{device_mapping: '{rollout}', strategy_args: {{strategy_name: vllm}}}}\n{more}"
+        )
+
+    def test_roles_on_the_same_devices_switch(self) -> None:
+        text = self.text()
+        spec = spec_of(text)
+        assert spec["offload"] == {"residency": "Switching"}
+        assert cases.offload_problems(conversion.convert("roll", text)) == []
+
+    def test_an_optimizer_around_its_step(self) -> None:
+        text = self.text("is_offload_optimizer_states_in_train_step: true")
+        spec = spec_of(text)
+        assert component(spec, "actor_train")["offload"] == {"optimizer": "Always"}
+        assert cases.offload_problems(conversion.convert("roll", text)) == []
+
+    def test_states_that_stay(self) -> None:
+        text = self.text("is_offload_states: false\nis_offload_optimizer_states_in_train_step: true")
+        spec = spec_of(text)
+        assert spec["offload"] == {"residency": "Resident"}
+        assert "offload" not in component(spec, "actor_train")
+        assert [note.kind for note in notes(text, "is_offload_optimizer_states_in_train_step")] == [NoteKind.DROPPED]
+        assert cases.offload_problems(conversion.convert("roll", text)) == []
+
+    @pytest.mark.parametrize(
+        ("config", "policies"),
+        [
+            ("{offload_policy: true}", {"optimizer": "Always", "weight": "Always", "grad": "Always"}),
+            ("{zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}", {"optimizer": "Always"}),
+            ("{zero_optimization: {stage: 3, offload_param: {device: cpu}}}", {"weight": "Always"}),
+        ],
+    )
+    def test_what_a_strategy_keeps_on_the_host(self, config: str, policies: dict[str, str]) -> None:
+        trainer = f", strategy_args: {{strategy_name: deepspeed_train, strategy_config: {config}}}"
+        text = self.text(trainer=trainer)
+        spec = spec_of(text)
+        assert component(spec, "actor_train")["offload"] == policies
+        assert cases.offload_problems(conversion.convert("roll", text)) == []
+        alone = self.text("is_offload_states: true", trainer=trainer, rollout="list(range(4,8))")
+        assert all("offload" not in item for item in (*spec_of(alone)["components"], spec_of(alone)))
+        dropped = {note.path for note in conversion.convert("roll", alone).notes if note.kind is NoteKind.DROPPED}
+        assert {"is_offload_states"} < dropped
+        assert cases.offload_problems(conversion.convert("roll", alone)) == []

@@ -1,0 +1,313 @@
+"""ROLL's learning rule, overlap and validation as fields of the manifest: what each key means, and that the result is a valid job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_convert import conversion
+from rljob_convert.notes import Note, NoteKind
+from tests.unit.convert import cases
+
+BASE = """
+num_return_sequences_in_group: 4
+rollout_batch_size: 8
+response_length: 512
+actor_train: {device_mapping: '[0, 1]'}
+actor_infer: {device_mapping: '[2, 3]', strategy_args: {strategy_name: vllm}}
+"""
+
+
+def converted(more: str) -> conversion.Converted:
+    return conversion.convert("roll", f"{BASE}{more}\n")
+
+
+def spec_of(more: str) -> dict[str, Any]:
+    """The spec of a job that runs as it is."""
+    result = converted(more)
+    assert [str(problem) for problem in conversion.problems(result)] == []
+    spec: dict[str, Any] = result.manifest["spec"]
+    return spec
+
+
+def notes(more: str, path: str) -> list[Note]:
+    return [note for note in converted(more).notes if note.path == path]
+
+
+def test_the_documented_async_config_runs_but_for_its_engine() -> None:
+    result = cases.converted(cases.FOLDER / "roll-rlvr-async.yaml")
+    assert [problem.path for problem in conversion.problems(result)] == ["spec.components[1].engine.type"]
+    spec = result.manifest["spec"]
+    assert spec["overlap"] == {"asyncGenerationRatio": 1.0, "updateMode": "Interrupt"}
+    assert spec["training"]["tensorParallelSize"] == 2
+
+
+def test_a_config_with_every_knob_runs_as_it_is() -> None:
+    result = cases.converted(cases.FOLDER / "roll-rlvr-ppo.yaml")
+    assert [str(problem) for problem in conversion.problems(result)] == []
+    assert "critic" in {component["name"] for component in result.manifest["spec"]["components"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "advantage", "reward"),
+    [
+        ("adv_estimator: grpo", {"estimator": "GRPO"}, None),
+        ("adv_estimator: grpo\nnorm_mean_type: batch", {"estimator": "GRPO"}, None),
+        (
+            "adv_estimator: grpo\nreward_clip: 5",
+            {"estimator": "Reinforce"},
+            {"center": "Group", "scale": "Group", "clip": 5.0},
+        ),
+        ("adv_estimator: grpo\nadd_token_level_kl: true", {"estimator": "Reinforce"}, {"center": "Group", "scale": "Group"}),
+        ("adv_estimator: grpo\nuse_kl_loss: true\nkl_loss_coef: 0.1", {"estimator": "GRPO"}, None),
+        ("adv_estimator: reinforce", {"estimator": "Reinforce"}, None),
+        ("adv_estimator: reinforce\nwhiten_advantages: true", {"estimator": "Reinforce", "whiten": True}, None),
+        (
+            "adv_estimator: reinforce\nnorm_mean_type: group\nnorm_std_type: batch\ngamma: 0.9\nadvantage_clip: 2",
+            {"estimator": "Reinforce", "gamma": 0.9, "clip": 2.0},
+            {"center": "Group", "scale": "Batch"},
+        ),
+        ("adv_estimator: gae\nlambd: 0.9\ngamma: 1", {"estimator": "GAE", "lambda": 0.9}, None),
+        ("", {"estimator": "Reinforce"}, None),
+        ("critic: {device_mapping: '[0, 1]'}", {"estimator": "GAE"}, None),
+    ],
+)
+def test_estimators(text: str, advantage: dict[str, Any], reward: dict[str, Any] | None) -> None:
+    algorithm = spec_of(text)["algorithm"]
+    assert (algorithm["advantage"], algorithm.get("reward")) == (advantage, reward)
+
+
+def test_gae_brings_its_critic() -> None:
+    spec = spec_of("adv_estimator: gae\nppo_epochs: 2\nvalue_clip: 0.5\ncritic_warmup: 5\ncritic: {training_args: {learning_rate: 0.001}}")
+    (critic,) = [component for component in spec["components"] if component["role"] == "Critic"]
+    assert critic["placement"] == {"deviceMapping": "[0, 1]"}
+    assert spec["algorithm"]["critic"] == {"learningRate": 0.001, "valueClip": 0.5, "warmupSteps": 5}
+
+
+def test_values_are_not_clipped_where_they_do_not_move() -> None:
+    text = "adv_estimator: gae\nvalue_clip: 0.5\ncritic: {training_args: {learning_rate: 0.001}}"
+    assert spec_of(text)["algorithm"]["critic"] == {"learningRate": 0.001}
+    assert notes(text, "value_clip")[0].kind is NoteKind.DROPPED
+
+
+def test_a_critic_that_nothing_uses_is_left_out() -> None:
+    text = "adv_estimator: grpo\nvalue_clip: 0.5\ncritic: {device_mapping: '[4]'}"
+    assert all(component["role"] != "Critic" for component in spec_of(text)["components"])
+    assert notes(text, "critic")[0].kind is notes(text, "value_clip")[0].kind is NoteKind.DROPPED
+
+
+@pytest.mark.parametrize(
+    ("text", "kl"),
+    [
+        ("add_token_level_kl: true\nkl_penalty: abs", {"coefficient": 0.2, "estimator": "Abs", "placement": "Reward"}),
+        (
+            "add_token_level_kl: true\ninit_kl_coef: 0.1\ntarget_kl: 0.5\nkl_horizon: 100",
+            {"coefficient": 0.1, "estimator": "K1", "placement": "Reward", "target": 0.5, "horizon": 100},
+        ),
+        ("add_token_level_kl: true\nkl_horizon: 100", {"coefficient": 0.2, "estimator": "K1", "placement": "Reward"}),
+        ("add_token_level_kl: true\ninit_kl_coef: 0\ntarget_kl: 0.5", None),
+        ("use_kl_loss: true\nkl_loss_coef: 0.1\ntarget_kl: 0.5", {"coefficient": 0.1, "estimator": "K3"}),
+        ("use_kl_loss: true\nadd_token_level_kl: true", {"coefficient": 0.2, "estimator": "K1", "placement": "Reward"}),
+        ("use_kl_loss: true", None),
+    ],
+)
+def test_kl(text: str, kl: dict[str, Any] | None) -> None:
+    assert spec_of(f"adv_estimator: grpo\n{text}")["algorithm"].get("kl") == kl
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("pg_variant: vanilla\npg_clip: 0.1\ndual_clip_loss: true", {"variant": "Vanilla"}),
+        ("pg_clip: 0.1\ndual_clip_loss: true", {"variant": "PPO", "clipLow": 0.1, "clipHigh": 0.1, "dualClip": 1.2}),
+        ("importance_sampling: seq\nuse_pg_clip_range: true\npg_clip_low: 0.1", {"variant": "GSPO", "clipLow": 0.1}),
+        (
+            "pg_variant: topr\nactor_train: {device_mapping: '[0, 1]', topr_negative_weight: 0.5}",
+            {"variant": "TOPR", "negativeWeight": 0.5},
+        ),
+        ("pg_variant: kimi15\nkimi15_tau: 0.3", {"variant": "Kimi15", "tau": 0.3}),
+        ("pg_variant: cispo\ncispo_use_unified_mask: true", {"variant": "CISPO", "clipLow": 0.1, "clipHigh": 0.1, "maskClipped": True}),
+        ("loss_agg_mode: seq-mean-token-sum-norm", {"variant": "PPO", "aggregation": "SeqMeanTokenSumNorm"}),
+    ],
+)
+def test_losses(text: str, loss: dict[str, Any]) -> None:
+    base = BASE if "actor_train" not in text else BASE.replace("actor_train: {device_mapping: '[0, 1]'}\n", "")
+    result = conversion.convert("roll", f"{base}adv_estimator: grpo\n{text}\n")
+    assert [str(problem) for problem in conversion.problems(result)] == []
+    found = result.manifest["spec"]["algorithm"]["policyLoss"]
+    if "aggregation" not in loss:
+        found = {key: value for key, value in found.items() if key != "aggregation"}
+    assert found == pytest.approx(loss)
+
+
+def test_the_correction_is_between_the_step_and_the_engines() -> None:
+    text = """
+adv_estimator: grpo
+train_infer_correction:
+  is_weight: {enabled: true, weight_type: geometric}
+  filters:
+  - {enabled: true, agg_type: sequence, ratio_low: 0.5, ratio_high: 1.5}
+  - {enabled: true, agg_type: sequence, ratio_low: 0.4, ratio_high: 1.2}
+  - {enabled: true, agg_type: token, ratio_enabled: false}
+  - {agg_type: segment}
+"""
+    assert spec_of(text)["algorithm"]["offPolicy"] == {
+        "proximal": "Recompute",
+        "weight": {"level": "Geometric", "high": 1.2},
+        "masks": [{"level": "Sequence", "low": 0.5, "high": 1.2}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("enable_old_logprobs_recompute: true", None),
+        ("enable_old_logprobs_recompute: true\nppo_epochs: 2", {"proximal": "Recompute"}),
+        ("enable_old_logprobs_recompute: true\nppo_epochs: 2\npg_variant: vanilla", None),
+        ("ppo_epochs: 2", {"proximal": "Recompute"}),
+        ("ppo_epochs: 2\npg_variant: vanilla", None),
+        ("enable_old_logprobs_recompute: false\nppo_epochs: 2", {"proximal": "Recompute"}),
+        ("force_disable_old_logprobs_recompute: true\nppo_epochs: 2", None),
+        ("enable_old_logprobs_recompute: true\nforce_disable_old_logprobs_recompute: true\nppo_epochs: 2", None),
+        ("enable_old_logprobs_recompute: true\nadd_token_level_kl: true", {"proximal": "Recompute"}),
+        ("train_infer_correction: {is_weight: {enabled: true, upper_bound: ~}}", {"weight": {"level": "Token", "high": 1e6}}),
+    ],
+)
+def test_the_old_policy(text: str, expected: dict[str, Any] | None) -> None:
+    found = spec_of(f"adv_estimator: grpo\n{text}")["algorithm"].get("offPolicy")
+    assert found == (expected and {"proximal": "Recompute", **expected})
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "kind"),
+    [
+        ("ppo_epochs: 2", "enable_old_logprobs_recompute", NoteKind.ASSUMED),
+        ("enable_old_logprobs_recompute: false\nppo_epochs: 2", "enable_old_logprobs_recompute", NoteKind.DIFFERENT),
+        ("force_disable_old_logprobs_recompute: true\nppo_epochs: 2", "force_disable_old_logprobs_recompute", NoteKind.DROPPED),
+        ("force_disable_old_logprobs_recompute: true", "force_disable_old_logprobs_recompute", NoteKind.DROPPED),
+    ],
+)
+def test_what_roll_recomputes_by_itself_is_told(text: str, key: str, kind: NoteKind) -> None:
+    assert [note.kind for note in notes(f"adv_estimator: grpo\n{text}", key)] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lora"),
+    [
+        ("lora_target: all-linear", {"rank": 8, "alpha": 16.0}),
+        ("lora_target: 'q_proj,v_proj', lora_rank: 4", {"rank": 4, "alpha": 8.0, "targetModules": ["q_proj", "v_proj"]}),
+        ("lora_rank: 4, lora_alpha: 2", None),
+    ],
+)
+def test_adapters_are_trained_where_they_have_a_target(arguments: str, lora: dict[str, Any] | None) -> None:
+    trainer = f"actor_train: {{device_mapping: '[0, 1]', model_args: {{{arguments}}}}}"
+    result = conversion.convert("roll", BASE.replace("actor_train: {device_mapping: '[0, 1]'}", trainer))
+    assert result.manifest["spec"]["model"].get("lora") == lora
+    told = {note.path.rsplit(".", 1)[-1] for note in result.notes if "lora" in note.path and note.kind is NoteKind.DROPPED}
+    assert told == (set() if lora else {"lora_rank", "lora_alpha"})
+
+
+def test_an_upper_bound_below_one_is_told() -> None:
+    text = "adv_estimator: grpo\npg_variant: tis\ntis_upper_bound: 0.5"
+    assert spec_of(text)["algorithm"]["policyLoss"]["clipHigh"] == 0
+    assert any("below 1" in note.why for note in notes(text, "tis_upper_bound"))
+
+
+def test_a_warm_up_leaves_a_step_of_the_policys_own_to_the_schedule() -> None:
+    arguments = "{warmup_steps: 90, lr_scheduler_type: cosine, gradient_accumulation_steps: 2}"
+    base = BASE.replace("'[0, 1]'}", f"'[0, 1]', training_args: {arguments}}}")
+    text = "adv_estimator: gae\nmax_steps: 20\ncritic_warmup: 5\ncritic: {device_mapping: '[0, 1]'}"
+    result = conversion.convert("roll", f"{base}{text}\n")
+    assert [str(problem) for problem in conversion.problems(result)] == []
+    assert result.manifest["spec"]["training"]["warmupSteps"] == 14
+    (size,) = [note for note in result.notes if note.path == "actor_train.training_args.per_device_train_batch_size"]
+    assert (size.kind, size.value) == (NoteKind.ASSUMED, "8")
+
+
+def test_masks_and_weights_of_samples() -> None:
+    text = """
+adv_estimator: grpo
+max_len_mask: true
+difficulty_mask: true
+error_max_len_clip: true
+error_max_len_threshold: 500
+difficulty_loss_weight: true
+length_loss_weight: false
+"""
+    algorithm = spec_of(text)["algorithm"]
+    assert algorithm["filters"] == {"truncated": True, "minGroupMean": 0.0, "maxGroupMean": 1.0, "maxFailedTokens": 500}
+    assert algorithm["sampleWeights"] == {"difficulty": True}
+
+
+def test_a_bound_that_groups_have_to_keep_is_not_repeated() -> None:
+    filters = "rewards: {math: {query_filter_config: {type: mean_filter, filter_args: {threshold_down: 0.1, threshold_up: 2}}}}"
+    spec = spec_of(f"adv_estimator: grpo\ndifficulty_mask: true\n{filters}")
+    assert spec["rollout"]["groupFilter"] == {"minMean": 0.1, "maxMean": 2.0}
+    assert spec["algorithm"]["filters"] == {"maxGroupMean": 1.0}
+
+
+class TestOverlap:
+    def test_additional_prompts(self) -> None:
+        assert spec_of("is_use_additional_prompts: true\nmax_additional_running_prompts: 5")["rollout"]["extraPrompts"] == 5
+        assert spec_of("is_use_additional_prompts: true")["rollout"]["extraPrompts"] == 16
+        assert "extraPrompts" not in spec_of("max_additional_running_prompts: 5")["rollout"]
+
+    @pytest.mark.parametrize(
+        ("text", "routing"),
+        [
+            ("is_num_return_sequences_expand: false", "Together"),
+            ("is_num_return_sequences_expand: true", None),
+            ("is_num_return_sequences_expand: false\nasync_generation_ratio: 1", None),
+            ("", None),
+        ],
+    )
+    def test_one_request_for_a_group(self, text: str, routing: str | None) -> None:
+        assert spec_of(text)["rollout"].get("groupRouting") == routing
+
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [
+            ("{type: mean_filter, filter_args: {threshold_up: 0.9}}", {"maxMean": 0.9}),
+            ("{type: std_filter, filter_args: {std_threshold: 0}}", {"minStd": 0.0}),
+            ("{type: no_filter}", None),
+            ("{type: mean_filter, filter_args: {threshold_up: .inf, threshold_down: 0.1}}", {"minMean": 0.1}),
+        ],
+    )
+    def test_filters_of_groups(self, config: str, expected: dict[str, float] | None) -> None:
+        assert spec_of(f"rewards: {{math: {{query_filter_config: {config}}}}}")["rollout"].get("groupFilter") == expected
+
+
+class TestValidation:
+    def text(self, arguments: str = "{}", more: str = "eval_steps: 5") -> str:
+        return f"{more}\nvalidation: {{data_args: {{file_name: [a.jsonl]}}, generating_args: {arguments}}}"
+
+    def test_sampling(self) -> None:
+        text = self.text("{temperature: 0.6, top_p: 0.9, num_return_sequences: 4, max_new_tokens: 100}", "eval_steps: 5\nval_batch_size: 8")
+        assert spec_of(text)["validation"] == {
+            "everySteps": 5,
+            "maxPrompts": 1_000_000,
+            "samplesPerPrompt": 4,
+            "maxResponseTokens": 100,
+            "temperature": 0.6,
+            "topP": 0.9,
+        }
+
+    def test_greedy_answers_need_no_further_settings(self) -> None:
+        text = self.text("{temperature: 0, top_p: 0.9, num_return_sequences: 4, max_new_tokens: 9999}")
+        assert spec_of(text)["validation"] == {"everySteps": 5, "maxPrompts": 1_000_000, "temperature": 0.0}
+        for key in ("top_p", "num_return_sequences", "max_new_tokens"):
+            assert notes(text, f"validation.generating_args.{key}")
+
+    def test_roll_s_defaults_are_written_out(self) -> None:
+        assert spec_of(self.text(more=""))["validation"] == {
+            "everySteps": 10,
+            "maxPrompts": 1_000_000,
+            "temperature": 0.95,
+            "topP": 0.7,
+        }
+
+    def test_without_steps_nothing_is_asked(self) -> None:
+        spec = spec_of(self.text("{temperature: 1.0}", "eval_steps: 0"))
+        assert "validation" not in spec
+        assert "validation" not in spec["data"]
