@@ -7,6 +7,7 @@ import pytest
 from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.decide import is_managed
+from rljob_operator.model import Decision
 from tests.unit.operator.builders import at, child, failed_log, scene, summary, time_text
 from tests.unit.operator.cases import CASES, COMPLETED, Case, app_failed, over
 
@@ -108,3 +109,20 @@ def test_only_another_controllers_job_is_not_managed() -> None:
     assert is_managed(scene().job)
     assert is_managed(scene().spec(managedBy="rljob.dev/operator").job)
     assert not is_managed(scene().spec(managedBy="kueue.x-k8s.io/multikueue").job)
+
+
+def messages(decision: Decision) -> dict[str, str]:
+    return {str(type_): value.message for type_, value in decision.conditions.items()}
+
+
+def test_cluster_ready_gives_the_reason_of_running_except_for_restarts() -> None:
+    conflict = messages(scene().taken("math-grpo-a1").decide())
+    assert conflict["ClusterReady"] == conflict["Running"] == conflict["Succeeded"] != ""
+    restarting = messages(scene().restarts(1).failed(1).child(1, "Failed").decide(100))
+    assert restarting["ClusterReady"] == "", "nodes are not what a restart waits for"
+    assert restarting["Running"] == restarting["Succeeded"] != ""
+
+
+def test_a_head_that_exited_with_0_is_reported_without_a_reason() -> None:
+    decision = scene().running().pod("head", head=True, phase="Succeeded").decide()
+    assert messages(decision)["Failed"] == "The driver was lost: Pod head terminated."
