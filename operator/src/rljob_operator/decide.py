@@ -221,7 +221,7 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
         create_attempt=number,
         set_suspend={},
         start_time=situation.started,
-        next_check=_nearest(situation, _active_deadline(situation)),
+        next_check=_earliest(situation, _active_deadline(situation)),
     )
 
 
@@ -239,7 +239,7 @@ def _live(situation: Situation) -> Decision:
     if resume is not None:
         decision = _waiting(situation, Reason.STARTING, f"{resume.message}.", situation.started, resume.next_check)
         decision = replace(decision, set_suspend={resume.to_resume: False} if resume.to_resume else {})
-        return replace(decision, next_check=_nearest(situation, decision.next_check, until))
+        return replace(decision, next_check=_earliest(situation, decision.next_check, until))
     cluster = startup.cluster_ready(situation)
     child = situation.child
     if child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING":
@@ -253,7 +253,7 @@ def _live(situation: Situation) -> Decision:
         attempt=situation.attempt,
         set_suspend={},
         start_time=situation.started,
-        next_check=_nearest(situation, until, _active_deadline(situation)),
+        next_check=_earliest(situation, until, _active_deadline(situation)),
     )
 
 
@@ -282,7 +282,7 @@ def _waiting(
         attempt=situation.attempt,
         set_suspend={},
         start_time=start_time,
-        next_check=_nearest(situation, next_check, _active_deadline(situation)),
+        next_check=_earliest(situation, next_check, _active_deadline(situation)),
     )
 
 
@@ -310,6 +310,6 @@ def _active_deadline(situation: Situation) -> datetime | None:
     return situation.started + timedelta(seconds=limit_s)
 
 
-def _nearest(situation: Situation, *times: datetime | None) -> datetime | None:
-    """The earliest time that is still to come."""
-    return min((time for time in times if time is not None and time > situation.now), default=None)
+def _earliest(situation: Situation, *times: datetime | None) -> datetime | None:
+    """The earliest of several times; now if it has passed, because the pass that starts a clock may find it expired."""
+    return min((max(time, situation.now) for time in times if time is not None), default=None)

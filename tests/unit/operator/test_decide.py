@@ -105,6 +105,14 @@ def test_the_active_deadline_starts_pauses_and_restarts() -> None:
     assert scene().restarts(1).failed(1).child(1, "Failed").decide(200).start_time == at(0), "all attempts share it"
 
 
+def test_an_active_deadline_that_passed_while_the_operator_was_down_is_enforced_at_once() -> None:
+    """The operator died between creating the RayJob and writing the status: its first pass only starts the clock."""
+    built = scene().spec(activeDeadlineSeconds=50).child(1, "Running", job_status="RUNNING", created=at(0))
+    first = built.decide(60)
+    assert (first.start_time, first.next_check) == (at(0), at(60))
+    assert summary(built.written(60).decide(60)) == over("ActiveDeadlineExceeded")
+
+
 def test_only_another_controllers_job_is_not_managed() -> None:
     assert is_managed(scene().job)
     assert is_managed(scene().spec(managedBy="rljob.dev/operator").job)
