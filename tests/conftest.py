@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.golden import SWITCH, Golden
+
 TESTS = Path(__file__).parent
 
 # Set before any test module is imported, because the libraries read these at import time; child processes (Ray workers) inherit them.
@@ -34,6 +36,16 @@ if _SOFT == resource.RLIM_INFINITY or _SOFT > _MEMORY_CEILING_BYTES:
 # One machine's failure is every machine's failure; a slow machine is not a failure.
 settings.register_profile("rljob", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rljob")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(SWITCH, action="store_true", help="write the golden files instead of comparing with them; review the diff")
+
+
+@pytest.fixture(scope="session")
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """golden(path, text) fails where the golden file holds another text."""
+    return Golden(updating=request.config.getoption(SWITCH))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,6 @@
 """The chart through the real helm binary: lint, what it renders for each way of using it, and what it refuses.
 
-`python -m e2e.cluster build` makes the binary; RLJOB_E2E_HELM or a helm 4 on the PATH serves as well. After a wanted change of the chart:
-RLJOB_UPDATE_GOLDEN=1 pytest tests/integration/test_helm.py
+`python -m e2e.cluster build` makes the binary; RLJOB_E2E_HELM or a helm 4 on the PATH serves as well.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import yaml
 
 from e2e.cluster.build import binary
 from tests.layout.tree import ROOT
+from tests.support.golden import Golden
 from tests.unit.helm.chart import CHART
 
 GOLDEN = ROOT / "tests" / "golden" / "helm"
@@ -64,16 +64,13 @@ def test_lint(helm: Path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_rendered(helm: Path, case: str):
+def test_what_is_rendered(helm: Path, case: str, golden: Golden):
     rendered = objects(render(helm, "--values", GOLDEN / f"{case}.values.yaml"))
     # The policy is generated and compared elsewhere.
     own = [m for m in rendered.values() if not m["kind"].startswith("ValidatingAdmissionPolicy")]
     assert len(rendered) - len(own) == 2
     text = yaml.safe_dump_all(own, sort_keys=False, width=140)
-    golden = GOLDEN / f"{case}.yaml"
-    if os.environ.get("RLJOB_UPDATE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text(), "RLJOB_UPDATE_GOLDEN=1 writes the golden files anew"
+    golden(GOLDEN / f"{case}.yaml", text)
 
 
 @pytest.mark.parametrize("case", CASES)

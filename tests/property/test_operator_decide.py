@@ -1,4 +1,4 @@
-"""Promises of the operator's decisions over random observations: QUIET, TERMINAL, ONE-CHILD, and attempts that never count down."""
+"""Invariants of the operator's decisions over random observations: QUIET, TERMINAL, ONE-CHILD, and attempts that never decrease."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rljob_operator import events, status, views
 from rljob_operator.decide import decide
 from rljob_operator.model import Decision
 from rljob_operator.policies.situation import is_live
-from tests.unit.operator.builders import NAME, Scene, at, child, scene, time_text, word
+from tests.unit.operator.builders import NAME, Scene, at, child, failed_log, scene, time_text
 
 MAX_BYTES = 10_000
 PROGRESS = {"attempt": 98, "step": 10**6, "totalSteps": 10**6, "reward": "-" + "9" * 30, "lastUpdateTime": time_text(0)}
-MAX_LOOKS = 4
-"""Looks at one time until nothing is left to do: record, delete, create, and one that finds nothing."""
+MAX_PASSES = 4
+"""Passes at one time until nothing is left to do: record, delete, create, and one that finds nothing."""
 
 seconds = st.integers(0, 4000)
 numbers = st.integers(1, 4)
 noise = st.builds(lambda piece, times: (piece * times)[:6000], st.text(min_size=1, max_size=8), st.integers(0, 2000))
-logs = st.one_of(noise, st.builds(lambda reason, text: word(reason, text, "actor_train-0"), st.sampled_from(list(Reason)), noise)).map(
-    views.digest
-)
+logs = st.one_of(
+    noise, st.builds(lambda reason, text: failed_log(reason, text, "actor_train-0"), st.sampled_from(list(Reason)), noise)
+).map(views.digest)
 messages = noise.map(lambda text: views.clean(text, views.MAX_TEXT))
 reasons = st.sampled_from(list(Reason))
 rules = st.fixed_dictionaries({"reason": reasons.map(str), "action": st.sampled_from(["Restart", "Fail"])})
@@ -61,7 +61,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def stored(draw: st.DrawFn) -> dict[str, Any]:
-    """Statuses as an operator may have left them, whole or in part."""
+    """Statuses as an operator may have left them, complete or partial."""
     fields: dict[str, Any] = {}
     if draw(st.booleans()):
         fields["attempt"] = draw(numbers)
@@ -123,7 +123,7 @@ def with_status(before: Scene, rendered: dict[str, Any]) -> Scene:
 
 
 def act(before: Scene, decision: Decision, *, gone_at_once: bool) -> Scene:
-    """Do what was decided."""
+    """Carry out a decision."""
     before.children = [replace(c, suspend=decision.set_suspend.get(c.name, c.suspend)) for c in before.children]
     if gone_at_once:
         before.children = [c for c in before.children if c.name not in decision.delete_children]
@@ -142,24 +142,24 @@ relaxed = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow
 
 @relaxed
 @given(built=scenes(), now=seconds, gone_at_once=st.booleans())
-def test_quiet_terminal_one_child_and_attempts_that_never_count_down(built: Scene, now: int, gone_at_once: bool) -> None:
-    for _ in range(MAX_LOOKS):
+def test_quiet_terminal_one_child_and_attempts_that_never_decrease(built: Scene, now: int, gone_at_once: bool) -> None:
+    for _ in range(MAX_PASSES):
         observed = built.observed()
         decision = decide(observed, at(now))
         rendered = status.render(observed, decision, at(now))
         one_child(built, decision)
-        never_down(built, decision)
+        never_decreases(built, decision)
         acceptable(rendered)
         assert json.dumps(status.render(observed, decide(observed, at(now)), at(now))) == json.dumps(rendered)
-        news = events.events(built.job.status, rendered)
-        assert len(news) <= len(ConditionType)
+        emitted = events.events(built.job.status, rendered)
+        assert len(emitted) <= len(ConditionType)
         if not has_actions(decision) and not status.changed(built.job.status, rendered):
-            assert news == ()
+            assert emitted == ()
             return
         if decision.delete_job:
             return
         built = act(with_status(built, rendered), decision, gone_at_once=gone_at_once)
-    raise AssertionError(f"still {decision} after {MAX_LOOKS} looks at the same time")
+    raise AssertionError(f"still {decision} after {MAX_PASSES} passes at the same time")
 
 
 @relaxed
@@ -205,7 +205,7 @@ def one_child(built: Scene, decision: Decision) -> None:
     assert decision.attempt == decision.create_attempt
 
 
-def never_down(built: Scene, decision: Decision) -> None:
+def never_decreases(built: Scene, decision: Decision) -> None:
     known = [c.attempt for c in built.children if c.owner_uid == built.job.uid]
     highest = max([built.job.status.get("attempt", 0), *known])
     assert (decision.attempt or 0) in (highest, decision.create_attempt)

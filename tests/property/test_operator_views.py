@@ -52,6 +52,6 @@ def test_a_digest_keeps_the_last_word_and_is_small(log: str, lines: list[str], r
     found = failure.decode(views.digest(text))
     assert found is not None
     assert found.reason is reason
-    assert found.message == views.clean(message, views.MAX_WORD)
+    assert found.message == views.clean(message, views.MAX_TERMINATION_MESSAGE)
     assert len(views.digest(text)) < views.MAX_TEXT + views.MAX_LOG + 4 * failure.MAX_MESSAGE
     assert views.digest(text).count(failure.MARKER) == 1

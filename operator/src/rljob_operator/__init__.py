@@ -1,1 +1,1 @@
-"""The RLJob operator: observes RLJobs and their RayJobs, decides, applies, writes one status."""
+"""The RLJob operator: observes RLJobs and their RayJobs, decides, acts, and writes one status."""

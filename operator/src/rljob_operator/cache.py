@@ -1,14 +1,14 @@
-"""What the watches, the lists and the operator's own writes told, by job. No I/O.
+"""In-memory state of the watched kinds, grouped by RLJob; fed by watches, lists and the answers to own writes. No I/O.
 
 ::
 
     watch event, page of a list, answer to an own write --put--> newer resourceVersion wins --> views by job --> observe()
 
-An RLJob is kept as compressed JSON and decoded when it is looked at (a quickstart costs less than 2 kB so); of its children only
-what decisions need. Every operation costs the same however many jobs there are, a sweep after a full list aside.
+An RLJob is kept as compressed JSON and decoded on access (a quickstart takes less than 2 kB); of its children only what decisions need
+is kept. The cost of an operation does not depend on the number of jobs, except for a sweep after a full list.
 
-Read-your-writes: the answer to every own write is put in at once, and an older event that arrives later changes nothing. An object that
-is gone stays remembered by its version for a while, so that the late answer to an own write cannot bring it back.
+Read-your-writes: the answer to an own write is stored at once, and an older event that arrives later has no effect. The version of a
+deleted object is remembered for a while, so that a late answer to an own write cannot resurrect it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rljob_operator.model import ChildView, ClusterView, JobView, Key, Manifest,
 from rljob_operator.protocol import WATCHED, Kind
 
 NUM_TOMBSTONES: Final = 20_000
-"""Deleted objects that are remembered by their version."""
+"""Maximum number of deleted objects whose version is remembered."""
 
 View = ChildView | ClusterView | PodView
 ObjectKey = tuple[Kind, str, str]
@@ -40,12 +40,12 @@ ObjectKey = tuple[Kind, str, str]
 
 
 class Source(Enum):
-    """Who tells."""
+    """Where an object came from."""
 
     WATCH = auto()
     """A watch."""
     OTHER = auto()
-    """A list, a read, or the answer to an own write: the watch still owes it."""
+    """A list, a read, or the answer to an own write; the watch has yet to deliver it."""
 
 
 @dataclass(slots=True)
@@ -63,38 +63,38 @@ class _Child:
 
 
 @dataclass(slots=True)
-class _Family:
-    """One RLJob and what carries its label."""
+class _JobEntry:
+    """One RLJob and the objects that carry its label."""
 
     job: _Job | None = None
-    members: dict[tuple[Kind, str], _Child] = field(default_factory=dict)
+    children: dict[tuple[Kind, str], _Child] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return self.job is None and not self.members
+        return self.job is None and not self.children
 
 
 class Cache:
     """Views of the watched kinds."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Empty; ``clock_s`` measures how long a watch owes something."""
+        """Start empty; ``clock_s`` measures how far a watch lags."""
         self._clock_s = clock_s
-        self._families: dict[Key, _Family] = {}
+        self._entries: dict[Key, _JobEntry] = {}
         self._owners: dict[ObjectKey, Key] = {}
-        self._gone: OrderedDict[ObjectKey, int] = OrderedDict()
-        self._owed: dict[Kind, dict[ObjectKey, tuple[int, float]]] = {kind: {} for kind in WATCHED}
+        self._tombstones: OrderedDict[ObjectKey, int] = OrderedDict()
+        self._undelivered: dict[Kind, dict[ObjectKey, tuple[int, float]]] = {kind: {} for kind in WATCHED}
         self._reasons: Counter[str] = Counter()
 
-    # --- what is known -------------------------------------------------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------------------------------------------
 
     def job(self, key: Key) -> JobView | None:
-        """The RLJob, or None."""
-        family = self._families.get(key)
-        return None if family is None or family.job is None else views.job_view(_unpack(family.job.packed))
+        """The RLJob, or None if it is not known."""
+        entry = self._entries.get(key)
+        return None if entry is None or entry.job is None else views.job_view(_unpack(entry.job.packed))
 
     def children(self, key: Key) -> tuple[ChildView, ...]:
-        """RayJobs that carry the job's label, whoever owns them, by attempt."""
+        """RayJobs that carry the job's label, whatever their owner, by attempt."""
         return tuple(sorted((view for view in self._views(key) if isinstance(view, ChildView)), key=lambda view: (view.attempt, view.name)))
 
     def clusters(self, key: Key) -> tuple[ClusterView, ...]:
@@ -106,91 +106,93 @@ class Cache:
         return tuple(sorted((view for view in self._views(key) if isinstance(view, PodView)), key=lambda view: view.name))
 
     def uid(self, kind: Kind, key: Key, name: str) -> str | None:
-        """UID of an object of a job, other than the RLJob itself."""
-        family = self._families.get(key)
-        child = None if family is None else family.members.get((kind, name))
+        """UID of an object that carries the job's label."""
+        entry = self._entries.get(key)
+        child = None if entry is None else entry.children.get((kind, name))
         return None if child is None else child.uid
 
     def keys(self) -> list[Key]:
         """All RLJobs."""
-        return [key for key, family in self._families.items() if family.job is not None]
+        return [key for key, entry in self._entries.items() if entry.job is not None]
 
     def num_jobs_by_reason(self) -> Mapping[str, int]:
-        """RLJobs by the reason of their condition Succeeded; may be called from another thread."""
+        """Number of RLJobs by the reason of condition Succeeded; safe to call from another thread."""
         return {reason: count for reason, count in dict(self._reasons).items() if count}
 
     def watch_ages_s(self) -> Mapping[str, float]:
-        """For how many seconds each watch has owed something that is known otherwise; may be called from another thread."""
+        """Age in seconds of the oldest change that a watch has not delivered yet, by kind; safe to call from another thread."""
         now = self._clock_s()
-        return {str(kind): max((now - since for _, since in dict(owed).values()), default=0.0) for kind, owed in self._owed.items()}
+        return {
+            str(kind): max((now - since for _, since in dict(pending).values()), default=0.0) for kind, pending in self._undelivered.items()
+        }
 
-    # --- what is told --------------------------------------------------------------------------------------------------------------
+    # --- updates --------------------------------------------------------------------------------------------------------------------
 
     def put(self, kind: Kind, obj: Manifest, source: Source) -> Key | None:
-        """Take in an object. The job to look at because of it, or None when that told nothing new."""
+        """Store an object. Returns the job to reconcile, or None if nothing relevant changed."""
         metadata = obj["metadata"]
         where = (kind, sys.intern(metadata["namespace"]), metadata["name"])
         version = int(metadata["resourceVersion"])
-        self._note_owed(where, version, source)
+        self._track_delivery(where, version, source)
         key = self._key(kind, metadata)
         if key is None:
-            # The label was taken away, which a watch that selects by it tells as a deletion; a list does not name it at all.
+            # The label was removed: a watch that selects by it reports a deletion, and a list does not contain the object.
             return self._drop(where)
-        if version <= self._gone.get(where, -1):
+        if version <= self._tombstones.get(where, -1):
             return None
-        self._gone.pop(where, None)
+        self._tombstones.pop(where, None)
         if kind is Kind.RLJOB:
             return key if self._put_job(key, version, obj) else None
         return key if self._put_child(where, key, version, obj) else None
 
     def remove(self, kind: Kind, obj: Manifest) -> Key | None:
-        """A watch says that an object is deleted. The job to look at, or None when that told nothing new."""
+        """Handle a deletion seen by a watch. Returns the job to reconcile, or None if nothing relevant changed."""
         metadata = obj["metadata"]
         where = (kind, metadata["namespace"], metadata["name"])
         version = int(metadata["resourceVersion"])
-        self._note_owed(where, version, Source.WATCH)
+        self._track_delivery(where, version, Source.WATCH)
         current = self._version(where)
         if current is not None and current > version:
-            return None  # deleted and made anew; the new one is known already
-        self._bury(where, version)
+            return None  # deleted and created again; the new object is known already
+        self._add_tombstone(where, version)
         return self._drop(where)
 
     def forget(self, kind: Kind, namespace: str, name: str) -> Key | None:
-        """The API server says that an object that is known here is not there. The job to look at, or None."""
+        """Drop an object that the API server does not have. Returns the job to reconcile, or None if the object was unknown."""
         where = (kind, namespace, name)
         current = self._version(where)
         if current is None:
             return None
-        self._bury(where, current)
-        self._owed[kind].pop(where, None)
+        self._add_tombstone(where, current)
+        self._undelivered[kind].pop(where, None)
         return self._drop(where)
 
     def versions(self, kind: Kind, namespaces: tuple[str, ...] = ()) -> dict[ObjectKey, int]:
-        """resourceVersion of every known object of a kind."""
+        """The resourceVersion of every known object of a kind."""
         if kind is Kind.RLJOB:
             found: dict[ObjectKey, int] = {
-                (kind, key.namespace, key.name): family.job.version for key, family in self._families.items() if family.job is not None
+                (kind, key.namespace, key.name): entry.job.version for key, entry in self._entries.items() if entry.job is not None
             }
         else:
-            found = {where: self._families[key].members[kind, where[2]].version for where, key in self._owners.items() if where[0] is kind}
+            found = {where: self._entries[key].children[kind, where[2]].version for where, key in self._owners.items() if where[0] is kind}
         return {where: version for where, version in found.items() if not namespaces or where[1] in namespaces}
 
     def sweep(self, kind: Kind, present: set[ObjectKey], version: int, namespaces: tuple[str, ...] = ()) -> list[Key]:
-        """After a full list as of ``version``: forget what is not in it and not newer. The jobs to look at."""
+        """After a full list as of ``version``, drop objects that are neither in it nor newer. Returns the jobs to reconcile."""
         keys = []
         for where, known in self.versions(kind, namespaces).items():
             if where not in present and known <= version:
-                self._bury(where, version)
-                self._owed[kind].pop(where, None)
+                self._add_tombstone(where, version)
+                self._undelivered[kind].pop(where, None)
                 key = self._drop(where)
                 keys += [] if key is None else [key]
         return keys
 
-    # --- inside --------------------------------------------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------------------------------------------
 
     def _views(self, key: Key) -> list[View]:
-        family = self._families.get(key)
-        return [] if family is None else [child.view for child in family.members.values()]
+        entry = self._entries.get(key)
+        return [] if entry is None else [child.view for child in entry.children.values()]
 
     def _key(self, kind: Kind, metadata: Mapping[str, Any]) -> Key | None:
         if kind is Kind.RLJOB:
@@ -203,19 +205,19 @@ class Cache:
     def _version(self, where: ObjectKey) -> int | None:
         kind, namespace, name = where
         if kind is Kind.RLJOB:
-            family = self._families.get(Key(namespace=namespace, name=name))
-            return None if family is None or family.job is None else family.job.version
+            entry = self._entries.get(Key(namespace=namespace, name=name))
+            return None if entry is None or entry.job is None else entry.job.version
         key = self._owners.get(where)
-        return None if key is None else self._families[key].members[kind, name].version
+        return None if key is None else self._entries[key].children[kind, name].version
 
     def _put_job(self, key: Key, version: int, obj: Manifest) -> bool:
-        family = self._families.setdefault(key, _Family())
-        if family.job is not None and family.job.version >= version:
+        entry = self._entries.setdefault(key, _JobEntry())
+        if entry.job is not None and entry.job.version >= version:
             return False
-        if family.job is not None:
-            self._reasons[family.job.reason] -= 1
+        if entry.job is not None:
+            self._reasons[entry.job.reason] -= 1
         reason = _succeeded_reason(obj)
-        family.job = _Job(version=version, packed=_pack(obj), reason=reason)
+        entry.job = _Job(version=version, packed=_pack(obj), reason=reason)
         self._reasons[reason] += 1
         return True
 
@@ -228,9 +230,9 @@ class Cache:
         former = self._owners.get(where)
         if former is not None and former != key:
             self._drop(where)
-        members = self._families.setdefault(key, _Family()).members
-        known = members.get((kind, name))
-        members[kind, name] = _Child(version=version, uid=obj["metadata"]["uid"], view=view)
+        children = self._entries.setdefault(key, _JobEntry()).children
+        known = children.get((kind, name))
+        children[kind, name] = _Child(version=version, uid=obj["metadata"]["uid"], view=view)
         self._owners[where] = key
         return known is None or known.view != view or known.uid != obj["metadata"]["uid"]
 
@@ -238,38 +240,38 @@ class Cache:
         kind, namespace, name = where
         if kind is Kind.RLJOB:
             key = Key(namespace=namespace, name=name)
-            family = self._families.get(key)
-            if family is None or family.job is None:
+            entry = self._entries.get(key)
+            if entry is None or entry.job is None:
                 return None
-            self._reasons[family.job.reason] -= 1
-            family.job = None
+            self._reasons[entry.job.reason] -= 1
+            entry.job = None
         else:
             owner = self._owners.pop(where, None)
             if owner is None:
                 return None
             key = owner
-            family = self._families[key]
-            del family.members[kind, name]
-        if family.is_empty:
-            del self._families[key]
+            entry = self._entries[key]
+            del entry.children[kind, name]
+        if entry.is_empty:
+            del self._entries[key]
         return key
 
-    def _bury(self, where: ObjectKey, version: int) -> None:
-        self._gone[where] = max(version, self._gone.get(where, 0))
-        self._gone.move_to_end(where)
-        if len(self._gone) > NUM_TOMBSTONES:
-            self._gone.popitem(last=False)
+    def _add_tombstone(self, where: ObjectKey, version: int) -> None:
+        self._tombstones[where] = max(version, self._tombstones.get(where, 0))
+        self._tombstones.move_to_end(where)
+        if len(self._tombstones) > NUM_TOMBSTONES:
+            self._tombstones.popitem(last=False)
 
-    def _note_owed(self, where: ObjectKey, version: int, source: Source) -> None:
-        """Keep account of what the watch has still to tell."""
-        owed = self._owed[where[0]]
+    def _track_delivery(self, where: ObjectKey, version: int, source: Source) -> None:
+        """Keep track of versions that the watch has not delivered yet."""
+        pending = self._undelivered[where[0]]
         if source is Source.WATCH:
-            if where in owed and owed[where][0] <= version:
-                del owed[where]
+            if where in pending and pending[where][0] <= version:
+                del pending[where]
             return
         current = self._version(where)
-        if (current is None or current < version) and self._gone.get(where, -1) < version:
-            owed[where] = (version, owed[where][1] if where in owed else self._clock_s())
+        if (current is None or current < version) and self._tombstones.get(where, -1) < version:
+            pending[where] = (version, pending[where][1] if where in pending else self._clock_s())
 
 
 def _view(kind: Kind, obj: Manifest) -> View:
@@ -279,7 +281,7 @@ def _view(kind: Kind, obj: Manifest) -> View:
 
 
 def _pack(obj: Manifest) -> bytes:
-    """The object without what no decision needs."""
+    """The object without the parts that no decision needs."""
     metadata = {name: value for name, value in obj["metadata"].items() if name not in ("managedFields", "annotations")}
     return zlib.compress(to_json({**obj, "metadata": metadata}), 1)
 

@@ -1,29 +1,29 @@
-r"""What to do about one RLJob: pure, level-triggered, from what is observed now and nothing else.
+r"""Decides what to do about one RLJob: pure, level-triggered, a function of the current observation and nothing else.
 
 ::
 
     Observed, now --assess--> Situation
                                  |
        being deleted, not ours   +--> nothing
-       finished, as stored       +--> delete a RayJob that still lives; delete the job after its time to live
+       finished, as stored       +--> delete a RayJob that is still live; delete the RLJob once its TTL has expired
                                  |
-       RayJob SUCCEEDED          +--> Succeeded=True, for good
-       attempt ended otherwise   +--> record the failure ---- no restart left ----> Failed=True, for good
-         (own end, RayJob gone,  |                      \--- restart --------> Restarting
-          head lost, start-up    |
-          deadline)              |
-       active deadline           +--> record the failure, Failed=True, for good
+       RayJob SUCCEEDED          +--> Succeeded=True, final
+       attempt ended otherwise   +--> record the failure ---- no restart left ----> Failed=True, final
+         (driver exit, RayJob    |                      \--- restart --------> Restarting
+          deleted, head lost,    |
+          startup deadline)      |
+       active deadline           +--> record the failure, Failed=True, final
                                  |
-       failure recorded          +--> delete its RayJob if it lives --> backoff, old head pod --> create attempt n + 1
+       failure recorded          +--> delete its RayJob if live --> backoff, previous head pod --> create attempt n + 1
        no attempt yet            +--> create attempt 1
-       RayJob lives              +--> hold, resume, or tell how far its start is
+       RayJob live               +--> hold, resume, or report startup progress
 
-    Decision --> actions, then one status, then events
+    Decision --> actions, then one status write, then events
 
-The first line that applies wins. Spec invalid, spec.suspend, a refused child and a taken name stand between "create" and the act.
+The first matching line wins. An invalid spec, spec.suspend, a rejected child and a name conflict each prevent "create".
 
-Named promises (tests/property/test_operator_decide.py): QUIET (what was decided, once done, is not decided again), TERMINAL (a finished job
-stays as it is), ONE-CHILD (no attempt is made while another one's RayJob lives), and attempts never count down.
+Invariants (tests/property/test_operator_decide.py): QUIET (a decision that has been carried out is not made again), TERMINAL (a finished
+job stays as it is), ONE-CHILD (no attempt is created while the RayJob of another one is live), and attempt numbers never decrease.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from rljob_operator.model import ConditionValue, Decision, Failure, Observed
 from rljob_operator.policies import admission, deadline, failure, handover, restart, startup, success, ttl
 from rljob_operator.policies import suspend as suspension
 from rljob_operator.policies.admission import is_managed
-from rljob_operator.policies.situation import Recorded, Situation, assess
+from rljob_operator.policies.situation import RecordedFailure, Situation, assess
 
 __all__ = ["decide", "is_managed"]
 
 TAKEN_RETRY = timedelta(seconds=30)
-"""When to look again whether a taken name is free."""
+"""Retry interval after a name conflict."""
 REJECTED_RETRY = timedelta(seconds=60)
-"""When to try again to make a child that the API server refused: a quota or policy may have changed."""
+"""Retry interval after the API server rejected a child: a quota or policy may have changed."""
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
 def decide(observed: Observed, now: datetime) -> Decision:
-    """Decide about one RLJob at a time with a zone."""
+    """Decide about one RLJob; ``now`` is timezone-aware."""
     situation = assess(observed, now)
     if situation.job.deleting or not is_managed(situation.job):
         return _unchanged(situation)
     if situation.is_finished:
         return _finished(situation)
     decision = _unfinished(situation)
-    strays = tuple(child.name for child in situation.strays if not child.deleting)
-    return replace(decision, delete_children=(*decision.delete_children, *strays)) if strays else decision
+    orphans = tuple(child.name for child in situation.orphans if not child.deleting)
+    return replace(decision, delete_children=(*decision.delete_children, *orphans)) if orphans else decision
 
 
 def _unfinished(situation: Situation) -> Decision:
@@ -78,7 +78,7 @@ def _unfinished(situation: Situation) -> Decision:
     return _live(situation)
 
 
-# --- ends ---------------------------------------------------------------------------------------------------------------------------
+# --- terminal -----------------------------------------------------------------------------------------------------------------------
 
 
 def _unchanged(situation: Situation) -> Decision:
@@ -86,7 +86,7 @@ def _unchanged(situation: Situation) -> Decision:
 
 
 def _finished(situation: Situation) -> Decision:
-    """The job is over: what is stored stays; nothing of it may hold devices; then its time to live."""
+    """The job is finished: its status is final, its RayJobs must release their devices, then its TTL runs."""
     live = [situation.child] if situation.live_child is not None and situation.child is not None else []
     expiry = ttl.expires(situation)
     is_expired = expiry is not None and expiry <= situation.now
@@ -94,7 +94,7 @@ def _finished(situation: Situation) -> Decision:
         conditions=situation.stored,
         attempt=situation.attempt,
         set_suspend={},
-        delete_children=tuple(child.name for child in (*situation.strays, *live) if not child.deleting),
+        delete_children=tuple(child.name for child in (*situation.orphans, *live) if not child.deleting),
         delete_job=is_expired,
         start_time=situation.start_time,
         completion_time=situation.completion_time or situation.now,
@@ -103,15 +103,15 @@ def _finished(situation: Situation) -> Decision:
 
 
 def _succeeded(situation: Situation) -> Decision:
-    gone = ConditionValue(status=FALSE, reason=Reason.COMPLETED, message="All steps are done.")
+    inactive = ConditionValue(status=FALSE, reason=Reason.COMPLETED, message="All training steps completed.")
     return Decision(
         conditions={
             ConditionType.ACCEPTED: admission.accepted(situation),
             ConditionType.SUSPENDED: _not_suspended(situation, Reason.COMPLETED),
-            ConditionType.CLUSTER_READY: gone,
-            ConditionType.RUNNING: gone,
-            ConditionType.SUCCEEDED: replace(gone, status=TRUE),
-            ConditionType.FAILED: replace(gone, message=""),
+            ConditionType.CLUSTER_READY: inactive,
+            ConditionType.RUNNING: inactive,
+            ConditionType.SUCCEEDED: replace(inactive, status=TRUE),
+            ConditionType.FAILED: replace(inactive, message=""),
         },
         attempt=situation.attempt,
         set_suspend={},
@@ -122,19 +122,19 @@ def _succeeded(situation: Situation) -> Decision:
 
 
 def _attempt_failed(situation: Situation, found: Failure) -> Decision:
-    """The attempt's end is not in the status yet. What follows is told now and done later, see Decision."""
-    return _after_failure(situation, Recorded(failure=found, time=situation.now), is_new=True)
+    """The failure is not in the status yet: report what follows now, act on it in a later pass (see Decision)."""
+    return _after_failure(situation, RecordedFailure(failure=found, time=situation.now), is_new=True)
 
 
-def _after_failure(situation: Situation, recorded: Recorded, *, is_new: bool) -> Decision:
-    verdict = restart.judge(situation.options, recorded)
-    if not verdict.is_restart:
-        ended = recorded.failure
-        first, _, rest = ended.message.partition("\n")
-        message = " ".join(part for part in (first, verdict.explanation) if part) + (f"\n{rest}" if rest else "")
-        return _failed(situation, ended, message, is_new=is_new)
+def _after_failure(situation: Situation, recorded: RecordedFailure, *, is_new: bool) -> Decision:
+    next_step = restart.evaluate(situation.options, recorded)
+    if not next_step.is_restart:
+        final = recorded.failure
+        first, _, rest = final.message.partition("\n")
+        message = " ".join(part for part in (first, next_step.explanation) if part) + (f"\n{rest}" if rest else "")
+        return _failed(situation, final, message, is_new=is_new)
     decision = _restart(situation, recorded)
-    if is_new:  # first stored, then acted on
+    if is_new:  # stored first, acted on afterwards
         return replace(
             decision,
             attempt=situation.attempt,
@@ -146,35 +146,35 @@ def _after_failure(situation: Situation, recorded: Recorded, *, is_new: bool) ->
     return decision
 
 
-def _failed(situation: Situation, ended: Failure, message: str, *, is_new: bool) -> Decision:
-    short = ConditionValue(status=FALSE, reason=ended.reason, message=failure.headline(message))
+def _failed(situation: Situation, final: Failure, message: str, *, is_new: bool) -> Decision:
+    short = ConditionValue(status=FALSE, reason=final.reason, message=failure.headline(message))
     return Decision(
         conditions={
-            ConditionType.ACCEPTED: admission.accepted(situation, ended),
-            ConditionType.SUSPENDED: _not_suspended(situation, ended.reason),
+            ConditionType.ACCEPTED: admission.accepted(situation, final),
+            ConditionType.SUSPENDED: _not_suspended(situation, final.reason),
             ConditionType.CLUSTER_READY: replace(short, message=""),
             ConditionType.RUNNING: replace(short, message=""),
             ConditionType.SUCCEEDED: short,
-            ConditionType.FAILED: ConditionValue(status=TRUE, reason=ended.reason, message=message),
+            ConditionType.FAILED: ConditionValue(status=TRUE, reason=final.reason, message=message),
         },
         attempt=situation.attempt,
         set_suspend={},
-        failure=ended if is_new else None,
+        failure=final if is_new else None,
         start_time=situation.start_time,
         completion_time=situation.now,
-        next_check=situation.now,  # a RayJob that still lives is deleted once this is stored
+        next_check=situation.now,  # a RayJob that is still live is deleted once this is stored
     )
 
 
-# --- starts -------------------------------------------------------------------------------------------------------------------------
+# --- active -------------------------------------------------------------------------------------------------------------------------
 
 
-def _restart(situation: Situation, recorded: Recorded) -> Decision:
-    """A failed attempt is followed by another, once its RayJob has ended or is gone."""
+def _restart(situation: Situation, recorded: RecordedFailure) -> Decision:
+    """Start the next attempt once the RayJob of the failed one has ended or is gone."""
     child = situation.live_child
     if child is None:
         return _start(situation, recorded.failure.attempt + 1, recorded)
-    message = f"{restart.story(situation.options, recorded)}, when RayJob {child.name} is gone."
+    message = f"{restart.summary(situation.options, recorded)} once RayJob {child.name} is gone."
     if situation.options.suspend:
         held = suspension.Hold(reason=Reason.SUSPENDED, is_released=False, message=f"spec.suspend is true. {message}")
         decision = _held(situation, held)
@@ -183,37 +183,37 @@ def _restart(situation: Situation, recorded: Recorded) -> Decision:
     return replace(decision, delete_children=() if child.deleting else (child.name,))
 
 
-def _start(situation: Situation, number: int, after: Recorded | None) -> Decision:
-    """Make an attempt unless something stands in the way; ``after`` is the failure it follows."""
+def _start(situation: Situation, number: int, after: RecordedFailure | None) -> Decision:
+    """Create an attempt unless something prevents it; ``after`` is the failure it follows."""
     observed, start_time = situation.observed, situation.start_time
-    story = "" if after is None else restart.story(situation.options, after)
+    summary = "" if after is None else restart.summary(situation.options, after)
     hold = suspension.hold(situation)
     if not situation.is_spec_valid:
         start_time = start_time if hold is None else None
-        decision = _waiting(situation, Reason.SPEC_INVALID, "No RayJob is made from an invalid spec.", start_time)
+        decision = _waiting(situation, Reason.SPEC_INVALID, "No RayJob is created from an invalid spec.", start_time)
         suspended = {} if hold is None else {ConditionType.SUSPENDED: _held(situation, hold).conditions[ConditionType.SUSPENDED]}
         return replace(decision, conditions={**decision.conditions, **suspended})
     if hold is not None:
-        return _held(situation, replace(hold, message=f"{hold.message} {story}." if story else hold.message))
+        return _held(situation, replace(hold, message=f"{hold.message} {summary}." if summary else hold.message))
     if observed.rejected is not None:
         message = failure.headline(observed.rejected)
         return _waiting(situation, Reason.CHILD_REJECTED, message, start_time, situation.now + REJECTED_RETRY)
     if observed.taken_name is not None:
-        message = f"{observed.taken_name} exists and is not this job's; delete it, or give the RLJob another name."
+        message = f"{observed.taken_name} already exists and is not owned by this RLJob; delete it or rename the RLJob."
         return _waiting(situation, Reason.CHILD_NAME_TAKEN, message, start_time, situation.now + TAKEN_RETRY)
     reason = Reason.STARTING if after is None else Reason.RESTARTING
-    story = story or f"Attempt {number} starts"
-    if situation.strays:
-        return _waiting(situation, reason, f"{story}, when RayJob {situation.strays[0].name} is gone.", start_time)
+    summary = summary or f"Attempt {number} starts"
+    if situation.orphans:
+        return _waiting(situation, reason, f"{summary} once RayJob {situation.orphans[0].name} is gone.", start_time)
     ended = situation.job.created if after is None else after.time
     begin = ended if after is None else ended + restart.backoff(situation.options, after.failure.attempt)
     if begin > situation.now:
-        return _waiting(situation, reason, f"{story}.", start_time, begin)
+        return _waiting(situation, reason, f"{summary}.", start_time, begin)
     wait = handover.wait_for_heads(situation, since=ended)
     if wait is not None:
-        return _waiting(situation, reason, f"{story}, when {wait.message}.", start_time, wait.until)
-    # The words of a RayJob that was just seen, so that seeing it is not another status to write.
-    waiting = _waits_for_nodes(number, Reason.STARTING)
+        return _waiting(situation, reason, f"{summary} once {wait.message}.", start_time, wait.until)
+    # The same text as for a RayJob that was just observed, so that observing it does not cause another status write.
+    waiting = _waiting_for_nodes(number, Reason.STARTING)
     cluster = replace(waiting, message=startup.count_text(0, situation.options.num_nodes))
     return Decision(
         conditions=_open(situation, cluster, waiting),
@@ -221,16 +221,16 @@ def _start(situation: Situation, number: int, after: Recorded | None) -> Decisio
         create_attempt=number,
         set_suspend={},
         start_time=situation.started,
-        next_check=_nearest(situation, _active_deadline(situation)),
+        next_check=_earliest(situation, _active_deadline(situation)),
     )
 
 
-def _waits_for_nodes(attempt: int, reason: Reason) -> ConditionValue:
-    return ConditionValue(status=FALSE, reason=reason, message=f"Attempt {attempt} waits for its nodes.")
+def _waiting_for_nodes(attempt: int, reason: Reason) -> ConditionValue:
+    return ConditionValue(status=FALSE, reason=reason, message=f"Attempt {attempt} is waiting for its nodes.")
 
 
 def _live(situation: Situation) -> Decision:
-    """The RayJob of the current attempt lives."""
+    """The RayJob of the current attempt is live."""
     hold = suspension.hold(situation)
     if hold is not None:
         return _held(situation, hold)
@@ -239,26 +239,26 @@ def _live(situation: Situation) -> Decision:
     if resume is not None:
         decision = _waiting(situation, Reason.STARTING, f"{resume.message}.", situation.started, resume.next_check)
         decision = replace(decision, set_suspend={resume.to_resume: False} if resume.to_resume else {})
-        return replace(decision, next_check=_nearest(situation, decision.next_check, until))
+        return replace(decision, next_check=_earliest(situation, decision.next_check, until))
     cluster = startup.cluster_ready(situation)
     child = situation.child
     if child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING":
-        running = ConditionValue(status=TRUE, reason=Reason.RUNNING, message=f"Attempt {child.attempt} trains.")
+        running = ConditionValue(status=TRUE, reason=Reason.RUNNING, message=f"Attempt {child.attempt} is training.")
     elif cluster.status is TRUE:
-        running = ConditionValue(status=FALSE, reason=Reason.STARTING, message=f"The driver of attempt {situation.attempt} starts.")
+        running = ConditionValue(status=FALSE, reason=Reason.STARTING, message=f"The driver of attempt {situation.attempt} is starting.")
     else:
-        running = _waits_for_nodes(situation.attempt or 1, cluster.reason)
+        running = _waiting_for_nodes(situation.attempt or 1, cluster.reason)
     return Decision(
         conditions=_open(situation, cluster, running),
         attempt=situation.attempt,
         set_suspend={},
         start_time=situation.started,
-        next_check=_nearest(situation, until, _active_deadline(situation)),
+        next_check=_earliest(situation, until, _active_deadline(situation)),
     )
 
 
 def _held(situation: Situation, hold: suspension.Hold) -> Decision:
-    """The job is to hold no devices: deadlines stop, and start anew with it."""
+    """The job must not hold devices: its deadlines stop, and restart when it resumes."""
     idle = ConditionValue(status=FALSE, reason=hold.reason, message=hold.message)
     conditions = _open(situation, replace(idle, message=""), idle)
     conditions[ConditionType.SUSPENDED] = replace(idle, status=TRUE if hold.is_released else FALSE)
@@ -273,21 +273,21 @@ def _held(situation: Situation, hold: suspension.Hold) -> Decision:
 def _waiting(
     situation: Situation, reason: Reason, message: str, start_time: datetime | None, next_check: datetime | None = None
 ) -> Decision:
-    """No driver runs, for one reason that all conditions give."""
+    """No driver is running; all conditions carry the same reason."""
     idle = ConditionValue(status=FALSE, reason=reason, message=message)
-    # A restart's story is told by Running; the cluster's condition is about nodes.
+    # Running explains a restart; ClusterReady is about nodes only.
     cluster = replace(idle, message="") if reason is Reason.RESTARTING else idle
     return Decision(
         conditions=_open(situation, cluster, idle),
         attempt=situation.attempt,
         set_suspend={},
         start_time=start_time,
-        next_check=_nearest(situation, next_check, _active_deadline(situation)),
+        next_check=_earliest(situation, next_check, _active_deadline(situation)),
     )
 
 
 def _open(situation: Situation, cluster: ConditionValue, running: ConditionValue) -> dict[ConditionType, ConditionValue]:
-    """Conditions of a job that is not finished. Succeeded is the summary: it has the reason of what matters now."""
+    """Conditions of an unfinished job. Succeeded is the summary: it repeats the reason and message of Running."""
     return {
         ConditionType.ACCEPTED: admission.accepted(situation),
         ConditionType.SUSPENDED: _not_suspended(situation, running.reason),
@@ -303,13 +303,13 @@ def _not_suspended(situation: Situation, otherwise: Reason) -> ConditionValue:
 
 
 def _active_deadline(situation: Situation) -> datetime | None:
-    """When the job must be over, also in the pass that starts its clock."""
+    """When activeDeadlineSeconds expires, also in the pass that starts the clock."""
     limit_s = situation.options.active_deadline_s
     if limit_s is None or situation.is_held or situation.attempt is None:
         return None
     return situation.started + timedelta(seconds=limit_s)
 
 
-def _nearest(situation: Situation, *times: datetime | None) -> datetime | None:
-    """The next of several times."""
-    return min((time for time in times if time is not None and time > situation.now), default=None)
+def _earliest(situation: Situation, *times: datetime | None) -> datetime | None:
+    """The earliest of several times; now if it has passed, because the pass that starts a clock may find it expired."""
+    return min((max(time, situation.now) for time in times if time is not None), default=None)

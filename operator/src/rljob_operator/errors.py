@@ -1,4 +1,4 @@
-"""Everything the operator raises on purpose, one picklable tree.
+"""All errors that the operator raises, as one picklable hierarchy.
 
 ::
 
@@ -7,16 +7,16 @@
     └── KubeError                              the API server answered with an error, or not at all
         ├── NotFoundError                      404: the object is gone
         ├── AlreadyExistsError                 409 on create: an object of that name is there
-        ├── ConflictError                      409 on update: somebody else wrote in between -> look again
-        ├── RejectedError                      400, 403, 422: the request itself is refused -> tell the user
-        └── UnavailableError                   429, 5xx, no connection, deadline -> try again later
+        ├── ConflictError                      409 on update: a concurrent write -> reconcile again
+        ├── RejectedError                      400, 403, 422: the request itself is rejected -> report it to the user
+        └── UnavailableError                   429, 5xx, no connection, timeout -> retry later
 """
 
 from __future__ import annotations
 
 
 class OperatorError(RuntimeError):
-    """Base of all."""
+    """Base class of all errors."""
 
 
 class SettingsError(OperatorError):
@@ -24,10 +24,10 @@ class SettingsError(OperatorError):
 
 
 class KubeError(OperatorError):
-    """Raised for an answer of the API server that is not a success."""
+    """Raised when the API server answers with an error, or not at all."""
 
     def __init__(self, action: str, status: int, message: str) -> None:
-        """Keep what was tried and what came back; plain values so that it pickles."""
+        """Keep the action and the answer; plain values, so that the error pickles."""
         super().__init__(action, status, message)
         self.action = action
         self.status = status
@@ -55,10 +55,10 @@ class RejectedError(KubeError):
 
 
 class UnavailableError(KubeError):
-    """Raised for 429, 5xx, a lost connection or a deadline."""
+    """Raised for 429, 5xx, a lost connection or a timeout."""
 
     def __init__(self, action: str, status: int, message: str, retry_after_s: float | None = None) -> None:
-        """Also keep what the server says about when to come back."""
+        """Also keep the server's Retry-After."""
         super().__init__(action, status, message)
         self.args = (action, status, message, retry_after_s)
         self.retry_after_s = retry_after_s

@@ -1,4 +1,4 @@
-"""News about an RLJob: at most one event per condition, for what people would want to be told, after the status was written."""
+"""Kubernetes events for status transitions that matter to users: at most one per condition, emitted after the status is written."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rljob_operator.model import ConditionValue, Event
 from rljob_operator.policies.situation import stored_conditions
 
 PROBLEMS = (Reason.UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.CHILD_NAME_TAKEN)
-"""Why nodes are missing, when waiting may not help."""
+"""Why nodes are missing, where waiting may not help."""
 
 
 def events(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> tuple[Event, ...]:
-    """What changed from one status to the next, in the order of the conditions; a new message alone is no news."""
+    """Events for the transition between two statuses, in the order of the conditions; a changed message alone emits none."""
     old, new = stored_conditions(old_status), stored_conditions(new_status)
-    told = []
-    for type_, tell in _TELL.items():
+    emitted = []
+    for type_, rule in _RULES.items():
         before, after = old[type_], new[type_]
         if (before.status, before.reason) != (after.status, after.reason):
-            event = tell(before, after)
+            event = rule(before, after)
             if event is not None:
-                told.append(event)
-    return tuple(told)
+                emitted.append(event)
+    return tuple(emitted)
 
 
 def _event(value: ConditionValue, *, is_warning: bool, message: str = "") -> Event:
@@ -33,15 +33,15 @@ def _event(value: ConditionValue, *, is_warning: bool, message: str = "") -> Eve
 
 def _accepted(before: ConditionValue, after: ConditionValue) -> Event | None:
     if after.status is ConditionStatus.TRUE and before.status is ConditionStatus.UNKNOWN:
-        return None  # what follows from it is told: that the job starts, or is suspended
-    return _event(after, is_warning=after.status is ConditionStatus.FALSE, message="The spec is valid and every process has a place.")
+        return None  # the job starting or being suspended has an event of its own
+    return _event(after, is_warning=after.status is ConditionStatus.FALSE, message="The spec is valid and every process is placed.")
 
 
 def _suspended(before: ConditionValue, after: ConditionValue) -> Event | None:
     if after.status is ConditionStatus.TRUE:
         return _event(after, is_warning=False)
     if before.status is ConditionStatus.TRUE:
-        return Event(is_warning=False, reason=str(after.reason), message="The job is no longer held.")
+        return Event(is_warning=False, reason=str(after.reason), message="The job is no longer suspended.")
     return None
 
 
@@ -65,7 +65,7 @@ def _failed(before: ConditionValue, after: ConditionValue) -> Event | None:
     return _event(after, is_warning=True) if after.status is ConditionStatus.TRUE else None
 
 
-_TELL: Mapping[ConditionType, Callable[[ConditionValue, ConditionValue], Event | None]] = {
+_RULES: Mapping[ConditionType, Callable[[ConditionValue, ConditionValue], Event | None]] = {
     ConditionType.ACCEPTED: _accepted,
     ConditionType.SUSPENDED: _suspended,
     ConditionType.CLUSTER_READY: _cluster_ready,
@@ -73,4 +73,4 @@ _TELL: Mapping[ConditionType, Callable[[ConditionValue, ConditionValue], Event |
     ConditionType.SUCCEEDED: _succeeded,
     ConditionType.FAILED: _failed,
 }
-"""What is news about each condition."""
+"""Which transitions of a condition emit an event."""

@@ -1,8 +1,8 @@
-"""The Kubernetes API through the official client, as plain JSON. The only module that imports it.
+"""The Kubernetes API as plain JSON, through the official client. The only module that imports that client.
 
-Only the client's connection, authentication and configuration are used (``call_api``); its generated models would double the time of
-every request and decode kinds the operator never touches. Nothing is tried again here: an answer becomes a value or an error of
-:mod:`rljob_operator.errors`, and the queue decides when to come back.
+Only its connection, authentication and configuration are used (``call_api``); the generated models would double the time of every
+request and decode kinds the operator never touches. Nothing is retried here: an answer becomes a value or an error of
+:mod:`rljob_operator.errors`, and the work queue decides when to retry.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from rljob_operator.model import Manifest
 from rljob_operator.protocol import FIELD_MANAGER, Kind
 
 REQUEST_TIMEOUT_S: Final = 10.0
-"""Limit of one request, connecting included."""
+"""Timeout of one request, including the connection."""
 LIST_TIMEOUT_S: Final = 60.0
-"""Limit of one page of a list."""
+"""Timeout of one page of a list."""
 PAGE_SIZE: Final = 100
-"""Objects of one page of a list: about 1 MB of RayJobs, 10 MB when decoded."""
+"""Objects per page of a list: about 1 MB of RayJobs, 10 MB when decoded."""
 JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"
 APPLY: Final = "application/apply-patch+yaml"
 
 Observer = Callable[[str, str, int], None]
-"""Is told of every request: verb, kind, HTTP status (0: no answer)."""
+"""Called for every request with verb, kind and HTTP status (0: no answer)."""
 
 
 class KubernetesClient:
-    """The :class:`~rljob_operator.protocol.KubeClient` for a real cluster; make it with :meth:`connect`."""
+    """The :class:`~rljob_operator.protocol.KubeClient` for a real cluster; create it with :meth:`connect`."""
 
-    def __init__(self, configuration: Configuration, *, max_in_flight: int, observe: Observer) -> None:
-        """Take a finished configuration; ``max_in_flight`` bounds requests and connections."""
+    def __init__(
+        self, configuration: Configuration, *, max_in_flight: int, observe: Observer, request_timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
+        """Use a complete configuration; ``max_in_flight`` bounds concurrent requests and connections."""
         configuration.connection_pool_maxsize = max_in_flight
-        # The API server sets no cookies, and a pod reaches it without a proxy: nothing to look up for every request.
+        # The API server sets no cookies, and a pod reaches it without a proxy: skip both look-ups on every request.
         session: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar()}
         if _in_cluster():
             session["trust_env"] = False
@@ -60,15 +62,16 @@ class KubernetesClient:
         self._host = configuration.host
         self._slots = asyncio.Semaphore(max_in_flight)
         self._observe = observe
+        self._request_timeout_s = request_timeout_s
 
     @classmethod
     async def connect(cls, *, max_in_flight: int, observe: Observer) -> KubernetesClient:
-        """A client for the cluster this pod runs in, else for the current context of the kubeconfig.
+        """Connect to the cluster this pod runs in, or else to the current context of the kubeconfig.
 
-        In a pod the token file is read again every minute, as its rotation demands.
+        In a pod the token file is reread every minute, because tokens rotate.
 
         Raises:
-            SettingsError: neither is there, or it cannot be read.
+            SettingsError: neither exists, or it cannot be read.
         """
         configuration = Configuration()
         load: Any = kube_config  # its functions have no types
@@ -79,7 +82,7 @@ class KubernetesClient:
                 await load.load_kube_config(client_configuration=configuration)
         except (kube_config.ConfigException, OSError) as error:
             raise SettingsError(
-                f"no access to a cluster: {error}; run the operator in a pod with a service account or set KUBECONFIG"
+                f"cannot access a cluster: {error}; run the operator in a pod with a service account or set KUBECONFIG"
             ) from error
         return cls(configuration, max_in_flight=max_in_flight, observe=observe)
 
@@ -124,7 +127,7 @@ class KubernetesClient:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": {"uid": uid}}
         answer = await self._request("delete", kind, "DELETE", f"{_path(kind, namespace)}/{name}", name, body=options)
-        # A finalizer answers with the object; so does a graceful deletion. Without either it is gone and the answer is a Status.
+        # With a finalizer or a graceful deletion the answer is the object; otherwise it is gone and the answer is a Status.
         return answer if answer.get("kind") == kind and answer["metadata"].get("deletionTimestamp") else None
 
     async def close(self) -> None:
@@ -141,15 +144,16 @@ class KubernetesClient:
         *,
         body: Manifest | None = None,
         content_type: str = JSON,
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Manifest:
-        """One request and its answer as JSON."""
+        """Send one request and return its answer as JSON."""
         action = f"{verb} {kind} {name}".rstrip()
+        timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
         headers = {"Content-Type": content_type, "Accept": JSON, "User-Agent": FIELD_MANAGER}
         status = 0
         try:
             async with self._slots:
-                # Also reads the token file again when it is due.
+                # Also rereads the token file when due.
                 await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
                 timeout = aiohttp.ClientTimeout(total=timeout_s)
                 response = await self._api.call_api(method, self._host + path, headers, body, _request_timeout=timeout)
@@ -187,7 +191,7 @@ def _decode(action: str, status: int, data: bytes) -> Manifest:
 
 
 def _error(action: str, status: int, data: bytes, retry_after: str | None) -> KubeError:
-    """The error that an answer stands for."""
+    """Map an answer to an error."""
     try:
         answer = json.loads(data)
         message, reason = str(answer["message"]), str(answer.get("reason", ""))
@@ -198,12 +202,12 @@ def _error(action: str, status: int, data: bytes, retry_after: str | None) -> Ku
         return NotFoundError(action, status, message)
     if status == 409:
         return (AlreadyExistsError if reason == "AlreadyExists" else ConflictError)(action, status, message)
-    # 401: the token has just expired; the next request reads the new one. 408: the server's own deadline. 410: a list took too long.
+    # 401: the token has just expired; the next request reads the new one. 408: the server timed out. 410: the list token has expired.
     if status in (401, 408, 410, 429) or status >= 500:
         return UnavailableError(action, status, message, _seconds(retry_after))
     return RejectedError(action, status, message)
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After as Kubernetes writes it: whole seconds."""
+    """Parse Retry-After, which Kubernetes gives in whole seconds."""
     return float(retry_after) if retry_after and retry_after.isdigit() else None

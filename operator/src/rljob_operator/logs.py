@@ -1,4 +1,4 @@
-"""How the operator logs: one line per record, as JSON for machines or as text for people."""
+"""Logging of the operator: one line per record, as JSON for machines or as text for people."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: time, level, logger, message, and error when there is one."""
+    """One JSON object per record: time, level, logger, message, and error if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without a line break."""
+        """Format a record as one line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -27,11 +27,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, log_format: str) -> None:
-    """Log to standard error, this process as a whole; ``log_format`` is "json" or "text"."""
+    """Configure logging of the whole process to standard error; ``log_format`` is "json" or "text"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     if level != "DEBUG":
-        # kopf says a line per event and object at INFO; the operator says itself what it does.
+        # kopf logs a line per event and object at INFO; the operator logs its own actions.
         logging.getLogger("kopf").setLevel(logging.WARNING)
         logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,12 +1,12 @@
-"""The process: settings, connections, watches, probe, an orderly end. The only module that imports kopf.
+"""The operator process: settings, connections, watches, liveness probe, graceful shutdown. The only module that imports kopf.
 
 ::
 
-    kopf watches --on.event--> cache --key--> queue --workers--> Reconciler --> API server
-    full lists (at the start, every five minutes) --^
+    kopf watches --on.event--> cache --key--> work queue --workers--> Reconciler --> API server
+    full lists (at startup, every five minutes) --^
 
-kopf keeps four watches alive and serves the liveness probe; it handles no state of its own: no finalizers, timers, daemons, indexes
-or annotations. Watches on children and pods select by the job's label on the server.
+kopf keeps four watches alive and serves the liveness probe. It holds no state: no finalizers, timers, daemons, indexes or annotations.
+Watches on children and pods filter by the job's label on the server.
 """
 
 from __future__ import annotations
@@ -30,40 +30,39 @@ from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube import KubernetesClient
 from rljob_operator.metrics import Metrics
-from rljob_operator.protocol import WATCHED, Kind
+from rljob_operator.protocol import WATCHED, Kind, KubeClient
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.resync import Resync
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import WorkQueue
 
 DRAIN_S: Final = 20.0
-"""How long an ending operator waits for what is being worked on."""
-WATCH_OWES_S: Final = 180.0
-"""A watch that owes a known change for longer is dead; kopf itself reconnects a silent one after 70 s."""
+"""How long a shutdown waits for reconciles in progress."""
+MAX_WATCH_AGE_S: Final = 180.0
+"""A watch that has not delivered a known change for longer is dead; kopf itself reconnects a silent one after 70 s."""
 
 logger = logging.getLogger(__name__)
 
 
 class Operator:
-    """Everything one process holds, put together."""
+    """The components of one operator process."""
 
-    def __init__(self, settings: Settings, client: KubernetesClient, metrics: Metrics) -> None:
-        """Nothing runs yet."""
+    def __init__(self, settings: Settings, client: KubeClient, metrics: Metrics, cache: Cache) -> None:
+        """Wire the components; :meth:`run` starts them."""
         self.settings = settings
-        self.client = client
-        self.cache = Cache()
-        self.queue = WorkQueue(Reconciler(client, self.cache, settings, metrics).reconcile, workers=settings.workers, metrics=metrics)
-        self.resync = Resync(client, self.cache, self.queue.add_old, namespaces=settings.namespace_list, metrics=metrics)
+        self.cache = cache
+        self.queue = WorkQueue(Reconciler(client, cache, settings, metrics).reconcile, workers=settings.workers, metrics=metrics)
+        self.resync = Resync(client, cache, self.queue.add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
         self.stop = asyncio.Event()
         self._watches_stop = asyncio.Event()
         self._resync_task: asyncio.Task[None] | None = None
-        metrics.watch_cache(self.cache.num_jobs_by_reason, self.cache.watch_ages_s)
+        metrics.watch_cache(cache.num_jobs_by_reason, cache.watch_ages_s)
 
     async def run(self) -> None:
-        """Run until :attr:`stop` is set or a watch fails for good.
+        """Run until :attr:`stop` is set or a watch fails permanently.
 
         Raises:
-            SettingsError: what is to be watched cannot be listed.
+            SettingsError: a watched kind cannot be listed.
         """
         self.handle_signals()
         stop = asyncio.create_task(self.stop.wait(), name="stop")
@@ -75,60 +74,70 @@ class Operator:
             return
         listing.result()
         logger.info("listed %d RLJobs; starting %d workers", len(self.cache.keys()), self.settings.workers)
-        self.queue.start()
-        self._resync_task = asyncio.create_task(self.resync.run(), name="resync")
+        resync = self.start()
         watches = asyncio.create_task(self._watch(), name="watches")
         try:
-            await asyncio.wait([watches, stop, self._resync_task], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([watches, stop, resync], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-            self._resync_task.cancel()
-            await self.queue.stop(DRAIN_S)
+            await self.drain()
             self._watches_stop.set()
             await watches
-        if self._resync_task.done() and not self._resync_task.cancelled():
-            self._resync_task.result()  # it never ends well by itself
+        if resync.done() and not resync.cancelled():
+            resync.result()  # it only ends with an error
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the workers and the resync, whose task is returned."""
+        self.queue.start()
+        self._resync_task = asyncio.create_task(self.resync.run(), name="resync")
+        return self._resync_task
+
+    async def drain(self) -> None:
+        """Stop the resync, and the workers once they have finished the reconciles in progress."""
+        if self._resync_task is not None:
+            self._resync_task.cancel()
+        await self.queue.stop(DRAIN_S)
 
     def handle_signals(self) -> None:
-        """SIGTERM and SIGINT end the process in order."""
+        """Shut down gracefully on SIGTERM and SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
 
     def on_event(self, kind: Kind, event_type: str | None, obj: dict[str, Any]) -> None:
-        """Take in what a watch tells."""
+        """Handle one watch event."""
         key = self.cache.remove(kind, obj) if event_type == "DELETED" else self.cache.put(kind, obj, Source.WATCH)
         if key is not None:
             self.queue.add(key)
 
     def problems(self) -> list[str]:
-        """Why this process should be replaced by a new one."""
-        found = [] if self.queue.is_alive else ["a worker of the queue has ended"]
+        """Why this process is unhealthy and should be restarted."""
+        found = [] if self.queue.is_alive else ["a work queue worker has exited"]
         if self._resync_task is None or self._resync_task.done():
-            found.append("the comparison with full lists has ended")
+            found.append("the resync task has exited")
         for kind, age_s in self.cache.watch_ages_s().items():
-            if age_s > WATCH_OWES_S:
-                found.append(f"the watch on {kind} has owed a known change for {age_s:.0f} s (limit {WATCH_OWES_S:g} s)")
+            if age_s > MAX_WATCH_AGE_S:
+                found.append(f"the watch on {kind} has not delivered a known change for {age_s:.0f} s (limit {MAX_WATCH_AGE_S:g} s)")
         return found
 
     async def _watch(self) -> None:
-        """Have kopf watch."""
+        """Run kopf's watches."""
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=_registry(self),
-            settings=_kopf_settings(),
+            registry=kopf_registry(self),
+            settings=kopf_settings(),
             standalone=True,
             clusterwide=not self.settings.namespace_list,
             namespaces=self.settings.namespace_list,
             liveness_endpoint=f"http://0.0.0.0:{self.settings.health_port}/healthz",
             stop_flag=self._watches_stop,
         )
-        self.handle_signals()  # kopf has just taken them; it would stop before the queue is drained
+        self.handle_signals()  # kopf has just replaced the handlers; it would stop before the queue is drained
         await kopf.run_tasks(tasks, ignored=others)
 
 
-def _registry(operator: Operator) -> kopf.OperatorRegistry:
-    """What kopf calls."""
+def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
+    """The handlers that kopf calls."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -146,7 +155,7 @@ def _registry(operator: Operator) -> kopf.OperatorRegistry:
         group, _, version = kind.api_version.rpartition("/")
 
         @kopf.on.event(group=group, version=version, plural=kind.plural, registry=registry, id=kind.plural)
-        async def told(event: Any, **_: Any) -> None:
+        async def on_event(event: Any, **_: Any) -> None:
             operator.on_event(kind, event["type"], event["object"])
 
     for kind in WATCHED:
@@ -155,24 +164,25 @@ def _registry(operator: Operator) -> kopf.OperatorRegistry:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Keeps kopf from copying every object at every event for diffs that no handler asks for."""
+    """Keeps kopf from copying every object on every event, for diffs that no handler needs."""
 
     def build(self, **_: Any) -> Any:
-        """Nothing is compared."""
+        """Compare nothing."""
         return {}
 
     def fetch(self, **_: Any) -> None:
-        """Nothing is remembered."""
+        """Remember nothing."""
 
     def store(self, **_: Any) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
 
-def _kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings() -> kopf.OperatorSettings:
+    """Settings of kopf: watches only, filtered by label on the server."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # the kinds are known and were listed; saves the right to watch CRDs and namespaces
+    settings.scanning.disabled = True  # the kinds are known and listed; avoids the right to watch CRDs and namespaces
     settings.watching.server_timeout = 240
     settings.watching.client_timeout = 260
     settings.watching.connect_timeout = 10
@@ -194,13 +204,13 @@ async def run(settings: Settings) -> None:
     """Run the operator until SIGTERM or SIGINT.
 
     Raises:
-        SettingsError: no access to a cluster, or what is to be watched cannot be listed.
+        SettingsError: no access to a cluster, or a watched kind cannot be listed.
     """
     metrics = Metrics()
     client = await KubernetesClient.connect(max_in_flight=settings.requests, observe=metrics.observe_request)
     server, _ = start_http_server(settings.metrics_port, registry=metrics.registry)
     try:
-        await Operator(settings, client, metrics).run()
+        await Operator(settings, client, metrics, Cache()).run()
     finally:
         await client.close()
         await asyncio.to_thread(server.shutdown)
@@ -208,7 +218,7 @@ async def run(settings: Settings) -> None:
 
 
 def describe_settings() -> str:
-    """Every environment variable, its default and its meaning."""
+    """Describe every environment variable: type, default and meaning."""
     docs = attribute_docs(Settings)
     lines = []
     for field in fields(Settings):
@@ -218,10 +228,10 @@ def describe_settings() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the operator; the exit code: 0 after SIGTERM, 2 when its settings or its access do not do."""
+    """Run the operator. Returns the exit code: 0 after SIGTERM, 2 for invalid settings or missing access."""
     parser = argparse.ArgumentParser(
         prog="python -m rljob_operator",
-        description="Turns each RLJob into KubeRay RayJobs. Configured by environment variables only:",
+        description="Runs each RLJob as KubeRay RayJobs. Configured by environment variables only, see below.",
         epilog=describe_settings(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus. All names start with ``rljob_operator_``; docs/reference/operator-metrics.md lists them."""
+"""Prometheus metrics of the operator. All names start with ``rljob_operator_``; docs/reference/operator-metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -16,34 +16,37 @@ class Metrics:
     """All metrics of one operator, in a registry of its own."""
 
     def __init__(self) -> None:
-        """Make them, all at zero."""
-        disable_created_metrics()  # type: ignore[no-untyped-call] # they double the series and nothing reads them
+        """Register all metrics, at zero."""
+        disable_created_metrics()  # type: ignore[no-untyped-call] # they double the number of series and nobody reads them
         self.registry = CollectorRegistry()
-        self.queue_depth = Gauge(PREFIX + "queue_depth", "RLJobs that wait to be looked at.", registry=self.registry)
+        self.queue_depth = Gauge(PREFIX + "queue_depth", "RLJobs waiting in the work queue.", registry=self.registry)
         self.reconcile_seconds = Histogram(
             PREFIX + "reconcile_seconds",
-            "Seconds that looking at one RLJob took, its requests included.",
+            "Seconds per reconcile of one RLJob, including its requests.",
             buckets=RECONCILE_BUCKETS_S,
             registry=self.registry,
         )
         self.errors = Counter(
             PREFIX + "errors",
-            "Reconciles that ended with an error and are tried again, by class of error.",
+            "Reconciles that failed and are retried, by error class.",
             ["error"],
             registry=self.registry,
         )
         self.requests = Counter(
             PREFIX + "requests",
-            "Requests to the API server, by verb, kind and HTTP status; status 0: no answer.",
+            "Requests to the API server, by verb, kind and HTTP status; status 0 means no answer.",
             ["verb", "kind", "status"],
             registry=self.registry,
         )
         self.events_lost = Counter(
-            PREFIX + "events_lost", "Events about RLJobs that could not be written.", ["error"], registry=self.registry
+            PREFIX + "events_lost",
+            "Kubernetes events about RLJobs that could not be written, by error class.",
+            ["error"],
+            registry=self.registry,
         )
         self.missed_objects = Counter(
             PREFIX + "missed_objects",
-            "Objects whose change or deletion a full list told before the watch did, by kind.",
+            "Objects whose change or deletion was found by a resync before the watch delivered it, by kind.",
             ["kind"],
             registry=self.registry,
         )
@@ -53,25 +56,25 @@ class Metrics:
         self.requests.labels(verb, kind, status).inc()
 
     def watch_cache(self, jobs: Callable[[], Mapping[str, int]], watch_ages_s: Callable[[], Mapping[str, float]]) -> None:
-        """Add the two metrics that are read from the cache when Prometheus asks; both callables are called from its thread."""
+        """Add the metrics that are read from the cache on each scrape; both callables run in the thread of the metrics server."""
         self.registry.register(_CacheCollector(jobs, watch_ages_s))
 
 
 class _CacheCollector(Collector):
-    """Metrics that exist as state elsewhere."""
+    """Metrics derived from the state of the cache."""
 
     def __init__(self, jobs: Callable[[], Mapping[str, int]], watch_ages_s: Callable[[], Mapping[str, float]]) -> None:
         self._jobs = jobs
         self._watch_ages_s = watch_ages_s
 
     def collect(self) -> Iterable[Metric]:
-        """Current values."""
-        jobs = GaugeMetricFamily(PREFIX + "jobs", "RLJobs by the reason of their condition Succeeded.", labels=["reason"])
+        """Read the current values."""
+        jobs = GaugeMetricFamily(PREFIX + "jobs", "RLJobs by the reason of condition Succeeded.", labels=["reason"])
         for reason, count in sorted(self._jobs().items()):
             jobs.add_metric([reason], count)
         ages = GaugeMetricFamily(
             PREFIX + "watch_age_seconds",
-            "Seconds that a watch has owed a change that the operator knows of, by kind; 0: it owes none.",
+            "Age of the oldest known change that the watch has not delivered yet, by kind; 0 means none.",
             labels=["kind"],
         )
         for kind, age_s in sorted(self._watch_ages_s().items()):
@@ -80,7 +83,7 @@ class _CacheCollector(Collector):
 
 
 def reference(metrics: Metrics) -> str:
-    """The table of docs/reference/operator-metrics.md."""
+    """Render the table of docs/reference/operator-metrics.md."""
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |"
         for family in sorted(metrics.registry.collect(), key=lambda family: family.name)

@@ -1,4 +1,4 @@
-"""The operator's nouns: what was observed of one RLJob, and what was decided about it. Data only.
+"""Data types shared by all operator modules: what was observed about one RLJob, and what was decided.
 
 ::
 
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Key:
-    """Which RLJob."""
+    """Identifies an RLJob."""
 
     namespace: str
     name: str
@@ -38,9 +38,9 @@ class JobView:
     generation: int
     created: datetime
     spec: Mapping[str, Any]
-    """Raw, defaults filled in by the API server."""
+    """Raw JSON, with the defaults that the API server filled in."""
     status: Mapping[str, Any]
-    """Raw, as last written."""
+    """Raw JSON, as last written."""
     deleting: bool
 
 
@@ -51,7 +51,7 @@ class ChildView:
     name: str
     attempt: int
     owner_uid: str | None
-    """UID of its controller; a child is ours only when this is the RLJob's."""
+    """UID of its controller; we own the child only if this is the UID of the RLJob."""
     created: datetime
     deleting: bool
     suspend: bool
@@ -63,11 +63,11 @@ class ChildView:
     reason: str
     """status.reason, for example AppFailed."""
     message: str
-    """Digest of status.message: its first line, the driver's last word and the end of its log (see ``views.digest``)."""
+    """Digest of status.message: its first line, the tail of the driver's log and its termination message (see ``views.digest``)."""
     cluster_name: str
     """status.rayClusterName."""
     job_started: datetime | None
-    """status.rayJobInfo.startTime: when the driver was started."""
+    """status.rayJobInfo.startTime: when the driver started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class ClusterView:
 
     name: str
     replica_failure: str | None
-    """Message of the condition ReplicaFailure while it is True: KubeRay could not create or delete a pod."""
+    """Message of condition ReplicaFailure while it is True: KubeRay could not create or delete a pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """A pod of the job: the head or a node."""
+    """A pod of the job: the head or a worker node."""
 
     name: str
     cluster: str
@@ -94,40 +94,40 @@ class PodView:
     phase: str
     ready: bool
     unschedulable: str | None
-    """The scheduler's message while it finds no node."""
+    """The scheduler's message while the pod cannot be scheduled."""
     waiting: tuple[str, str, str] | None
-    """Container, reason and message of a container that waits for more than its start, for example ImagePullBackOff."""
+    """Container, reason and message of a container that is waiting for other than normal startup, for example ImagePullBackOff."""
     terminated: tuple[str, str, int] | None
-    """Container, reason and exit code of a container that ended other than well, its last run included, for example OOMKilled.
+    """Container, reason and exit code of a container that terminated abnormally, now or in its previous run, for example OOMKilled.
 
-    A pod that failed as a whole, for example Evicted, has an empty container and the exit code -1.
+    A pod that failed as a whole, for example Evicted, has an empty container name and exit code -1.
     """
     terminated_at: datetime | None = None
-    """When that container ended."""
+    """When that container terminated."""
     deletion_time: datetime | None = None
-    """When the pod is to be gone: the request to delete it plus its grace period."""
+    """When the pod should be gone: the deletion request plus its grace period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Everything that decisions about one RLJob are made from."""
+    """All inputs of a decision about one RLJob."""
 
     job: JobView
     checked: CheckedJob | SpecInvalidError
-    """The plan of the spec, or every problem of it."""
+    """The spec with its plan, or all validation errors."""
     children: tuple[ChildView, ...]
-    """RayJobs that the job owns, by attempt. That one is absent here was confirmed by the API server, not by a cache that may lag."""
+    """RayJobs owned by the job, by attempt. A missing one was confirmed missing by the API server, not by a cache that may lag."""
     clusters: tuple[ClusterView, ...]
     pods: tuple[PodView, ...]
     taken_name: str | None = None
-    """Name of a foreign object in the place of a child that was to be made."""
+    """Kind and name of an object with another owner that has the name of a child to create."""
     rejected: str | None = None
-    """What the API server said when it refused a child."""
+    """The API server's message when it rejected a child."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionValue:
-    """One condition without its times."""
+    """One condition without its timestamps."""
 
     status: ConditionStatus
     reason: Reason
@@ -136,7 +136,7 @@ class ConditionValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How an attempt ended that did not succeed."""
+    """Why an attempt failed."""
 
     attempt: int
     reason: Reason
@@ -156,27 +156,27 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do and what to say. Actions first, then one status write, then events.
+    """What to do and what to report. Actions first, then one status write, then events.
 
-    The end of an attempt is decided (``failure``) in one pass and acted on (delete, next attempt) only in a later one, which finds it
-    recorded in the status: so nothing that explains an end is deleted before its explanation is stored.
+    The failure of an attempt is recorded (``failure``) in one pass and acted on (delete, next attempt) in a later one, which reads it
+    from the status: evidence of a failure is never deleted before its explanation is stored.
     """
 
     conditions: Mapping[ConditionType, ConditionValue]
-    """All six types."""
+    """All condition types."""
     attempt: int | None
-    """Current or last attempt; None before the first."""
+    """Current or latest attempt; None before the first."""
     create_attempt: int | None = None
-    """Make the children of this attempt."""
+    """Attempt whose children to create."""
     set_suspend: Mapping[str, bool]
     """RayJob name -> spec.suspend to patch."""
     delete_children: tuple[str, ...] = ()
     """RayJobs to delete."""
     delete_job: bool = False
-    """The RLJob itself: its time to live is over."""
+    """Delete the RLJob itself: its TTL has expired."""
     failure: Failure | None = None
-    """An end of an attempt that the status does not hold yet."""
+    """A failure that is not in the status yet."""
     start_time: datetime | None = None
     completion_time: datetime | None = None
     next_check: datetime | None = None
-    """When to look again even if nothing happens: the nearest deadline."""
+    """When to reconcile again even without an event: the nearest deadline."""

@@ -1,6 +1,6 @@
-"""What the operator asks of the Kubernetes API. :mod:`rljob_operator.kube` answers for real, an in-memory fake in the tests.
+"""The part of the Kubernetes API that the operator uses. Implemented by :mod:`rljob_operator.kube`, and by an in-memory fake in tests.
 
-Every method raises the errors of :mod:`rljob_operator.errors` and nothing else; none of them tries again, which is the queue's part.
+Methods raise the errors of :mod:`rljob_operator.errors` and no others; none of them retries, which is up to the work queue.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Protocol
 from rljob_operator.model import Manifest
 
 FIELD_MANAGER = "rljob-operator"
-"""Under this name the operator owns the fields of a status that it applies."""
+"""Field manager of the status fields that the operator applies."""
 
 
 class Kind(StrEnum):
     """Kinds that the operator reads or writes."""
 
     RLJOB = "RLJob"
-    """The resource this operator is for."""
+    """The custom resource of this operator."""
     RAYJOB = "RayJob"
     """KubeRay's job: one per attempt."""
     RAYCLUSTER = "RayCluster"
-    """KubeRay's cluster: made by KubeRay, only read."""
+    """KubeRay's cluster: created by KubeRay, read-only here."""
     POD = "Pod"
-    """Made by KubeRay, only read."""
+    """Created by KubeRay, read-only here."""
     CONFIG_MAP = "ConfigMap"
-    """Holds the resolved spec of one attempt."""
+    """Resolved spec of one attempt."""
     SERVICE_ACCOUNT = "ServiceAccount"
     """Identity of the head pod."""
     ROLE = "Role"
-    """What the head pod may do."""
+    """Permissions of the head pod."""
     ROLE_BINDING = "RoleBinding"
-    """Gives the role to the account."""
+    """Binds the role to the service account."""
     NETWORK_POLICY = "NetworkPolicy"
-    """Who may reach the job's pods."""
+    """Who may connect to the pods of a job."""
     EVENT = "Event"
-    """News about an RLJob for people."""
+    """Status transitions of an RLJob, for users."""
 
     @property
     def api_version(self) -> str:
@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
     @property
     def plural(self) -> str:
-        """Name in paths, for example ``rayjobs``."""
+        """Plural name, as in URL paths, for example ``rayjobs``."""
         return _RESOURCES[self][1]
 
 
@@ -70,64 +70,64 @@ class KubeClient(Protocol):
     """The Kubernetes API as plain JSON, for namespaced kinds."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create what the manifest says (its kind must be a :class:`Kind`); the stored object.
+        """Create an object, whose kind must be a :class:`Kind`, and return it as stored.
 
         Raises:
             AlreadyExistsError: the name is in use.
-            RejectedError: the API server or an admission refuses it.
-            UnavailableError: try again later.
+            RejectedError: rejected by the API server or by admission control.
+            UnavailableError: retry later.
         """
         ...
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
-        """Read one object, as it is now.
+        """Read the current state of one object.
 
         Raises:
-            NotFoundError: there is none.
-            UnavailableError: try again later.
+            NotFoundError: it does not exist.
+            UnavailableError: retry later.
         """
         ...
 
     def pages(self, kind: Kind, namespace: str | None, label_selector: str = "") -> AsyncIterator[Manifest]:
-        """All objects of a kind in a namespace (None: in all), as lists of bounded length; all carry the same resourceVersion.
+        """List a kind in one namespace (None: all), page by page; all pages carry the same resourceVersion.
 
         Raises:
             NotFoundError: the kind is not installed.
-            UnavailableError: try again later, from the first page.
+            UnavailableError: retry later, from the first page.
         """
         ...
 
     async def patch_merge(self, kind: Kind, namespace: str, name: str, patch: Manifest) -> Manifest:
-        """Merge a patch (RFC 7386) into an object; a ``metadata.uid`` in it must be the object's. The stored object.
+        """Apply a merge patch (RFC 7386) and return the object as stored; a ``metadata.uid`` in the patch is a precondition.
 
         Raises:
-            NotFoundError: there is none.
-            ConflictError: the uid is another one.
+            NotFoundError: it does not exist.
+            ConflictError: the UID does not match.
             RejectedError: the result is not valid.
-            UnavailableError: try again later.
+            UnavailableError: retry later.
         """
         ...
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
-        """Server-side apply of the status of an RLJob, as :data:`FIELD_MANAGER`; a ``metadata.uid`` in it must be the object's.
+        """Server-side apply the status of an RLJob as :data:`FIELD_MANAGER` and return the object as stored.
 
-        Fields that an earlier apply held and this one lacks are removed; those of other managers stay. The stored object.
+        Fields of an earlier apply that this one lacks are removed; those of other managers stay. A ``metadata.uid`` is a precondition.
 
         Raises:
-            NotFoundError: there is no such RLJob.
-            ConflictError: the uid is another one.
+            NotFoundError: it does not exist.
+            ConflictError: the UID does not match.
             RejectedError: the status is not valid.
-            UnavailableError: try again later.
+            UnavailableError: retry later.
         """
         ...
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> Manifest | None:
-        """Delete the object with this uid, its dependents in the background. None when it is gone, else what a finalizer still holds.
+        """Delete the object with this UID, dependents in the background. Returns the object if a finalizer keeps it, None if it is gone.
 
         Raises:
-            NotFoundError: there is none.
-            ConflictError: the uid is another one.
-            UnavailableError: try again later.
+            NotFoundError: it does not exist.
+            ConflictError: the UID does not match.
+            UnavailableError: retry later.
         """
         ...
 

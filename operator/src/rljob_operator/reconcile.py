@@ -1,32 +1,32 @@
-"""One look at one RLJob, whatever woke it: observe, decide, apply, one status write, events.
+"""One reconcile of one RLJob, whatever triggered it: observe, decide, apply, one status write, events.
 
 ::
 
     queue --key--> observe: cache, plan of the spec, GET for a child whose absence would matter
                       |
                       v
-                   decide(observed, now)            pure; says what should be, not how to get there
+                   decide(observed, now)            pure; returns the desired outcome
                       |
                       v
                    apply: suspend patches, deletions, children of an attempt (RayJob last)
-                      |        refused or foreign name -> into what was observed -> decide again
+                      |        rejection or name conflict -> added to the observation -> decide again
                       v
                    status.render -> changed? -> one server-side apply -> answer into the cache -> events
                       |
                       v
-                   when to look again: at once after the end of an attempt was recorded, else the nearest deadline
+                   next reconcile: immediately after recording a failure, else at the nearest deadline
 
-Named promises: ONE-CHILD (names follow from the attempt, which only the stored status raises), QUIET (no write when nothing changed),
-and that a process may die between any two writes: the next look finds what is there and goes on.
+Invariants: ONE-CHILD (names derive from the attempt, which only the stored status increments), QUIET (no write when nothing changed),
+and the process may die between any two writes: the next reconcile finds what exists and continues.
 
 ====================  =====================================================================================
-error                 then
+error                 handling
 ====================  =====================================================================================
-AlreadyExistsError    ours (owner reference): go on; foreign: condition ChildNameTaken
-RejectedError         of a child: condition ChildRejected; of anything else: to the queue
-NotFoundError         of what is deleted or patched: it is gone, the cache learns it
-ConflictError         the object is read again, then to the queue
-UnavailableError      to the queue
+AlreadyExistsError    ours (owner reference): continue; foreign: condition ChildNameTaken
+RejectedError         of a child: condition ChildRejected; of anything else: back to the queue
+NotFoundError         on delete or patch: the object is gone, the cache is updated
+ConflictError         the object is read again, then back to the queue
+UnavailableError      back to the queue
 ====================  =====================================================================================
 """
 
@@ -59,31 +59,31 @@ from rljob_operator.settings import Settings
 from rljob_operator.workqueue import utc_now
 
 NUM_CHECKED_SPECS: Final = 256
-"""Checked specs that are kept; one costs about 15 kB, and 0.4 ms to make anew."""
+"""Size of the cache of checked specs; one takes about 15 kB, and 0.4 ms to check again."""
 
 NUM_UNFINISHED: Final = 4096
-"""Attempts whose children could not all be made yet that are remembered."""
+"""Maximum number of attempts remembered whose children could not all be created yet."""
 _LATER_KINDS: Final = (str(Kind.ROLE_BINDING), str(Kind.RAYJOB))
-"""Kinds that are made one after the other after all others."""
-_ONCE: Final = (Kind.CONFIG_MAP, Kind.RAYJOB)
-"""Kinds made for one attempt and never edited: a stored ConfigMap is immutable and holds a valid spec of that very attempt."""
+"""Kinds that are created after all others, in this order."""
+_NEVER_PATCHED: Final = (Kind.CONFIG_MAP, Kind.RAYJOB)
+"""Kinds created per attempt and never updated: a stored ConfigMap is immutable and holds a valid spec of that very attempt."""
 
 MAX_EVENT_MESSAGE: Final = 1024
-"""Characters; the API server refuses longer ones."""
+"""Maximum length of an event message, in characters; the API server rejects longer ones."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Obstacle:
-    """Why the children of an attempt cannot be made; fields as in Observed."""
+    """Why the children of an attempt cannot be created; fields as in Observed."""
 
     taken_name: str | None = None
     rejected: str | None = None
 
 
 class Reconciler:
-    """Brings one RLJob at a time closer to what it should be."""
+    """Drives one RLJob at a time towards its desired state."""
 
     def __init__(
         self,
@@ -94,26 +94,26 @@ class Reconciler:
         *,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
-        """``clock`` is the only source of the time that decisions see."""
+        """``clock`` is the only time source of decisions."""
         self._client = client
         self._cache = cache
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
         self._checked: OrderedDict[tuple[str, int], CheckedJob | SpecInvalidError] = OrderedDict()
-        self._made: OrderedDict[tuple[str, int], set[tuple[str, str]]] = OrderedDict()
-        """(UID of the job, attempt) -> kind and name of what was made of an attempt that could not be finished yet."""
+        self._created: OrderedDict[tuple[str, int], set[tuple[str, str]]] = OrderedDict()
+        """(UID of the job, attempt) -> kind and name of the children created so far, for attempts that are not complete yet."""
         self._event_names = itertools.count()
 
     async def reconcile(self, key: Key) -> datetime | None:
-        """Look at one job. When to look again even if nothing happens; None: never.
+        """Reconcile one job. Returns when to reconcile it again even without an event; None: never.
 
         Raises:
-            KubeError: the API server did not do what was asked; to be tried again.
+            KubeError: a request failed; retry.
         """
         job = self._cache.job(key)
         if job is None or job.deleting:
-            return None  # its children follow it by their owner references
+            return None  # its children are garbage-collected through their owner references
         now = self._clock()
         observed = await self._observe(job)
         decision = decide(observed, now)
@@ -122,7 +122,7 @@ class Reconciler:
         if decision.delete_job:
             await self._delete(Kind.RLJOB, key, key.name, job.uid)
             return None
-        # The end of an attempt is recorded now; what follows from it is decided from the record.
+        # The failure is recorded now; the next pass decides from the record.
         return now if decision.failure is not None else decision.next_check
 
     # --- observe -------------------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Reconciler:
         )
 
     async def _confirm_absence(self, job: JobView) -> None:
-        """Ask the API server for the current RayJob if the cache, which may lag, does not hold it and the job is not finished."""
+        """If the cache, which may lag, lacks the current RayJob of an unfinished job, ask the API server."""
         attempt = job.status.get("attempt")
         if not attempt or _is_finished(job.status):
             return
@@ -148,14 +148,14 @@ class Reconciler:
             await self._refresh(Kind.RAYJOB, job.key, name)
 
     async def _refresh(self, kind: Kind, key: Key, name: str) -> None:
-        """Put into the cache what the API server says about one object now."""
+        """Reread one object into the cache."""
         try:
             self._cache.put(kind, await self._client.get(kind, key.namespace, name), Source.OTHER)
         except NotFoundError:
             self._cache.forget(kind, key.namespace, name)
 
     def _check(self, job: JobView) -> CheckedJob | SpecInvalidError:
-        """The plan of the spec, or its problems; kept, because neither changes within a generation."""
+        """Check the spec; cached, because the result is the same for a generation."""
         memo = (job.uid, job.generation)
         found = self._checked.get(memo)
         if found is None:
@@ -168,7 +168,7 @@ class Reconciler:
             try:
                 found = validation.check(manifest)
             except SpecInvalidError as error:
-                found = error.with_traceback(None)  # a traceback would keep all its frames alive
+                found = error.with_traceback(None)  # a traceback would keep its frames alive
             self._checked[memo] = found
             if len(self._checked) > NUM_CHECKED_SPECS:
                 self._checked.popitem(last=False)
@@ -178,7 +178,7 @@ class Reconciler:
     # --- apply ---------------------------------------------------------------------------------------------------------------------
 
     async def _apply(self, observed: Observed, decision: Decision, now: datetime) -> tuple[Observed, Decision]:
-        """Do what was decided. What was learned by it, and what is decided in its light, which holds no further action."""
+        """Carry out a decision. Returns the updated observation and the decision based on it, which has no further actions."""
         key = observed.job.key
         for name, suspend in decision.set_suspend.items():
             await self._suspend(key, name, suspend)
@@ -189,22 +189,22 @@ class Reconciler:
         if decision.create_attempt is None:
             return observed, decision
         if isinstance(observed.checked, SpecInvalidError):
-            raise TypeError(f"attempt {decision.create_attempt} of {key} was decided although its spec is not valid")
+            raise TypeError(f"decided to create attempt {decision.create_attempt} of {key}, whose spec is invalid")
         obstacle = await self._create_attempt(observed.job, observed.checked, decision.create_attempt)
         if obstacle is None:
             return observed, decision
-        learned = replace(observed, taken_name=obstacle.taken_name, rejected=obstacle.rejected)
-        return learned, decide(learned, now)
+        updated = replace(observed, taken_name=obstacle.taken_name, rejected=obstacle.rejected)
+        return updated, decide(updated, now)
 
     async def _create_attempt(self, job: JobView, checked: CheckedJob, attempt: int) -> _Obstacle | None:
-        """Make the children of an attempt; what stands in the way.
+        """Create the children of an attempt; returns what prevents it.
 
-        The Role comes before its binding, which names it, and the RayJob last, because it uses them all. What an earlier try made, before
-        the API server asked to come back later, is not asked for again: it would use up the very budget that the rest needs.
+        The Role comes before its binding, which refers to it, and the RayJob last, because it uses all others. Children that an earlier
+        try created before the API server throttled it are not requested again: that would use up the budget that the rest needs.
         """
-        made = self._made.pop((job.uid, attempt), set())
+        created = self._created.pop((job.uid, attempt), set())
         objects = [
-            o for o in desired.attempt_objects(job, checked, attempt, self._settings) if (o["kind"], o["metadata"]["name"]) not in made
+            o for o in desired.attempt_objects(job, checked, attempt, self._settings) if (o["kind"], o["metadata"]["name"]) not in created
         ]
         stages = (
             [o for o in objects if o["kind"] not in _LATER_KINDS],
@@ -212,19 +212,19 @@ class Reconciler:
         )
         for stage in stages:
             outcomes = await asyncio.gather(*(self._ensure(job, manifest) for manifest in stage), return_exceptions=True)
-            made |= {(o["kind"], o["metadata"]["name"]) for o, outcome in zip(stage, outcomes, strict=True) if outcome is None}
+            created |= {(o["kind"], o["metadata"]["name"]) for o, outcome in zip(stage, outcomes, strict=True) if outcome is None}
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
-                    self._made[job.uid, attempt] = made
-                    if len(self._made) > NUM_UNFINISHED:
-                        self._made.popitem(last=False)
+                    self._created[job.uid, attempt] = created
+                    if len(self._created) > NUM_UNFINISHED:
+                        self._created.popitem(last=False)
                     raise outcome
                 if outcome is not None:
                     return outcome
         return None
 
     async def _ensure(self, job: JobView, manifest: Manifest) -> _Obstacle | None:
-        """Make one child, or find that it is there; what stands in the way."""
+        """Create one child unless it exists; returns what prevents it."""
         kind, name = Kind(manifest["kind"]), manifest["metadata"]["name"]
         try:
             stored = await self._client.create(manifest)
@@ -234,8 +234,8 @@ class Reconciler:
             stored = await self._client.get(kind, job.key.namespace, name)
             if not _is_owned(stored, job.uid):
                 return _Obstacle(taken_name=f"{kind} {name}")
-            if kind not in _ONCE and not _covers(stored, manifest):
-                # Made for an earlier attempt, by an earlier version of the operator, or changed by somebody.
+            if kind not in _NEVER_PATCHED and not _covers(stored, manifest):
+                # Created for an earlier attempt, by an earlier version of the operator, or modified externally.
                 stored = await self._client.patch_merge(kind, job.key.namespace, name, manifest)
         if kind is Kind.RAYJOB:
             self._cache.put(kind, stored, Source.OTHER)
@@ -244,7 +244,7 @@ class Reconciler:
     async def _suspend(self, key: Key, name: str, suspend: bool) -> None:
         uid = self._cache.uid(Kind.RAYJOB, key, name)
         if uid is None:
-            return  # gone since it was observed; its deletion wakes the job again
+            return  # deleted since it was observed; the deletion triggers a reconcile
         patch = {"metadata": {"uid": uid}, "spec": {"suspend": suspend}}
         try:
             self._cache.put(Kind.RAYJOB, await self._client.patch_merge(Kind.RAYJOB, key.namespace, name, patch), Source.OTHER)
@@ -256,23 +256,23 @@ class Reconciler:
             raise
 
     async def _delete(self, kind: Kind, key: Key, name: str, uid: str) -> None:
-        """Delete what has this uid; that it is gone already is as good."""
+        """Delete the object with this UID; if it is already gone, that is fine."""
         try:
-            held = await self._client.delete(kind, key.namespace, name, uid)
+            terminating = await self._client.delete(kind, key.namespace, name, uid)
         except NotFoundError:
-            held = None
+            terminating = None
         except ConflictError:
             await self._refresh(kind, key, name)
             raise
-        if held is None:
+        if terminating is None:
             self._cache.forget(kind, key.namespace, name)
         else:
-            self._cache.put(kind, held, Source.OTHER)
+            self._cache.put(kind, terminating, Source.OTHER)
 
     # --- status and events ---------------------------------------------------------------------------------------------------------
 
     async def _write_status(self, job: JobView, observed: Observed, decision: Decision, now: datetime) -> None:
-        """Write the status if it says something new, and only then tell it in events."""
+        """Write the status if it changed, and only then emit events."""
         new = status.render(observed, decision, now)
         if not status.changed(job.status, new):
             return
@@ -281,21 +281,21 @@ class Reconciler:
             stored = await self._client.apply_status({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(new)})
         except NotFoundError:
             self._cache.forget(Kind.RLJOB, job.key.namespace, job.key.name)
-            return  # deleted in the meantime; nobody is left to tell
+            return  # deleted in the meantime; nothing to report
         except ConflictError:
             await self._refresh(Kind.RLJOB, job.key, job.key.name)
             raise
         self._cache.put(Kind.RLJOB, stored, Source.OTHER)
         for event in events.events(job.status, new):
-            await self._tell(job, event, now)
+            await self._emit(job, event, now)
 
-    async def _tell(self, job: JobView, event: Event, now: datetime) -> None:
-        """Write one event; one that cannot be written is counted, because the status says the same."""
+    async def _emit(self, job: JobView, event: Event, now: datetime) -> None:
+        """Write one event; a failure is only counted, because the status holds the same information."""
         try:
             await self._client.create(_event_manifest(job, event, now, next(self._event_names)))
         except KubeError as error:
             self._metrics.events_lost.labels(type(error).__name__).inc()
-            logger.warning("%s/%s: event %s is lost: %s", job.key.namespace, job.key.name, event.reason, error)
+            logger.warning("%s/%s: could not write event %s: %s", job.key.namespace, job.key.name, event.reason, error)
 
 
 def _is_finished(current: Mapping[str, Any]) -> bool:
@@ -305,12 +305,12 @@ def _is_finished(current: Mapping[str, Any]) -> bool:
 
 
 def _is_owned(stored: Manifest, uid: str) -> bool:
-    """Whether the object's controller is the RLJob with this uid."""
+    """Whether the object's controller is the RLJob with this UID."""
     return any(owner.get("controller") and owner["uid"] == uid for owner in stored["metadata"].get("ownerReferences") or ())
 
 
 def _covers(stored: Any, wanted: Any) -> bool:
-    """Whether everything that is wanted is stored; what the server added does not count."""
+    """Whether the stored object has every wanted value; values that the server added do not count."""
     if isinstance(wanted, dict):
         return isinstance(stored, dict) and all(name in stored and _covers(stored[name], value) for name, value in wanted.items())
     if isinstance(wanted, list):
@@ -319,7 +319,7 @@ def _covers(stored: Any, wanted: Any) -> bool:
 
 
 def _event_manifest(job: JobView, event: Event, now: datetime, number: int) -> Manifest:
-    """An event about an RLJob as ``kubectl describe`` shows it."""
+    """Manifest of an event about an RLJob, as ``kubectl describe`` shows it."""
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": Kind.EVENT.api_version,

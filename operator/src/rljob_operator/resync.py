@@ -1,8 +1,8 @@
-"""Full lists: once before anything is decided, later every few minutes against what a watch may have lost.
+"""Full lists: once before the first decision, then every few minutes to find changes that a watch has missed.
 
-A watch that was cut for longer than the API server remembers starts from a new list, which cannot tell what was deleted in between.
-Only comparing with a full list finds that. What a list tells before the watch did is counted, and a watch that owes something for
-long makes the liveness probe fail.
+A watch that was disconnected for longer than the API server keeps history restarts from a new list, which does not show what was
+deleted in between; only a comparison with a full list does. Changes found before the watch delivered them are counted, and a watch that
+lags for too long fails the liveness probe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rljob_operator.protocol import WATCHED, Kind, KubeClient
 PERIOD_S: Final = 300.0
 """Seconds between two full lists."""
 FIRST_DEADLINE_S: Final = 120.0
-"""Limit for the lists at the start, waiting for the API server and the CRDs included."""
+"""Timeout of the initial lists, including the wait for the API server and the CRDs."""
 RETRY_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Resync:
     def __init__(
         self, client: KubeClient, cache: Cache, add: Callable[[Key], None], *, namespaces: tuple[str, ...], metrics: Metrics
     ) -> None:
-        """``add`` is told of every job to look at; ``namespaces`` empty: all."""
+        """``add`` is called for every job to reconcile; empty ``namespaces``: all."""
         self._client = client
         self._cache = cache
         self._add = add
@@ -42,10 +42,10 @@ class Resync:
         self._metrics = metrics
 
     async def first(self) -> None:
-        """List everything; tries again while the API server or a CRD is missing.
+        """List everything; retries while the API server or a CRD is missing.
 
         Raises:
-            SettingsError: a kind is not installed, or may not be listed, or the API server did not answer within 120 s.
+            SettingsError: a kind is not installed or may not be listed, or the API server did not answer within 120 s.
         """
         deadline = asyncio.get_running_loop().time() + FIRST_DEADLINE_S
         while True:
@@ -54,32 +54,32 @@ class Resync:
                     await self._list(kind)
             except KubeError as error:
                 if not isinstance(error, NotFoundError | UnavailableError) or asyncio.get_running_loop().time() > deadline:
-                    raise SettingsError(f"cannot list what the operator watches: {error}; {_REMEDY}") from error
-                logger.warning("waiting for what the operator watches: %s; %s", error, _REMEDY)
+                    raise SettingsError(f"cannot list the watched kinds: {error}; {_REMEDY}") from error
+                logger.warning("waiting for the watched kinds: %s; %s", error, _REMEDY)
                 await asyncio.sleep(RETRY_S)
             else:
                 return
 
     async def run(self) -> None:
-        """Compare every five minutes, until cancelled."""
+        """Compare every five minutes until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
             await self.compare()
 
     async def compare(self) -> None:
-        """Compare once. A list that fails is only logged: the next one comes."""
+        """Compare once. A failed list is only logged; the next one will do."""
         for kind in WATCHED:
             try:
                 missed = await self._list(kind)
             except KubeError as error:
-                logger.warning("no comparison with a full list this time: %s", error)
+                logger.warning("resync skipped: %s", error)
                 continue
             if missed:
                 self._metrics.missed_objects.labels(kind).inc(missed)
-                logger.info("a full list told of %d changes of %ss before the watch did", missed, kind)
+                logger.info("resync found %d changed %ss before the watch delivered them", missed, kind)
 
     async def _list(self, kind: Kind) -> int:
-        """List one kind; how many objects told something new."""
+        """List one kind. Returns the number of objects that had changed."""
         missed = 0
         for namespace in self._namespaces or (None,):
             present: set[ObjectKey] = set()
@@ -88,13 +88,13 @@ class Resync:
                 version = int(page["metadata"]["resourceVersion"])
                 for item in page["items"]:
                     present.add((kind, item["metadata"]["namespace"], item["metadata"]["name"]))
-                    missed += self._wake(self._cache.put(kind, item, Source.OTHER))
-                await asyncio.sleep(0)  # a page of objects takes the event loop for a moment; let others in
+                    missed += self._enqueue(self._cache.put(kind, item, Source.OTHER))
+                await asyncio.sleep(0)  # decoding a page blocks the event loop for a moment; let other tasks run
             swept = self._cache.sweep(kind, present, version, () if namespace is None else (namespace,))
-            missed += sum(self._wake(key) for key in swept)
+            missed += sum(self._enqueue(key) for key in swept)
         return missed
 
-    def _wake(self, key: Key | None) -> int:
+    def _enqueue(self, key: Key | None) -> int:
         if key is None:
             return 0
         self._add(key)
@@ -102,6 +102,6 @@ class Resync:
 
 
 _REMEDY = (
-    "install the CRDs of RLJob and KubeRay (rljobs.rljob.dev, rayjobs.ray.io, rayclusters.ray.io) and give the operator's account "
+    "install the CRDs of RLJob and KubeRay (rljobs.rljob.dev, rayjobs.ray.io, rayclusters.ray.io) and grant the operator's service account "
     "get, list and watch on them and on pods"
 )

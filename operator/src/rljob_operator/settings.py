@@ -1,4 +1,4 @@
-"""What the operator is configured with, from environment variables that the Helm chart sets. Read once at start-up."""
+"""Configuration of the operator: environment variables, set by the Helm chart and read once at startup."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ class Settings:
     """Each field is read from ``RLJOB_OPERATOR_<FIELD NAME IN UPPER CASE>``."""
 
     runtime_image: str
-    """Image of jobs that set no spec.image."""
+    """Image for jobs that do not set spec.image."""
     runtime_ray_version: str
-    """Ray version inside that image."""
+    """Ray version in that image."""
     namespaces: str = ""
     """Comma-separated namespaces to watch; empty: all."""
     kuberay_namespace: str = ""
-    """Namespace of the KubeRay operator, which alone may reach the dashboards of jobs from outside; empty: any namespace."""
+    """Namespace of the KubeRay operator, the only external client that may reach the dashboards of jobs; empty: any namespace."""
     network_policy: bool = True
-    """Make a NetworkPolicy for every job."""
+    """Create a NetworkPolicy for every job."""
     workers: int = 8
-    """RLJobs that are reconciled at the same time."""
+    """Maximum number of concurrent reconciles."""
     requests: int = 16
-    """Requests to the API server that are under way at the same time."""
+    """Maximum number of concurrent requests to the API server."""
     health_port: int = 8080
     """Port of /healthz."""
     metrics_port: int = 8081
     """Port of /metrics."""
     log_level: str = "INFO"
-    """Least important level that is logged: DEBUG, INFO, WARNING or ERROR."""
+    """Minimum log level: DEBUG, INFO, WARNING or ERROR."""
     log_format: str = "json"
-    """One JSON object per line ("json"), or lines for people ("text")."""
+    """One JSON object per line ("json") or plain text ("text")."""
 
     @property
     def namespace_list(self) -> tuple[str, ...]:
@@ -64,12 +64,12 @@ class Settings:
                 problems.append(f"{name}={text!r} is not of type {field.type}")
         problems += _out_of_range(values)
         if problems:
-            raise SettingsError("; ".join(problems) + "; known are: " + ", ".join(known))
+            raise SettingsError("; ".join(problems) + "; known settings: " + ", ".join(known))
         return cls(**values)  # type: ignore[arg-type]
 
 
 def _out_of_range(values: Mapping[str, object]) -> list[str]:
-    """Values that have the right type and still cannot be."""
+    """Values of the right type that are out of range."""
     problems = []
     for name, choices in (("log_level", ("DEBUG", "INFO", "WARNING", "ERROR")), ("log_format", ("json", "text"))):
         if values.get(name, choices[0]) not in choices:

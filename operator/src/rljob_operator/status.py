@@ -1,6 +1,6 @@
-"""A decision as the status of an RLJob. The same decision about the same observation gives the same bytes; no floats, below 10 kB.
+"""Renders a decision as the status of an RLJob: deterministic to the byte, no floats, below 10 kB.
 
-``progress`` is the driver's and is never rendered: server-side apply leaves it as it is.
+``progress`` belongs to the driver and is never rendered: server-side apply leaves it as it is.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from rljob_api import failure as words
+from rljob_api import failure as driver_failure
 from rljob_api.naming import rayjob_name
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator import times
 from rljob_operator.model import Decision, Observed
 from rljob_operator.policies.admission import is_managed
-from rljob_operator.policies.situation import Recorded, Situation, assess, is_live
+from rljob_operator.policies.situation import RecordedFailure, Situation, assess, is_live
 
 MAX_STATUS_BYTES = 9400
-"""Size of what is rendered; the driver's progress comes on top."""
+"""Maximum size of the rendered part; the driver's progress comes on top."""
 MESSAGE_LIMITS = (4096, 2600, 1800, 1200, 800, 400, 200, 100)
-"""Characters per message: the first of these with which the status is small enough is used."""
+"""Maximum message lengths to try, in characters, until the status is small enough."""
 PROGRESS = "progress"
 
 
 def render(observed: Observed, decision: Decision, now: datetime) -> dict[str, Any]:
-    """The whole status but progress, as camelCase JSON."""
+    """Render the whole status except progress, as camelCase JSON."""
     situation = assess(observed, now)
     job = situation.job
     stored = {key: value for key, value in job.status.items() if key != PROGRESS}
     if job.deleting or not is_managed(job):
         return stored
     if situation.is_finished:
-        # All that is said about a finished job was said at its end; the pods that vanish now are no news.
+        # The status of a finished job is final; pods that disappear now do not change it.
         end = decision.completion_time or situation.now
         stored |= {"observedGeneration": job.generation, "conditions": _conditions(situation, decision), "completionTime": times.text(end)}
         return stored
@@ -53,7 +53,7 @@ def render(observed: Observed, decision: Decision, now: datetime) -> dict[str, A
 
 
 def changed(current: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Whether a rendered status says something else than the stored one; progress does not count."""
+    """Whether a rendered status differs from the stored one, ignoring progress."""
     return {k: v for k, v in current.items() if k != PROGRESS} != {k: v for k, v in desired.items() if k != PROGRESS}
 
 
@@ -79,7 +79,7 @@ def _conditions(situation: Situation, decision: Decision) -> list[dict[str, Any]
 
 
 def _nodes(situation: Situation, decision: Decision) -> dict[str, Any]:
-    """Nodes count while the current attempt lives; those of an attempt that just failed for good are being given back."""
+    """Node counts of the current attempt while it is live; those of an attempt that just failed permanently are being released."""
     child = situation.child
     is_counted = child is not None and is_live(child) and decision.completion_time is None
     groups = []
@@ -92,12 +92,12 @@ def _nodes(situation: Situation, decision: Decision) -> dict[str, Any]:
 
 
 def _last_failure(situation: Situation, decision: Decision) -> dict[str, Any] | None:
-    """Of a job that succeeded no failure matters any more."""
+    """The latest failure; none for a job that succeeded."""
     if decision.conditions[ConditionType.SUCCEEDED].reason is Reason.COMPLETED:
         return None
     recorded = situation.last_failure
     if decision.failure is not None:
-        recorded = Recorded(failure=decision.failure, time=situation.now)
+        recorded = RecordedFailure(failure=decision.failure, time=situation.now)
     if recorded is None:
         return None
     failure = recorded.failure
@@ -117,10 +117,10 @@ def _time(time: datetime | None) -> str | None:
 
 
 def _fit(status: dict[str, Any]) -> dict[str, Any]:
-    """Shorten messages, the longest first, until the status is small enough."""
+    """Shorten messages, longest first, until the status is small enough."""
     for limit in MESSAGE_LIMITS:
         for entry in (*status["conditions"], status.get("lastFailure", {"message": ""})):
-            entry["message"] = words.shorten(entry["message"], limit)
+            entry["message"] = driver_failure.shorten(entry["message"], limit)
         if len(json.dumps(status, ensure_ascii=False).encode()) <= MAX_STATUS_BYTES:
             break
     return status

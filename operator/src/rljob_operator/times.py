@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them: RFC 3339 in UTC, whole seconds."""
+"""Kubernetes timestamps: RFC 3339 in UTC, whole seconds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 
 def text(time: datetime) -> str:
-    """For example ``2026-01-31T12:00:00Z``; fractions of a second are cut off."""
+    """Format a time, for example ``2026-01-31T12:00:00Z``; fractions of a second are truncated."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse(value: object) -> datetime | None:
-    """The time that a text says, without fractions of a second; None when it is no time with a zone."""
+    """Parse a timestamp, truncated to seconds; None if it is not a timestamp with a time zone."""
     if not isinstance(value, str):
         return None
     try:
@@ -22,5 +22,5 @@ def parse(value: object) -> datetime | None:
 
 
 def whole_seconds(time: datetime) -> datetime:
-    """The same time without fractions, as it will be read back from a status."""
+    """Truncate a time to seconds, as it will be read back from a status."""
     return time.replace(microsecond=0)

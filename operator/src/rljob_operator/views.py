@@ -1,6 +1,6 @@
-"""Raw Kubernetes JSON to the views of :mod:`rljob_operator.model`: pure, tolerant of absent fields, and small.
+"""Converts raw Kubernetes JSON to the views of :mod:`rljob_operator.model`: pure, tolerant of absent fields.
 
-Views of all objects are kept in memory; so long texts are cut here, where they come in.
+Views of all objects are kept in memory, so long texts are truncated here.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rljob_operator.model import ChildView, ClusterView, JobView, Key, PodView
 
 Raw = Mapping[str, Any]
 EPOCH = datetime.fromtimestamp(0, UTC)
-"""Stands for an absent creation time."""
+"""Placeholder for an absent creation time."""
 MAX_TEXT = 600
-"""Characters kept of a message."""
+"""Maximum length of a message, in characters."""
 MAX_LOG = 2000
-"""Characters kept of the end of a driver's log."""
+"""Maximum length of the tail of a driver's log, in characters."""
 MAX_LOG_LINES = 25
-"""Lines kept of the end of a driver's log."""
-MAX_WORD = 2400
-"""Characters kept of the driver's last word."""
+"""Maximum length of the tail of a driver's log, in lines."""
+MAX_TERMINATION_MESSAGE = 2400
+"""Maximum length of the driver's termination message, in characters."""
 STARTING = ("", "ContainerCreating", "PodInitializing")
-"""Reasons to wait that every container passes through."""
+"""Waiting reasons of normal container startup."""
 _NOT_PRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def job_view(raw: Raw) -> JobView:
-    """An RLJob."""
+    """View of an RLJob."""
     metadata = _map(raw, "metadata")
     return JobView(
         key=Key(namespace=_text(metadata, "namespace"), name=_text(metadata, "name")),
@@ -47,7 +47,7 @@ def job_view(raw: Raw) -> JobView:
 
 
 def child_view(raw: Raw) -> ChildView:
-    """A RayJob."""
+    """View of a RayJob."""
     metadata, status = _map(raw, "metadata"), _map(raw, "status")
     return ChildView(
         name=_text(metadata, "name"),
@@ -66,17 +66,17 @@ def child_view(raw: Raw) -> ChildView:
 
 
 def cluster_view(raw: Raw) -> ClusterView:
-    """A RayCluster."""
+    """View of a RayCluster."""
     found = _condition(_map(raw, "status"), "ReplicaFailure", "True")
     text = None if found is None else clean(_text(found, "message") or _text(found, "reason"), MAX_TEXT)
     return ClusterView(name=_text(_map(raw, "metadata"), "name"), replica_failure=text)
 
 
 def pod_view(raw: Raw) -> PodView:
-    """A pod that KubeRay made."""
+    """View of a pod created by KubeRay."""
     metadata, status = _map(raw, "metadata"), _map(raw, "status")
     labels = _map(metadata, "labels")
-    ended = _ended(status)
+    terminated = _terminated(status)
     unschedulable = _condition(status, "PodScheduled", "False")
     return PodView(
         name=_text(metadata, "name"),
@@ -90,28 +90,29 @@ def pod_view(raw: Raw) -> PodView:
         ready=_condition(status, "Ready", "True") is not None,
         unschedulable=clean(_text(unschedulable, "message") or _text(unschedulable, "reason"), MAX_TEXT) if unschedulable else None,
         waiting=_waiting(status),
-        terminated=None if ended is None else ended[:3],
-        terminated_at=None if ended is None else ended[3],
+        terminated=None if terminated is None else terminated[:3],
+        terminated_at=None if terminated is None else terminated[3],
         deletion_time=times.parse(metadata.get("deletionTimestamp")),
     )
 
 
 def digest(log: str) -> str:
-    """What decisions need of RayJob status.message: its first line, the end of the log, and the driver's last word as its last line."""
-    word = failure.decode(log)
+    """Digest of a RayJob's status.message: its first line, the tail of the log, and the driver's termination message as the last line."""
+    reported = failure.decode(log)
     lines = [line for line in clean(log, len(log)).splitlines() if failure.MARKER not in line and line.strip()]
     kept = lines[-MAX_LOG_LINES:]
     while len(kept) > 1 and len("\n".join(kept)) > MAX_LOG:
         kept = kept[1:]
     first = [lines[0][:MAX_TEXT]] if lines and len(kept) < len(lines) else []
     parts = [*first, "\n".join(kept)[-MAX_LOG:]] if kept else []
-    if word is not None:
-        parts.append(failure.encode(replace(word, message=clean(word.message, MAX_WORD), worker=word.worker and clean(word.worker, 100))))
+    if reported is not None:
+        message, worker = clean(reported.message, MAX_TERMINATION_MESSAGE), reported.worker and clean(reported.worker, 100)
+        parts.append(failure.encode(replace(reported, message=message, worker=worker)))
     return "\n".join(parts)
 
 
 def clean(text: str, limit: int) -> str:
-    """Text for people: no colours or control characters but line breaks, at most ``limit`` characters."""
+    """Remove escape sequences and control characters other than line breaks, and shorten to ``limit`` characters."""
     return failure.shorten(_NOT_PRINTABLE.sub(" ", text).strip(), limit)
 
 
@@ -163,15 +164,15 @@ def _waiting(status: Raw) -> tuple[str, str, str] | None:
         waiting = _map(_map(container, "state"), "waiting")
         reason = _text(waiting, "reason")
         if reason not in STARTING:
-            # The kubelet goes back and forth between ErrImagePull and ImagePullBackOff; the error inside both is the same text.
+            # The kubelet alternates between ErrImagePull and ImagePullBackOff; both contain the same error text.
             message = _text(waiting, "message")
             message = message.partition("ErrImagePull: ")[2] or message
             return _text(container, "name"), reason[:100], clean(message, MAX_TEXT)
     return None
 
 
-def _ended(status: Raw) -> tuple[str, str, int, datetime | None] | None:
-    """Container, reason, exit code and time of the most telling bad end: one for lack of memory, else the first."""
+def _terminated(status: Raw) -> tuple[str, str, int, datetime | None] | None:
+    """Container, reason, exit code and time of the most significant abnormal termination: OOMKilled if any, else the first."""
     found = []
     for container in _containers(status):
         for state in ("state", "lastState"):

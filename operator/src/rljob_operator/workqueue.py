@@ -1,20 +1,20 @@
-"""Which RLJob is looked at next: one queue of keys, each key at most once in it and with at most one worker.
+"""Work queue of RLJob keys: each key is queued at most once and processed by at most one worker at a time.
 
 ::
 
-    add(key) ----------------> ready (news first, then first in) --> N workers --> reconcile(key) -> next check | error
-    next check, back-off --> timers (one heap, one timer of the event loop) --^
+    add(key) ----------------> ready (events first, then FIFO) --> N workers --> reconcile(key) -> next check | error
+    next check, backoff --> timers (one heap, one event loop timer) --^
 
-====================  =======================================================================================================
-what                  then
-====================  =======================================================================================================
-key added twice       looked at once
-key of a full list    waits behind all news
-added while worked on looked at once more, afterwards
-error                 again after 0.1 s, 0.2 s, ... 60 s, or what the server says; a success starts the count anew
-server says wait      nothing wakes the key earlier
-too many keys         they wait in line; a key costs a hundred bytes, events of a key in line cost nothing
-====================  =======================================================================================================
+==========================  ==================================================================================================
+event                       effect
+==========================  ==================================================================================================
+key added twice             reconciled once
+key added by a resync       queued behind all events
+key added while processed   reconciled once more, afterwards
+error                       retried after 0.1 s, 0.2 s, ... 60 s, or after the server's Retry-After; a success resets the backoff
+Retry-After                 nothing wakes the key earlier
+too many keys               they wait; a queued key takes about a hundred bytes, further events for it nothing
+==========================  ==================================================================================================
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from rljob_operator.model import Key
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 60.0
 RECONCILE_DEADLINE_S: Final = 120.0
-"""Limit of one look at one job: about a dozen requests of at most 10 s."""
+"""Timeout of one reconcile: about a dozen requests of at most 10 s each."""
 
-_NEWS, _OLD = 0, 1
-"""Ranks in the line."""
+_EVENT, _RESYNC = 0, 1
+"""Priorities; the lower number is served first."""
 
 Reconcile = Callable[[Key], Awaitable[datetime | None]]
-"""Looks at one job; answers when to look again even if nothing happens."""
+"""Reconciles one job; returns when to reconcile it again even without an event."""
 
 logger = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
-    """Now."""
+    """The current time, in UTC."""
     return datetime.now(UTC)
 
 
@@ -54,22 +54,22 @@ class WorkQueue:
     """The queue and its workers. Belongs to one event loop, whose clock it uses."""
 
     def __init__(self, reconcile: Reconcile, *, workers: int, metrics: Metrics, clock: Callable[[], datetime] = utc_now) -> None:
-        """Nothing runs before :meth:`start`; ``clock`` tells how far away a next check is."""
+        """Nothing runs before :meth:`start`; ``clock`` is what next checks are relative to."""
         self._reconcile = reconcile
         self._num_workers = workers
         self._metrics = metrics
         self._clock = clock
         self._ready: asyncio.PriorityQueue[tuple[int, int, Key | None]] = asyncio.PriorityQueue()
         self._queued: dict[Key, int] = {}
-        """Keys in line with their rank; an entry of the line whose rank is another one was overtaken and counts no more."""
-        self._active: set[Key] = set()
-        self._again: set[Key] = set()
+        """Queued keys with their priority; a queue entry with another priority is stale and is skipped."""
+        self._processing: set[Key] = set()
+        self._dirty: set[Key] = set()
         self._failures: dict[Key, int] = {}
-        self._held_until: dict[Key, float] = {}
+        self._throttled_until: dict[Key, float] = {}
         self._due: dict[Key, float] = {}
         self._timers: list[tuple[float, int, Key]] = []
         self._order = itertools.count()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._workers: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -79,77 +79,81 @@ class WorkQueue:
 
     @property
     def is_alive(self) -> bool:
-        """Whether all workers run."""
+        """Whether all workers are running."""
         return bool(self._workers) and not any(worker.done() for worker in self._workers)
 
     def __len__(self) -> int:
-        """Keys that wait in line."""
+        """Number of queued keys."""
         return len(self._queued)
 
-    def add(self, key: Key, *, is_news: bool = True) -> None:
-        """Have a job looked at as soon as a worker is free, unless the server asked to wait; ``is_news`` False: when there is no news."""
-        rank = _NEWS if is_news else _OLD
-        if key in self._active:
-            self._again.add(key)
-        elif self._queued.get(key, _OLD + 1) > rank and not self._stopping:
-            if self._held_until.get(key, 0.0) > asyncio.get_running_loop().time():
-                return  # its timer is set
-            self._held_until.pop(key, None)
-            self._queued[key] = rank
-            self._ready.put_nowait((rank, next(self._order), key))
+    def add(self, key: Key) -> None:
+        """Queue a job because of an event."""
+        self._add(key, _EVENT)
+
+    def add_from_resync(self, key: Key) -> None:
+        """Queue a job because of a full list, behind all events."""
+        self._add(key, _RESYNC)
+
+    def _add(self, key: Key, priority: int) -> None:
+        if key in self._processing:
+            self._dirty.add(key)
+        elif self._queued.get(key, _RESYNC + 1) > priority and not self._stopping:
+            if self._throttled_until.get(key, 0.0) > asyncio.get_running_loop().time():
+                return  # the server asked to wait; a timer is set
+            self._throttled_until.pop(key, None)
+            self._queued[key] = priority
+            self._ready.put_nowait((priority, next(self._order), key))
             self._metrics.queue_depth.set(len(self._queued))
 
-    def add_old(self, key: Key) -> None:
-        """Have a job looked at that a full list told of."""
-        self.add(key, is_news=False)
-
     def add_after(self, key: Key, delay_s: float) -> None:
-        """Have a job looked at in ``delay_s`` seconds; replaces what was said before."""
+        """Queue a job after ``delay_s`` seconds; replaces an earlier delay."""
         due = asyncio.get_running_loop().time() + max(0.0, delay_s)
         self._due[key] = due
         heapq.heappush(self._timers, (due, next(self._order), key))
         if len(self._timers) > 2 * len(self._due) + 64:
-            # A job that reports every few seconds replaces a deadline of days each time; keep the heap as small as what counts.
+            # A job with an event every few seconds replaces a deadline of days each time; drop the stale entries.
             self._timers = [entry for entry in self._timers if self._due.get(entry[2]) == entry[0]]
             heapq.heapify(self._timers)
-        self._set_alarm()
+        self._set_timer()
 
     async def stop(self, deadline_s: float) -> None:
-        """Finish what is being worked on, take nothing new; whatever is not done after ``deadline_s`` is cancelled."""
+        """Finish the reconciles in progress, start no new ones, and cancel what is not done after ``deadline_s``."""
         self._stopping = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for _ in self._workers:
-            self._ready.put_nowait((_NEWS, -1, None))  # wakes an idle worker
+            self._ready.put_nowait((_EVENT, -1, None))  # wakes an idle worker
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=deadline_s)
             if late:
-                logger.warning("%d reconciles were not done within %g s and are cut off: %s", len(late), deadline_s, sorted(self._active))
+                logger.warning(
+                    "%d reconciles were not done within %g s and are cancelled: %s", len(late), deadline_s, sorted(self._processing)
+                )
             for worker in late:
                 worker.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:
-            rank, _, key = await self._ready.get()
+            priority, _, key = await self._ready.get()
             if key is None or self._stopping:
                 return
-            if self._queued.get(key) != rank:
+            if self._queued.get(key) != priority:
                 continue
             del self._queued[key]
             self._metrics.queue_depth.set(len(self._queued))
-            await self._look_at(key)
+            await self._process(key)
 
-    async def _look_at(self, key: Key) -> None:
-        """One reconcile and what follows from it."""
-        self._active.add(key)
+    async def _process(self, key: Key) -> None:
+        """Run one reconcile and schedule the next."""
+        self._processing.add(key)
         self._due.pop(key, None)
-        # A task of its own: whatever it ends with is an outcome to act on, and never the end of the worker.
+        # A separate task: whatever it raises is an outcome to handle and never ends the worker.
         task = asyncio.create_task(self._timed(key), name=f"reconcile {key.namespace}/{key.name}")
         try:
             await asyncio.wait([task])
         finally:
-            self._active.discard(key)
+            self._processing.discard(key)
             if not task.done():
                 task.cancel()
         error = task.exception() if not task.cancelled() else TimeoutError("cancelled")
@@ -160,8 +164,8 @@ class WorkQueue:
                 self.add_after(key, (next_check - self._clock()).total_seconds())
         else:
             self._back_off(key, error)
-        if key in self._again:
-            self._again.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
             self.add(key)
 
     async def _timed(self, key: Key) -> datetime | None:
@@ -170,42 +174,42 @@ class WorkQueue:
                 return await self._reconcile(key)
 
     def _back_off(self, key: Key, error: BaseException) -> None:
-        """Say what went wrong and come back later."""
+        """Log an error and schedule the retry."""
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 20))
         if isinstance(error, UnavailableError) and error.retry_after_s is not None:
             delay_s = max(delay_s, error.retry_after_s)
-            self._held_until[key] = asyncio.get_running_loop().time() + delay_s
+            self._throttled_until[key] = asyncio.get_running_loop().time() + delay_s
         self._metrics.errors.labels(type(error).__name__).inc()
         where = f"{key.namespace}/{key.name}"
         if isinstance(error, ConflictError):
-            logger.info("%s: %s; looking again in %g s", where, error, delay_s)
+            logger.info("%s: %s; reconciling again in %g s", where, error, delay_s)
         elif isinstance(error, KubeError):
-            logger.warning("%s: %s; trying again in %g s", where, error, delay_s)
+            logger.warning("%s: %s; retrying in %g s", where, error, delay_s)
         elif isinstance(error, TimeoutError):
-            logger.error("%s: not done within %g s; trying again in %g s", where, RECONCILE_DEADLINE_S, delay_s)
+            logger.error("%s: not done within %g s; retrying in %g s", where, RECONCILE_DEADLINE_S, delay_s)
         else:
-            logger.error("%s: a mistake in the operator; trying again in %g s", where, delay_s, exc_info=error)
+            logger.error("%s: unexpected error; retrying in %g s", where, delay_s, exc_info=error)
         self.add_after(key, delay_s)
 
-    def _set_alarm(self) -> None:
-        """One timer of the event loop, for the nearest entry of the heap."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _set_timer(self) -> None:
+        """Set the event loop timer for the earliest entry of the heap."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._timers and self._due.get(self._timers[0][2]) != self._timers[0][0]:
-            heapq.heappop(self._timers)  # replaced or forgotten since
+            heapq.heappop(self._timers)  # replaced or dropped since
         if self._timers and not self._stopping:
-            self._alarm = asyncio.get_running_loop().call_at(self._timers[0][0], self._ring)
+            self._timer = asyncio.get_running_loop().call_at(self._timers[0][0], self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         now = asyncio.get_running_loop().time()
         while self._timers and self._timers[0][0] <= now:
             due, _, key = heapq.heappop(self._timers)
             if self._due.get(key) == due:
                 del self._due[key]
-                self._held_until.pop(key, None)
+                self._throttled_until.pop(key, None)
                 self.add(key)
-        self._alarm = None
-        self._set_alarm()
+        self._timer = None
+        self._set_timer()

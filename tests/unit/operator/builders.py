@@ -1,4 +1,4 @@
-"""Fluent builders: a healthy RLJob, changed by the test, then observed.
+"""Fluent builders: a healthy RLJob, modified by the test, then observed.
 
 >>> scene().restarts(2).child(1, "Failed", job_status="FAILED", reason="AppFailed").decide()
 """
@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from rljob_api import failure as words
+from rljob_api import failure as driver_failure
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.validation import CheckedJob, check
@@ -34,7 +34,7 @@ def at(seconds: float) -> datetime:
 
 
 def time_text(seconds: int) -> str:
-    """The same as Kubernetes writes it."""
+    """The same as a Kubernetes timestamp."""
     return at(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -56,7 +56,7 @@ def _checked(text: str) -> CheckedJob:
 
 
 def checked() -> CheckedJob:
-    """The plan of the builders' spec; what the tests change in a spec does not change it."""
+    """The checked spec of the builders, whatever a test changes in its spec."""
     return _checked(json.dumps(spec()))
 
 
@@ -95,14 +95,14 @@ def child(attempt: int = 1, deployment_status: str = "", **fields: Any) -> Child
     return ChildView(attempt=attempt, deployment_status=deployment_status, **(values | fields))
 
 
-def word(reason: Reason, message: str = "it broke", worker: str | None = None) -> str:
-    """A driver's log that ends with its last word."""
-    encoded = words.encode(words.DriverFailure(reason=reason, message=message, worker=worker))
+def failed_log(reason: Reason, message: str = "it broke", worker: str | None = None) -> str:
+    """A driver's log that ends with a termination message."""
+    encoded = driver_failure.encode(driver_failure.DriverFailure(reason=reason, message=message, worker=worker))
     return f"Job entrypoint command failed with exit code 1\nTraceback\n{encoded}\n"
 
 
 class Scene:
-    """What will be observed."""
+    """An observation under construction."""
 
     def __init__(self) -> None:
         self.job = JobView(key=Key(namespace="team", name=NAME), uid=UID, generation=1, created=T0, spec=spec(), status={}, deleting=False)
@@ -132,7 +132,7 @@ class Scene:
         return self.spec(queue={"name": "team-queue"})
 
     def invalid(self, error: SpecInvalidError = INVALID) -> Scene:
-        """The spec has problems."""
+        """Make the spec invalid."""
         self.checked = error
         return self
 
@@ -142,7 +142,7 @@ class Scene:
         return self
 
     def failed(self, attempt: int, reason: Reason = Reason.WORKER_LOST, seconds: int = 100, message: str = "it broke") -> Scene:
-        """The status records the end of an attempt."""
+        """Record the failure of an attempt in the status."""
         entry = {"attempt": attempt, "reason": str(reason), "message": message, "time": time_text(seconds)}
         return self.stored(attempt=attempt, startTime=time_text(0), lastFailure=entry)
 
@@ -152,18 +152,18 @@ class Scene:
         return self
 
     def running(self, attempt: int = 1) -> Scene:
-        """A RayJob whose driver runs, with all its pods."""
+        """Add a RayJob whose driver is running, with all its pods."""
         self.child(attempt, "Running", job_status="RUNNING", job_started=at(30))
         return self.pod("head", attempt, head=True).nodes(attempt)
 
     def nodes(self, attempt: int = 1, **fields: Any) -> Scene:
-        """All three nodes."""
+        """Add all three nodes."""
         for index, group in enumerate(("train", "train", "infer")):
             self.pod(f"node-{index}", attempt, group=group, **fields)
         return self
 
     def pod(self, name: str, attempt: int = 1, **fields: Any) -> Scene:
-        """Add a pod, or replace the one of that name."""
+        """Add a pod, or replace the one with that name."""
         self.pods = [p for p in self.pods if p.name != name] + [pod(name, attempt, **fields)]
         return self
 
@@ -173,17 +173,17 @@ class Scene:
         return self
 
     def taken(self, name: str) -> Scene:
-        """A foreign object has the name of the child."""
+        """Give the name of the child to an object with another owner."""
         self.taken_name = name
         return self
 
-    def refused(self, message: str) -> Scene:
-        """The API server refused the child."""
+    def reject(self, message: str) -> Scene:
+        """Have the API server reject the child."""
         self.rejected = message
         return self
 
     def deleting(self) -> Scene:
-        """The RLJob is being deleted."""
+        """Mark the RLJob as being deleted."""
         self.job = replace(self.job, deleting=True)
         return self
 
@@ -200,15 +200,15 @@ class Scene:
         )
 
     def decide(self, seconds: float = 60) -> Decision:
-        """Decide at a time."""
+        """Decide at a given time."""
         return decide(self.observed(), at(seconds))
 
     def render(self, seconds: float = 60) -> dict[str, Any]:
-        """The status that follows."""
+        """The resulting status."""
         return status.render(self.observed(), self.decide(seconds), at(seconds))
 
     def written(self, seconds: float = 60) -> Scene:
-        """A copy in which the status that follows is stored."""
+        """A copy with the resulting status stored."""
         copy = deepcopy(self)
         kept = {"progress": self.job.status["progress"]} if "progress" in self.job.status else {}
         copy.job = replace(copy.job, status=self.render(seconds) | kept)

@@ -1,11 +1,11 @@
-"""The table of observations and what follows: every row is run by test_decide.py; the union of its reasons covers the enum."""
+"""Table of observations and expected decisions. test_decide.py runs every row; together they cover all reasons but the driver's own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from rljob_api.vocabulary import Reason
-from tests.unit.operator.builders import Scene, at, scene, word
+from tests.unit.operator.builders import Scene, at, failed_log, scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,18 +15,18 @@ class Case:
     name: str
     scene: Scene
     expected: dict[str, str]
-    """Condition type -> "<status> <reason>"; types that are left out are not looked at."""
+    """Condition type -> "<status> <reason>"; types that are left out are not compared."""
     seconds: float = 60
     actions: dict[str, object] = field(default_factory=dict)
-    """Fields of the decision that are not empty."""
+    """Non-empty action fields of the decision."""
     failure: tuple[Reason, str] | None = None
-    """Reason of the new failure and a piece of its message."""
+    """Reason of the new failure and a part of its message."""
     message: str = ""
-    """A piece of the message of Running, or of Failed once that is True."""
+    """A part of the message of Running, or of Failed once that is True."""
 
 
 def waits(reason: str, cluster: str | None = None, **others: str) -> dict[str, str]:
-    """Conditions of a job that is not finished and does not train."""
+    """Conditions of an unfinished job that is not training."""
     return {
         "Accepted": "True SpecValid",
         "Suspended": "False NotSuspended",
@@ -38,7 +38,7 @@ def waits(reason: str, cluster: str | None = None, **others: str) -> dict[str, s
 
 
 def over(reason: str, **others: str) -> dict[str, str]:
-    """Conditions of a job that has failed for good."""
+    """Conditions of a job that has failed permanently."""
     conditions = waits(reason) | {"Succeeded": f"False {reason}", "Failed": f"True {reason}"}
     return conditions | others
 
@@ -86,23 +86,23 @@ CASES = [
         expected=waits("Starting"),
         actions={"create_attempt": 1},
     ),
-    Case(name="an invalid spec makes no child", scene=scene().invalid(), expected=waits("SpecInvalid", Accepted="False SpecInvalid")),
+    Case(name="an invalid spec creates no child", scene=scene().invalid(), expected=waits("SpecInvalid", Accepted="False SpecInvalid")),
     Case(
-        name="an invalid suspended spec says both",
+        name="an invalid suspended spec reports both",
         scene=scene().suspended().invalid(),
         expected=waits("SpecInvalid", Accepted="False SpecInvalid", Suspended="True Suspended"),
     ),
     Case(name="suspended before the start", scene=scene().suspended(), expected=HELD),
     Case(
-        name="a taken name",
+        name="a name conflict",
         scene=scene().taken("math-grpo-a1"),
         expected=waits("ChildNameTaken"),
         actions={"next_check": at(90)},
-        message="math-grpo-a1 exists and is not this job's",
+        message="math-grpo-a1 already exists and is not owned by this RLJob",
     ),
     Case(
-        name="a child the API server refuses",
-        scene=scene().refused("exceeded quota: pods"),
+        name="a child rejected by the API server",
+        scene=scene().reject("exceeded quota: pods"),
         expected=waits("ChildRejected", Accepted="False ChildRejected"),
         actions={"next_check": at(120)},
         message="exceeded quota",
@@ -115,7 +115,7 @@ CASES = [
         message="pod old-head",
     ),
     Case(
-        name="but not for ever",
+        name="but not forever",
         scene=scene().pod("old-head", 3, head=True),
         seconds=600,
         expected=waits("Starting"),
@@ -141,13 +141,13 @@ CASES = [
         actions={"next_check": at(1800)},
     ),
     Case(
-        name="a pod without a place",
+        name="an unschedulable pod",
         scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", unschedulable="0/1 nodes: Insufficient gpu"),
         expected=waits("Unschedulable"),
         actions={"next_check": at(1800)},
     ),
     Case(
-        name="a pod that keeps ending",
+        name="a pod that keeps crashing",
         scene=scene()
         .child(1, "Initializing")
         .pod("n0", ready=False, waiting=("ray", "CrashLoopBackOff", ""), terminated=("ray", "Error", 1)),
@@ -155,13 +155,13 @@ CASES = [
         actions={"next_check": at(1800)},
     ),
     Case(
-        name="pods that KubeRay cannot make",
+        name="pods that KubeRay cannot create",
         scene=scene().child(1, "Initializing").cluster("math-grpo-a1-c", "pods is forbidden: exceeded quota"),
         expected=waits("PodFailed"),
         actions={"next_check": at(1800)},
     ),
     Case(
-        name="all nodes are ready, the driver is not there",
+        name="all nodes are ready, the driver is not started",
         scene=scene().child(1, "Initializing").nodes(),
         expected=waits("Starting", cluster="True NodesReady"),
         actions={"next_check": at(1800)},
@@ -171,14 +171,14 @@ CASES = [
         scene=scene().child(1, "Running", job_status="PENDING"),
         expected=waits("Starting", cluster="True NodesReady"),
     ),
-    Case(name="the driver trains", scene=scene().running(), expected=RUNS),
+    Case(name="the driver is training", scene=scene().running(), expected=RUNS),
     Case(
         name="a spec that became invalid keeps its child",
         scene=scene().running().invalid(),
         expected=RUNS | {"Accepted": "False SpecInvalid"},
     ),
     Case(
-        name="nodes were not there in time",
+        name="nodes were not ready in time",
         scene=scene().spec(startupDeadlineSeconds=25).child(1, "Initializing").pod("n0", ready=False, waiting=PULL),
         seconds=25,
         expected=over("StartupDeadlineExceeded"),
@@ -186,7 +186,7 @@ CASES = [
         message="there-is-no-such-image",
     ),
     Case(
-        name="a resumed job has the whole start-up time again",
+        name="resuming restarts the startup deadline",
         scene=scene().spec(startupDeadlineSeconds=25).stored(startTime="2026-01-31T12:00:50Z").child(1, "Initializing"),
         expected=waits("Starting"),
         actions={"next_check": at(75)},
@@ -194,43 +194,43 @@ CASES = [
     # --- ends of attempts
     Case(name="success", scene=scene().child(1, "Complete", job_status="SUCCEEDED"), expected=COMPLETED),
     Case(
-        name="success counts although a failure was recorded",
+        name="success overrides a recorded failure",
         scene=scene().failed(1).child(1, "Complete", job_status="SUCCEEDED"),
         expected=COMPLETED,
     ),
     Case(
-        name="success counts although the time is over",
+        name="success overrides the active deadline",
         scene=scene().spec(activeDeadlineSeconds=10).stored(startTime="2026-01-31T12:00:00Z").child(1, "Complete", job_status="SUCCEEDED"),
         expected=COMPLETED,
     ),
     Case(
-        name="the driver says why",
-        scene=app_failed(word(Reason.REWARD_INVALID, "RuntimeError: no answers", "reward-0")),
+        name="the driver reports an error",
+        scene=app_failed(failed_log(Reason.REWARD_INVALID, "RuntimeError: no answers", "reward-0")),
         expected=over("RewardInvalid"),
         failure=(Reason.REWARD_INVALID, "reward-0: RuntimeError: no answers"),
         message="RuntimeError: no answers",
     ),
     Case(
-        name="a driver without a last word",
+        name="a driver without a termination message",
         scene=app_failed("Job entrypoint command failed with exit code 3\nTraceback\nImportError: nope"),
         expected=over("DriverFailed"),
-        failure=(Reason.DRIVER_FAILED, "exit code 3 and did not say why.\n"),
+        failure=(Reason.DRIVER_FAILED, "exited with code 3 without reporting an error.\n"),
         message="ImportError: nope",
     ),
     Case(
-        name="a lost worker whose pod was killed for its memory",
-        scene=app_failed(word(Reason.WORKER_LOST, "actor_train-0 is gone")).pod("n0", terminated=OOM, deleting=True),
+        name="a lost worker whose pod was OOM-killed",
+        scene=app_failed(failed_log(Reason.WORKER_LOST, "actor_train-0 is gone")).pod("n0", terminated=OOM, deleting=True),
         expected=over("OutOfMemory"),
-        failure=(Reason.OUT_OF_MEMORY, "Pod n0, container ray ended: OOMKilled, exit code 137. actor_train-0 is gone"),
+        failure=(Reason.OUT_OF_MEMORY, "Pod n0, container ray terminated: OOMKilled, exit code 137. actor_train-0 is gone"),
     ),
     Case(
         name="a lost worker whose pod was evicted",
-        scene=app_failed(word(Reason.WORKER_LOST, "actor_train-0 is gone")).pod("n0", phase="Failed", terminated=("", "Evicted", -1)),
+        scene=app_failed(failed_log(Reason.WORKER_LOST, "actor_train-0 is gone")).pod("n0", phase="Failed", terminated=("", "Evicted", -1)),
         expected=over("WorkerLost"),
-        failure=(Reason.WORKER_LOST, "Pod n0 ended: Evicted. actor_train-0 is gone"),
+        failure=(Reason.WORKER_LOST, "Pod n0 terminated: Evicted. actor_train-0 is gone"),
     ),
     Case(
-        name="killed for memory without a last word",
+        name="OOM-killed without a termination message",
         scene=app_failed("").pod("head", head=True, terminated=OOM),
         expected=over("OutOfMemory"),
         failure=(Reason.OUT_OF_MEMORY, "Pod head, container ray"),
@@ -248,7 +248,7 @@ CASES = [
         failure=(Reason.DEADLINE_EXCEEDED, "RayJob math-grpo-a1 ended as Failed"),
     ),
     Case(
-        name="KubeRay's start-up deadline",
+        name="KubeRay's startup deadline",
         scene=scene().child(1, "Failed", reason="PreRunningDeadlineExceeded"),
         expected=over("StartupDeadlineExceeded"),
         failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "PreRunningDeadlineExceeded"),
@@ -272,7 +272,7 @@ CASES = [
         failure=(Reason.STOPPED, "stopped"),
     ),
     Case(
-        name="refused by KubeRay",
+        name="rejected by KubeRay",
         scene=scene().restarts(3).child(1, "ValidationFailed", reason="ValidationFailed", message="name too long", cluster_name=""),
         expected=over("ChildRejected", Accepted="False ChildRejected"),
         failure=(Reason.CHILD_REJECTED, "name too long"),
@@ -281,7 +281,7 @@ CASES = [
         name="the RayJob was deleted",
         scene=scene().stored(attempt=1),
         expected=over("ChildDeleted"),
-        failure=(Reason.CHILD_DELETED, "deleted by somebody"),
+        failure=(Reason.CHILD_DELETED, "was deleted externally"),
     ),
     Case(
         name="the RayJob is being deleted",
@@ -290,45 +290,45 @@ CASES = [
         failure=(Reason.CHILD_DELETED, "math-grpo-a1 was deleted"),
     ),
     Case(
-        name="the head was made anew",
+        name="the head was replaced",
         scene=scene().running().pod("head", head=True, created=at(70)),
         expected=over("HeadLost"),
-        failure=(Reason.HEAD_LOST, "pod head was made in its place"),
+        failure=(Reason.HEAD_LOST, "the replacement, pod head"),
     ),
     Case(
-        name="a head that seems younger than its driver by no more than clocks may differ",
+        name="a head younger than its driver within the tolerated clock skew",
         scene=scene().running().pod("head", head=True, created=at(40)),
         expected=RUNS,
     ),
     Case(
-        name="the head ended",
+        name="the head failed",
         scene=scene().running().pod("head", head=True, phase="Failed", terminated=("ray", "Error", 1)),
         expected=over("HeadLost"),
-        failure=(Reason.HEAD_LOST, "Pod head, container ray ended: Error, exit code 1"),
+        failure=(Reason.HEAD_LOST, "Pod head, container ray terminated: Error, exit code 1"),
     ),
     Case(
-        name="the head ended for its memory",
+        name="the head was OOM-killed",
         scene=scene().running().pod("head", head=True, terminated=OOM, terminated_at=at(50)),
         expected=over("OutOfMemory"),
         failure=(Reason.OUT_OF_MEMORY, "OOMKilled"),
     ),
     Case(
-        name="a head that was started again before the driver ran is well",
+        name="a head restarted before the driver ran is healthy",
         scene=scene().running().pod("head", head=True, terminated=("ray", "Error", 1), terminated_at=at(10)),
         expected=RUNS,
     ),
     Case(
-        name="a head that ends with its cluster is no loss",
+        name="a head that ends with its cluster is not lost",
         scene=scene().running().pod("head", head=True, phase="Failed", terminated=("ray", "Error", 143), deleting=True),
         expected=RUNS,
     ),
     Case(
-        name="the head of a cluster before a suspension is no loss",
+        name="the head of an earlier cluster is ignored",
         scene=scene().running().pod("other-head", head=True, cluster="older", created=at(50)),
         expected=RUNS,
     ),
     Case(
-        name="a head that ends while the job is being suspended is no loss",
+        name="a head that ends while the job is being suspended is not lost",
         scene=scene()
         .suspended()
         .child(1, "Running", job_status="RUNNING", job_started=at(30), suspend=True)
@@ -336,39 +336,39 @@ CASES = [
         expected=waits("Suspended", Suspended="False Suspended"),
     ),
     Case(
-        name="refused by KubeRay after its cluster was made",
+        name="rejected by KubeRay after its cluster was created",
         scene=scene().failed(1, Reason.STOPPED).restarts(1, rules=(("Stopped", "Restart"),)).child(1, "ValidationFailed"),
         seconds=500,
         expected=waits("Restarting"),
         actions={"delete_children": ("math-grpo-a1",)},
     ),
     Case(
-        name="a node that ended or was made anew is the driver's to notice",
+        name="failed and replaced nodes are left to the driver",
         scene=scene().running().pod("node-0", phase="Failed", terminated=("ray", "Error", 1)).pod("node-1", created=at(50)),
         expected=RUNS,
     ),
     Case(
-        name="the job ran too long",
+        name="the active deadline",
         scene=scene().restarts(5).spec(activeDeadlineSeconds=50).stored(attempt=1, startTime="2026-01-31T12:00:00Z").running(),
         seconds=50,
         expected=over("ActiveDeadlineExceeded"),
-        failure=(Reason.ACTIVE_DEADLINE_EXCEEDED, "(50 s) from 2026-01-31T12:00:00Z"),
+        failure=(Reason.ACTIVE_DEADLINE_EXCEEDED, "(50 s) since 2026-01-31T12:00:00Z"),
     ),
     Case(
-        name="the time is over between two attempts",
+        name="the active deadline between two attempts",
         scene=scene().restarts(5, 600).spec(activeDeadlineSeconds=110).failed(1).child(1, "Failed"),
         seconds=110,
         expected=over("ActiveDeadlineExceeded"),
-        failure=(Reason.ACTIVE_DEADLINE_EXCEEDED, "Attempt 1 had failed before: WorkerLost: it broke"),
+        failure=(Reason.ACTIVE_DEADLINE_EXCEEDED, "Attempt 1 failed earlier: WorkerLost: it broke"),
     ),
     # --- restarts
     Case(
         name="a failure is recorded before anything else",
         scene=scene().restarts(3).running().pod("head", head=True, created=at(70)),
         expected=waits("Restarting"),
-        failure=(Reason.HEAD_LOST, "driver is gone"),
+        failure=(Reason.HEAD_LOST, "driver was lost"),
         actions={"next_check": at(60)},
-        message="Attempt 2 of at most 4 starts at 2026-01-31T12:01:10Z, when RayJob math-grpo-a1 is gone.",
+        message="Attempt 2 of at most 4 starts at 2026-01-31T12:01:10Z once RayJob math-grpo-a1 is gone.",
     ),
     Case(
         name="then its live RayJob is deleted",
@@ -377,11 +377,11 @@ CASES = [
         actions={"delete_children": ("math-grpo-a1",)},
     ),
     Case(
-        name="which is waited for",
+        name="its deletion is waited for",
         scene=scene().restarts(3).failed(1).child(1, "Running", deleting=True),
         seconds=500,
         expected=waits("Restarting"),
-        message="when RayJob math-grpo-a1 is gone",
+        message="once RayJob math-grpo-a1 is gone",
     ),
     Case(
         name="then the backoff",
@@ -397,10 +397,10 @@ CASES = [
         seconds=120,
         expected=waits("Restarting"),
         actions={"next_check": at(730)},
-        message="when pod head of the driver before it is gone, or at 2026-01-31T12:12:10Z at the latest",
+        message="once pod head of the previous driver is gone, or at 2026-01-31T12:12:10Z at the latest",
     ),
     Case(
-        name="a head pod that ended is not waited for",
+        name="a terminated head pod is not waited for",
         scene=scene().restarts(3).failed(1).child(1, "Failed").pod("head", head=True, phase="Failed"),
         seconds=110,
         expected=waits("Starting"),
@@ -414,14 +414,14 @@ CASES = [
         actions={"create_attempt": 2},
     ),
     Case(
-        name="its name may be taken",
+        name="a name conflict of the next attempt",
         scene=scene().restarts(3).failed(1).taken("math-grpo-a2"),
         seconds=110,
         expected=waits("ChildNameTaken"),
         actions={"next_check": at(140)},
     ),
     Case(
-        name="no next attempt from a spec that became invalid",
+        name="no next attempt for a spec that became invalid",
         scene=scene().restarts(3).failed(1).invalid(),
         seconds=110,
         expected=waits("SpecInvalid", Accepted="False SpecInvalid"),
@@ -440,26 +440,32 @@ CASES = [
         actions={"delete_children": ("math-grpo-a1",)},
     ),
     Case(
-        name="when no restart is left the message says so",
-        scene=scene().restarts(2).failed(2).child(3, "Failed", reason="AppFailed", job_status="FAILED", message=word(Reason.WORKER_LOST)),
+        name="the final message counts the restarts",
+        scene=scene()
+        .restarts(2)
+        .failed(2)
+        .child(3, "Failed", reason="AppFailed", job_status="FAILED", message=failed_log(Reason.WORKER_LOST)),
         seconds=200,
         expected=over("WorkerLost"),
         failure=(Reason.WORKER_LOST, "it broke"),
         message="it broke After 2 restarts.",
     ),
     Case(
-        name="a failure of the spec is not tried again",
-        scene=scene().restarts(2).failed(1).child(2, "Failed", reason="AppFailed", job_status="FAILED", message=word(Reason.MODEL_INVALID)),
+        name="a failure of the spec is not retried",
+        scene=scene()
+        .restarts(2)
+        .failed(1)
+        .child(2, "Failed", reason="AppFailed", job_status="FAILED", message=failed_log(Reason.MODEL_INVALID)),
         seconds=200,
         expected=over("ModelInvalid"),
         failure=(Reason.MODEL_INVALID, "it broke"),
-        message="After 1 restart of 2; ModelInvalid is not followed by another.",
+        message="After 1 of 2 restarts; ModelInvalid is not retried.",
     ),
     Case(
         name="unless a rule says so",
         scene=scene()
         .restarts(2, rules=(("ModelInvalid", "Restart"), ("ModelInvalid", "Fail")))
-        .child(1, "Failed", reason="AppFailed", job_status="FAILED", message=word(Reason.MODEL_INVALID)),
+        .child(1, "Failed", reason="AppFailed", job_status="FAILED", message=failed_log(Reason.MODEL_INVALID)),
         expected=waits("Restarting"),
         failure=(Reason.MODEL_INVALID, "it broke"),
         actions={"next_check": at(60)},
@@ -468,10 +474,10 @@ CASES = [
         name="a rule may end the job",
         scene=scene().restarts(2, rules=(("HeadLost", "Fail"),)).running().pod("head", head=True, created=at(70)),
         expected=over("HeadLost"),
-        failure=(Reason.HEAD_LOST, "gone"),
+        failure=(Reason.HEAD_LOST, "lost"),
     ),
     Case(
-        name="a live RayJob of another attempt is deleted and never joined by a new one",
+        name="an orphaned RayJob is deleted before a new one is created",
         scene=scene().restarts(3).failed(2).child(1, "Running").child(2, "Failed"),
         seconds=500,
         expected=waits("Restarting"),
@@ -492,7 +498,7 @@ CASES = [
     ),
     Case(name="then it is suspended", scene=scene().suspended().child(1, "Suspended", suspend=True), expected=HELD),
     Case(
-        name="no deadline counts meanwhile",
+        name="deadlines are paused meanwhile",
         scene=scene().suspended().spec(activeDeadlineSeconds=5, startupDeadlineSeconds=5).child(1, "Suspended", suspend=True),
         seconds=5000,
         expected=HELD,
@@ -508,17 +514,17 @@ CASES = [
         scene=scene().child(1, "Suspending", suspend=True),
         expected=waits("Starting"),
         actions={"next_check": at(1860)},
-        message="when KubeRay has finished suspending it",
+        message="once KubeRay has finished suspending it",
     ),
     Case(
         name="it resumes when the old head pod is gone",
         scene=scene().child(1, "Suspended", suspend=True).pod("head", head=True, deleting=True),
         expected=waits("Starting"),
         actions={"next_check": at(660)},
-        message="when pod head",
+        message="once pod head",
     ),
     Case(
-        name="a suspension that KubeRay does not finish ends at the start-up deadline",
+        name="a suspension that KubeRay does not finish fails at the startup deadline",
         scene=scene().stored(startTime="2026-01-31T12:00:00Z").child(1, "Suspending", suspend=True),
         seconds=1800,
         expected=over("StartupDeadlineExceeded"),
@@ -530,9 +536,9 @@ CASES = [
         scene=scene().queued().child(1, "Suspending", suspend=True).nodes(),
         expected=waits("Queued", Suspended="False Queued"),
     ),
-    Case(name="Kueue alone lets it go", scene=scene().queued().child(1, "Suspended", suspend=True), seconds=99999, expected=QUEUED),
+    Case(name="only Kueue resumes it", scene=scene().queued().child(1, "Suspended", suspend=True), seconds=99999, expected=QUEUED),
     Case(
-        name="no deadline counts in the queue, whatever was stored",
+        name="deadlines are paused in the queue, whatever is stored",
         scene=scene()
         .queued()
         .spec(activeDeadlineSeconds=5, startupDeadlineSeconds=5)
@@ -541,7 +547,7 @@ CASES = [
         seconds=5000,
         expected=QUEUED,
     ),
-    Case(name="a queued job that was let go runs", scene=scene().queued().running(), expected=RUNS),
+    Case(name="an admitted queued job runs", scene=scene().queued().running(), expected=RUNS),
     Case(
         name="a queued job may be suspended too",
         scene=scene().queued().suspended().running(),

@@ -1,8 +1,8 @@
-"""An API server and KubeRay in memory, as far as one RLJob needs them, around the real decisions.
+"""An in-memory API server and KubeRay, as far as one RLJob needs them, around the real decisions.
 
 ::
 
-    user --edits--> World <--ticks-- KubeRay: RayJobs, clusters, pods move on
+    user --edits--> World <--ticks-- KubeRay: RayJobs, clusters, pods advance
                       ^
                       +--writes-- operator: observe -> decide -> apply -> status; may die after any single write
 
@@ -22,21 +22,21 @@ from rljob_operator import status
 from rljob_operator.decide import decide
 from rljob_operator.model import ChildView, Decision, JobView, Manifest, Observed
 from rljob_operator.policies.situation import is_live
-from tests.unit.operator.builders import NAME, at, checked, child, pod, scene, word
+from tests.unit.operator.builders import NAME, at, checked, child, failed_log, pod, scene
 
 TICK_S = 5
-ACTIONS_PER_LOOK = 8
-"""Looks in a row after which an operator that still finds something to do is not going to stop."""
+MAX_PASSES = 8
+"""An operator that still writes after so many passes in a row is not going to stop."""
 
 MakeObjects = Callable[[JobView, int], list[Manifest]]
 
 
 class Died(RuntimeError):
-    """The operator's process died right after a write."""
+    """Raised when the operator process dies right after a write."""
 
 
 def attempt_objects(job: JobView, attempt: int) -> list[Manifest]:
-    """Stand-in for what an attempt is made of: a helper and the RayJob, the RayJob last."""
+    """Stand-in for the children of an attempt: a ConfigMap and the RayJob, the RayJob last."""
     name = f"{job.key.name}-a{attempt}"
     return [
         {"kind": "ConfigMap", "metadata": {"name": name}},
@@ -48,7 +48,7 @@ class World:
     """All objects, the time, and what happens to them."""
 
     def __init__(self, fates: Mapping[int, str], **spec: Any) -> None:
-        """``fates``: attempt -> success, fail, stuck or run (for ever); spec: changed fields."""
+        """``fates``: attempt -> success, fail, stuck or run (forever); spec: changed fields."""
         self.now_s = 0
         self.fates = fates
         self.job: JobView | None = scene().spec(**spec).job
@@ -155,7 +155,7 @@ class World:
         if fate == "success":
             self._become(name, deployment_status="Complete", job_status="SUCCEEDED")
         elif fate == "fail":
-            message = word(Reason.WORKER_LOST, "actor_train-0 is gone")
+            message = failed_log(Reason.WORKER_LOST, "actor_train-0 is gone")
             self._become(name, deployment_status="Failed", job_status="FAILED", reason="AppFailed", message=message)
 
     def _become(self, name: str, **fields: Any) -> None:
@@ -192,8 +192,8 @@ class World:
         return None if self.job is None else timeless(self.job.status)
 
 
-def look(world: World, make: MakeObjects = attempt_objects) -> Decision | None:
-    """One look of the operator, as the shell does it."""
+def reconcile(world: World, make: MakeObjects = attempt_objects) -> Decision | None:
+    """One pass of the operator, as the reconciler does it."""
     if world.job is None:
         return None
     now = at(world.now_s)
@@ -220,18 +220,18 @@ def look(world: World, make: MakeObjects = attempt_objects) -> Decision | None:
     return decision
 
 
-def look_until_quiet(world: World) -> None:
-    """Looks until nothing is written any more, which must come soon."""
-    for _ in range(ACTIONS_PER_LOOK):
+def reconcile_until_quiet(world: World) -> None:
+    """Reconcile until nothing is written any more, which must be soon."""
+    for _ in range(MAX_PASSES):
         before = world.num_writes
-        look(world)
+        reconcile(world)
         if world.num_writes == before:
             return
-    raise AssertionError(f"the operator still writes after {ACTIONS_PER_LOOK} looks at {world.now_s} s")
+    raise AssertionError(f"the operator still writes after {MAX_PASSES} passes at {world.now_s} s")
 
 
 def run(world: World, until_s: int, edits: Mapping[int, Callable[[World], None]], *, dies_after: int | None, down_s: int) -> World:
-    """Let time pass; the operator dies after one write and comes back ``down_s`` seconds later."""
+    """Let time pass; the operator dies after one write and restarts ``down_s`` seconds later."""
     world.dies_after = dies_after
     back_s = 0
     for _ in _ticks(until_s):
@@ -239,11 +239,11 @@ def run(world: World, until_s: int, edits: Mapping[int, Callable[[World], None]]
             edits[world.now_s](world)
         if world.now_s >= back_s:
             try:
-                look_until_quiet(world)
+                reconcile_until_quiet(world)
             except Died:
                 back_s = world.now_s + down_s
                 if not down_s:
-                    look_until_quiet(world)
+                    reconcile_until_quiet(world)
         world.tick()
     return world
 
@@ -253,7 +253,7 @@ def _ticks(until_s: int) -> Iterator[int]:
 
 
 def timeless(value: Any) -> Any:
-    """A status without its times, also those in messages."""
+    """A status without its timestamps, including those in messages."""
     if isinstance(value, dict):
         times = ("lastTransitionTime", "startTime", "completionTime", "time")
         return {key: timeless(item) for key, item in value.items() if key not in times}

@@ -1,4 +1,4 @@
-"""The operator dies after each single write, comes back, and ends where an undisturbed one ends."""
+"""The operator dies after each single write, restarts, and reaches the same state as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.unit.operator.simulation import World, attempt_objects, run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
-    """A life of a job."""
+class Lifecycle:
+    """The lifecycle of a job: what happens to it, and how it ends."""
 
     name: str
     fates: Mapping[int, str]
@@ -29,10 +29,10 @@ class Story:
 
 
 RESTARTS = {"failurePolicy": {"maxRestarts": 2, "restartBackoffSeconds": 10}}
-STORIES = [
-    Story(name="success", fates={1: "success"}, ends="Completed"),
-    Story(name="fail, restart, success", fates={1: "fail", 2: "success"}, spec=RESTARTS, until_s=200, ends="Completed", attempts=2),
-    Story(
+LIFECYCLES = [
+    Lifecycle(name="success", fates={1: "success"}, ends="Completed"),
+    Lifecycle(name="fail, restart, success", fates={1: "fail", 2: "success"}, spec=RESTARTS, until_s=200, ends="Completed", attempts=2),
+    Lifecycle(
         name="fails until no restart is left",
         fates={1: "fail", 2: "fail", 3: "fail"},
         spec=RESTARTS,
@@ -40,8 +40,8 @@ STORIES = [
         ends="WorkerLost",
         attempts=3,
     ),
-    Story(name="start-up deadline", fates={1: "stuck"}, spec={"startupDeadlineSeconds": 40}, ends="StartupDeadlineExceeded"),
-    Story(
+    Lifecycle(name="start-up deadline", fates={1: "stuck"}, spec={"startupDeadlineSeconds": 40}, ends="StartupDeadlineExceeded"),
+    Lifecycle(
         name="start-up deadline, then success",
         fates={1: "stuck", 2: "success"},
         spec={"startupDeadlineSeconds": 40, **RESTARTS},
@@ -49,14 +49,14 @@ STORIES = [
         ends="Completed",
         attempts=2,
     ),
-    Story(
+    Lifecycle(
         name="suspend and resume",
         fates={1: "success"},
         edits={25: lambda world: world.edit(suspend=True), 70: lambda world: world.edit(suspend=False)},
         until_s=200,
         ends="Completed",
     ),
-    Story(
+    Lifecycle(
         name="suspended before the start",
         fates={1: "success"},
         spec={"suspend": True},
@@ -64,14 +64,14 @@ STORIES = [
         until_s=150,
         ends="Completed",
     ),
-    Story(
+    Lifecycle(
         name="suspended for a moment",
         fates={1: "success"},
         edits={25: lambda world: world.edit(suspend=True), 30: lambda world: world.edit(suspend=False)},
         until_s=200,
         ends="Completed",
     ),
-    Story(
+    Lifecycle(
         name="child deleted",
         fates={1: "run", 2: "success"},
         spec=RESTARTS,
@@ -80,9 +80,9 @@ STORIES = [
         ends="Completed",
         attempts=2,
     ),
-    Story(name="active deadline", fates={1: "run"}, spec={"activeDeadlineSeconds": 60}, ends="ActiveDeadlineExceeded"),
-    Story(name="time to live", fates={1: "success"}, spec={"ttlSecondsAfterFinished": 30}, until_s=150, ends=None),
-    Story(
+    Lifecycle(name="active deadline", fates={1: "run"}, spec={"activeDeadlineSeconds": 60}, ends="ActiveDeadlineExceeded"),
+    Lifecycle(name="time to live", fates={1: "success"}, spec={"ttlSecondsAfterFinished": 30}, until_s=150, ends=None),
+    Lifecycle(
         name="time to live of a failed job",
         fates={1: "stuck"},
         spec={"startupDeadlineSeconds": 40, "ttlSecondsAfterFinished": 0},
@@ -92,19 +92,19 @@ STORIES = [
 
 
 @pytest.mark.parametrize("down_s", [0, 15], ids=["at once", "15 s later"])
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
-def test_it_converges_whenever_it_dies(story: Story, down_s: int) -> None:
-    undisturbed = run(story.world(), story.until_s, story.edits, dies_after=None, down_s=0)
-    if story.ends is None:
+@pytest.mark.parametrize("lifecycle", LIFECYCLES, ids=lambda lifecycle: lifecycle.name)
+def test_it_converges_whenever_it_dies(lifecycle: Lifecycle, down_s: int) -> None:
+    undisturbed = run(lifecycle.world(), lifecycle.until_s, lifecycle.edits, dies_after=None, down_s=0)
+    if lifecycle.ends is None:
         assert undisturbed.job is None
         assert undisturbed.objects() == set()
     else:
-        assert reason(undisturbed) == story.ends
-        assert undisturbed.outcome()["attempt"] == story.attempts
+        assert reason(undisturbed) == lifecycle.ends
+        assert undisturbed.outcome()["attempt"] == lifecycle.attempts
         assert not undisturbed.pods
     assert undisturbed.num_writes >= 4, "otherwise there is nothing to die after"
     for dies_after in range(1, undisturbed.num_writes + 1):
-        disturbed = run(story.world(), story.until_s + 2 * down_s + 20, story.edits, dies_after=dies_after, down_s=down_s)
+        disturbed = run(lifecycle.world(), lifecycle.until_s + 2 * down_s + 20, lifecycle.edits, dies_after=dies_after, down_s=down_s)
         assert disturbed.outcome() == undisturbed.outcome(), f"died after write {dies_after}"
         assert disturbed.objects() == undisturbed.objects(), f"died after write {dies_after}"
         assert disturbed.most_live == 1

@@ -1,4 +1,4 @@
-"""What follows from each observation of the table, and that the table leaves no reason out."""
+"""The decision for each observation of the table; the table leaves no reason out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.decide import is_managed
-from tests.unit.operator.builders import at, child, scene, summary, time_text, word
+from rljob_operator.model import Decision
+from tests.unit.operator.builders import at, child, failed_log, scene, summary, time_text
 from tests.unit.operator.cases import CASES, COMPLETED, Case, app_failed, over
 
 DRIVER_ONLY = {
@@ -18,11 +19,11 @@ DRIVER_ONLY = {
     Reason.OFFLOAD_FAILED,
     Reason.WORKER_FAILED,
 }
-"""Reasons that only a driver's last word carries; the runtime's errors produce them."""
+"""Reasons that only a driver's termination message carries; the runtime's errors produce them."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_follows(case: Case) -> None:
+def test_decision(case: Case) -> None:
     decision = case.scene.decide(case.seconds)
     found = summary(decision)
     assert {type_: found[type_] for type_ in case.expected} == case.expected
@@ -57,10 +58,10 @@ def test_every_reason_is_produced_by_the_table_or_by_the_driver_alone() -> None:
 
 @pytest.mark.parametrize("reason", sorted(DRIVER_ONLY))
 def test_the_drivers_own_reasons_pass_through(reason: Reason) -> None:
-    assert summary(app_failed(word(reason)).decide()) == over(str(reason))
+    assert summary(app_failed(failed_log(reason)).decide()) == over(str(reason))
 
 
-def test_ends_that_are_stored_are_kept_whatever_happens() -> None:
+def test_a_stored_outcome_is_final() -> None:
     done = scene().child(1, "Complete", job_status="SUCCEEDED").written()
     for changed in (done.suspended(), done.invalid(), done.spec(activeDeadlineSeconds=1)):
         decision = changed.decide(9999)
@@ -94,7 +95,7 @@ def test_the_backoff_doubles_up_to_ten_minutes() -> None:
     assert waits_s == [10, 20, 40, 80, 160, 320, 600, 600]
 
 
-def test_the_clock_of_the_active_deadline_starts_stops_and_starts_anew() -> None:
+def test_the_active_deadline_starts_pauses_and_restarts() -> None:
     assert scene().decide(5).start_time == at(5)
     assert scene().decide(5.9).start_time == at(5), "as it will be read back"
     assert scene().stored(startTime=time_text(5)).running().decide(60).start_time == at(5)
@@ -104,7 +105,32 @@ def test_the_clock_of_the_active_deadline_starts_stops_and_starts_anew() -> None
     assert scene().restarts(1).failed(1).child(1, "Failed").decide(200).start_time == at(0), "all attempts share it"
 
 
+def test_an_active_deadline_that_passed_while_the_operator_was_down_is_enforced_at_once() -> None:
+    """The operator died between creating the RayJob and writing the status: its first pass only starts the clock."""
+    built = scene().spec(activeDeadlineSeconds=50).child(1, "Running", job_status="RUNNING", created=at(0))
+    first = built.decide(60)
+    assert (first.start_time, first.next_check) == (at(0), at(60))
+    assert summary(built.written(60).decide(60)) == over("ActiveDeadlineExceeded")
+
+
 def test_only_another_controllers_job_is_not_managed() -> None:
     assert is_managed(scene().job)
     assert is_managed(scene().spec(managedBy="rljob.dev/operator").job)
     assert not is_managed(scene().spec(managedBy="kueue.x-k8s.io/multikueue").job)
+
+
+def messages(decision: Decision) -> dict[str, str]:
+    return {str(type_): value.message for type_, value in decision.conditions.items()}
+
+
+def test_cluster_ready_gives_the_reason_of_running_except_for_restarts() -> None:
+    conflict = messages(scene().taken("math-grpo-a1").decide())
+    assert conflict["ClusterReady"] == conflict["Running"] == conflict["Succeeded"] != ""
+    restarting = messages(scene().restarts(1).failed(1).child(1, "Failed").decide(100))
+    assert restarting["ClusterReady"] == "", "nodes are not what a restart waits for"
+    assert restarting["Running"] == restarting["Succeeded"] != ""
+
+
+def test_a_head_that_exited_with_0_is_reported_without_a_reason() -> None:
+    decision = scene().running().pod("head", head=True, phase="Succeeded").decide()
+    assert messages(decision)["Failed"] == "The driver was lost: Pod head terminated."

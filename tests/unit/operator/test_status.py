@@ -1,4 +1,4 @@
-"""A decision as a status: complete, stable, small."""
+"""Rendering a decision as a status: complete, stable, small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.vocabulary import Reason
 from rljob_operator import status
-from tests.unit.operator.builders import Scene, at, child, scene, time_text, word
+from tests.unit.operator.builders import Scene, at, child, failed_log, scene, time_text
 from tests.unit.operator.cases import CASES, Case
 
 
@@ -36,7 +36,7 @@ def test_a_running_job() -> None:
         "type": "Running",
         "status": "True",
         "reason": "Running",
-        "message": "Attempt 1 trains.",
+        "message": "Attempt 1 is training.",
         "lastTransitionTime": time_text(60),
         "observedGeneration": 1,
     }
@@ -82,7 +82,7 @@ def test_a_finished_status_changes_by_generation_only() -> None:
     assert "progress" not in rendered
 
 
-def test_nodes_are_given_back_at_the_end_and_between_attempts() -> None:
+def test_nodes_are_released_at_the_end_and_between_attempts() -> None:
     assert scene().child(1, "Complete", job_status="SUCCEEDED").nodes().render()["nodes"] == "0/3"
     assert scene().restarts(1).failed(1).child(1, "Failed").nodes().render(102)["nodes"] == "0/3"
 
@@ -93,31 +93,31 @@ def test_what_appears_after_the_end_changes_nothing() -> None:
     assert not status.changed(built.job.status, built.render(90))
 
 
-def test_nodes_of_a_job_that_ran_too_long_are_given_back() -> None:
+def test_nodes_are_released_at_the_active_deadline() -> None:
     built = scene().spec(activeDeadlineSeconds=9).stored(attempt=1, startTime=time_text(0)).running()
     assert built.render(8)["nodes"] == "3/3"
     assert built.render(9)["nodes"] == "0/3"
 
 
-def test_the_attempt_that_is_made_is_named_at_once() -> None:
+def test_a_created_attempt_is_reported_at_once() -> None:
     assert (scene().render()["attempt"], scene().render()["rayJobName"]) == (1, "math-grpo-a1")
     second = scene().restarts(1).failed(1).child(1, "Failed").render(110)
     assert (second["attempt"], second["rayJobName"]) == (2, "math-grpo-a2")
     assert "attempt" not in scene().suspended().render()
 
 
-def test_nothing_is_said_about_a_job_that_is_being_deleted() -> None:
+def test_the_status_of_a_job_that_is_being_deleted_stays() -> None:
     built = scene().running().written().deleting()
     built.children.clear()
     assert not status.changed(built.job.status, built.render())
 
 
-def test_progress_is_not_the_operators() -> None:
+def test_progress_belongs_to_the_driver() -> None:
     assert not status.changed({"attempt": 1, "progress": {"step": 3}}, {"attempt": 1})
     assert status.changed({"attempt": 1, "progress": {"step": 3}}, {"attempt": 2})
 
 
-def test_all_problems_of_a_spec_are_told_or_counted() -> None:
+def test_all_problems_of_a_spec_are_listed_or_counted() -> None:
     def problems(number: int) -> Scene:
         errors = [FieldError(path=f"spec.components[{i}]", problem="x" * 90, remedy="y") for i in range(number)]
         return scene().invalid(SpecInvalidError(errors))
@@ -132,7 +132,7 @@ def test_all_problems_of_a_spec_are_told_or_counted() -> None:
 
 
 def test_long_texts_in_wide_letters_still_fit() -> None:
-    message = word(Reason.MODEL_INVALID, "模型" * 3000)
+    message = failed_log(Reason.MODEL_INVALID, "模型" * 3000)
     built = scene().child(1, "Failed", job_status="FAILED", reason="AppFailed", message=message)
     built.invalid(SpecInvalidError([FieldError(path="spec", problem="错误" * 2500, remedy="y")]))
     rendered = built.render()

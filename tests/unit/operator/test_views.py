@@ -1,4 +1,4 @@
-"""Raw objects as the API server gives them, and what decisions see of them."""
+"""Views of raw objects as the API server returns them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rljob_api import failure
 from rljob_api.vocabulary import Reason
 from rljob_operator import views
-from tests.unit.operator.builders import word
+from tests.unit.operator.builders import failed_log
 
 CREATED = "2026-01-31T12:00:00Z"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -50,7 +50,7 @@ def test_a_new_rayjob_has_no_status() -> None:
     assert view.job_started is None
 
 
-def test_a_rayjob_that_runs() -> None:
+def test_a_running_rayjob() -> None:
     status = {
         "jobDeploymentStatus": "Running",
         "jobStatus": "RUNNING",
@@ -75,7 +75,7 @@ def test_a_ready_pod() -> None:
     assert (view.phase, view.ready, view.unschedulable, view.waiting, view.terminated) == ("Running", True, None, None, None)
 
 
-def test_a_pod_without_a_place() -> None:
+def test_an_unschedulable_pod() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
     assert views.pod_view(pod({"phase": "Pending", "conditions": [condition]})).unschedulable == "0/1 nodes are available"
 
@@ -87,7 +87,7 @@ def test_a_pod_that_is_being_deleted() -> None:
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-def test_a_container_that_only_starts_does_not_wait(reason: str) -> None:
+def test_normal_startup_is_not_waiting(reason: str) -> None:
     assert views.pod_view(pod({"containerStatuses": [container(state={"waiting": {"reason": reason}})]})).waiting is None
 
 
@@ -107,14 +107,14 @@ def test_init_containers_are_looked_at_first() -> None:
     assert view.waiting == ("wait-gcs-ready", "CrashLoopBackOff", "")
 
 
-def test_an_end_for_lack_of_memory_tells_most() -> None:
+def test_an_oom_kill_is_most_significant() -> None:
     first = container("sidecar", state={"terminated": {"reason": "Error", "exitCode": 1}})
     second = container(lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137, "finishedAt": CREATED}})
     view = views.pod_view(pod({"containerStatuses": [first, second]}))
     assert (view.terminated, view.terminated_at) == (("ray", "OOMKilled", 137), NOON)
 
 
-def test_a_container_that_ended_well_did_not_fail() -> None:
+def test_a_container_that_exited_with_0_did_not_fail() -> None:
     view = views.pod_view(pod({"phase": "Succeeded", "containerStatuses": [container(state={"terminated": {"exitCode": 0}})]}))
     assert view.terminated is None
 
@@ -128,17 +128,17 @@ def test_a_short_log_is_kept_as_it_is() -> None:
     assert views.digest("") == ""
 
 
-def test_a_long_log_keeps_its_first_line_its_end_and_the_last_word() -> None:
-    log = "exit code 1\n" + "\n".join(f"line {i}" for i in range(1000)) + "\n" + word(Reason.DATA_INVALID, "x" * 9000)
+def test_a_long_log_keeps_its_first_line_its_tail_and_the_termination_message() -> None:
+    log = "exit code 1\n" + "\n".join(f"line {i}" for i in range(1000)) + "\n" + failed_log(Reason.DATA_INVALID, "x" * 9000)
     found = views.digest(log)
     assert found.startswith("exit code 1\nline ")
     last = failure.decode(found)
     assert last is not None
-    assert (last.reason, len(last.message)) == (Reason.DATA_INVALID, views.MAX_WORD)
+    assert (last.reason, len(last.message)) == (Reason.DATA_INVALID, views.MAX_TERMINATION_MESSAGE)
     assert len(found) < 6000
     assert len(found.splitlines()) <= views.MAX_LOG_LINES + 2
 
 
-def test_colours_and_control_characters_are_removed() -> None:
+def test_colors_and_control_characters_are_removed() -> None:
     assert views.clean("\x1b[31mred\x1b[0m\tand\x00 done\n", 100) == "red  and  done"
     assert views.digest("\x1b[36m(actor)\x1b[0m broke") == "(actor)  broke"

@@ -1,11 +1,11 @@
-"""What should exist for one attempt of an RLJob: pure functions from spec, attempt and settings to plain manifests.
+"""Desired child objects of one attempt of an RLJob: pure functions from spec, attempt and settings to plain manifests.
 
 ::
 
     RLJob ── ServiceAccount, Role, RoleBinding, NetworkPolicy   <job>-rljob       the same for every attempt
-         └── ConfigMap, RayJob                                  <job>-a<attempt>  made once, never changed
+         └── ConfigMap, RayJob                                  <job>-a<attempt>  created once, never updated
 
-Called by the reconciler, which creates in the order given and never updates: the RayJob comes last, so that whatever it needs is there.
+The RayJob comes last, so that everything it needs exists when the reconciler creates it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["attempt_objects"]
 
 
 def attempt_objects(job: JobView, checked: CheckedJob, attempt: int, settings: Settings) -> tuple[Manifest, ...]:
-    """Every child of an attempt, in the order in which they are created.
+    """All children of an attempt, in creation order.
 
     Args:
         job: owner of all objects.
-        checked: its spec without problems, and the plan.
-        attempt: counted from 1.
-        settings: image and Ray version for what the spec leaves open, and whether to make a NetworkPolicy.
+        checked: its validated spec and the plan.
+        attempt: attempt number, from 1.
+        settings: default image and Ray version, and whether to create a NetworkPolicy.
 
     Raises:
-        ValueError: the attempt has no valid name, see :func:`rljob_api.naming.rayjob_name`.
+        ValueError: there is no valid name for the attempt; see :func:`rljob_api.naming.rayjob_name`.
     """
     resolved = specmap.resolve(checked.job, settings)
     return (

@@ -1,4 +1,4 @@
-"""What a job's own account may do: patch the status of its RLJob, nothing else. An admission policy narrows that to the progress."""
+"""Permissions of a job's own service account: patch the status of its RLJob. An admission policy restricts that to progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 def service_account(job: JobView) -> Manifest:
-    """The account of the head; nothing gets its token unless the pod asks for it."""
+    """Service account of the head pod; the token is mounted only where a pod requests it."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -21,7 +21,7 @@ def service_account(job: JobView) -> Manifest:
 
 
 def role(job: JobView) -> Manifest:
-    """Patch the status of this one object."""
+    """Role that allows to patch the status of this one RLJob."""
     rule = {"apiGroups": [GROUP], "resources": ["rljobs/status"], "resourceNames": [job.key.name], "verbs": ["patch"]}
     return {
         "apiVersion": f"{_RBAC}/v1",
@@ -32,7 +32,7 @@ def role(job: JobView) -> Manifest:
 
 
 def role_binding(job: JobView) -> Manifest:
-    """Gives the role to the account."""
+    """Binds the role to the service account."""
     name = naming.access_name(job.key.name)
     return {
         "apiVersion": f"{_RBAC}/v1",

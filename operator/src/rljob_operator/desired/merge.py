@@ -1,7 +1,7 @@
-"""Merge a partial pod template over a generated one.
+"""Merges a partial pod template over a generated one.
 
-Maps merge key by key and null removes a key. Lists whose entries have a name of their own (see :data:`rljob_api.podtemplate.LIST_KEYS`)
-merge entry by entry: what is there keeps its place, what is new follows. Tolerations are added. Every other list is replaced.
+Maps merge key by key, and null removes a key. Lists of named entries (:data:`rljob_api.podtemplate.LIST_KEYS`) merge entry by entry:
+existing entries keep their position, new ones are appended. Tolerations are appended. All other lists are replaced.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rljob_api.podtemplate import LIST_KEYS
 
 APPENDED = frozenset({"tolerations"})
 REPLACED_ENTRIES = frozenset({"env", "volumes", "volumeMounts"})
-"""Lists whose entries are replaced as a whole: half of a volume or variable beside half of another kind of it is neither."""
+"""Lists whose entries are replaced as a whole: merging a volume or variable of one kind into one of another kind yields neither."""
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """``overlay`` over ``base``; neither is changed, and the result shares nothing with them."""
+    """Merge ``overlay`` over ``base``; neither is modified, and the result shares nothing with them."""
     result: dict[str, Any] = copy.deepcopy(dict(base))
     for key, value in overlay.items():
         if value is None:
@@ -40,7 +40,7 @@ def _value(key: str, below: Any, above: Any) -> Any:
 
 
 def _entries(field: str, below: list[Any], above: list[Any]) -> list[Any]:
-    """Entries by their key, in the order in which they first appear."""
+    """Merge entries by key, in order of first appearance."""
     key = LIST_KEYS[field]
     entries: dict[Any, dict[str, Any]] = {item[key]: item for item in below}
     for item in above:

@@ -1,4 +1,4 @@
-"""Names, labels and owner of child objects."""
+"""Names, labels and owner references of child objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rljob_operator.model import JobView, Manifest
 
 
 def child_metadata(job: JobView, name: str, labels: dict[str, str]) -> Manifest:
-    """Metadata of a child: it disappears together with the RLJob."""
+    """Metadata of a child, which is garbage-collected with the RLJob."""
     owner = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -21,7 +21,7 @@ def child_metadata(job: JobView, name: str, labels: dict[str, str]) -> Manifest:
 
 
 def job_labels(job: JobView) -> dict[str, str]:
-    """Labels of everything made for a job."""
+    """Labels of all objects of a job."""
     return {
         "app.kubernetes.io/name": "rljob",
         "app.kubernetes.io/managed-by": "rljob-operator",
@@ -30,10 +30,10 @@ def job_labels(job: JobView) -> dict[str, str]:
 
 
 def attempt_labels(job: JobView, attempt: int) -> dict[str, str]:
-    """Labels of everything made for one attempt."""
+    """Labels of all objects of one attempt."""
     return {**job_labels(job), naming.ATTEMPT_LABEL: str(attempt)}
 
 
 def pod_labels(job: JobView, attempt: int) -> dict[str, str]:
-    """Labels of pods: without app.kubernetes.io/name, by which KubeRay's services find the head."""
+    """Labels of pods; app.kubernetes.io/name is left to KubeRay, whose services select the head by it."""
     return {naming.JOB_LABEL: job.key.name, naming.ATTEMPT_LABEL: str(attempt)}

@@ -1,4 +1,4 @@
-"""Who may reach the pods of a job: its own pods, and KubeRay the dashboard. Outgoing traffic stays free: models and data lie anywhere."""
+"""Ingress to the pods of a job: from its own pods, and from KubeRay to the dashboard. Egress is open: models and data can be anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DASHBOARD_PORT = 8265
 
 
 def network_policy(job: JobView, settings: Settings) -> Manifest:
-    """The policy of all attempts of a job."""
+    """NetworkPolicy for all attempts of a job."""
     own_pods = {"matchLabels": {naming.JOB_LABEL: job.key.name}}
     namespace = settings.kuberay_namespace
     kuberay = {

@@ -1,7 +1,7 @@
-"""Pod templates of head and nodes.
+"""Pod templates of the head and the worker nodes.
 
-They satisfy the Pod Security level "restricted" with a read-only root file system; podTemplate may change what a job needs otherwise,
-except the labels by which the operator finds the pods.
+They satisfy the "restricted" Pod Security Standard and have a read-only root file system. podTemplate can change anything except the
+labels by which the operator finds the pods.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rljob_operator.model import JobView, Manifest
 
 USER_ID = 1000
 TERMINATION_GRACE_S = 120
-"""Time for the last checkpoint."""
+"""Time to write a final checkpoint."""
 STOP_MARGIN_S = 10
-"""What is left of it for Ray itself to end."""
+"""Part of it that is reserved for Ray's own shutdown."""
 PRE_STOP = ("python", "-m", "rljob_runtime.entry.pre_stop")
 _SPEC_VOLUME, _STORAGE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 
 
 def head_template(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
-    """Pod of the Ray head and the driver; the only one with the token of the job's account and with the spec."""
+    """Pod template of the Ray head, which runs the driver; the only pod with the service account token and the spec."""
     head = resolved.spec.head
     template = _template(
         job,
@@ -41,7 +41,7 @@ def head_template(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
             _variable(naming.ENV_NAMESPACE, job.key.namespace),
             _variable(naming.ENV_JOB, job.key.name),
             _variable(naming.ENV_ATTEMPT, str(attempt)),
-            # Ray kills a driver that is told to stop after 3 seconds; a checkpoint takes longer.
+            # By default Ray kills a driver 3 seconds after asking it to stop; a checkpoint takes longer.
             _variable("RAY_JOB_STOP_WAIT_TIME_S", str(TERMINATION_GRACE_S - STOP_MARGIN_S)),
         ],
     )
@@ -54,7 +54,7 @@ def head_template(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
 
 
 def worker_template(job: JobView, resolved: RLJob, attempt: int, group: NodeGroup, first_rank: int) -> Manifest:
-    """Pod of one node of a group."""
+    """Pod template of the nodes of a group."""
     index = {"name": ENV_REPLICA_INDEX, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{REPLICA_LABEL}']"}}}
     template = _template(job, resolved, attempt, place=group, image=group.image or str(resolved.spec.image), env=[index])
     spec, container = template["spec"], template["spec"]["containers"][0]
@@ -66,7 +66,7 @@ def worker_template(job: JobView, resolved: RLJob, attempt: int, group: NodeGrou
 
 
 def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | NodeGroup, image: str, env: Sequence[Manifest]) -> Manifest:
-    """What all pods have in common."""
+    """The common part of all pod templates."""
     volumes, mounts = _volumes(resolved, place)
     container = {
         "name": naming.RAY_CONTAINER,
@@ -84,7 +84,7 @@ def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | Node
     }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "enableServiceLinks": False,  # a variable for every Service of the namespace: nobody reads them, and their names may clash
+        "enableServiceLinks": False,  # they would add variables for every Service of the namespace, whose names may clash
         "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
         "securityContext": {
             "runAsNonRoot": True,
@@ -107,7 +107,7 @@ def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | Node
 
 
 def _resources(place: Head | NodeGroup) -> Manifest:
-    """Memory is both requested and limited. CPU is only requested: a limit would stop a pod for parts of every period, with cores idle."""
+    """Resources of the Ray container. No CPU limit: it would throttle the pod even when cores are idle."""
     cpu, memory = place.resources.cpu, place.resources.memory
     requests = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value is not None}
     resources: dict[str, dict[str, str]] = {}
@@ -133,13 +133,13 @@ def _volumes(resolved: RLJob, place: Head | NodeGroup) -> tuple[list[Manifest], 
 
 
 def _environment(job: JobView, resolved: RLJob, own: Iterable[Manifest], users: Iterable[EnvVar]) -> list[Manifest]:
-    """Variables of the system, then the user's; one of the user's takes the place of a default of the same name."""
+    """Environment variables: ours, then the user's, which override ours of the same name."""
     storage = resolved.spec.storage
     root = posixpath.normpath(storage.mount_path) if storage is not None else posixpath.join(naming.TEMPORARY_FOLDER, "rljob")
     variables = [
         _variable("HOME", naming.HOME_FOLDER),
         _variable("USER", "rljob"),
-        # Ray would hide devices from workers that hold no Ray GPU of their own; the driver says which devices each worker sees.
+        # Ray would hide devices from workers without a Ray GPU of their own; the driver sets the visible devices of each worker.
         _variable("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1"),
         _variable(naming.ENV_RUN_FOLDER, posixpath.join(root, job.key.name)),
         _variable(naming.ENV_STORAGE_SHARED, "1" if storage is not None else "0"),
@@ -163,5 +163,5 @@ def _from_user(variable: EnvVar) -> Manifest:
 def _merged(template: Manifest, overlays: Iterable[Mapping[str, Any] | None], labels: Mapping[str, str]) -> Manifest:
     for overlay in overlays:
         template = merge(template, overlay or {})
-    # Validation refuses these labels in a podTemplate; a null for labels or metadata would remove them all the same.
+    # Validation rejects these labels in a podTemplate, but a null for labels or metadata would still remove them.
     return merge(template, {"metadata": {"labels": dict(labels)}})

@@ -1,8 +1,8 @@
-"""The shell line by which a worker pod learns its node rank before Ray starts, and the escape that keeps Kubernetes from editing text.
+"""Shell prelude that computes the node rank of a worker pod before Ray starts, and escaping of text that Kubernetes would expand.
 
-KubeRay runs a container's args in front of its own command, as one line: ``/bin/bash -c -- "<args> && ulimit -n 65536; <command>"``.
-So the line exports into the shell that becomes Ray, ends the pod itself when it cannot tell the rank (a mere failure would only skip
-``ulimit``), and does not name KubeRay's command, which would make KubeRay leave it out.
+KubeRay runs a container's args before its own command, in one line: ``/bin/bash -c -- "<args> && ulimit -n 65536; <command>"``.
+So the prelude exports into the shell that becomes Ray, exits the shell if it cannot determine the rank (a failed command would only skip
+``ulimit``), and must not contain KubeRay's command, or KubeRay would not append it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import shlex
 from rljob_api import naming
 
 REPLICA_LABEL = "ray.io/worker-group-replica-index"
-"""KubeRay's label with the pod's index in its group; a pod that replaces another gets the lowest free one."""
+"""KubeRay's label with the index of a pod in its group; a replacement pod gets the lowest free index."""
 ENV_REPLICA_INDEX = "RLJOB_REPLICA_INDEX"
-"""Carries that label into the container; the downward API leaves it empty when the label is missing."""
+"""Variable that passes the label into the container; the downward API leaves it empty if the label is missing."""
 
 
 def literal(text: str) -> str:
-    """Text that a container receives unchanged: Kubernetes expands ``$(NAME)`` in args and env values, and reads ``$$`` as ``$``."""
+    """Escape text so that a container receives it unchanged: Kubernetes expands ``$(NAME)`` in args and env, and ``$$`` to ``$``."""
     return text.replace("$", "$$")
 
 
 def rank_prelude(first_rank: int, num_nodes: int) -> str:
-    """The line for a group whose first node has ``first_rank``; still to be escaped with :func:`literal`."""
+    """Prelude of a group whose first node has ``first_rank``; escape it with :func:`literal`."""
     reason = f"rljob: label {REPLICA_LABEL} is missing or not below {num_nodes}; KubeRay needs its feature gate RayMultiHostIndexing"
     refuse = f"{{ echo {shlex.quote(reason)} >&2; exit 1; }}"
     index = f"${ENV_REPLICA_INDEX}"

@@ -1,7 +1,7 @@
 """The KubeRay RayJob of an attempt.
 
-KubeRay gets no policy to decide: no retries, no deadlines, no autoscaling. It makes the pods, hands the driver to the head, and removes
-the pods when the driver has ended.
+KubeRay makes no policy decisions: no retries, no deadlines, no autoscaling. It creates the pods, submits the driver to the head, and
+deletes the pods when the driver has exited.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALES |= {f"{letter}i": Decimal(1024**power) for power, letter in enumerate("K
 
 
 def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
-    """The RayJob; suspended from birth only when a queue is to admit it."""
+    """Build the RayJob; it is created suspended only if a queue has to admit it."""
     spec, queue = resolved.spec, resolved.spec.queue
     labels = attempt_labels(job, attempt)
     if queue is not None:
@@ -77,7 +77,7 @@ def _worker_group(job: JobView, resolved: RLJob, attempt: int, group: NodeGroup,
 
 
 def ray_start_params(group: NodeGroup) -> dict[str, str]:
-    """What the Ray node of a group offers, said in full, so that KubeRay guesses nothing from resource names."""
+    """Ray start parameters of a group. All resources are explicit, so that KubeRay infers nothing from resource names."""
     resource = naming.ray_resource(group.device_resource)
     is_gpu = resource == "GPU"
     params = {"num-gpus": str(group.devices_per_node if is_gpu else 0)}
@@ -87,13 +87,13 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
     if group.devices_per_node and not is_gpu:
         custom[resource] = group.devices_per_node
     if custom:
-        # Single quotes: KubeRay puts the value into a shell line as it is, and reads it as JSON after taking the quotes off.
+        # Single quotes: KubeRay inserts the value verbatim into a shell line, and strips the quotes before parsing it as JSON.
         params["resources"] = f"'{json.dumps(custom)}'"
     return params
 
 
 def whole(quantity: str) -> int:
-    """A Kubernetes quantity as a whole number, rounded up as KubeRay does: "500m" is 1.
+    """Convert a Kubernetes quantity to an integer, rounded up as KubeRay does: "500m" is 1.
 
     Raises:
         ValueError: not a quantity.

@@ -1,4 +1,4 @@
-"""The resolved RLJob of an attempt and the ConfigMap that carries it into the head."""
+"""The resolved RLJob of an attempt and the ConfigMap that mounts it into the head pod."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rljob_operator.model import JobView, Manifest
 from rljob_operator.settings import Settings
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's writer is four times faster than the one in Python, and nearly all the time of making an attempt's objects goes there."""
+"""libyaml's emitter is four times faster than the pure Python one, which would dominate the cost of building an attempt's objects."""
 SPEC_KEY = posixpath.basename(naming.SPEC_FILE)
 
 
 def resolve(job: RLJob, settings: Settings) -> RLJob:
-    """The job with image and Ray version filled in, not suspended, without status: what one attempt runs, whatever changes later."""
+    """Resolve what one attempt runs, regardless of later changes: image and Ray version filled in, not suspended, no status."""
     spec = job.spec.model_copy(
         update={
             "suspend": False,
@@ -30,7 +30,7 @@ def resolve(job: RLJob, settings: Settings) -> RLJob:
 
 
 def config_map(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
-    """Holds the resolved job, all defaults written out; immutable."""
+    """Immutable ConfigMap with the resolved job, all defaults spelled out."""
     document = resolved.model_dump(mode="json", by_alias=True, exclude_none=True)
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
     return {

@@ -1,1 +1,1 @@
-"""One rule per file, each a pure function of a :class:`~rljob_operator.policies.situation.Situation`; ``decide`` puts them in order."""
+"""One policy per module, each a pure function of a :class:`~rljob_operator.policies.situation.Situation`; ``decide`` orders them."""

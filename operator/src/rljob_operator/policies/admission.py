@@ -1,4 +1,4 @@
-"""Whether the job is ours to run, and whether its spec was accepted."""
+"""Whether this operator manages the job, and whether its spec is accepted."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from rljob_operator.policies import options
 from rljob_operator.policies.situation import Situation
 
 CONTROLLER = "rljob.dev/operator"
-"""Value of spec.managedBy that means this operator, as does none."""
+"""Value of spec.managedBy for this operator; an unset field means the same."""
 MAX_MESSAGE = 4096
-"""Characters of a condition's message."""
+"""Maximum length of a condition message, in characters."""
 
 
 def is_managed(job: JobView) -> bool:
-    """Whether this operator is to look after the job; another controller does when spec.managedBy names one."""
+    """Whether this operator manages the job: spec.managedBy names no other controller."""
     return options.read(job.spec).managed_by in (None, CONTROLLER)
 
 
 def accepted(situation: Situation, failure: Failure | None = None) -> ConditionValue:
-    """The condition Accepted; ``failure`` is how the current attempt ended, when it did."""
+    """Condition Accepted; ``failure`` is that of the current attempt, if it failed."""
     checked = situation.observed.checked
     if isinstance(checked, SpecInvalidError):
         message = problems_text([str(error) for error in checked.errors])
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.SPEC_INVALID, message=message)
-    refused = situation.observed.rejected
-    if refused is None and failure is not None and failure.reason is Reason.CHILD_REJECTED:
-        refused = failure.message
-    if refused is not None:
-        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.CHILD_REJECTED, message=refused[:MAX_MESSAGE])
+    rejected = situation.observed.rejected
+    if rejected is None and failure is not None and failure.reason is Reason.CHILD_REJECTED:
+        rejected = failure.message
+    if rejected is not None:
+        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.CHILD_REJECTED, message=rejected[:MAX_MESSAGE])
     return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.SPEC_VALID)
 
 
 def problems_text(problems: list[str], limit: int = MAX_MESSAGE) -> str:
-    """One problem per line in at most ``limit`` characters; the last line says how many were left out."""
+    """One problem per line in at most ``limit`` characters; the last line counts those left out."""
     text = "\n".join(problems)
     if len(text) <= limit:
         return text

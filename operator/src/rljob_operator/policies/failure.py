@@ -1,16 +1,16 @@
-"""How an attempt ended that did not succeed, told so that nobody has to look for pods that are gone.
+"""Why an attempt failed, with enough detail that nobody has to look for pods that no longer exist.
 
-The first of these that holds is the end of the attempt:
+The first matching row applies:
 
 ====================================================  =============================================================
 observation                                           reason
 ====================================================  =============================================================
-RayJob absent or being deleted                        ChildDeleted
-RayJob ended; the driver said why in its last line    the driver's reason; WorkerLost is OutOfMemory if a pod shows it
-RayJob ended; a pod was killed for its memory use     OutOfMemory
+RayJob missing or being deleted                       ChildDeleted
+RayJob ended; the driver left a termination message   the driver's reason; OutOfMemory for WorkerLost if a pod shows it
+RayJob ended; a container was OOMKilled               OutOfMemory
 RayJob Complete or Failed with jobStatus STOPPED      Stopped
 RayJob ended otherwise                                by KubeRay's reason, see ``_KUBERAY``
-driver runs, its head pod ended or is a newer one     HeadLost, or OutOfMemory
+driver running, its head pod ended or was replaced    HeadLost or OutOfMemory
 ====================================================  =============================================================
 """
 
@@ -19,21 +19,21 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from rljob_api import failure as words
+from rljob_api import failure as driver_failure
 from rljob_api.naming import RAY_CONTAINER
 from rljob_api.vocabulary import Reason
 from rljob_operator.model import ChildView, Failure, PodView
 from rljob_operator.policies.situation import ENDED, Situation
-from rljob_operator.policies.startup import ended_text
+from rljob_operator.policies.startup import terminated_text
 
 MAX_HEADLINE = 400
-"""Characters of a failure in messages that tell it in passing."""
+"""Maximum length of a failure quoted in another message, in characters."""
 MAX_MESSAGE = 2600
-"""Characters of a failure's whole message; it is stored twice, and a status stays below 10 kB."""
+"""Maximum length of a failure message, in characters; it is stored twice, and a status stays below 10 kB."""
 CLOCK_SKEW = timedelta(seconds=30)
-"""By how much the clocks of API server and head node may differ. A head replaced sooner runs the driver anew, which resumes."""
+"""Tolerated clock difference between API server and head node. A head replaced sooner runs the driver again, which resumes."""
 DRIVER_ACTIVE = ("PENDING", "RUNNING")
-"""jobStatus while Ray runs the driver."""
+"""Values of jobStatus while Ray runs the driver."""
 
 _KUBERAY = {
     "SubmissionFailed": Reason.SUBMISSION_FAILED,
@@ -46,57 +46,62 @@ _EXIT_CODE = re.compile(r"exit code (-?\d{1,9})\b")
 
 
 def find(situation: Situation) -> Failure | None:
-    """The end of the current attempt if it failed; None before the first attempt and while it goes on."""
+    """The failure of the current attempt; None before the first attempt and while it is running."""
     if situation.attempt is None:
         return None
     child = situation.child
     if child is None:
-        return Failure(attempt=situation.attempt, reason=Reason.CHILD_DELETED, message="The RayJob was deleted by somebody.")
+        return Failure(attempt=situation.attempt, reason=Reason.CHILD_DELETED, message="The RayJob was deleted externally.")
     if child.deployment_status in ENDED:
         return _ended(situation, child)
     if child.deleting:
-        message = f"RayJob {child.name} was deleted by somebody."
+        message = f"RayJob {child.name} was deleted externally."
         return Failure(attempt=child.attempt, reason=Reason.CHILD_DELETED, message=message)
     return _head_lost(situation, child)
 
 
 def headline(message: str) -> str:
-    """The first line of a failure's message, shortened, ending as a sentence does."""
-    line = words.shorten(message.partition("\n")[0].strip(), MAX_HEADLINE)
+    """First line of a failure message, shortened, with final punctuation."""
+    line = driver_failure.shorten(message.partition("\n")[0].strip(), MAX_HEADLINE)
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 def _ended(situation: Situation, child: ChildView) -> Failure:
     if child.deployment_status == "ValidationFailed":
-        return _failure(child, Reason.CHILD_REJECTED, f"KubeRay refuses RayJob {child.name}: {child.message}")
-    killed = _out_of_memory(situation)
-    word = words.decode(child.message)
-    if word is not None:
-        where = f"{word.worker}: " if word.worker and word.worker not in word.message else ""
-        if word.reason is Reason.WORKER_LOST and killed is not None:
-            return _failure(child, Reason.OUT_OF_MEMORY, _with_log(f"{ended_text(killed)}. {where}{word.message}", child.message), killed)
-        culprit = _culprit(situation) if word.reason is Reason.WORKER_LOST else None
-        seen = f"{ended_text(culprit)}. " if culprit is not None else ""
-        return _failure(child, word.reason, _with_log(f"{seen}{where}{word.message}", child.message), culprit)
+        return _failure(child, Reason.CHILD_REJECTED, f"KubeRay rejected RayJob {child.name}: {child.message}")
+    killed = _oom_killed(situation)
+    reported = driver_failure.decode(child.message)
+    if reported is not None:
+        return _reported(situation, child, reported, killed)
     if killed is not None:
-        return _failure(child, Reason.OUT_OF_MEMORY, _with_log(f"{ended_text(killed)}.", child.message), killed)
+        return _failure(child, Reason.OUT_OF_MEMORY, _with_log(f"{terminated_text(killed)}.", child.message), killed)
     if child.job_status == "STOPPED":
         return _failure(child, Reason.STOPPED, "The Ray job was stopped, for example in the Ray dashboard.")
     return _by_kuberay(situation, child)
 
 
+def _reported(situation: Situation, child: ChildView, reported: driver_failure.DriverFailure, killed: PodView | None) -> Failure:
+    """The driver's own termination message, with the pod that explains a lost worker in front."""
+    reason, pod = reported.reason, None
+    if reason is Reason.WORKER_LOST:
+        reason, pod = (Reason.OUT_OF_MEMORY, killed) if killed is not None else (reason, _culprit(situation))
+    observed = f"{terminated_text(pod)}. " if pod is not None else ""
+    worker = f"{reported.worker}: " if reported.worker and reported.worker not in reported.message else ""
+    return _failure(child, reason, _with_log(f"{observed}{worker}{reported.message}", child.message), pod)
+
+
 def _by_kuberay(situation: Situation, child: ChildView) -> Failure:
     reason = _KUBERAY.get(child.reason, Reason.DRIVER_FAILED)
     if child.reason == "AppFailed" and child.job_status != "FAILED":
-        reason = Reason.HEAD_LOST  # Ray never reported the driver's end: whoever runs it is gone
+        reason = Reason.HEAD_LOST  # Ray never reported that the driver ended: the head that ran it is gone
     culprit = _culprit(situation) if reason is not Reason.DRIVER_FAILED else None
-    seen = f" {ended_text(culprit)}." if culprit is not None else ""
+    observed = f" {terminated_text(culprit)}." if culprit is not None else ""
     code = _EXIT_CODE.search(child.message) if reason is Reason.DRIVER_FAILED else None
     exit_code = int(code.group(1)) if code else None
     what = f"RayJob {child.name} ended as {child.deployment_status}" + (f" ({child.reason})" if child.reason else "")
     if reason is Reason.DRIVER_FAILED:
-        what = "The driver ended" + (f" with exit code {exit_code}" if code else "") + " and did not say why"
-    return _failure(child, reason, _with_log(f"{what}.{seen}", child.message), culprit, exit_code)
+        what = "The driver exited" + (f" with code {exit_code}" if code else "") + " without reporting an error"
+    return _failure(child, reason, _with_log(f"{what}.{observed}", child.message), culprit, exit_code)
 
 
 def _head_lost(situation: Situation, child: ChildView) -> Failure | None:
@@ -105,12 +110,12 @@ def _head_lost(situation: Situation, child: ChildView) -> Failure | None:
     for pod in situation.pods:
         if not pod.is_head:
             continue
-        # Pods that are being deleted end as they should: their cluster was told to go, and the RayJob says why, now or soon.
+        # A pod that is being deleted is expected to end: its cluster is shutting down, and the RayJob has the reason now or soon.
         if not pod.deleting and _has_ended(pod, child):
             reason = Reason.OUT_OF_MEMORY if pod.terminated is not None and pod.terminated[1] == "OOMKilled" else Reason.HEAD_LOST
-            return _failure(child, reason, f"The driver is gone: {ended_text(pod)}.", pod)
+            return _failure(child, reason, f"The driver was lost: {terminated_text(pod)}.", pod)
         if child.job_started is not None and pod.created > child.job_started + CLOCK_SKEW:
-            message = f"The driver is gone with its pod; pod {pod.name} was made in its place and knows nothing of the run."
+            message = f"The driver was lost with its pod; the replacement, pod {pod.name}, has no state of the run."
             return _failure(child, Reason.HEAD_LOST, message, pod)
     return None
 
@@ -120,23 +125,23 @@ def _has_ended(pod: PodView, child: ChildView) -> bool:
         return True
     if pod.terminated is None or pod.terminated[0] != RAY_CONTAINER:
         return False
-    # An end before the driver was started is history: the container was started again and the driver runs in it.
+    # A termination before the driver started does not matter: the container was restarted and the driver runs in it.
     return pod.terminated_at is None or child.job_started is None or pod.terminated_at >= child.job_started
 
 
-def _out_of_memory(situation: Situation) -> PodView | None:
+def _oom_killed(situation: Situation) -> PodView | None:
     return next((pod for pod in situation.pods if pod.terminated is not None and pod.terminated[1] == "OOMKilled"), None)
 
 
 def _culprit(situation: Situation) -> PodView | None:
-    """A pod that ended badly before anybody deleted it: with the cluster's end all pods end, which explains nothing."""
+    """A pod that failed before it was deleted: at cluster shutdown all pods end, which explains nothing."""
     ended = [pod for pod in situation.pods if pod.terminated is not None and not pod.deleting]
     return min(ended, key=lambda pod: (not pod.is_head, pod.name), default=None)
 
 
 def _with_log(what: str, log: str) -> str:
-    """The end of the driver's log below, without its last word, which ``what`` tells."""
-    lines = [line for line in log.splitlines() if words.MARKER not in line]
+    """``what``, then the tail of the driver's log without its termination message, which ``what`` repeats."""
+    lines = [line for line in log.splitlines() if driver_failure.MARKER not in line]
     return "\n".join([what, *lines])
 
 
@@ -146,7 +151,7 @@ def _failure(child: ChildView, reason: Reason, message: str, pod: PodView | None
     return Failure(
         attempt=child.attempt,
         reason=reason,
-        message=words.shorten(message, MAX_MESSAGE),
+        message=driver_failure.shorten(message, MAX_MESSAGE),
         pod_name=pod.name if pod is not None else None,
         exit_code=exit_code,
     )

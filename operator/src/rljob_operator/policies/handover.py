@@ -1,7 +1,7 @@
-"""Two drivers must not write one run folder: a driver starts only when the one before it is gone.
+"""Two drivers must never write to one run folder: a driver starts only after the previous one is gone.
 
-The RayJob before it must have ended or be gone, without exception. A head pod that stays behind, for example on a machine that is cut
-off, is waited for only so long: nobody can tell when such a pod goes.
+The previous RayJob must have ended or be gone, without exception. The wait for a head pod that lingers, for example on an unreachable
+machine, is bounded: nobody knows when such a pod will end.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from rljob_operator import times
 from rljob_operator.policies.situation import Situation
 
 MAX_WAIT = timedelta(seconds=600)
-"""How long a head pod is waited for, from the end of its attempt or from when it was to be gone, whichever is later."""
+"""Longest wait for a head pod, from the end of its attempt or from its own deletion deadline, whichever is later."""
 PHASES_ENDED = ("Succeeded", "Failed")
-"""Phases of a pod whose containers have all ended."""
+"""Phases of a pod whose containers have all terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What the next driver waits for, and until when at the latest."""
+    """What the next driver waits for, and until when at most."""
 
     message: str
     until: datetime
 
 
 def wait_for_heads(situation: Situation, since: datetime) -> Wait | None:
-    """The head pod of the job that may still run a driver, None when there is none or the wait for it is over."""
+    """The head pod that may still run a driver; None if there is none or the wait for it has expired."""
     waits = []
     for pod in sorted(situation.observed.pods, key=lambda pod: pod.name):
         if pod.is_head and pod.phase not in PHASES_ENDED:
@@ -37,4 +37,4 @@ def wait_for_heads(situation: Situation, since: datetime) -> Wait | None:
     if not waits:
         return None
     until, name = max(waits)
-    return Wait(message=f"pod {name} of the driver before it is gone, or at {times.text(until)} at the latest", until=until)
+    return Wait(message=f"pod {name} of the previous driver is gone, or at {times.text(until)} at the latest", until=until)

@@ -1,6 +1,6 @@
-"""The few fields of a spec that decisions depend on, read from raw JSON.
+"""The few spec fields that decisions depend on, read from raw JSON.
 
-A spec that was valid when its child was made may be invalid to a newer operator; the child is looked after all the same.
+A spec that was valid when its child was created may be invalid to a newer operator; the child is managed all the same.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Group:
 
     @property
     def rank_range(self) -> str:
-        """Ranks of its nodes, for example ``0-3`` or ``4``."""
+        """Node ranks, for example ``0-3`` or ``4``."""
         last = self.first_rank + self.nodes - 1
         return str(last) if self.nodes <= 1 else f"{self.first_rank}-{last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the policies look at."""
+    """Inputs of the policies."""
 
     managed_by: str | None
     suspend: bool
     is_queued: bool
-    """Whether spec.queue is set: then Kueue owns the RayJob's suspend."""
+    """Whether spec.queue is set; Kueue then owns the RayJob's spec.suspend."""
     groups: tuple[Group, ...]
     max_restarts: int
     restart_backoff_s: int
@@ -52,12 +52,12 @@ class Options:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all groups."""
+        """Number of nodes of all groups."""
         return sum(group.nodes for group in self.groups)
 
 
 def read(spec: Mapping[str, Any]) -> Options:
-    """The options of a spec; what is absent or malformed has its default."""
+    """Read the options of a spec; absent or malformed fields get their defaults."""
     policy = _map(spec.get("failurePolicy"))
     defaults = FailurePolicy()
     return Options(

@@ -1,4 +1,4 @@
-"""What follows a failed attempt: another one, after a while, or the end of the job."""
+"""What follows a failed attempt: another one after a backoff, or the failure of the job."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from rljob_api.v1alpha1.operations import FailureAction
 from rljob_operator import times
 from rljob_operator.policies.failure import headline
 from rljob_operator.policies.options import Options
-from rljob_operator.policies.situation import MAX_ATTEMPT, Recorded
+from rljob_operator.policies.situation import MAX_ATTEMPT, RecordedFailure
 
 MAX_BACKOFF_S = 600
 """Longest wait before a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether an attempt is followed by another, and why not."""
+class NextStep:
+    """Whether another attempt follows, and if not, why."""
 
     is_restart: bool
     explanation: str = ""
-    """For the message of the final failure; empty when there is nothing to add."""
+    """Added to the message of the final failure; may be empty."""
 
 
-def judge(options: Options, recorded: Recorded) -> Verdict:
-    """Apply the failure policy: the first rule that names the reason, else whether the machine failed; then the restarts that are left."""
+def evaluate(options: Options, recorded: RecordedFailure) -> NextStep:
+    """Apply the failure policy: the first rule for the reason, by default whether the machine failed; then the remaining restarts."""
     failure = recorded.failure
     used = failure.attempt - 1
     default = FailureAction.RESTART if failure.reason.is_machine_failure else FailureAction.FAIL
     action = next((action for reason, action in options.rules if reason == failure.reason), default)
     if action is FailureAction.RESTART and used < options.max_restarts and failure.attempt < MAX_ATTEMPT:
-        return Verdict(is_restart=True)
+        return NextStep(is_restart=True)
     if used == 0:
-        return Verdict(is_restart=False)
-    left = "" if action is FailureAction.RESTART else f" of {options.max_restarts}; {failure.reason} is not followed by another"
-    return Verdict(is_restart=False, explanation=f"After {used} restart{'s' if used > 1 else ''}{left}.")
+        return NextStep(is_restart=False)
+    if action is FailureAction.RESTART:
+        return NextStep(is_restart=False, explanation=f"After {used} restart{'s' if used > 1 else ''}.")
+    return NextStep(is_restart=False, explanation=f"After {used} of {options.max_restarts} restarts; {failure.reason} is not retried.")
 
 
 def backoff(options: Options, failed_attempt: int) -> timedelta:
-    """Wait after the end of an attempt: doubles with each one, at most :data:`MAX_BACKOFF_S`."""
+    """Wait after a failed attempt: doubles with each one, at most :data:`MAX_BACKOFF_S`."""
     doublings = min(failed_attempt - 1, 10)
     return timedelta(seconds=min(options.restart_backoff_s * 2**doublings, MAX_BACKOFF_S))
 
 
-def story(options: Options, recorded: Recorded) -> str:
-    """Why and when the next attempt follows, in a sentence."""
+def summary(options: Options, recorded: RecordedFailure) -> str:
+    """Why and when the next attempt starts, without a final period."""
     failure = recorded.failure
     next_time = recorded.time + backoff(options, failure.attempt)
     return (

@@ -1,4 +1,4 @@
-"""What all policies look at: one observation, sorted once.
+"""The input of all policies: one observation, interpreted once.
 
 ::
 
@@ -21,14 +21,14 @@ from rljob_operator.model import ChildView, ConditionValue, Failure, JobView, Ob
 from rljob_operator.policies import options
 
 MAX_ATTEMPT = 99
-"""Attempt numbers have at most two digits, see :mod:`rljob_api.naming`."""
+"""Attempt numbers have at most two digits; see :mod:`rljob_api.naming`."""
 ENDED = ("Complete", "Failed", "ValidationFailed")
-"""RayJob states that KubeRay never leaves."""
+"""Terminal states of a RayJob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A failure as the status holds it."""
+class RecordedFailure:
+    """A failure as stored in the status."""
 
     failure: Failure
     time: datetime
@@ -36,23 +36,23 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """One RLJob at one time."""
+    """One RLJob at one point in time."""
 
     observed: Observed
     now: datetime
-    """Whole seconds, so that a time means the same before and after it was stored."""
+    """Whole seconds, so that a time is the same before and after it is stored."""
     options: options.Options
     stored: Mapping[ConditionType, ConditionValue]
     """Conditions as last written."""
     attempt: int | None
-    """Current or last attempt; None before the first."""
+    """Current or latest attempt; None before the first."""
     child: ChildView | None
     """Its RayJob."""
-    strays: tuple[ChildView, ...]
-    """Live RayJobs of other attempts; there should be none."""
+    orphans: tuple[ChildView, ...]
+    """Live RayJobs of other attempts; normally empty."""
     pods: tuple[PodView, ...]
     """Pods of the RayJob's current cluster, by name."""
-    last_failure: Recorded | None
+    last_failure: RecordedFailure | None
     start_time: datetime | None
     completion_time: datetime | None
 
@@ -63,17 +63,17 @@ class Situation:
 
     @property
     def is_spec_valid(self) -> bool:
-        """Whether children may be made from the spec."""
+        """Whether children may be created from the spec."""
         return not isinstance(self.observed.checked, SpecInvalidError)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the job succeeded or failed for good, as stored."""
+        """Whether the stored status is final: the job succeeded or failed."""
         return self.stored[ConditionType.SUCCEEDED].status is not ConditionStatus.UNKNOWN
 
     @property
     def is_failure_recorded(self) -> bool:
-        """Whether the current attempt has failed and the status says so."""
+        """Whether the status holds the failure of the current attempt."""
         return self.last_failure is not None and self.last_failure.failure.attempt == self.attempt
 
     @property
@@ -83,37 +83,37 @@ class Situation:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job is meant to hold no devices now: deadlines do not count."""
+        """Whether the job must not hold devices now; deadlines are paused."""
         queued = self.options.is_queued and self.live_child is not None and self.live_child.suspend
         return self.options.suspend or queued
 
     @property
     def started(self) -> datetime:
-        """When the job was started or resumed; now, when that is being done.
+        """When the job started or resumed; now, if this pass starts or resumes it.
 
-        A process that died between making a RayJob and saying so leaves no start time; then the RayJob's own creation stands for it,
-        unless Kueue may have held it since.
+        An operator that died between creating a RayJob and writing the status leaves no start time; the RayJob's creation time then
+        stands in for it, unless Kueue may have held the RayJob since.
         """
-        is_unsaid = self.child is not None and self.job.status.get("attempt") != self.attempt and not self.options.is_queued
-        return self.start_time or (self.child.created if self.child is not None and is_unsaid and not self.child.suspend else self.now)
+        is_unrecorded = self.child is not None and self.job.status.get("attempt") != self.attempt and not self.options.is_queued
+        return self.start_time or (self.child.created if self.child is not None and is_unrecorded and not self.child.suspend else self.now)
 
     def ready_nodes(self, group: str) -> int:
-        """Pods of a node group that are ready."""
+        """Number of ready pods of a node group."""
         return sum(pod.ready and not pod.deleting and not pod.is_head and pod.group == group for pod in self.pods)
 
     @property
     def num_ready(self) -> int:
-        """Ready nodes, at most the planned ones of each group."""
+        """Number of ready nodes, capped at the planned number of each group."""
         return sum(min(self.ready_nodes(group.name), group.nodes) for group in self.options.groups)
 
 
 def is_live(child: ChildView) -> bool:
-    """Whether a RayJob may have pods: not ended. One that KubeRay refused after it had made its cluster keeps the cluster."""
+    """Whether a RayJob may have pods: it has not ended, or KubeRay rejected it after creating its cluster, which then stays."""
     return child.deployment_status not in ENDED or (child.deployment_status == "ValidationFailed" and child.cluster_name != "")
 
 
 def assess(observed: Observed, now: datetime) -> Situation:
-    """Sort an observation; children of other owners or with other names than the derived ones are left out."""
+    """Interpret an observation; children with other owners or other names than the derived ones are ignored."""
     job = observed.job
     children = {child.attempt: child for child in observed.children if _is_ours(job, child)}
     attempt = max([*children, _number(job.status.get("attempt"))], default=0) or None
@@ -125,7 +125,7 @@ def assess(observed: Observed, now: datetime) -> Situation:
         stored=stored_conditions(job.status),
         attempt=attempt,
         child=child,
-        strays=tuple(c for number, c in sorted(children.items()) if number != attempt and is_live(c)),
+        orphans=tuple(c for number, c in sorted(children.items()) if number != attempt and is_live(c)),
         pods=_pods(observed, attempt, child),
         last_failure=_last_failure(job.status),
         start_time=times.parse(job.status.get("startTime")),
@@ -134,7 +134,7 @@ def assess(observed: Observed, now: datetime) -> Situation:
 
 
 def stored_conditions(status: Mapping[str, Any]) -> dict[ConditionType, ConditionValue]:
-    """All six conditions as a status holds them; Unknown where it holds none that is understood."""
+    """All conditions as stored; Unknown where one is missing or not understood."""
     found = dict.fromkeys(ConditionType, ConditionValue(status=ConditionStatus.UNKNOWN, reason=Reason.PENDING))
     conditions = status.get("conditions")
     for item in conditions if isinstance(conditions, list | tuple) else ():
@@ -165,7 +165,7 @@ def _pods(observed: Observed, attempt: int | None, child: ChildView | None) -> t
     return tuple(sorted((pod for pod in observed.pods if belongs(pod)), key=lambda pod: pod.name))
 
 
-def _last_failure(status: Mapping[str, Any]) -> Recorded | None:
+def _last_failure(status: Mapping[str, Any]) -> RecordedFailure | None:
     raw = status.get("lastFailure")
     if not isinstance(raw, Mapping):
         return None
@@ -181,4 +181,4 @@ def _last_failure(status: Mapping[str, Any]) -> Recorded | None:
         pod_name=pod_name if isinstance(pod_name, str) else None,
         exit_code=exit_code if isinstance(exit_code, int) else None,
     )
-    return Recorded(failure=failure, time=time)
+    return RecordedFailure(failure=failure, time=time)

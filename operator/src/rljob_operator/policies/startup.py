@@ -1,4 +1,4 @@
-"""From the making of a RayJob to its running driver: which nodes are missing, why, and for how long that may go on."""
+"""From the creation of a RayJob to a running driver: which nodes are missing, why, and for how long that is tolerated."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rljob_operator.policies.situation import Situation
 IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
 )
-"""Why a container waits when its image is the problem."""
-_TELLING = (Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.UNSCHEDULABLE)
-"""The most telling problem first: what waiting does not cure before what it may."""
+"""Waiting reasons of a container whose image is the problem."""
+_PRIORITY = (Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.UNSCHEDULABLE)
+"""Most severe first: problems that do not resolve with time before those that may."""
 
 Problem = tuple[Reason, str]
 
 
 def cluster_ready(situation: Situation) -> ConditionValue:
-    """The condition ClusterReady of a live RayJob that is not held."""
+    """Condition ClusterReady of a live RayJob that is not held."""
     child, ready, desired = situation.child, situation.num_ready, situation.options.num_nodes
     if ready >= desired or (child is not None and child.deployment_status == "Running"):
-        return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=f"All {desired} nodes joined.")
+        return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=f"All {desired} nodes have joined.")
     found = problem(situation)
     if found is None:
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.STARTING, message=_count(situation))
@@ -32,16 +32,16 @@ def cluster_ready(situation: Situation) -> ConditionValue:
 
 
 def deadline(situation: Situation) -> datetime | None:
-    """When the nodes must be there; None when they are, or when the job is held."""
+    """When all nodes must be ready; None if they are, or while the job is held."""
     child = situation.live_child
     if child is None or situation.is_held or child.deployment_status == "Running":
         return None
-    # A resumed RayJob keeps its creation time; then the time of the resumption, which starts the job anew, is the later one.
+    # A resumed RayJob keeps its creation time; the resumption, which restarts the clock, is then the later of the two.
     return max(child.created, situation.started) + timedelta(seconds=situation.options.startup_deadline_s)
 
 
 def overdue(situation: Situation) -> Failure | None:
-    """The end of an attempt whose nodes were not there in time."""
+    """The failure of an attempt whose nodes were not ready in time."""
     until = deadline(situation)
     if until is None or situation.now < until or situation.attempt is None:
         return None
@@ -55,17 +55,17 @@ def overdue(situation: Situation) -> Failure | None:
 
 
 def problem(situation: Situation) -> Problem | None:
-    """The most telling thing that keeps nodes from being ready; of several pods with the same problem the first by name."""
+    """The most severe problem that keeps nodes from becoming ready; the first pod by name stands for others with the same problem."""
     found = [(reason, text) for pod in situation.pods if not pod.ready and not pod.deleting for reason, text in _pod_problem(pod)]
     name = situation.child.cluster_name if situation.child is not None else ""
     for cluster in situation.observed.clusters:
         if cluster.replica_failure is not None and cluster.name == name:
-            found.append((Reason.POD_FAILED, f"KubeRay cannot make the pods of RayCluster {name}: {cluster.replica_failure}"))
+            found.append((Reason.POD_FAILED, f"KubeRay cannot create the pods of RayCluster {name}: {cluster.replica_failure}"))
     if not found:
         return None
-    reason, text = min(found, key=lambda item: _TELLING.index(item[0]))
+    reason, text = min(found, key=lambda item: _PRIORITY.index(item[0]))
     others = sum(item[0] is reason for item in found) - 1
-    return reason, f"{text} ({others} more like it)" if others else text
+    return reason, f"{text} (and {others} more)" if others else text
 
 
 def _pod_problem(pod: PodView) -> Iterator[Problem]:
@@ -73,7 +73,7 @@ def _pod_problem(pod: PodView) -> Iterator[Problem]:
         container, reason, message = pod.waiting
         yield Reason.IMAGE_UNAVAILABLE, f"Pod {pod.name}, container {container}: {reason_class(reason)}: {message}"
     elif pod.terminated is not None:
-        yield Reason.POD_FAILED, ended_text(pod)
+        yield Reason.POD_FAILED, terminated_text(pod)
     elif pod.waiting is not None:
         container, reason, message = pod.waiting
         yield Reason.POD_FAILED, f"Pod {pod.name}, container {container}: {reason}: {message}"
@@ -82,20 +82,22 @@ def _pod_problem(pod: PodView) -> Iterator[Problem]:
 
 
 def reason_class(reason: str) -> str:
-    """One word for the two reasons that the kubelet alternates between, so that a message does not change every few seconds."""
+    """One text for the two reasons that the kubelet alternates between, so that the message does not flap."""
     return "image cannot be pulled" if reason in ("ErrImagePull", "ImagePullBackOff") else reason
 
 
-def ended_text(pod: PodView) -> str:
-    """How a pod's container ended, for example ``Pod x, container ray ended: OOMKilled, exit code 137``."""
+def terminated_text(pod: PodView) -> str:
+    """How a container of a pod terminated, for example ``Pod x, container ray terminated: OOMKilled, exit code 137``."""
     if pod.terminated is None:
-        return f"Pod {pod.name} ended"
+        return f"Pod {pod.name} terminated"
     container, reason, code = pod.terminated
-    return f"Pod {pod.name}, container {container} ended: {reason}, exit code {code}" if container else f"Pod {pod.name} ended: {reason}"
+    if not container:
+        return f"Pod {pod.name} terminated: {reason}"
+    return f"Pod {pod.name}, container {container} terminated: {reason}, exit code {code}"
 
 
 def count_text(ready: int, desired: int) -> str:
-    """How many nodes are there, as a sentence."""
+    """Number of ready nodes, as a sentence."""
     return f"{ready} of {desired} nodes are ready."
 
 

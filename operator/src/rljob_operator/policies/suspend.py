@@ -1,12 +1,12 @@
-"""Holding a job without devices: by spec.suspend, or by Kueue through the RayJob's own suspend.
+"""Keeping a job off its devices: through spec.suspend, or by Kueue through spec.suspend of the RayJob.
 
 ====================  ============================================  ==============================================
-spec.suspend, queue   RayJob                                        then
+spec.suspend, queue   RayJob                                        action
 ====================  ============================================  ==============================================
 true, any             live, not suspended                           patch suspend: true
-true, any             suspended, or none that lives                 held; Suspended=True once the nodes are given back
+true, any             suspended, or none live                       held; Suspended=True once the nodes are released
 false, no queue       suspended                                     patch suspend: false (see ``resume``)
-false, queue          suspended                                     held as Queued: Kueue alone lets it go
+false, queue          suspended                                     held as Queued; only Kueue resumes it
 ====================  ============================================  ==============================================
 """
 
@@ -22,11 +22,11 @@ from rljob_operator.policies.situation import Situation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """The job is to hold no devices."""
+    """The job must not hold devices."""
 
     reason: Reason
     is_released: bool
-    """Whether it holds none any more."""
+    """Whether all its nodes are released."""
     message: str
     to_suspend: str | None = None
     """RayJob to suspend."""
@@ -34,42 +34,42 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A suspended RayJob is to go on."""
+    """A suspended RayJob should resume."""
 
     to_resume: str | None
-    """RayJob to let go; None while something is in the way."""
+    """RayJob to resume; None while something prevents it."""
     message: str
     next_check: datetime | None
 
 
 def hold(situation: Situation) -> Hold | None:
-    """Whether and how the job is held; None: it may run."""
+    """How the job is held; None if it may run."""
     child = situation.live_child
     if not situation.is_held:
         return None
     reason = Reason.SUSPENDED if situation.options.suspend else Reason.QUEUED
-    why = "spec.suspend is true." if situation.options.suspend else "Waits for quota in its queue, or was preempted there."
+    why = "spec.suspend is true." if situation.options.suspend else "Waiting for quota in its queue, or preempted by it."
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
     to_suspend = None if child.suspend or child.deleting else child.name
-    # A RayJob that was made suspended passes through Initializing and Suspending without ever having a pod.
+    # A RayJob that was created suspended goes through Initializing and Suspending without ever having a pod.
     is_released = child.suspend and (child.deployment_status == "Suspended" or not situation.pods)
     message = why if is_released else f"{why} RayJob {child.name} still holds nodes."
     return Hold(reason=reason, is_released=is_released, message=message, to_suspend=to_suspend)
 
 
 def resume(situation: Situation) -> Resume | None:
-    """How the suspended RayJob of a job that is not held is let go; None when it is not suspended.
+    """How to resume the suspended RayJob of a job that is not held; None if it is not suspended.
 
-    KubeRay finishes a suspension before it resumes.
+    KubeRay finishes suspending a RayJob before it can resume it.
     """
     child = situation.live_child
     if child is None or not child.suspend:
         return None
     if child.deployment_status != "Suspended":
-        message = f"RayJob {child.name} resumes when KubeRay has finished suspending it"
+        message = f"RayJob {child.name} resumes once KubeRay has finished suspending it"
         return Resume(to_resume=None, message=message, next_check=None)
     wait = handover.wait_for_heads(situation, since=situation.started)
     if wait is not None:
-        return Resume(to_resume=None, message=f"RayJob {child.name} resumes when {wait.message}", next_check=wait.until)
+        return Resume(to_resume=None, message=f"RayJob {child.name} resumes once {wait.message}", next_check=wait.until)
     return Resume(to_resume=child.name, message=f"RayJob {child.name} resumes", next_check=None)

@@ -1,4 +1,4 @@
-"""ttlSecondsAfterFinished: when a finished job deletes itself."""
+"""ttlSecondsAfterFinished: when a finished job is deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rljob_operator.policies.situation import Situation
 
 
 def expires(situation: Situation) -> datetime | None:
-    """When a job that is finished is to be deleted; None: never."""
+    """When a finished job expires; None: never."""
     if situation.options.ttl_s is None:
         return None
     return (situation.completion_time or situation.now) + timedelta(seconds=situation.options.ttl_s)

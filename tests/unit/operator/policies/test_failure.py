@@ -1,4 +1,4 @@
-"""Messages of failures: what happened first, then the end of the log; never longer than a status can hold."""
+"""Failure messages: what happened, then the tail of the log; never longer than a status can hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rljob_operator import views
 from rljob_operator.model import Failure
 from rljob_operator.policies import failure
 from rljob_operator.policies.situation import assess
-from tests.unit.operator.builders import Scene, at, scene, word
+from tests.unit.operator.builders import Scene, at, failed_log, scene
 
 
 def found(built: Scene) -> Failure:
@@ -22,11 +22,11 @@ def ended(message: str) -> Scene:
     return scene().child(1, "Failed", job_status="FAILED", reason="AppFailed", message=views.digest(message))
 
 
-def test_the_end_of_the_log_follows_what_happened() -> None:
+def test_the_tail_of_the_log_follows_what_happened() -> None:
     log = "Job entrypoint command failed with exit code 2\n" + "\n".join(f"line {i}" for i in range(500))
     result = found(ended(log))
     lines = result.message.splitlines()
-    assert lines[0] == "The driver ended with exit code 2 and did not say why."
+    assert lines[0] == "The driver exited with code 2 without reporting an error."
     assert lines[1] == "Job entrypoint command failed with exit code 2"
     assert lines[-1] == "line 499"
     assert len(lines) == 2 + views.MAX_LOG_LINES
@@ -34,19 +34,19 @@ def test_the_end_of_the_log_follows_what_happened() -> None:
 
 
 def test_no_message_is_longer_than_a_status_can_hold() -> None:
-    for text in (word(Reason.MODEL_INVALID, "x" * 9000), "y" * 20_000):
+    for text in (failed_log(Reason.MODEL_INVALID, "x" * 9000), "y" * 20_000):
         assert len(found(ended(text)).message) <= failure.MAX_MESSAGE
 
 
 def test_pods_that_end_with_their_cluster_are_not_blamed() -> None:
-    built = ended(word(Reason.WORKER_LOST)).pod("n0", deleting=True, terminated=("ray", "Error", 143))
+    built = ended(failed_log(Reason.WORKER_LOST)).pod("n0", deleting=True, terminated=("ray", "Error", 143))
     assert (found(built).pod_name, found(built).exit_code) == (None, None)
     built.pod("n1", terminated=("ray", "Error", 9))
     assert (found(built).pod_name, found(built).exit_code) == ("n1", 9)
 
 
-def test_a_memory_kill_does_not_hide_what_the_driver_knows_better() -> None:
-    built = ended(word(Reason.REWARD_INVALID)).pod("n0", terminated=("ray", "OOMKilled", 137))
+def test_an_oom_kill_does_not_hide_the_error_of_the_driver() -> None:
+    built = ended(failed_log(Reason.REWARD_INVALID)).pod("n0", terminated=("ray", "OOMKilled", 137))
     assert found(built).reason is Reason.REWARD_INVALID
 
 

@@ -23,6 +23,15 @@ def test_groups_have_the_planners_ranks() -> None:
     assert found.num_nodes == len(plan.nodes)
 
 
+def test_an_explicit_zero_is_a_value_and_a_negative_number_is_not() -> None:
+    policy = {"maxRestarts": 0, "restartBackoffSeconds": 0}
+    zeros = read({"ttlSecondsAfterFinished": 0, "activeDeadlineSeconds": 0, "startupDeadlineSeconds": 0, "failurePolicy": policy})
+    assert (zeros.ttl_s, zeros.active_deadline_s, zeros.startup_deadline_s) == (0, 0, 0)
+    assert (zeros.max_restarts, zeros.restart_backoff_s) == (0, 0)
+    negative = read({"ttlSecondsAfterFinished": -1, "failurePolicy": {"restartBackoffSeconds": -1}})
+    assert (negative.ttl_s, negative.restart_backoff_s) == (None, read({}).restart_backoff_s)
+
+
 def test_malformed_values_are_not_taken() -> None:
     rules = [{"reason": "WorkerLost", "action": "Restart"}, {"reason": "HeadLost", "action": "Panic"}, 3]
     policy = {"maxRestarts": True, "rules": rules}

@@ -1,4 +1,4 @@
-"""The most telling problem of the pods, and how it is told."""
+"""The most severe problem of the pods, and its message."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def starting() -> Scene:
     return scene().child(1, "Initializing")
 
 
-def test_what_waiting_does_not_cure_is_told_first() -> None:
+def test_problems_that_do_not_resolve_with_time_come_first() -> None:
     built = starting().pod("a", ready=False, unschedulable=ROOM).pod("b", ready=False, terminated=("ray", "Error", 2))
-    assert problem(built) == (Reason.POD_FAILED, "Pod b, container ray ended: Error, exit code 2")
+    assert problem(built) == (Reason.POD_FAILED, "Pod b, container ray terminated: Error, exit code 2")
     built.pod("c", ready=False, waiting=PULL)
     assert problem(built) == (Reason.IMAGE_UNAVAILABLE, "Pod c, container ray: image cannot be pulled: x:1 not found")
 
 
 def test_pods_with_the_same_problem_are_counted() -> None:
     built = starting().pod("b", ready=False, unschedulable=ROOM).pod("a", ready=False, unschedulable=ROOM)
-    assert problem(built) == (Reason.UNSCHEDULABLE, "Pod a: Insufficient gpu (1 more like it)")
+    assert problem(built) == (Reason.UNSCHEDULABLE, "Pod a: Insufficient gpu (and 1 more)")
 
 
 @pytest.mark.parametrize("fields", [{"ready": True}, {"deleting": True, "ready": False}, {"cluster": "older", "ready": False}])

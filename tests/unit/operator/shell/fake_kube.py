@@ -1,7 +1,9 @@
-"""An API server in memory, strict where the operator relies on the real one.
+"""An in-memory API server, strict where the operator relies on the real one.
 
 resourceVersions, AlreadyExists, uid preconditions, generation, status as a resource of its own, server-side apply with ownership of fields,
-finalizers, garbage collection by owner references, pages, watches by label. Faults: lose an event, refuse a request, die after a write.
+finalizers, garbage collection by owner references, pages, watches by label.
+
+Faults: lose an event, omit an object from a list, reject a request, die after a write.
 """
 
 import copy
@@ -22,20 +24,21 @@ LIST_KEYS = {"conditions": "type", "nodeGroups": "name"}
 
 
 class Died(BaseException):
-    """The operator's process is gone."""
+    """Raised when the operator process dies."""
 
 
 class FakeKube:
-    """Implements KubeClient; the test plays everybody else through the methods without ``async``."""
+    """Implements KubeClient; tests act as other clients through the methods without ``async``."""
 
     def __init__(self, clock: Callable[[], datetime] = lambda: datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self.objects: dict[Where, Manifest] = {}
         self.events: list[tuple[str, Kind, Manifest]] = []
-        """What the watches have still to tell."""
+        """What the watches have yet to deliver."""
         self.writes: list[str] = []
         self.reads: list[str] = []
         self.fault: Callable[[str, Kind, str], KubeError | None] = lambda verb, kind, name: None
         self.lose: Callable[[str, Kind, Manifest], bool] = lambda type_, kind, obj: False
+        self.is_listed: Callable[[Kind, str], bool] = lambda kind, name: True
         self.die_after_write: int | None = None
         self.page_size = 2
         self._clock = clock
@@ -61,8 +64,11 @@ class FakeKube:
         self._before("list", kind, "")
         found = [
             obj
-            for (k, ns, _), obj in sorted(self.objects.items())
-            if k is kind and namespace in (None, ns) and (not label_selector or label_selector in obj["metadata"].get("labels", {}))
+            for (k, ns, name), obj in sorted(self.objects.items())
+            if k is kind
+            and namespace in (None, ns)
+            and self.is_listed(kind, name)
+            and (not label_selector or label_selector in obj["metadata"].get("labels", {}))
         ]
         metadata = {"resourceVersion": str(next(self._versions))}
         found = copy.deepcopy(found)  # one snapshot for all pages
@@ -194,19 +200,19 @@ class FakeKube:
             obj["metadata"]["generation"] += 1
         obj["metadata"]["resourceVersion"] = str(next(self._versions))
         self.objects[where] = obj
-        self._tell(event, kind, obj)
+        self._notify(event, kind, obj)
         return copy.deepcopy(obj)
 
     def _vanish(self, where: Where) -> None:
         obj = self.objects.pop(where)
         obj["metadata"]["resourceVersion"] = str(next(self._versions))
-        self._tell("DELETED", where[0], obj)
+        self._notify("DELETED", where[0], obj)
         uid = obj["metadata"]["uid"]
         for other, dependent in list(self.objects.items()):
             if any(owner["uid"] == uid for owner in dependent["metadata"].get("ownerReferences", ())) and other in self.objects:
                 self._vanish(other)
 
-    def _tell(self, type_: str, kind: Kind, obj: Manifest) -> None:
+    def _notify(self, type_: str, kind: Kind, obj: Manifest) -> None:
         selected = kind is Kind.RLJOB or JOB_LABEL in obj["metadata"].get("labels", {})
         if kind in WATCHED and selected and not self.lose(type_, kind, obj):
             self.events.append((type_, kind, copy.deepcopy(obj)))

@@ -1,4 +1,4 @@
-"""The cache: newer wins, deletions stay deletions, everything is found by job, and what a watch owes is known."""
+"""The cache: newer wins, deletions stay deletions, everything is found by job, and the lag of watches is known."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rljob_api.naming import ATTEMPT_LABEL, JOB_LABEL
 from rljob_operator.cache import Cache, Source
 from rljob_operator.model import Key, Manifest
-from rljob_operator.protocol import Kind
+from rljob_operator.protocol import WATCHED, Kind
 
 KEY = Key(namespace="team", name="math")
 
@@ -50,29 +50,29 @@ def test_an_older_event_does_not_undo_the_answer_to_an_own_write():
     assert _seed(cache) == 9
 
 
-def test_the_echo_of_an_own_write_wakes_nobody():
+def test_the_echo_of_an_own_write_triggers_no_reconcile():
     cache = Cache()
     cache.put(Kind.RLJOB, _rljob(9), Source.OTHER)
     assert cache.put(Kind.RLJOB, _rljob(9), Source.WATCH) is None
 
 
-def test_a_change_that_no_decision_needs_wakes_nobody():
+def test_a_change_that_no_decision_needs_triggers_no_reconcile():
     cache = Cache()
     cache.put(Kind.RAYJOB, _child(5, jobStatus="RUNNING"), Source.WATCH)
     assert cache.put(Kind.RAYJOB, _child(6, jobStatus="RUNNING", dashboardURL="http://x"), Source.WATCH) is None
     assert cache.put(Kind.RAYJOB, _child(7, jobStatus="FAILED"), Source.WATCH) == KEY
 
 
-def test_the_late_answer_to_a_write_does_not_bring_back_what_is_deleted():
+def test_a_late_answer_to_a_write_does_not_resurrect_a_deleted_object():
     cache = Cache()
     cache.put(Kind.RLJOB, _rljob(5), Source.WATCH)
     assert cache.remove(Kind.RLJOB, _rljob(8)) == KEY
     assert cache.put(Kind.RLJOB, _rljob(7), Source.OTHER) is None
     assert cache.job(KEY) is None
-    assert cache.put(Kind.RLJOB, _rljob(9), Source.WATCH) == KEY, "one that was made anew counts"
+    assert cache.put(Kind.RLJOB, _rljob(9), Source.WATCH) == KEY, "one that was created again counts"
 
 
-def test_the_late_news_of_a_deletion_do_not_take_away_its_successor():
+def test_a_late_deletion_does_not_remove_the_successor():
     cache = Cache()
     cache.put(Kind.RAYJOB, _child(5), Source.WATCH)
     cache.put(Kind.RAYJOB, _child(9, uid="c2"), Source.OTHER)
@@ -80,14 +80,14 @@ def test_the_late_news_of_a_deletion_do_not_take_away_its_successor():
     assert cache.uid(Kind.RAYJOB, KEY, "math-a1") == "c2"
 
 
-def test_a_label_that_is_taken_away_is_a_deletion():
+def test_removing_the_label_is_a_deletion():
     cache = Cache()
     cache.put(Kind.RAYJOB, _child(5), Source.WATCH)
     assert cache.put(Kind.RAYJOB, _child(6, job=None), Source.WATCH) == KEY
     assert cache.children(KEY) == ()
 
 
-def test_a_sweep_forgets_what_a_full_list_does_not_name_unless_it_is_newer():
+def test_a_sweep_drops_what_a_full_list_lacks_unless_it_is_newer():
     cache = Cache()
     cache.put(Kind.RAYJOB, _child(5, name="math-a1"), Source.WATCH)
     cache.put(Kind.RAYJOB, _child(6, name="math-a2"), Source.WATCH)
@@ -114,7 +114,7 @@ def test_jobs_are_counted_by_the_reason_of_succeeded():
     assert cache.num_jobs_by_reason() == {"Running": 1}
 
 
-def test_a_watch_that_does_not_tell_what_is_known_grows_old():
+def test_the_age_of_a_watch_that_does_not_deliver_a_known_change():
     now = [100.0]
     cache = Cache(lambda: now[0])
     cache.put(Kind.RLJOB, _rljob(5), Source.WATCH)
@@ -123,35 +123,39 @@ def test_a_watch_that_does_not_tell_what_is_known_grows_old():
     cache.put(Kind.RLJOB, _rljob(11), Source.OTHER)
     assert cache.watch_ages_s()["RLJob"] == 30.0
     cache.put(Kind.RLJOB, _rljob(9), Source.WATCH)
-    assert cache.watch_ages_s()["RLJob"] == 30.0, "version 11 is still owed"
+    assert cache.watch_ages_s()["RLJob"] == 30.0, "version 11 is not delivered yet"
     cache.put(Kind.RLJOB, _rljob(11), Source.WATCH)
     assert cache.watch_ages_s()["RLJob"] == 0.0
 
 
-def test_what_a_watch_told_first_is_not_owed():
-    cache = Cache(lambda: 0.0)
+def test_a_change_that_the_watch_delivered_first_is_not_pending():
+    now = [0.0]
+    cache = Cache(lambda: now[0])
     cache.put(Kind.RLJOB, _rljob(9), Source.WATCH)
     cache.put(Kind.RLJOB, _rljob(9), Source.OTHER)
-    assert cache._owed[Kind.RLJOB] == {}
+    now[0] = 60.0
+    assert cache.watch_ages_s()["RLJob"] == 0.0
 
 
 def test_nothing_is_kept_of_a_job_that_is_gone():
-    cache = Cache()
+    now = [0.0]
+    cache = Cache(lambda: now[0])
     cache.put(Kind.RLJOB, _rljob(5), Source.OTHER)
     cache.put(Kind.RAYJOB, _child(6), Source.OTHER)
     cache.remove(Kind.RLJOB, _rljob(7))
     cache.remove(Kind.RAYJOB, _child(8))
-    assert cache._families == {}
-    assert cache._owners == {}
-    assert all(not owed for owed in cache._owed.values())
+    now[0] = 60.0
+    assert (cache.keys(), cache.children(KEY), cache.num_jobs_by_reason()) == ([], (), {})
+    assert [cache.versions(kind) for kind in WATCHED] == [{}] * len(WATCHED)
+    assert set(cache.watch_ages_s().values()) == {0.0}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "remove"]), st.integers(1, 12), st.sampled_from(list(Source))), max_size=30))
-def test_whatever_the_order_the_newest_news_win(told):
+def test_the_newest_version_wins_in_any_order(updates):
     """Each version is either a state or the deletion of the object, as on a server."""
-    kinds = {version: what for what, version, _ in reversed(told)}
+    kinds = {version: what for what, version, _ in reversed(updates)}
     cache = Cache()
-    for _, version, source in told:
+    for _, version, source in updates:
         if kinds[version] == "put":
             cache.put(Kind.RLJOB, _rljob(version), source)
         else:

@@ -178,12 +178,15 @@ async def test_an_answer_that_is_no_json_is_an_error(client, server):
         await client.get(Kind.RLJOB, "team", "math")
 
 
-async def test_no_answer_is_an_error_within_the_deadline(client, server, monkeypatch):
-    monkeypatch.setattr(kube.KubernetesClient._request, "__kwdefaults__", {"body": None, "content_type": kube.JSON, "timeout_s": 0.05})
+async def test_no_answer_is_an_error_within_the_timeout(server):
+    seen: list[tuple[str, str, int]] = []
+    configuration = Configuration(host=server.url)
+    made = kube.KubernetesClient(configuration, max_in_flight=1, observe=lambda *request: seen.append(request), request_timeout_s=0.05)
     server.answers = [5.0]
     with pytest.raises(UnavailableError, match=r"no answer .* within 0.05 s"):
-        await client.get(Kind.RLJOB, "team", "math")
-    assert client.seen == [("get", "RLJob", 0)]
+        await made.get(Kind.RLJOB, "team", "math")
+    assert seen == [("get", "RLJob", 0)]
+    await made.close()
 
 
 async def test_no_connection_is_an_error():

@@ -1,4 +1,4 @@
-"""What the process asks of kopf, how it answers its probe, its help and its settings."""
+"""How the process configures kopf, its liveness probe, its help and its settings."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs, main
-from rljob_operator.cache import Source
+from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import NotFoundError, SettingsError, UnavailableError
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Key
@@ -25,8 +25,8 @@ from tests.unit.operator.shell.world import SETTINGS, rljob
 ENVIRONMENT = {"RLJOB_OPERATOR_RUNTIME_IMAGE": "image:1", "RLJOB_OPERATOR_RUNTIME_RAY_VERSION": "2.60.0"}
 
 
-def _operator(kube: FakeKube | None = None, settings: Settings = SETTINGS) -> main.Operator:
-    return main.Operator(settings, kube or FakeKube(), Metrics())  # type: ignore[arg-type]
+def _operator(kube: FakeKube | None = None, settings: Settings = SETTINGS, cache: Cache | None = None) -> main.Operator:
+    return main.Operator(settings, kube or FakeKube(), Metrics(), cache or Cache())
 
 
 def _resource(kind: Kind) -> Any:
@@ -35,7 +35,7 @@ def _resource(kind: Kind) -> Any:
 
 
 async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server():
-    selectors = main._kopf_settings().watching.label_selectors
+    selectors = main.kopf_settings().watching.label_selectors
     assert {kind: selectors.collect(_resource(kind)) for kind in WATCHED} == {
         Kind.RLJOB: [],
         Kind.RAYJOB: [JOB_LABEL],
@@ -45,14 +45,15 @@ async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server()
 
 
 async def test_kopf_only_watches_no_handler_needs_a_finalizer_or_a_state():
-    registry = main._registry(_operator())
+    registry = main.kopf_registry(_operator())
+    # kopf has no public list of handlers.
     assert {handler.selector.plural for handler in registry._watching.get_all_handlers()} == {kind.plural for kind in WATCHED}
     for others in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
         assert list(others.get_all_handlers()) == []
 
 
 async def test_kopf_neither_posts_events_nor_watches_definitions():
-    settings = main._kopf_settings()
+    settings = main.kopf_settings()
     assert settings.persistence.diffbase_storage.build(body={"spec": {}}) == {}
     assert not settings.posting.enabled
     assert settings.scanning.disabled
@@ -69,26 +70,23 @@ async def test_an_event_reaches_cache_and_queue_and_its_deletion_too():
     assert operator.cache.keys() == []
 
 
-def test_the_probe_names_a_dead_queue_and_a_watch_that_owes_too_much():
+def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
     async def scenario() -> tuple[list[str], list[str], list[str]]:
-        operator = _operator()
         clock = [0.0]
-        operator.cache._clock_s = lambda: clock[0]
+        operator = _operator(cache=Cache(lambda: clock[0]))
         before = operator.problems()
-        operator.queue.start()
-        operator._resync_task = asyncio.create_task(operator.resync.run())
+        operator.start()
         healthy = operator.problems()
         operator.cache.put(Kind.RLJOB, FakeKube().add(rljob()), Source.OTHER)
         clock[0] = 181.0
         silent = operator.problems()
-        operator._resync_task.cancel()
-        await operator.queue.stop(1)
+        await operator.drain()
         return before, healthy, silent
 
     before, healthy, silent = run(scenario())
-    assert before == ["a worker of the queue has ended", "the comparison with full lists has ended"]
+    assert before == ["a work queue worker has exited", "the resync task has exited"]
     assert healthy == []
-    assert silent == ["the watch on RLJob has owed a known change for 181 s (limit 180 s)"]
+    assert silent == ["the watch on RLJob has not delivered a known change for 181 s (limit 180 s)"]
 
 
 def test_a_missing_definition_is_waited_for_and_then_named():

@@ -18,10 +18,10 @@ def _fails_once(attempt: int) -> str:
 
 SCENARIOS: dict[str, tuple[dict[str, Any], Any]] = {
     "succeeds": ({}, lambda attempt: "SUCCEEDED"),
-    "fails for good": ({"failurePolicy": {"maxRestarts": 0}}, lambda attempt: "FAILED"),
+    "fails permanently": ({"failurePolicy": {"maxRestarts": 0}}, lambda attempt: "FAILED"),
     "fails, restarts, succeeds": ({"failurePolicy": RETRYING}, _fails_once),
     "succeeds and is deleted": ({"ttlSecondsAfterFinished": 60}, lambda attempt: "SUCCEEDED"),
-    "is refused": ({"model": {"path": "models/tiny", "dtype": "float32"}, "components": []}, lambda attempt: "SUCCEEDED"),
+    "is rejected": ({"model": {"path": "models/tiny", "dtype": "float32"}, "components": []}, lambda attempt: "SUCCEEDED"),
 }
 
 
@@ -99,14 +99,15 @@ def test_a_cache_that_lags_makes_no_second_rayjob(name):
     assert world.end_state() == whole.end_state()
 
 
-def test_a_rayjob_that_no_watch_told_of_is_not_taken_for_deleted():
+def test_a_rayjob_that_no_watch_delivered_is_not_taken_for_deleted():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")
         world.kube.add(rljob())
         await world.settle()
         assert world.condition("Running")[0] == "True"
-        world.cache._drop((Kind.RAYJOB, "team", "math-a1"))  # as if neither list nor watch had told of it
-        world.pending.add(KEY)
+        world.kube.is_listed = lambda kind, name: kind is not Kind.RAYJOB  # lists from a cache of the API server that lags
+        await world.boot()
+        assert world.cache.children(KEY) == ()
         await world.work()
         return world
 
@@ -116,7 +117,7 @@ def test_a_rayjob_that_no_watch_told_of_is_not_taken_for_deleted():
     assert world.created(Kind.RAYJOB) == ["math-a1"]
 
 
-def test_a_rayjob_that_was_deleted_is_told_so_and_followed_by_the_next():
+def test_a_deleted_rayjob_is_recorded_and_followed_by_the_next():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")
         world.kube.add(rljob(failurePolicy=RETRYING))
@@ -131,7 +132,7 @@ def test_a_rayjob_that_was_deleted_is_told_so_and_followed_by_the_next():
     assert world.created(Kind.RAYJOB) == ["math-a1", "math-a2"]
 
 
-def test_a_deletion_that_no_watch_told_of_is_found_by_the_next_full_list():
+def test_a_deletion_that_no_watch_delivered_is_found_by_a_resync():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")
         world.kube.add(rljob(failurePolicy=RETRYING))
@@ -160,7 +161,7 @@ def test_a_deletion_that_no_watch_told_of_is_found_by_the_next_full_list():
     ids=["429", "500", "no answer", "409"],
 )
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_requests_that_fail_now_and_then_change_nothing_in_the_end(name, error):
+def test_transient_request_failures_do_not_change_the_outcome(name, error):
     async def scenario() -> World:
         spec, outcome = SCENARIOS[name]
         world = World(outcome)
@@ -168,11 +169,11 @@ def test_requests_that_fail_now_and_then_change_nothing_in_the_end(name, error):
         seen: set[tuple[str, str]] = set()
 
         def fault(verb: str, kind: Kind, what: str) -> KubeError | None:
-            """The first request of each sort fails; events are best effort and stay out of it."""
-            sort = (verb, str(kind))
-            if sort in seen or kind is Kind.EVENT or verb == "list":
+            """The first request of each kind fails; events are best effort and excluded."""
+            request = (verb, str(kind))
+            if request in seen or kind is Kind.EVENT or verb == "list":
                 return None
-            seen.add(sort)
+            seen.add(request)
             return error
 
         world.kube.fault = fault
@@ -204,7 +205,7 @@ def test_a_foreign_rayjob_is_named_and_left_alone():
     assert world.condition("Succeeded") == ("Unknown", "ChildNameTaken")
     assert world.kube.one(Kind.RAYJOB, "math-a1")["spec"] == {"a": 1}
     message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "Succeeded")
-    assert "RayJob math-a1 exists and is not this job's" in message
+    assert "RayJob math-a1 already exists and is not owned by this RLJob" in message
 
 
 def test_a_foreign_service_account_is_named_and_no_rayjob_is_made():
@@ -223,12 +224,12 @@ def test_a_foreign_service_account_is_named_and_no_rayjob_is_made():
     assert world.condition("Succeeded") == ("True", "Completed")
 
 
-def test_a_refused_rayjob_is_told_and_tried_again():
+def test_a_rejected_rayjob_is_reported_and_retried():
     async def scenario() -> World:
         world = World()
         world.kube.add(rljob())
-        refusal = RejectedError("create RayJob math-a1", 403, "exceeded quota: gpus")
-        world.kube.fault = lambda verb, kind, name: refusal if (verb, kind) == ("create", Kind.RAYJOB) else None
+        rejection = RejectedError("create RayJob math-a1", 403, "exceeded quota: gpus")
+        world.kube.fault = lambda verb, kind, name: rejection if (verb, kind) == ("create", Kind.RAYJOB) else None
         await world.settle(hours=0.01)
         message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "Succeeded")
         assert world.condition("Succeeded") == ("Unknown", "ChildRejected")
@@ -249,11 +250,11 @@ CHANGES: dict[Kind, dict[str, Any]] = {
 
 
 async def _changed_before_the_rayjob(kind: Kind, name: str, change: dict[str, Any]) -> tuple[World, dict[str, Any]]:
-    """A world where somebody changed an object while its attempt could not be finished; the object as it was made."""
+    """A world where an object was modified before its attempt was complete, and the object as it was created."""
     world = World()
     world.kube.add(rljob())
-    refusal = RejectedError("create RayJob math-a1", 403, "exceeded quota: gpus")
-    world.kube.fault = lambda verb, kind, name: refusal if (verb, kind) == ("create", Kind.RAYJOB) else None
+    rejection = RejectedError("create RayJob math-a1", 403, "exceeded quota: gpus")
+    world.kube.fault = lambda verb, kind, name: rejection if (verb, kind) == ("create", Kind.RAYJOB) else None
     await world.settle(hours=0.01)
     made = world.kube.one(kind, name)
     assert world.kube.edit(kind, "team", name, change) != made
@@ -264,7 +265,7 @@ async def _changed_before_the_rayjob(kind: Kind, name: str, change: dict[str, An
 
 
 @pytest.mark.parametrize(("kind", "change"), CHANGES.items())
-def test_what_every_attempt_shares_is_put_right_by_the_next_try(kind: Kind, change: dict[str, Any]):
+def test_modified_shared_objects_are_restored_by_the_next_try(kind: Kind, change: dict[str, Any]):
     world, made = asyncio.run(_changed_before_the_rayjob(kind, "math-rljob", change))
     stored = world.kube.one(kind, "math-rljob")
     for field in change:
@@ -323,8 +324,8 @@ def test_events_that_cannot_be_written_are_counted_and_change_nothing():
     async def scenario() -> World:
         world = World()
         world.kube.add(rljob())
-        refusal = RejectedError("create Event", 403, "no")
-        world.kube.fault = lambda verb, kind, name: refusal if kind is Kind.EVENT else None
+        rejection = RejectedError("create Event", 403, "no")
+        world.kube.fault = lambda verb, kind, name: rejection if kind is Kind.EVENT else None
         await world.settle()
         return world
 

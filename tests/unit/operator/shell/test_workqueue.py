@@ -1,4 +1,4 @@
-"""The queue on a virtual clock: who is looked at, how often, when, and how many at a time."""
+"""The work queue on a virtual clock: which keys are reconciled, when, how often, and how many concurrently."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ Look = Callable[[Key], Awaitable[datetime | None]]
 
 
 class Recorder:
-    """A reconcile that notes what it is asked and answers from a script."""
+    """A reconcile that records its calls and returns scripted answers."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.looks: list[tuple[float, Key]] = []
@@ -56,14 +56,14 @@ def _seconds(seconds: float) -> datetime:
     return virtual_time.START + timedelta(seconds=seconds)
 
 
-def test_news_overtakes_what_a_full_list_told():
+def test_events_overtake_a_resync():
     async def scenario() -> list[Key]:
         recorder = Recorder(seconds=1.0)
         queue = _queue(recorder, workers=1)
         for key in (A, B, C):
-            queue.add_old(key)
+            queue.add_from_resync(key)
         queue.add(C)
-        queue.add_old(C)
+        queue.add_from_resync(C)
         assert len(queue) == 3
         await asyncio.sleep(10)
         await queue.stop(1)
@@ -72,7 +72,7 @@ def test_news_overtakes_what_a_full_list_told():
     assert run(scenario()) == [C, A, B]
 
 
-def test_a_key_added_many_times_is_looked_at_once():
+def test_a_key_added_many_times_is_reconciled_once():
     async def scenario() -> Recorder:
         look = Recorder()
         queue = _queue(look)
@@ -97,7 +97,7 @@ def test_keys_are_served_in_the_order_they_came():
     assert [key for _, key in run(scenario()).looks] == [B, A, C]
 
 
-def test_news_during_a_look_cause_exactly_one_more():
+def test_events_during_a_reconcile_cause_exactly_one_more():
     async def scenario() -> Recorder:
         look = Recorder(seconds=10)
         queue = _queue(look)
@@ -113,7 +113,7 @@ def test_news_during_a_look_cause_exactly_one_more():
     assert look.most_at_once == 1
 
 
-def test_no_more_looks_at_a_time_than_workers():
+def test_no_more_concurrent_reconciles_than_workers():
     async def scenario() -> Recorder:
         look = Recorder(seconds=1)
         queue = _queue(look, workers=3)
@@ -127,7 +127,7 @@ def test_no_more_looks_at_a_time_than_workers():
     assert len(look.looks) == 10
 
 
-def test_errors_back_off_doubling_up_to_a_minute_and_a_success_starts_anew():
+def test_errors_back_off_up_to_a_minute_and_a_success_resets_the_backoff():
     async def scenario() -> Recorder:
         look = Recorder()
         look.answers = [UnavailableError("x", 500, "no") for _ in range(12)] + [None, UnavailableError("x", 500, "no")]
@@ -144,7 +144,7 @@ def test_errors_back_off_doubling_up_to_a_minute_and_a_success_starts_anew():
     assert gaps[-1] == 0.1
 
 
-def test_the_server_says_when_to_come_back_and_nothing_wakes_the_key_before():
+def test_nothing_wakes_a_key_before_retry_after():
     async def scenario() -> Recorder:
         look = Recorder()
         look.answers = [UnavailableError("x", 429, "slow down", 7.0)]
@@ -159,7 +159,7 @@ def test_the_server_says_when_to_come_back_and_nothing_wakes_the_key_before():
     assert run(scenario()).times() == [0.0, 7.0]
 
 
-def test_an_event_does_not_wait_for_the_back_off_of_an_error():
+def test_an_event_does_not_wait_for_the_backoff():
     async def scenario() -> Recorder:
         look = Recorder()
         look.answers = [UnavailableError("x", 500, "no")] * 8
@@ -199,7 +199,7 @@ def test_a_next_check_in_the_past_is_done_at_once():
     assert run(scenario()).times() == [0.0, 0.0]
 
 
-def test_replaced_deadlines_do_not_pile_up():
+def test_replaced_deadlines_do_not_accumulate():
     async def scenario() -> int:
         look = Recorder()
         look.answers = [_seconds(86_400 + number) for number in range(1000)]
@@ -212,7 +212,7 @@ def test_replaced_deadlines_do_not_pile_up():
     assert run(scenario()) < 100
 
 
-def test_a_mistake_in_the_operator_is_logged_with_its_traceback_and_stops_no_worker(caplog):
+def test_an_unexpected_error_is_logged_with_its_traceback_and_stops_no_worker(caplog):
     async def scenario() -> tuple[Recorder, bool]:
         look = Recorder()
         look.answers = [KeyError("spec")]
@@ -228,7 +228,7 @@ def test_a_mistake_in_the_operator_is_logged_with_its_traceback_and_stops_no_wor
     assert "KeyError: 'spec'" in caplog.text
 
 
-def test_a_look_that_hangs_ends_with_its_deadline(caplog):
+def test_a_hanging_reconcile_times_out(caplog):
     async def scenario() -> Recorder:
         look = Recorder(seconds=10_000)
         queue = _queue(look, workers=1)
@@ -240,7 +240,7 @@ def test_a_look_that_hangs_ends_with_its_deadline(caplog):
     assert "not done within 120 s" in caplog.text
 
 
-def test_stopping_finishes_what_is_under_way_and_starts_nothing():
+def test_stopping_finishes_reconciles_in_progress_and_starts_none():
     async def scenario() -> tuple[Recorder, float]:
         look = Recorder(seconds=5)
         queue = _queue(look, workers=1)
@@ -256,7 +256,7 @@ def test_stopping_finishes_what_is_under_way_and_starts_nothing():
     assert ended == 5.0
 
 
-def test_stopping_cuts_off_what_takes_too_long(caplog):
+def test_stopping_cancels_slow_reconciles(caplog):
     async def scenario() -> tuple[Recorder, float]:
         look = Recorder(seconds=100)
         queue = _queue(look, workers=1)
@@ -282,7 +282,7 @@ def test_idle_workers_stop_at_once():
     assert run(scenario()) == 1.0
 
 
-def test_errors_and_looks_are_counted():
+def test_errors_and_reconciles_are_counted():
     async def scenario() -> Metrics:
         look = Recorder()
         look.answers = [UnavailableError("x", 500, "no")]

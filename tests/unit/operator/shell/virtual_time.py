@@ -1,4 +1,4 @@
-"""An event loop whose clock is a number: it jumps to the next timer instead of waiting, so that tests of minutes take milliseconds."""
+"""An event loop with a virtual clock: it jumps to the next timer instead of waiting, so tests of minutes take milliseconds."""
 
 import asyncio
 import selectors

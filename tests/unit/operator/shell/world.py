@@ -1,4 +1,4 @@
-"""The operator's shell around the fake API server, with a KubeRay that follows a script and a clock that the test moves."""
+"""The operator around the fake API server, with a scripted KubeRay and a clock that the test controls."""
 
 import copy
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def rljob(name: str = "math", **spec: Any) -> Manifest:
 
 
 class KubeRay:
-    """Plays KubeRay and the kubelet: every step takes each RayJob one state further."""
+    """Acts as KubeRay and the kubelet: each step advances every RayJob by one state."""
 
     def __init__(self, kube: FakeKube, clock: Callable[[], datetime], outcome: Outcome) -> None:
         self.kube = kube
@@ -53,29 +53,29 @@ class KubeRay:
         name, status = rayjob["metadata"]["name"], rayjob.get("status", {})
         attempt = int(rayjob["metadata"]["labels"][ATTEMPT_LABEL])
 
-        def tell(state: str, job: str = "", **more: Any) -> None:
+        def report(state: str, job: str = "", **more: Any) -> None:
             self.kube.set_status(Kind.RAYJOB, "team", name, jobDeploymentStatus=state, jobStatus=job, **more)
 
         match status.get("jobDeploymentStatus", ""), bool(rayjob["spec"].get("suspend")):
             case (("" | "Suspended"), True):
-                tell("Suspended")
+                report("Suspended")
             case (("" | "Suspended"), False):
-                tell("Initializing", rayClusterName=f"{name}-c")
+                report("Initializing", rayClusterName=f"{name}-c")
                 self._make_cluster(rayjob, attempt)
             case (("Initializing" | "Running"), True):
                 self._remove_cluster(name)
-                tell("Suspended")
+                report("Suspended")
             case "Initializing", False:
                 for pod in self.kube.names(Kind.POD):
                     self.kube.set_status(Kind.POD, "team", pod, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
                 started = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
-                tell("Running", "RUNNING", rayJobInfo={"startTime": started})
+                report("Running", "RUNNING", rayJobInfo={"startTime": started})
             case "Running", False:
                 end = self.outcome(attempt)
                 if end == "SUCCEEDED":
-                    tell("Complete", "SUCCEEDED")
+                    report("Complete", "SUCCEEDED")
                 elif end == "FAILED":
-                    tell("Failed", "FAILED", reason="AppFailed", message="Job entrypoint command failed with exit code 1\nboom")
+                    report("Failed", "FAILED", reason="AppFailed", message="Job entrypoint command failed with exit code 1\nboom")
                 if end != "RUNNING":
                     self._remove_cluster(name)
 
@@ -100,7 +100,7 @@ class KubeRay:
 
 
 class World:
-    """One cluster and the operator's process in it, which may die and come back."""
+    """A cluster with the operator process, which may die and restart."""
 
     def __init__(self, outcome: Outcome = lambda attempt: "SUCCEEDED") -> None:
         self.now = START
@@ -108,11 +108,11 @@ class World:
         self.kuberay = KubeRay(self.kube, lambda: self.now, outcome)
         self.errors: list[str] = []
         self.most_live = 0
-        """Most RayJobs that held or were to get a cluster at the same time."""
+        """Maximum number of RayJobs that had or were about to get a cluster at the same time."""
         self.is_booted = False
 
     async def boot(self) -> None:
-        """A new process: nothing is remembered."""
+        """Start a new process, with no memory of an earlier one."""
         self.cache, self.metrics = Cache(), Metrics()
         self.pending: set[Key] = set()
         self.due: dict[Key, datetime] = {}
@@ -123,15 +123,15 @@ class World:
         self.is_booted = True
 
     def deliver(self) -> None:
-        """The watches tell what they have."""
-        told, self.kube.events[:] = list(self.kube.events), []
-        for type_, kind, obj in told:
+        """Deliver the pending watch events."""
+        delivered, self.kube.events[:] = list(self.kube.events), []
+        for type_, kind, obj in delivered:
             key = self.cache.remove(kind, obj) if type_ == "DELETED" else self.cache.put(kind, obj, Source.WATCH)
             if key is not None:
                 self.pending.add(key)
 
     async def work(self) -> None:
-        """Look at every job that waits, once."""
+        """Reconcile every pending job once."""
         for key in sorted(self.pending):
             self.pending.discard(key)
             self.due.pop(key, None)
@@ -147,7 +147,7 @@ class World:
             self._count_live()
 
     async def settle(self, *, until: Callable[[], bool] = lambda: False, hours: float = 24, slow_watch: bool = False) -> None:
-        """Go on until nothing more happens, ``until`` holds, or hours have passed; a death is followed by a new process."""
+        """Continue until nothing happens any more, ``until`` holds, or hours have passed; a dead process is restarted."""
         end = self.now + timedelta(hours=hours)
         for _ in range(2000):
             try:
@@ -169,7 +169,7 @@ class World:
             except Died:
                 self.kube.die_after_write = None
                 self.is_booted = False
-        raise AssertionError(f"no rest after 2000 rounds: {self.kube.writes[-10:]}, {self.errors[-3:]}")
+        raise AssertionError(f"not settled after 2000 rounds: {self.kube.writes[-10:]}, {self.errors[-3:]}")
 
     def status(self, name: str = "math") -> Manifest:
         return self.kube.one(Kind.RLJOB, name).get("status", {})
@@ -183,7 +183,7 @@ class World:
         return [write.split()[2] for write in self.kube.writes if write.startswith(f"create {kind} ")]
 
     def end_state(self) -> Any:
-        """What must be the same however often the process died on the way."""
+        """What must be the same however often the process died."""
         objects = {}
         for (kind, _, name), obj in self.kube.objects.items():
             if kind is not Kind.EVENT:
