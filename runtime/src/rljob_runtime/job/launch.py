@@ -63,12 +63,13 @@ class Workers:
 def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     """Find out before any process starts what the spec names and is not there: about a second.
 
-    Reward functions are only looked for when there is a job folder: in a cluster the reward workers' image decides, not this one.
+    The user's own functions are only looked for when there is a job folder: in a cluster the workers' image decides, not this one.
 
     Raises:
         SetupError: another Ray is installed than ``spec.rayVersion`` asks for.
         ModelError: neither a local folder nor a Hub id that can be resolved.
         DataError: a file or task that cannot be read, or is empty.
+        PluginError: a policy loss or an advantage estimator that cannot be imported from ``job_folder``.
         RewardSetupError: a reward function that cannot be imported from ``job_folder``.
     """
     installed = version("ray")
@@ -78,6 +79,8 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
         _check_model_path(path)
     for source in (*spec.data.train, *spec.data.validation):
         open_rows(worker_settings.source_config(source), spec.seed)
+    if job_folder is not None:
+        learning_settings.check_functions(spec, job_folder)
     functions = [worker_settings.reward_config(r) for r in spec.rewards if r.function is not None]
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -205,6 +208,7 @@ def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_f
                 offload_host_bytes=host_shares.get((component.name, process.node_rank)),
                 reserve=device_sharing.leaving(spec, component),
                 optimizer_around_step=device_sharing.optimizer_around_step(spec, component),
+                job_folder=job_folder,
             )
             is_critic = component.role is Role.CRITIC
             factory, concurrency = CRITIC_FACTORY if is_critic else TRAINER_FACTORY, 1
