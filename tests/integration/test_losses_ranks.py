@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rljob_api.vocabulary import Aggregation, CorrectionLevel, PolicyLossVariant, ProximalPolicy
+from rljob_api.v1alpha1.policy_loss import GSPOLoss
+from rljob_api.vocabulary import Aggregation, CorrectionLevel, ProximalPolicy
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import PolicyConfig
@@ -24,7 +25,7 @@ VOCAB = 62
 LAYOUTS = [(1, 1), (2, 1), (1, 2)]
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)]}
 LOSS = LossConfig(
-    variant=PolicyLossVariant.GSPO,
+    policy=GSPOLoss(),
     aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
     norm_tokens=10,
     proximal=ProximalPolicy.INTERPOLATE,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rljob_api.vocabulary import Aggregation, CorrectionLevel, PolicyLossVariant, ProximalPolicy
+from rljob_api.v1alpha1.policy_loss import LOSS_SETTINGS, CustomLoss, GSPOLoss, LossSettings, PPOLoss, TOPRLoss
+from rljob_api.vocabulary import Aggregation, CorrectionLevel, ProximalPolicy
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import require_registered
@@ -104,7 +105,7 @@ def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, torch.Tensor
 
 
 EVERYTHING = LossConfig(
-    variant=PolicyLossVariant.GSPO,
+    policy=GSPOLoss(),
     aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
     norm_tokens=10,
     proximal=ProximalPolicy.RECOMPUTE,
@@ -153,11 +154,11 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_f
         torch.testing.assert_close(got[name], parameter.grad, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("variant", PolicyLossVariant)
+@pytest.mark.parametrize("kind", [kind for kind in LOSS_SETTINGS.values() if kind is not CustomLoss])
 @pytest.mark.parametrize("proximal", ProximalPolicy)
-def test_micro_batches_do_not_change_gradients(start: Start, variant: PolicyLossVariant, proximal: ProximalPolicy) -> None:
+def test_micro_batches_do_not_change_gradients(start: Start, kind: type[LossSettings], proximal: ProximalPolicy) -> None:
     loss = LossConfig(
-        variant=variant,
+        policy=kind(),
         proximal=proximal,
         weight=CorrectionWeightConfig(level=CorrectionLevel.SEQUENCE),
         masks=(CorrectionMaskConfig(level=CorrectionLevel.SEGMENT, low=0.5, high=2.0),),
@@ -200,7 +201,7 @@ def test_metrics_of_options_come_with_them(start: Start) -> None:
 
 def test_ratio_metrics(start: Start) -> None:
     batch = make_batch()
-    worker = start(LossConfig(clip_low=0.1, clip_high=0.1))
+    worker = start(LossConfig(policy=PPOLoss(clipLow=0.1, clipHigh=0.1)))
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, batch.temperature, wanted=batch.response_mask)
     kept = batch.response_mask > 0
     ratio = np.exp((logprobs - batch.behaviour_logprobs)[kept].astype(np.float64))
@@ -227,7 +228,7 @@ def test_a_batch_may_carry_its_own_kl_coefficient(start: Start) -> None:
         (LossConfig(kl_coefficient=0.1), "reference_logprobs"),
         (LossConfig(proximal=ProximalPolicy.RECOMPUTE), "proximal_logprobs"),
         (LossConfig(proximal=ProximalPolicy.INTERPOLATE), "staleness"),
-        (LossConfig(variant=PolicyLossVariant.TOPR), "scores"),
+        (LossConfig(policy=TOPRLoss()), "scores"),
     ],
 )
 def test_a_batch_without_what_the_loss_asks_for_is_refused(start: Start, loss: LossConfig, field: str) -> None:

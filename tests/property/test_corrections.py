@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.vocabulary import Aggregation, CorrectionLevel, KLEstimator, PolicyLossVariant, ProximalPolicy
+from rljob_api.v1alpha1.policy_loss import CISPOLoss, GSPOLoss, Kimi15Loss, PPOLoss, TISLoss, TOPRLoss, VanillaLoss
+from rljob_api.vocabulary import Aggregation, CorrectionLevel, KLEstimator, ProximalPolicy
 from rljob_runtime.losses.aggregate import token_weights
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.losses.correction import correct, level_ratio
@@ -22,16 +23,20 @@ repeatable = settings(deadline=None, derandomize=True, max_examples=80)
 masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=6).filter(lambda rows: any(map(any, rows)))
 levels = st.sampled_from(CorrectionLevel)
 bounds = st.tuples(st.floats(0, 1), st.floats(1, 5))
+clips = {"clipLow": st.floats(0, 1), "clipHigh": st.floats(0, 2)}
+dual_clips = clips | {"dualClip": st.none() | st.floats(1.5, 5)}
+policies = st.one_of(
+    st.builds(PPOLoss, **dual_clips),
+    st.builds(GSPOLoss, **dual_clips),
+    st.builds(VanillaLoss),
+    st.builds(TISLoss, **clips),
+    st.builds(CISPOLoss, **clips, maskClipped=st.booleans()),
+    st.builds(TOPRLoss, positiveWeight=st.floats(0, 2), negativeWeight=st.floats(0, 2)),
+    st.builds(Kimi15Loss, tau=st.floats(0, 1)),
+)
 configs = st.builds(
     LossConfig,
-    variant=st.sampled_from(PolicyLossVariant),
-    clip_low=st.floats(0, 1),
-    clip_high=st.floats(0, 2),
-    dual_clip=st.none() | st.floats(1.5, 5),
-    mask_clipped=st.booleans(),
-    positive_weight=st.floats(0, 2),
-    negative_weight=st.floats(0, 2),
-    tau=st.floats(0, 1),
+    policy=policies,
     aggregation=st.sampled_from(Aggregation),
     norm_tokens=st.just(11),
     proximal=st.sampled_from(ProximalPolicy),
@@ -107,7 +112,7 @@ def loss_and_gradient(data: Data, config: LossConfig, *, global_tokens: int, glo
         weights=weights[places],
         policy_weights=weights[places] * data.sample_weights[rows],
         staleness=data.staleness[places],
-        positive=(data.scores > 0)[rows],
+        scores=data.scores[rows],
         spans=spans.of(places),
     )
     logprobs, entropy = leaves[:, places]

@@ -1,6 +1,6 @@
 """A job's workers over fakes, for tests of the loop: components as launch makes them, with leases that are written down."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ def make_job_workers(
     leased_engines: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     recomputes: bool = False,
+    names: Mapping[Role, str] | None = None,
     **by_role: Sequence[Any],
 ) -> JobWorkers:
     """Workers by role, such as ``trainer=[...], rollout=[...]``; roles without workers have no component.
@@ -50,6 +51,7 @@ def make_job_workers(
         leased_engines: ranks of rollout workers that share devices.
         tensor_parallel_size: of the trainer.
         recomputes: whether the trainer scores a step before its update.
+        names: of components; those not listed are called as their role.
         by_role: workers by the role's name in lower case.
     """
     components = []
@@ -58,10 +60,11 @@ def make_job_workers(
         if not workers:
             continue
         leased = leased_engines if role is Role.ROLLOUT else ()
+        name = (names or {}).get(role, role.value.lower())
         components.append(
             Component(
                 role=role,
-                group=LoggedGroup(role.value.lower(), workers, [] if log is None else log, leased),
+                group=LoggedGroup(name, workers, [] if log is None else log, leased),
                 phase=description.phase,
                 scoring=None if role is Role.TRAINER and not recomputes else description.scoring,
                 ranks_per_share=tensor_parallel_size if role is Role.TRAINER else 1,

@@ -9,24 +9,12 @@ from rljob_api.errors import field_error as _error
 from rljob_api.rollout_rules import max_staleness
 from rljob_api.v1alpha1.algorithm import KL, Advantage, CorrectionMask
 from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.policy_loss import CustomLoss, LossInput, PolicyLossVariant, readers
 from rljob_api.v1alpha1.rljob import RLJobSpec
-from rljob_api.vocabulary import AdvantageEstimator, CorrectionLevel, KLPlacement, NormScope, PolicyLossVariant, ProximalPolicy
+from rljob_api.vocabulary import AdvantageEstimator, CorrectionLevel, KLPlacement, NormScope, ProximalPolicy
 
 _GROUP_ESTIMATORS = (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO)
 """They subtract the mean of a group, and give every token of a response the same advantage."""
-_CLIPPING = (PolicyLossVariant.PPO, PolicyLossVariant.GSPO, PolicyLossVariant.TIS, PolicyLossVariant.CISPO)
-_LOSS_FIELDS: dict[str, tuple[PolicyLossVariant, ...]] = {
-    "clipLow": _CLIPPING,
-    "clipHigh": _CLIPPING,
-    "dualClip": (PolicyLossVariant.PPO, PolicyLossVariant.GSPO),
-    "maskClipped": (PolicyLossVariant.CISPO,),
-    "positiveWeight": (PolicyLossVariant.TOPR,),
-    "negativeWeight": (PolicyLossVariant.TOPR,),
-    "tau": (PolicyLossVariant.KIMI15,),
-}
-"""Which losses read a field of algorithm.policyLoss; all others are read by every loss."""
-_WITHOUT_RATIO_WEIGHT = (PolicyLossVariant.VANILLA, PolicyLossVariant.KIMI15)
-"""Losses that do not weigh a token by its ratio."""
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -60,6 +48,16 @@ def _advantage(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.gamma", advantage.gamma, problem, "remove it, or use estimator GAE, Reinforce or ReinforcePlusPlus")
     if estimator is not AdvantageEstimator.GAE and advantage.lambda_ != Advantage().lambda_:
         yield _error(f"{path}.lambda", advantage.lambda_, f"has no effect with estimator {estimator}", "remove it, or use estimator GAE")
+    if estimator is AdvantageEstimator.CUSTOM:
+        if advantage.gamma != 1:
+            problem = "has no effect with estimator Custom, whose function gets only its parameters"
+            yield _error(f"{path}.gamma", advantage.gamma, problem, "give it in algorithm.advantage.parameters")
+        if advantage.function is None:
+            remedy = "write module:function, for example my_advantages:estimate"
+            yield _error(f"{path}.function", None, "is missing, and estimator is Custom", remedy)
+    for field in ("function", "parameters") if estimator is not AdvantageEstimator.CUSTOM else ():
+        if value := getattr(advantage, field):
+            yield _error(f"{path}.{field}", value, f"has no effect with estimator {estimator}", "remove it, or use estimator Custom")
     if estimator is AdvantageEstimator.REINFORCE_PLUS_PLUS and advantage.whiten:
         problem = f"has no effect with estimator {estimator}, which normalizes over all tokens of a step already"
         yield _error(f"{path}.whiten", True, problem, "remove it, or use estimator Reinforce")
@@ -119,17 +117,21 @@ def _reward(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 def _policy_loss(spec: RLJobSpec) -> Iterator[FieldError]:
-    loss = spec.algorithm.policy_loss
+    """Settings of one loss under another."""
+    loss, path = spec.algorithm.policy_loss, "spec.algorithm.policyLoss"
     for field, value in loss.changed().items():
-        readers = _LOSS_FIELDS.get(field)
-        if readers is not None and loss.variant not in readers:
-            remedy = f"remove it, or use variant {_listed(readers)}"
-            yield _error(f"spec.algorithm.policyLoss.{field}", value, f"has no effect with variant {loss.variant}", remedy)
+        reading = readers(field)
+        if reading and loss.variant not in reading:
+            remedy = f"remove it, or use variant {_listed(reading)}"
+            yield _error(f"{path}.{field}", value, f"has no effect with variant {loss.variant}", remedy)
+    if loss.variant is PolicyLossVariant.CUSTOM and loss.function is None:
+        yield _error(f"{path}.function", None, "is missing, and variant is Custom", "write module:function, for example my_losses:loss")
 
 
 def _proximal(spec: RLJobSpec) -> Iterator[FieldError]:
     """Another policy to compare with must differ from those that are compared anyway."""
-    off_policy, variant = spec.algorithm.off_policy, spec.algorithm.policy_loss.variant
+    off_policy, loss = spec.algorithm.off_policy, spec.algorithm.policy_loss.settings
+    variant = spec.algorithm.policy_loss.variant
     proximal, path = off_policy.proximal, "spec.algorithm.offPolicy.proximal"
     if proximal is ProximalPolicy.BEHAVIOUR:
         return
@@ -142,10 +144,10 @@ def _proximal(spec: RLJobSpec) -> Iterator[FieldError]:
             "and the policy of tokens one version old is their own"
         )
         yield _error(path, proximal, problem, "remove it, or write overlap.asyncGenerationRatio: 2")
-    elif variant is PolicyLossVariant.VANILLA and not (corrects or measures):
-        problem = "has no effect with variant Vanilla, which has no ratio, and without weight and masks"
+    elif LossInput.OLD_LOGPROBS not in loss.needs and not (corrects or measures):
+        problem = f"has no effect with variant {variant}, which has no ratio, and without weight and masks"
         yield _error(path, proximal, problem, "remove it, or give offPolicy.weight or offPolicy.masks")
-    elif proximal is ProximalPolicy.RECOMPUTE and _updates(spec) == 1 and not (corrects or measures):
+    elif proximal is ProximalPolicy.RECOMPUTE and _updates(spec) == 1 and not (corrects or measures or isinstance(loss, CustomLoss)):
         problem = (
             f"leaves {variant} without a ratio: with training.miniBatches 1 and training.epochs 1 there is one update per step, "
             "whose policy is the recomputed one"
@@ -157,7 +159,7 @@ def _correction(spec: RLJobSpec) -> Iterator[FieldError]:
     off_policy, variant, path = spec.algorithm.off_policy, spec.algorithm.policy_loss.variant, "spec.algorithm.offPolicy"
     weight = off_policy.weight
     if weight is not None:
-        if off_policy.proximal is ProximalPolicy.BEHAVIOUR and variant not in _WITHOUT_RATIO_WEIGHT:
+        if off_policy.proximal is ProximalPolicy.BEHAVIOUR and spec.algorithm.policy_loss.settings.weighs_by_ratio:
             problem = f"would count the ratio to the behaviour policy twice: variant {variant} has it already with proximal Behaviour"
             yield _error(f"{path}.weight.level", weight.level, problem, "remove it, or write proximal: Recompute or Interpolate")
         if weight.low > weight.high:
@@ -179,11 +181,16 @@ def _bounds(mask: CorrectionMask) -> str:
 
 def _kl(spec: RLJobSpec) -> Iterator[FieldError]:
     references, kl, path = spec.with_role(Role.REFERENCE), spec.algorithm.kl, "spec.algorithm.kl"
-    if kl.coefficient > 0 and not references:
+    loss = spec.algorithm.policy_loss
+    if not references and kl.coefficient > 0:
         remedy = "add a component with role: Reference, or write 0"
         yield _error(f"{path}.coefficient", kl.coefficient, "needs a Reference component to compare with", remedy)
+    needed = LossInput.REFERENCE_LOGPROBS in loss.settings.needs
+    if not references and needed:
+        remedy = "add a component with role: Reference"
+        yield _error("spec.algorithm.policyLoss.variant", loss.variant, "needs a Reference component to compare with", remedy)
     if kl.coefficient == 0:
-        for index, component in references:
+        for index, component in references if not (needed or isinstance(loss.settings, CustomLoss)) else ():
             problem = f"{component.name} would do nothing, algorithm.kl.coefficient is 0"
             yield _error(f"spec.components[{index}].role", "Reference", problem, "set the coefficient, or remove the component")
         for field, value in kl.changed().items():

@@ -88,25 +88,8 @@ class AdvantageEstimator(StrEnum):
     """GRPO over episodes plus groups of steps that start from the same state."""
     STEP_REINFORCE = "StepReinforce"
     """The return from each step of an episode on."""
-
-
-class PolicyLossVariant(StrEnum):
-    """The policy-gradient loss."""
-
-    PPO = "PPO"
-    """Clipped ratio of the new to the old policy."""
-    VANILLA = "Vanilla"
-    """Log-prob times advantage, without a ratio."""
-    TIS = "TIS"
-    """Log-prob weighted by the ratio, truncated to [1 - clipLow, 1 + clipHigh]."""
-    TOPR = "TOPR"
-    """Good responses without a ratio, bad ones weighted by the ratio truncated to [0, 1]."""
-    CISPO = "CISPO"
-    """Log-prob weighted by the clipped ratio, which carries no gradient."""
-    KIMI15 = "Kimi15"
-    """Log-prob times advantage, and a squared penalty on the log ratio."""
-    GSPO = "GSPO"
-    """Clipped ratio of whole sequences."""
+    CUSTOM = "Custom"
+    """The user's own function."""
 
 
 class NormScope(StrEnum):

@@ -4,6 +4,7 @@
 
     RuntimeFault                     (RuntimeError)   something broke while running -> exit 3
     ├── SetupError                                    what the spec names is not on this machine or in this image -> exit 2
+    ├── PluginError                                   a function of the user's own cannot be imported or called -> exit 2 at the start
     ├── ClusterError                                  nodes, placement group, Ray itself
     ├── WorkerLostError                               a worker process ended; names it, its exit and its log file
     ├── WorkerFailedError                             a worker raised; carries its text
@@ -47,6 +48,12 @@ class RuntimeFault(RuntimeError):
 
 class SetupError(RuntimeFault):
     """Raised when this machine or image lacks what the spec asks for, before anything is started."""
+
+    reason = Reason.SPEC_INVALID
+
+
+class PluginError(RuntimeFault):
+    """Raised when a function of the user's own that the spec names cannot be imported, or not be called as it has to be."""
 
     reason = Reason.SPEC_INVALID
 

@@ -32,7 +32,9 @@ from rljob_api.vocabulary import AdvantageEstimator
 from rljob_runtime.job import assemble, learning_settings, worker_settings
 from rljob_runtime.job.roles import ROLES
 from rljob_runtime.loop.driver import LoopConfig, Parts
+from rljob_runtime.losses.custom import StepRewards
 from rljob_runtime.losses.objective import objective
+from rljob_runtime.losses.tokens import LossTokens
 from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.batching import split, train_batches
 from rljob_runtime.overlap.buffer import Group
@@ -64,12 +66,29 @@ class Case:
 
 
 REINFORCE = {"algorithm.advantage.estimator": "Reinforce"}
+CUSTOM_ADVANTAGE = {"algorithm.advantage.estimator": "Custom"}
 GAE = {"algorithm.advantage.estimator": "GAE", "components[critic]": "Critic"}
 KL = {"algorithm.kl.coefficient": 0.5, "components[reference]": "Reference"}
 RECOMPUTE = {"algorithm.offPolicy.proximal": "Recompute"}
 AHEAD = {"overlap.asyncGenerationRatio": 1.0}
 VALIDATES = {"validation.everySteps": 2, "data.validation": True}
 SAMPLED = VALIDATES | {"validation.temperature": 0.7}
+
+
+def steep(tokens: LossTokens, *, slope: float = 2.0) -> torch.Tensor:
+    return -slope * tokens.advantages * tokens.logprobs
+
+
+def flat(tokens: LossTokens) -> torch.Tensor:
+    return -0.5 * tokens.advantages * tokens.logprobs
+
+
+def by_rank(step: StepRewards, *, scale: float = 1.0) -> np.ndarray:
+    return scale * np.argsort(np.argsort(step.rewards))
+
+
+def by_sign(step: StepRewards) -> np.ndarray:
+    return np.sign(step.token_rewards)
 
 
 def loss(variant: str) -> dict[str, Any]:
@@ -83,6 +102,8 @@ ALGORITHM: Mapping[str, Case] = {
     "advantage.lambda": Case(value=0.5, needs=GAE),
     "advantage.whiten": Case(value=True, needs=REINFORCE),
     "advantage.clip": Case(value=0.5),
+    "advantage.function": Case(value=f"{__name__}:by_rank", default=f"{__name__}:by_sign", needs=CUSTOM_ADVANTAGE),
+    "advantage.parameters": Case(value={"scale": 2.0}, needs=CUSTOM_ADVANTAGE | {"algorithm.advantage.function": f"{__name__}:by_rank"}),
     "reward.center": Case(needs=REINFORCE),
     "reward.scale": Case(needs=REINFORCE),
     "reward.clip": Case(value=0.5, needs=REINFORCE),
@@ -97,6 +118,8 @@ ALGORITHM: Mapping[str, Case] = {
     "policyLoss.positiveWeight": Case(value=2.0, needs=loss("TOPR")),
     "policyLoss.negativeWeight": Case(value=0.5, needs=loss("TOPR")),
     "policyLoss.tau": Case(value=0.3, needs=loss("Kimi15")),
+    "policyLoss.function": Case(value=f"{__name__}:steep", default=f"{__name__}:flat", needs=loss("Custom")),
+    "policyLoss.parameters": Case(value={"slope": 3.0}, needs=loss("Custom") | {"algorithm.policyLoss.function": f"{__name__}:steep"}),
     "policyLoss.aggregation": Case(),
     "offPolicy.proximal": Case(needs={"overlap.asyncGenerationRatio": 2.0, "training.miniBatches": 2}),
     "offPolicy.weight": Case(value={}, needs=RECOMPUTE | {"training.miniBatches": 2}),
@@ -155,7 +178,7 @@ LOOP: Mapping[str, Case] = {
     "rollout.groupFilter.maxInRow": Case(value=7, needs={"rollout.groupFilter.minStd": 0.0}, changes={"rollout.max_filtered_in_row": 7}),
     "rollout.groupRouting": Case(),
     "training.tensorParallelSize": Case(
-        value=2, changes={"policy.tensor_parallel_size": 2, "scorers.tensor_parallel_size": 2, "batching.num_ranks": 1}
+        value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}
     ),
     "model.lora": Case(
         value={},
@@ -170,7 +193,11 @@ CASES = {**{f"algorithm.{path}": case for path, case in ALGORITHM.items()}, **LO
 SECTIONS = ("algorithm", "overlap", "validation", "model.lora", "rollout.groupFilter")
 FIELDS = ("rollout.redundantSamples", "rollout.extraPrompts", "rollout.groupRouting", "training.tensorParallelSize")
 
-NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {("algorithm.advantage.estimator", "GAE"): {"components[critic]": "Critic"}}
+NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("algorithm.advantage.estimator", "GAE"): {"components[critic]": "Critic"},
+    ("algorithm.advantage.estimator", "Custom"): {"algorithm.advantage.function": f"{__name__}:by_rank"},
+    ("algorithm.policyLoss.variant", "Custom"): {"algorithm.policyLoss.function": f"{__name__}:steep"},
+}
 REFUSED = {"algorithm.advantage.estimator": {"GiGPO", "StepReinforce"}}
 EQUAL = [
     {"TIS", "CISPO"},  # without the mask they are one loss
@@ -359,14 +386,14 @@ class SpecifiedTrainer(CountingTrainer):
         return [("model.embed_tokens.weight", "float32", (2, 2))]
 
 
-def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Every leaf of nested settings by its dotted name."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if not isinstance(value, dict):
         yield name, value
         return
     for key, inner in value.items():
-        yield from flat(f"{name}.{key}", inner)
+        yield from leaves(f"{name}.{key}", inner)
 
 
 def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
@@ -379,6 +406,8 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
         rollout=[ScriptedEngine()],
         reward=[SpecifiedTrainer("reward-0")],
         tensor_parallel_size=ROLES[Role.TRAINER].ranks_per_share(spec),
+        recomputes=ROLES[Role.TRAINER].scores_in(spec),
+        names={component.role: component.name for component in spec.components},
     )
     nothing = cast(Any, None)
     return asyncio.run(assemble.assemble(spec, workers, nothing, None, nothing))
@@ -404,7 +433,7 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         settings |= {"validation": validator.config, "validation.prompts": len(validator._prompts)}
     if parts.workers.critic:
         settings["critic"] = learning_settings.critic_config(spec, policy)
-    return dict(leaf for name, value in settings.items() for leaf in flat(name, value))
+    return dict(leaf for name, value in settings.items() for leaf in leaves(name, value))
 
 
 def test_every_field_has_a_case() -> None:
@@ -464,7 +493,7 @@ def test_the_trainer_scores_only_where_the_loss_asks_for_it(
     monkeypatch.setattr(assemble, "load_tokenizer", lambda spec: make_tokenizer())
     spec = spec_with(rows, CASES["algorithm.offPolicy.proximal"].needs, {"algorithm.offPolicy.proximal": proximal})
     parts, _ = assembled(spec)
-    assert list(parts.maker._scorers.trainers) == (list(parts.trainers) if asked else [])
+    assert [component.role for component, _ in parts.workers.scorers] == ([Role.TRAINER] if asked else [])
     assert parts.validator is None
 
 

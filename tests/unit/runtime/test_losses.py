@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_api.v1alpha1.policy_loss import CustomLoss
 from rljob_api.vocabulary import Aggregation, KLEstimator
 from rljob_runtime.losses.aggregate import token_weights
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
@@ -174,20 +175,19 @@ def test_aggregation_by_a_constant_length_asks_for_it() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("clip_low", 1.5),
-        ("clip_high", -0.1),
-        ("dual_clip", 1.0),
         ("kl_coefficient", -1.0),
         ("entropy_coefficient", -1.0),
-        ("tau", float("nan")),
-        ("positive_weight", -0.5),
-        ("negative_weight", -0.5),
         ("norm_tokens", 0),
     ],
 )
 def test_loss_config_names_the_bad_setting(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{setting} is {value}"):
         LossConfig(**{setting: value})
+
+
+def test_a_custom_loss_without_its_function_is_refused() -> None:
+    with pytest.raises(ValueError, match="CustomLoss with function None"):
+        LossConfig(policy=CustomLoss())
 
 
 @pytest.mark.parametrize("bounds", [(-0.1, 2.0), (3.0, 2.0), (float("nan"), 2.0)])

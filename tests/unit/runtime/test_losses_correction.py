@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_api.vocabulary import CorrectionLevel, KLEstimator, PolicyLossVariant, ProximalPolicy
+from rljob_api.v1alpha1.policy_loss import TISLoss, VanillaLoss
+from rljob_api.vocabulary import CorrectionLevel, KLEstimator, ProximalPolicy
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.losses.correction import correct, level_ratio, proximal_logprobs
 from rljob_runtime.losses.objective import LossInputs, objective
@@ -144,8 +145,8 @@ def test_vanilla_with_a_token_weight_of_the_current_policy_is_truncated_importan
     logp.requires_grad_()
     values = []
     for config in (
-        LossConfig(variant=PolicyLossVariant.VANILLA, weight=CorrectionWeightConfig(low=0.8, high=1.3)),
-        LossConfig(variant=PolicyLossVariant.TIS, clip_low=0.2, clip_high=0.3),
+        LossConfig(policy=VanillaLoss(), weight=CorrectionWeightConfig(low=0.8, high=1.3)),
+        LossConfig(policy=TISLoss(clipLow=0.2, clipHigh=0.3)),
     ):
         result = objective(logp, inputs(behaviour, advantages=advantages), config, kl_coefficient=0.0)
         values.append((result.loss, *torch.autograd.grad(result.loss, logp)))
@@ -153,7 +154,7 @@ def test_vanilla_with_a_token_weight_of_the_current_policy_is_truncated_importan
 
 
 def test_rejected_tokens_stay_in_the_denominator() -> None:
-    config = LossConfig(variant=PolicyLossVariant.VANILLA, masks=(CorrectionMaskConfig(low=0.0, high=1.5),))
+    config = LossConfig(policy=VanillaLoss(), masks=(CorrectionMaskConfig(low=0.0, high=1.5),))
     logp = torch.tensor([-1.0, -1.0], requires_grad=True)
     spans = TokenSpans(sequences=(2,), segments=(2,))
     result = objective(logp, inputs(torch.tensor([-1.0, -3.0]), spans), config, kl_coefficient=0.0)

@@ -10,13 +10,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.vocabulary import PolicyLossVariant
-from rljob_runtime.losses.config import LossConfig
-from rljob_runtime.losses.policy import PolicyTerms, clipped_policy_loss
-from rljob_runtime.losses.variants import policy_terms
+from rljob_api.docstrings import attribute_docs
+from rljob_api.v1alpha1.policy_loss import (
+    LOSS_SETTINGS,
+    CISPOLoss,
+    CustomLoss,
+    GSPOLoss,
+    Kimi15Loss,
+    LossInput,
+    LossSettings,
+    PolicyLossVariant,
+    PPOLoss,
+    TISLoss,
+    TOPRLoss,
+    VanillaLoss,
+    readers,
+)
+from rljob_runtime.losses.policy import clipped_policy_loss
+from rljob_runtime.losses.tokens import LossTokens, PolicyTerms
+from rljob_runtime.losses.variants import LOSSES, policy_terms
 
 repeatable = settings(deadline=None, derandomize=True, max_examples=60)
 LOW, HIGH = 0.2, 0.3
+BUILT_IN = [kind for kind in LOSS_SETTINGS.values() if kind is not CustomLoss]
 
 
 def cut(ratio: float, low: float, high: float) -> float:
@@ -36,46 +52,52 @@ Token = tuple[float, float, float, bool]
 finite = st.floats(-3, 3, width=32)
 tokens = st.lists(st.tuples(finite, finite, finite, st.booleans()), min_size=1, max_size=20)
 
-ONE_BY_ONE: dict[str, tuple[LossConfig, Callable[[float, float, float, bool], tuple[float, float]]]] = {
-    "Vanilla": (LossConfig(variant=PolicyLossVariant.VANILLA), lambda p, q, a, good: (-a * p, -a)),
+ONE_BY_ONE: dict[str, tuple[LossSettings, Callable[[float, float, float, bool], tuple[float, float]]]] = {
+    "Vanilla": (VanillaLoss(), lambda p, q, a, good: (-a * p, -a)),
     "TIS": (
-        LossConfig(variant=PolicyLossVariant.TIS, clip_low=LOW, clip_high=HIGH),
+        TISLoss(clipLow=LOW, clipHigh=HIGH),
         lambda p, q, a, good: (-cut(as_ratio(p, q), 0.8, 1.3) * a * p, -cut(as_ratio(p, q), 0.8, 1.3) * a),
     ),
     "TIS as ROLL bounds it": (
-        LossConfig(variant=PolicyLossVariant.TIS, clip_low=1.0, clip_high=0.0),
+        TISLoss(clipLow=1.0, clipHigh=0.0),
         lambda p, q, a, good: (-cut(as_ratio(p, q), 0, 1) * a * p, -cut(as_ratio(p, q), 0, 1) * a),
     ),
     "CISPO": (
-        LossConfig(variant=PolicyLossVariant.CISPO, clip_low=LOW, clip_high=HIGH),
+        CISPOLoss(clipLow=LOW, clipHigh=HIGH),
         lambda p, q, a, good: (-cut(as_ratio(p, q), 0.8, 1.3) * a * p, -cut(as_ratio(p, q), 0.8, 1.3) * a),
     ),
     "CISPO masked": (
-        LossConfig(variant=PolicyLossVariant.CISPO, clip_low=LOW, clip_high=HIGH, mask_clipped=True),
+        CISPOLoss(clipLow=LOW, clipHigh=HIGH, maskClipped=True),
         lambda p, q, a, good: (
             -cut(as_ratio(p, q), 0.8, 1.3) * a * p * cispo_mask(as_ratio(p, q), a),
             -cut(as_ratio(p, q), 0.8, 1.3) * a * cispo_mask(as_ratio(p, q), a),
         ),
     ),
     "TOPR": (
-        LossConfig(variant=PolicyLossVariant.TOPR, positive_weight=2.0, negative_weight=0.5),
+        TOPRLoss(positiveWeight=2.0, negativeWeight=0.5),
         lambda p, q, a, good: (
             (-2.0 * a * p, -2.0 * a) if good else (-0.5 * cut(as_ratio(p, q), 0, 1) * a * p, -0.5 * cut(as_ratio(p, q), 0, 1) * a)
         ),
     ),
     "Kimi15": (
-        LossConfig(variant=PolicyLossVariant.KIMI15, tau=0.4),
+        Kimi15Loss(tau=0.4),
         lambda p, q, a, good: (-a * p + 0.2 * (p - q) ** 2, -a + 0.4 * (p - q)),
     ),
 }
 
 
-def evaluate(rows: list[Token], config: LossConfig, lengths: list[int] | None = None) -> tuple[PolicyTerms, torch.Tensor]:
+def tokens_of(
+    logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, lengths: list[int], scores: torch.Tensor | None = None
+) -> LossTokens:
+    return LossTokens(logprobs=logprobs, old_logprobs=old, advantages=advantages, sequence_lengths=lengths, scores=scores)
+
+
+def evaluate(rows: list[Token], settings: LossSettings, lengths: list[int] | None = None) -> tuple[PolicyTerms, torch.Tensor]:
     """Terms, and the gradient of their plain sum."""
     logp, old, advantages = (torch.tensor([row[i] for row in rows], dtype=torch.float64) for i in range(3))
     logp.requires_grad_()
-    positive = torch.tensor([row[3] for row in rows])
-    terms = policy_terms(logp, old, advantages, config, sequence_lengths=lengths or [len(rows)], positive=positive)
+    scores = torch.tensor([float(row[3]) for row in rows])
+    terms = policy_terms(tokens_of(logp, old, advantages, lengths or [len(rows)], scores), settings)
     (gradient,) = torch.autograd.grad(terms.loss.sum(), logp)
     return terms, gradient
 
@@ -96,7 +118,7 @@ def test_value_and_gradient_equal_the_formula(name: str, rows: list[Token]) -> N
 @repeatable
 @given(rows=tokens)
 def test_ppo_is_the_clipped_loss_to_the_bit(rows: list[Token]) -> None:
-    config = LossConfig(clip_low=LOW, clip_high=HIGH, dual_clip=2.0)
+    config = PPOLoss(clipLow=LOW, clipHigh=HIGH, dualClip=2.0)
     terms, _ = evaluate(rows, config)
     logp, old, advantages = (torch.tensor([row[i] for row in rows], dtype=torch.float64) for i in range(3))
     plain = clipped_policy_loss(logp, old, advantages, clip_low=LOW, clip_high=HIGH, dual_clip=2.0)
@@ -110,12 +132,12 @@ def test_ppo_is_the_clipped_loss_to_the_bit(rows: list[Token]) -> None:
 )
 def test_gspo_equals_the_clipped_ratio_of_sequences(sequences: list[tuple[list[tuple[float, float]], float]], dual: float | None) -> None:
     """As in the paper: one advantage a sequence, mean over its tokens; the gradient runs through the geometric mean itself."""
-    config = LossConfig(variant=PolicyLossVariant.GSPO, clip_low=LOW, clip_high=HIGH, dual_clip=dual)
+    config = GSPOLoss(clipLow=LOW, clipHigh=HIGH, dualClip=dual)
     lengths = [len(pairs) for pairs, _ in sequences]
     logp = torch.tensor([p for pairs, _ in sequences for p, _ in pairs], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([q for pairs, _ in sequences for _, q in pairs], dtype=torch.float64)
     advantages = torch.tensor([a for pairs, a in sequences for _ in pairs], dtype=torch.float64)
-    terms = policy_terms(logp, old, advantages, config, sequence_lengths=lengths)
+    terms = policy_terms(tokens_of(logp, old, advantages, lengths), config)
     loss = torch.stack([part.mean() for part in terms.loss.split(lengths)]).sum()
 
     expected = torch.zeros((), dtype=torch.float64)
@@ -132,7 +154,7 @@ def test_gspo_equals_the_clipped_ratio_of_sequences(sequences: list[tuple[list[t
 
 def test_gspo_keeps_one_advantage_per_token() -> None:
     rows = [(-1.0, -1.2, 1.0, True), (-2.0, -2.1, 0.5, True)]
-    terms, gradient = evaluate(rows, LossConfig(variant=PolicyLossVariant.GSPO))
+    terms, gradient = evaluate(rows, GSPOLoss())
     ratio = math.exp((0.2 + 0.1) / 2)
     torch.testing.assert_close(terms.ratio, torch.full((2,), ratio, dtype=torch.float64))
     torch.testing.assert_close(gradient, torch.tensor([-ratio, -0.5 * ratio], dtype=torch.float64))
@@ -140,15 +162,15 @@ def test_gspo_keeps_one_advantage_per_token() -> None:
 
 def test_all_variants_have_the_policy_gradient_on_policy() -> None:
     rows = [(-1.0, -1.0, 0.7, True), (-2.0, -2.0, -0.3, False)]
-    for variant in PolicyLossVariant:
-        _, gradient = evaluate(rows, LossConfig(variant=variant))
-        torch.testing.assert_close(gradient, torch.tensor([-0.7, 0.3], dtype=torch.float64), msg=variant)
+    for kind in BUILT_IN:
+        _, gradient = evaluate(rows, kind())
+        torch.testing.assert_close(gradient, torch.tensor([-0.7, 0.3], dtype=torch.float64), msg=kind.__name__)
 
 
-@pytest.mark.parametrize("variant", PolicyLossVariant)
-def test_absurd_log_ratios_stay_finite(variant: PolicyLossVariant) -> None:
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_absurd_log_ratios_stay_finite(kind: type[LossSettings]) -> None:
     rows = [(0.0, -400.0, -1.0, False), (-400.0, 0.0, 1.0, False)]
-    terms, gradient = evaluate(rows, LossConfig(variant=variant))
+    terms, gradient = evaluate(rows, kind())
     assert torch.isfinite(terms.loss).all()
     assert torch.isfinite(gradient).all()
 
@@ -166,9 +188,29 @@ def test_absurd_log_ratios_stay_finite(variant: PolicyLossVariant) -> None:
 )
 def test_reports_where_a_bound_acted(variant: PolicyLossVariant, clipped: list[bool]) -> None:
     rows = [(-1.0, -2.0, -1.0, False), (-1.0, -2.0, 1.0, True), (-1.0, -1.0, 1.0, False)]
-    assert evaluate(rows, LossConfig(variant=variant))[0].clipped.tolist() == clipped
+    assert evaluate(rows, LOSS_SETTINGS[variant]())[0].clipped.tolist() == clipped
 
 
 def test_topr_without_scores_is_refused() -> None:
-    with pytest.raises(ValueError, match="TOPR asks for the sign"):
-        policy_terms(torch.zeros(1), torch.zeros(1), torch.zeros(1), LossConfig(variant=PolicyLossVariant.TOPR), sequence_lengths=[1])
+    with pytest.raises(ValueError, match="TOPR needs the score"):
+        policy_terms(tokens_of(torch.zeros(1), torch.zeros(1), torch.zeros(1), [1]), TOPRLoss())
+
+
+def test_every_variant_has_settings_and_a_formula() -> None:
+    assert set(LOSS_SETTINGS) == set(PolicyLossVariant)
+    assert set(LOSSES) == set(LOSS_SETTINGS.values())
+
+
+def test_a_loss_without_a_ratio_reads_no_old_log_probs() -> None:
+    rows = [(-1.0, -1.5, 0.7, True), (-2.0, -1.0, -0.3, False)]
+    others = [(p, q + 0.5, a, good) for p, q, a, good in rows]
+    for kind in BUILT_IN:
+        reads = not torch.equal(evaluate(rows, kind())[1], evaluate(others, kind())[1])
+        assert reads == (LossInput.OLD_LOGPROBS in kind.needs), kind.__name__
+
+
+def test_the_description_of_a_setting_names_the_losses_that_read_it() -> None:
+    for kind in LOSS_SETTINGS.values():
+        docs = attribute_docs(kind)
+        for name, info in kind.model_fields.items():
+            assert docs[name].split(":")[0].split(", ") == [str(variant) for variant in readers(str(info.alias))], name

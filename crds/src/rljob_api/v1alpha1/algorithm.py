@@ -6,15 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, SpecModel
+from rljob_api.v1alpha1.base import Count, Fraction, FreeForm, FunctionPath, NonNegative, Positive, Score, SpecModel
+from rljob_api.v1alpha1.policy_loss import PolicyLoss
 from rljob_api.vocabulary import (
     AdvantageEstimator,
-    Aggregation,
     CorrectionLevel,
     KLEstimator,
     KLPlacement,
     NormScope,
-    PolicyLossVariant,
     ProximalPolicy,
 )
 
@@ -37,6 +36,10 @@ class Advantage(SpecModel):
     """Shift and scale the advantages of all trained tokens of a step to mean 0 and variance 1."""
     clip: Positive | None = None
     """Advantages are cut at plus and minus this, after whitening."""
+    function: FunctionPath | None = None
+    """Custom: the estimator as module:function, looked for beside the job file and on the Python path of the driver."""
+    parameters: FreeForm = Field(default={})
+    """Custom: further keyword arguments of the function."""
 
 
 class Overlong(SpecModel):
@@ -59,29 +62,6 @@ class RewardShaping(SpecModel):
     """Scores are cut at plus and minus this, after normalization."""
     overlong: Overlong | None = None
     """Penalty for long responses, before normalization."""
-
-
-class PolicyLoss(SpecModel):
-    """From advantages to the loss."""
-
-    variant: PolicyLossVariant = PolicyLossVariant.PPO
-    """Which loss."""
-    clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
-    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 - clipLow from below."""
-    clip_high: Annotated[float, Field(ge=0.0, le=100.0)] = 0.2
-    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 + clipHigh from above."""
-    dual_clip: Annotated[float, Field(gt=1.0, le=1000.0)] | None = None
-    """PPO, GSPO: upper bound of the ratio for negative advantages; not set switches it off."""
-    mask_clipped: bool = False
-    """CISPO: tokens whose ratio PPO would clip give no gradient (the unified mask)."""
-    positive_weight: NonNegative = 1.0
-    """TOPR: weight of responses with a score above 0."""
-    negative_weight: NonNegative = 1.0
-    """TOPR: weight of the others."""
-    tau: NonNegative = 0.1
-    """Kimi15: weight of the squared log ratio."""
-    aggregation: Aggregation = Aggregation.TOKEN_MEAN
-    """How token losses become one number."""
 
 
 class CorrectionWeight(SpecModel):

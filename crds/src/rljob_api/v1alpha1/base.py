@@ -77,6 +77,8 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 Positive = Annotated[float, Field(gt=0.0, le=1e9)]
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 """A sample's reward, or a bound of one."""
+FunctionPath = Annotated[str, Field(max_length=256, pattern=FUNCTION_PATTERN)]
+"""A function of the user's own as module:function."""
 FreeForm = Annotated[dict[str, Any], Field(max_length=64)]
 """Settings that are passed on without being understood here."""
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]

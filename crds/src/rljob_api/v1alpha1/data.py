@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import FUNCTION_PATTERN, FreeForm, Label, PathText, Positive, ShortText, SpecModel, Text
+from rljob_api.v1alpha1.base import FreeForm, FunctionPath, Label, PathText, Positive, ShortText, SpecModel, Text
 from rljob_api.vocabulary import Extraction, RewardType
 
 
@@ -131,7 +131,7 @@ class Reward(SpecModel):
     """Factor in the sum."""
     extraction: Extraction = Extraction.WHOLE
     """Part of the response that is judged; a Function always gets the whole response."""
-    function: Annotated[str, Field(max_length=256, pattern=FUNCTION_PATTERN)] | None = None
+    function: FunctionPath | None = None
     """module:function of a Function reward, importable from the job file's folder or the environment."""
     timeout_seconds: Positive = 5.0
     """Limit for one sample; running past it costs the sample, not the job."""

@@ -137,7 +137,7 @@ async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, inte
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
             await launch.load_checkpoint(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
-    parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter)
+    parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter, attempt.job_folder)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.v1alpha1 import RLJobSpec
@@ -45,13 +46,14 @@ Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
 
 async def assemble(
-    spec: RLJobSpec, workers: JobWorkers, store: Checkpoints, state: DriverState | None, reporter: Reporter
+    spec: RLJobSpec, workers: JobWorkers, store: Checkpoints, state: DriverState | None, reporter: Reporter, job_folder: Path | None = None
 ) -> tuple[Parts, LoopConfig]:
     """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on.
 
     Raises:
         DataError: of the data, or of a saved position that is not of this data.
         ModelError: the tokenizer cannot be loaded.
+        PluginError: a Custom advantage estimator cannot be imported.
     """
     tokenizer = await asyncio.to_thread(load_tokenizer, spec)
     source = await asyncio.to_thread(training_source, spec, tokenizer)
@@ -91,7 +93,7 @@ async def assemble(
         workers=workers,
         scheduler=scheduler,
         publisher=publisher,
-        batches=_batch_builder(spec, workers, state),
+        batches=_batch_builder(spec, workers, state, job_folder),
         validator=await asyncio.to_thread(_validator, spec, tokenizer, scheduler.fleet, decode, score),
         checkpoints=store,
         reporter=reporter,
@@ -137,8 +139,8 @@ def _validator(
     return Validator(fleet=fleet, prompts=validation_prompts(spec, tokenizer), decode=decode, score=score, config=config)
 
 
-def _batch_builder(spec: RLJobSpec, workers: JobWorkers, state: DriverState | None) -> BatchBuilder:
-    rule = Rule(learning_settings.rule_config(spec))
+def _batch_builder(spec: RLJobSpec, workers: JobWorkers, state: DriverState | None, job_folder: Path | None) -> BatchBuilder:
+    rule = Rule(learning_settings.rule_config(spec, job_folder))
     if state is not None:
         rule.restore(state.rule_state)
     trainer = workers.trainer

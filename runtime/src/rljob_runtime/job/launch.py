@@ -20,7 +20,7 @@ from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data.source import open_rows
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
-from rljob_runtime.job import device_sharing, worker_settings
+from rljob_runtime.job import device_sharing, learning_settings, worker_settings
 from rljob_runtime.job.model_shape import read_shape
 from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.loop.driver import IO_TIMEOUT_S
@@ -39,12 +39,13 @@ HUB_TIMEOUT_S = 10.0
 def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     """Find out before any process starts what the spec names and is not there: about a second.
 
-    Reward functions are only looked for when there is a job folder: in a cluster the reward workers' image decides, not this one.
+    The user's own functions are only looked for when there is a job folder: in a cluster the workers' image decides, not this one.
 
     Raises:
         SetupError: another Ray is installed than ``spec.rayVersion`` asks for.
         ModelError: neither a local folder nor a Hub id that can be resolved.
         DataError: a file or task that cannot be read, or is empty.
+        PluginError: a policy loss or an advantage estimator that cannot be imported from ``job_folder``.
         RewardSetupError: a reward function that cannot be imported from ``job_folder``.
     """
     installed = version("ray")
@@ -54,6 +55,8 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
         _check_model_path(path)
     for source in (*spec.data.train, *spec.data.validation):
         open_rows(worker_settings.source_config(source), spec.seed)
+    if job_folder is not None:
+        learning_settings.check_functions(spec, job_folder)
     functions = [worker_settings.reward_config(r) for r in spec.rewards if r.function is not None]
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:

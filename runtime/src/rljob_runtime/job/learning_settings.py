@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
 from rljob_api.rollout_rules import max_staleness
 from rljob_api.v1alpha1 import RLJobSpec
@@ -11,6 +12,7 @@ from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_api.vocabulary import AdvantageEstimator, KLPlacement
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
+from rljob_runtime.losses.custom import load_estimator, load_loss
 from rljob_runtime.losses.value_config import ValueLossConfig
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.filters import GroupFilter
@@ -29,19 +31,13 @@ MIN_QUEUED = 8
 """An engine is given up to a quarter more requests than it computes, at least 8, so that a finished one is followed at once by the next."""
 
 
-def loss_config(spec: RLJobSpec) -> LossConfig:
-    """What the policy minimises."""
+def loss_config(spec: RLJobSpec, job_folder: Path | None = None) -> LossConfig:
+    """What the policy minimizes; modules of a Custom loss are looked for in ``job_folder`` first."""
     loss, off_policy, kl = spec.algorithm.policy_loss, spec.algorithm.off_policy, spec.algorithm.kl
     weight = off_policy.weight
     return LossConfig(
-        variant=loss.variant,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        dual_clip=loss.dual_clip,
-        mask_clipped=loss.mask_clipped,
-        positive_weight=loss.positive_weight,
-        negative_weight=loss.negative_weight,
-        tau=loss.tau,
+        policy=loss.settings,
+        job_folder=_text(job_folder),
         aggregation=loss.aggregation,
         norm_tokens=spec.rollout.max_response_tokens,
         proximal=off_policy.proximal,
@@ -53,11 +49,14 @@ def loss_config(spec: RLJobSpec) -> LossConfig:
     )
 
 
-def rule_config(spec: RLJobSpec) -> RuleConfig:
-    """From scores to advantages."""
+def rule_config(spec: RLJobSpec, job_folder: Path | None = None) -> RuleConfig:
+    """From scores to advantages; modules of a Custom estimator are looked for in ``job_folder`` first."""
     advantage, reward, kl, filters = spec.algorithm.advantage, spec.algorithm.reward, spec.algorithm.kl, spec.algorithm.filters
     return RuleConfig(
         estimator=advantage.estimator,
+        function=advantage.function,
+        parameters=advantage.parameters,
+        job_folder=_text(job_folder),
         normalize_std=advantage.normalize_std,
         gamma=advantage.gamma,
         lambda_=advantage.lambda_,
@@ -81,6 +80,19 @@ def rule_config(spec: RLJobSpec) -> RuleConfig:
         weight_by_difficulty=spec.algorithm.sample_weights.difficulty,
         weight_by_length=spec.algorithm.sample_weights.length,
     )
+
+
+def check_functions(spec: RLJobSpec, job_folder: Path | None) -> None:
+    """Import the user's own loss and advantage estimator, where the spec names them.
+
+    Raises:
+        PluginError: one cannot be imported, or not be called with its parameters.
+    """
+    loss, advantage, folder = spec.algorithm.policy_loss, spec.algorithm.advantage, _text(job_folder)
+    if loss.function is not None:
+        load_loss(loss.function, loss.parameters, folder)
+    if advantage.function is not None:
+        load_estimator(advantage.function, advantage.parameters, folder)
 
 
 def batching_config(spec: RLJobSpec, num_ranks: int) -> BatchingConfig:
@@ -188,6 +200,10 @@ def rollout_config(spec: RLJobSpec, num_engines: Mapping[str, int], *, survives_
         drains=spec.overlap.update_mode is UpdateMode.DRAIN,
         drain_timeout_s=spec.training.step_timeout_seconds,
     )
+
+
+def _text(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder)
 
 
 def validation_config(spec: RLJobSpec) -> ValidationConfig:

@@ -134,6 +134,7 @@ def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
         "offload_host_bytes": use.host_bytes,
         "reserve": use.releases_kinds,
         "optimizer_around_step": use.optimizer_around_step,
+        "job_folder": context.job_folder,
     }
 
 

@@ -100,8 +100,12 @@ def policy_config(
     offload_host_bytes: int | None = None,
     reserve: tuple[StateKind, ...] = (),
     optimizer_around_step: bool = False,
+    job_folder: Path | None = None,
 ) -> PolicyConfig:
-    """Configuration of a rank of a trainer, critic or reference, which trains nothing; the last three come from device sharing."""
+    """Configuration of a rank of a trainer, critic or reference, which trains nothing.
+
+    Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing; a Custom loss is imported from ``job_folder`` first.
+    """
     training = spec.training
     return PolicyConfig(
         model_path=spec.model.path,
@@ -122,7 +126,7 @@ def policy_config(
         activation_checkpointing=training.activation_checkpointing,
         tensor_parallel_size=training.tensor_parallel_size if role is Role.TRAINER else 1,
         lora=learning_settings.lora_config(spec) if role is Role.TRAINER else None,
-        loss=learning_settings.loss_config(spec),
+        loss=learning_settings.loss_config(spec, job_folder),
         seed=spec.seed,
         threads=num_threads,
         offload_host_bytes=offload_host_bytes,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rljob_api.vocabulary import Aggregation, CorrectionLevel, KLEstimator, PolicyLossVariant, ProximalPolicy
+from rljob_api.v1alpha1.policy_loss import CustomLoss, LossInput, LossSettings, PPOLoss
+from rljob_api.vocabulary import Aggregation, CorrectionLevel, KLEstimator, ProximalPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionWeightConfig:
-    """A detached factor on the policy loss: the ratio of the proximal to the behaviour policy, cut to [low, high]."""
+    """A detached factor on the policy loss: the ratio of the proximal to the behavior policy, truncated to [low, high]."""
 
     level: CorrectionLevel = CorrectionLevel.TOKEN
     low: float = 0.0
@@ -26,7 +27,7 @@ class CorrectionWeightConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionMaskConfig:
-    """Tokens whose ratio of the proximal to the behaviour policy lies outside of [low, high] give no policy gradient."""
+    """Tokens whose ratio of the proximal to the behavior policy lies outside of [low, high] give no policy gradient."""
 
     level: CorrectionLevel = CorrectionLevel.TOKEN
     low: float = 0.5
@@ -43,23 +44,12 @@ class CorrectionMaskConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """What one policy update minimises."""
+    """What one policy update minimizes."""
 
-    variant: PolicyLossVariant = PolicyLossVariant.PPO
-    clip_low: float = 0.2
-    """Lower clip distance: ratios below ``1 - clip_low`` give no gradient for negative advantages (TIS, CISPO: count as that)."""
-    clip_high: float = 0.2
-    """Upper clip distance; above ``clip_low`` it is DAPO's clip-higher."""
-    dual_clip: float | None = None
-    """PPO, GSPO: bound on the loss at negative advantages, in units of \\|advantage\\|; above 1; None switches it off."""
-    mask_clipped: bool = False
-    """CISPO: the unified mask."""
-    positive_weight: float = 1.0
-    """TOPR: weight of responses with a score above 0."""
-    negative_weight: float = 1.0
-    """TOPR: weight of the others."""
-    tau: float = 0.1
-    """Kimi15: weight of the squared log-ratio."""
+    policy: LossSettings = field(default_factory=PPOLoss)
+    """The variant, by the type of its settings; the formula is in :mod:`.variants`."""
+    job_folder: str | None = None
+    """Where the module of a Custom loss is looked for before the Python path."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     norm_tokens: int | None = None
     """SeqMeanTokenSumNorm: the constant length that token sums are divided by."""
@@ -80,17 +70,15 @@ class LossConfig:
         Raises:
             ValueError: naming the setting, its value and the allowed range.
         """
-        if not 0.0 <= self.clip_low <= 1.0:
-            raise ValueError(f"clip_low is {self.clip_low}; it must lie in [0, 1] because ratios are positive")
-        if self.dual_clip is not None and self.dual_clip <= 1.0:
-            raise ValueError(f"dual_clip is {self.dual_clip}; it must be above 1, or None to switch it off")
-        for name in ("clip_high", "positive_weight", "negative_weight", "tau", "kl_coefficient", "entropy_coefficient"):
+        for name in ("kl_coefficient", "entropy_coefficient"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.norm_tokens is not None and self.norm_tokens < 1:
             raise ValueError(f"norm_tokens is {self.norm_tokens}; it must be at least 1")
         if self.aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM and self.norm_tokens is None:
             raise ValueError(f"aggregation {self.aggregation} with norm_tokens None; set norm_tokens to the longest response")
+        if isinstance(self.policy, CustomLoss) and self.policy.function is None:
+            raise ValueError("policy is CustomLoss with function None; name it as module:function")
 
     @property
     def needs_proximal(self) -> bool:
@@ -105,12 +93,17 @@ class LossConfig:
     @property
     def needs_scores(self) -> bool:
         """Whether batches must hold ``scores``."""
-        return self.variant is PolicyLossVariant.TOPR
+        return LossInput.SCORES in self.policy.needs
 
     @property
     def needs_reference(self) -> bool:
         """Whether batches must hold ``reference_logprobs``."""
-        return self.kl_coefficient > 0.0
+        return self.kl_coefficient > 0.0 or LossInput.REFERENCE_LOGPROBS in self.policy.needs
+
+    @property
+    def takes_reference(self) -> bool:
+        """Whether the loss is given ``reference_logprobs`` that a batch holds."""
+        return self.needs_reference or isinstance(self.policy, CustomLoss)
 
 
 def _check_bounds(name: str, low: float, high: float) -> None:

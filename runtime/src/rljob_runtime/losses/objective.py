@@ -1,4 +1,4 @@
-"""The scalar that one update minimises, from the log-probs of some of its sequences.
+"""The scalar that one update minimizes, from the log-probs of some of its sequences.
 
 ``policy loss + kl coefficient * KL - entropy coefficient * entropy``, each a weighted sum over tokens with the global denominators of
 :mod:`.aggregate`: values and gradients of parts add up to those of the whole, however sequences are split. Sample weights and the
@@ -15,8 +15,8 @@ import torch
 from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.losses.correction import Correction, correct, proximal_logprobs
 from rljob_runtime.losses.kl import kl_terms
-from rljob_runtime.losses.policy import PolicyTerms
 from rljob_runtime.losses.spans import TokenSpans
+from rljob_runtime.losses.tokens import LossTokens, PolicyTerms
 from rljob_runtime.losses.variants import policy_terms
 
 
@@ -34,8 +34,8 @@ class LossInputs:
     proximal_logprobs: torch.Tensor | None = None
     staleness: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
-    positive: torch.Tensor | None = None
-    """Whether the response's score is above 0."""
+    scores: torch.Tensor | None = None
+    """Raw score of the token's response."""
 
 
 class Objective(NamedTuple):
@@ -73,7 +73,15 @@ def objective(
     old, corrected = proximal_logprobs(
         logprobs, inputs.behaviour_logprobs, config.proximal, recomputed=inputs.proximal_logprobs, staleness=inputs.staleness
     )
-    terms = policy_terms(logprobs, old, inputs.advantages, config, sequence_lengths=inputs.spans.sequences, positive=inputs.positive)
+    tokens = LossTokens(
+        logprobs=logprobs,
+        old_logprobs=old,
+        advantages=inputs.advantages,
+        sequence_lengths=inputs.spans.sequences,
+        scores=inputs.scores,
+        reference_logprobs=inputs.reference_logprobs,
+    )
+    terms = policy_terms(tokens, config.policy)
     correction = correct(corrected, inputs.behaviour_logprobs, config, inputs.spans)
     token_loss = terms.loss if correction is None else terms.loss * correction.factor
     policy_loss = torch.dot(token_loss, inputs.policy_weights)

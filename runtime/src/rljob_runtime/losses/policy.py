@@ -1,25 +1,11 @@
-"""Clipped policy-gradient loss per token (PPO) with separate clip distances and optional dual clip."""
+"""Building blocks of policy losses: the pessimistic clipped surrogate, and the log-prob weighted by a detached ratio."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 
 from rljob_runtime.losses.kl import LOG_RATIO_LIMIT
-
-
-class PolicyTerms(NamedTuple):
-    """Per-token results, each of shape (N,); only ``loss`` carries gradients."""
-
-    loss: torch.Tensor
-    log_ratio: torch.Tensor
-    """``logp - logp_old`` of the token, not clamped."""
-    ratio: torch.Tensor
-    """``exp`` of the clamped log-ratio; of the whole sequence in GSPO."""
-    clipped: torch.Tensor
-    """Whether a bound acted: in PPO and GSPO it decided the loss, so that the token gives no policy gradient; elsewhere the ratio counts as
-    the bound."""
+from rljob_runtime.losses.tokens import PolicyTerms
 
 
 def clipped_policy_loss(
@@ -39,7 +25,7 @@ def clipped_policy_loss(
 
     Args:
         logprobs: shape (N,), of the policy being trained.
-        old_logprobs: shape (N,), of the policy that the ratio compares with; by default the engine's when it drew the tokens.
+        old_logprobs: shape (N,), of the policy that the ratio compares with; by default the engine's when it sampled the tokens.
         advantages: shape (N,).
         clip_low: distance below 1.
         clip_high: distance above 1.
@@ -73,3 +59,22 @@ def pessimistic_terms(
         loss = torch.where(over, ceiling, loss)
         clipped = clipped | over
     return PolicyTerms(loss=loss, log_ratio=log_ratio.detach(), ratio=ratio.detach(), clipped=clipped)
+
+
+def weighted_policy_loss(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, bounds: tuple[float, float] | None
+) -> PolicyTerms:
+    """``-sg(clip(rho, *bounds)) A logp`` at each token, without bounds ``-A logp``: unlike in PPO, no bound ends a token's gradient.
+
+    Args:
+        logprobs: shape (N,), of the policy being trained.
+        old_logprobs: shape (N,).
+        advantages: shape (N,).
+        bounds: of the ratio; None leaves it out of the loss, so that it is only reported.
+    """
+    log_ratio = (logprobs - old_logprobs).detach()
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    if bounds is None:
+        return PolicyTerms(loss=-advantages * logprobs, log_ratio=log_ratio, ratio=ratio, clipped=torch.zeros_like(ratio, dtype=torch.bool))
+    weight = ratio.clamp(*bounds)
+    return PolicyTerms(loss=-weight * advantages * logprobs, log_ratio=log_ratio, ratio=ratio, clipped=weight != ratio)

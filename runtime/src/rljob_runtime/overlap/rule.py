@@ -19,11 +19,13 @@ import numpy as np
 
 from rljob_api.vocabulary import AdvantageEstimator, KLPlacement, NormScope
 from rljob_runtime.losses.advantage import group_advantages, leave_one_out
+from rljob_runtime.losses.custom import StepRewards, custom_advantages, load_estimator
 from rljob_runtime.losses.normalize import DoubleArray, Moments, moments_by, scaled, whitened
 from rljob_runtime.losses.returns import discounted_sums, gae
 from rljob_runtime.losses.rewards import adapted_coefficient, difficulty_weights, kl_estimates, length_weights, overlong_penalty
 from rljob_runtime.overlap.arrange import BoolArray, StepSamples
 from rljob_runtime.overlap.rule_config import RuleConfig
+from rljob_runtime.plugins import Function
 from rljob_runtime.records import FloatArray
 
 
@@ -52,9 +54,15 @@ class Rule:
 
         Raises:
             ValueError: the estimator works on steps of episodes, which single responses do not have.
+            PluginError: a Custom estimator cannot be imported.
         """
         if config.estimator in {AdvantageEstimator.GIGPO, AdvantageEstimator.STEP_REINFORCE}:
             raise ValueError(f"{config.estimator} needs the steps of episodes, but samples are single responses; choose another estimator")
+        self._custom: Function | None = None
+        if config.estimator is AdvantageEstimator.CUSTOM:
+            if config.function is None:
+                raise ValueError("estimator is Custom with function None; name it as module:function")
+            self._custom = load_estimator(config.function, config.parameters, config.job_folder)
         self._config = config
         self._running: dict[str, Moments] = {}
         self._kl_coefficient = config.kl_coefficient
@@ -225,6 +233,15 @@ class Rule:
                     raise ValueError("GAE needs values but the step has none; run the critic first")
                 values = step.values[step.response_mask > 0]
                 return gae(_token_rewards(scores, penalty, lengths), values, lengths, gamma=config.gamma, lambda_=config.lambda_)
+            case AdvantageEstimator.CUSTOM:
+                assert self._custom is not None
+                given = StepRewards(
+                    rewards=_totals(scores, penalty, lengths),
+                    token_rewards=_token_rewards(scores, penalty, lengths),
+                    lengths=lengths,
+                    group_ids=step.group_ids,
+                )
+                return custom_advantages(self._custom, str(config.function), given, config.parameters), None
             case _:
                 raise AssertionError(f"{config.estimator} was refused before")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_api.vocabulary import AdvantageEstimator, KLEstimator, KLPlacement, NormScope
 
@@ -13,6 +15,12 @@ class RuleConfig:
 
     max_response_tokens: int
     estimator: AdvantageEstimator = AdvantageEstimator.GRPO
+    function: str | None = None
+    """Custom only: the estimator as ``module:function``."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Custom only: further keyword arguments of it."""
+    job_folder: str | None = None
+    """Where its module is looked for before the Python path."""
     normalize_std: bool = True
     """GRPO only."""
     gamma: float = 1.0

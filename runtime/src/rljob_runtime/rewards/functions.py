@@ -6,20 +6,14 @@ imported when it is loaded, never at module import and never during the first ev
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
-import inspect
 import json
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 
 from rljob_api.vocabulary import Extraction, RewardType
-from rljob_runtime.errors import DataError, RewardSetupError
+from rljob_runtime.errors import DataError, PluginError, RewardSetupError
+from rljob_runtime.plugins import check_signature, load_function
 from rljob_runtime.rewards.config import RewardConfig
 
 RewardFunction = Callable[[str, str, str, Mapping[str, object]], object]
@@ -134,57 +128,19 @@ def _as_math(text: str) -> str:
 
 
 def _load_function(config: RewardConfig, folder: str | None) -> RewardFunction:
-    module_name, function_name = str(config.function).split(":")
-    where = f"reward {config.name!r}"
-    if folder is not None and folder not in sys.path:
-        sys.path.insert(0, folder)
-    module = _import(module_name, where, folder)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        own = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
-        near = difflib.get_close_matches(function_name, own, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise RewardSetupError(
-            f"{where}: module {module_name!r} ({module.__file__}) has no function {function_name!r}; {hint}"
-            f"it defines: {', '.join(own) or 'no function'}"
-        )
-    if inspect.iscoroutinefunction(function):
-        raise RewardSetupError(
-            f"{where}: {config.function} is an async function; rewards run in a process of their own, so make it a plain one"
-        )
-    params = dict(config.params)
+    params, reference = dict(config.params), str(config.function)
+    keywords = {"prompt": "", "response": "", "answer": "", "metadata": {}} | params
     try:
-        inspect.signature(function).bind(prompt="", response="", answer="", metadata={}, **params)
-    except TypeError as error:
-        raise RewardSetupError(
-            f"{where}: {config.function}{inspect.signature(function)} cannot be called: {error}; "
-            f"it must take the keywords prompt, response, answer, metadata{''.join(f', {k}' for k in params)}"
-        ) from error
+        function = load_function(reference, folder)
+        check_signature(function, reference, (), keywords, f"the keywords {', '.join(keywords)}")
+    except PluginError as error:
+        raise RewardSetupError(f"reward {config.name!r}: {error}") from error
 
     def score(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> object:
         result: object = function(prompt=prompt, response=response, answer=answer, metadata=metadata, **params)
         return result
 
     return score
-
-
-def _import(module_name: str, where: str, folder: str | None) -> ModuleType:
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:
-        missing_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and module_name.startswith(error.name)
-        detail = f"{type(error).__name__}: {error}"
-        if not missing_itself:
-            raise RewardSetupError(
-                f"{where}: importing module {module_name!r} failed: {detail}; fix the module or install what it needs"
-            ) from error
-        files = sorted(p.stem for p in Path(folder).glob("*.py")) if folder is not None else []
-        near = difflib.get_close_matches(module_name, files, n=1)
-        hint = f"; nearest there: {near[0]}.py" if near else f"; Python files there: {', '.join(f + '.py' for f in files[:10]) or 'none'}"
-        place = f" in {folder} and" if folder is not None else ""
-        raise RewardSetupError(
-            f"{where}: no module {module_name!r}{place} on the Python path{hint if folder is not None else ''}"
-        ) from error
 
 
 def to_scores(value: object) -> tuple[float, dict[str, float]]:

@@ -132,11 +132,13 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Ten
 
 def _check_complete(batch: TrainBatch, config: LossConfig) -> None:
     """Refuse a batch without what the loss asks for."""
+    policy = type(config.policy).__name__
+    reference = f"kl_coefficient is {config.kl_coefficient}" if config.kl_coefficient > 0 else f"policy is {policy}"
     needs = (
-        ("reference_logprobs", config.needs_reference, f"kl_coefficient is {config.kl_coefficient}", "run the reference first"),
+        ("reference_logprobs", config.needs_reference, reference, "run the reference first"),
         ("proximal_logprobs", config.needs_proximal, f"proximal is {config.proximal}", "run the trainer over the batch first"),
         ("staleness", config.needs_staleness, f"proximal is {config.proximal}", "say how old each token is"),
-        ("scores", config.needs_scores, f"variant is {config.variant}", "say how each sequence was scored"),
+        ("scores", config.needs_scores, f"policy is {policy}", "give the score of each sequence"),
     )
     for name, needed, setting, remedy in needs:
         if needed and getattr(batch, name) is None:
@@ -169,7 +171,7 @@ def _loss_tensors(batch: TrainBatch, config: LossConfig, spans: SpanIndex) -> di
         policy_weights = weights * to_device(batch.sample_weights[spans.sequence_ids].astype(np.float32), cpu)
     arrays = {"behaviour_logprobs": batch.behaviour_logprobs, "advantages": batch.advantages}
     for name, needed in (
-        ("reference_logprobs", config.needs_reference),
+        ("reference_logprobs", config.takes_reference),
         ("proximal_logprobs", config.needs_proximal),
         ("staleness", config.needs_staleness),
     ):
@@ -178,5 +180,5 @@ def _loss_tensors(batch: TrainBatch, config: LossConfig, spans: SpanIndex) -> di
             arrays[name] = array
     tensors = {name: to_device(array, cpu) for name, array in arrays.items()}
     if config.needs_scores and batch.scores is not None:
-        tensors["positive"] = to_device((batch.scores > 0)[spans.sequence_ids], cpu)
+        tensors["scores"] = to_device(batch.scores[spans.sequence_ids], cpu)
     return tensors | {"weights": weights, "policy_weights": policy_weights}

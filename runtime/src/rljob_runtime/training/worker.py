@@ -13,7 +13,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from rljob_api.v1alpha1.policy_loss import CustomLoss
 from rljob_runtime.errors import ModelError
+from rljob_runtime.losses.custom import load_loss
 from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch
 from rljob_runtime.training import export, weights
 from rljob_runtime.training.metrics import StepMeter
@@ -137,6 +139,9 @@ class PolicyWorker(ModelRank):
         export.export_hf(Path(folder), ready.model, ready.folder, self.config.dtype)
 
     def _build(self, folder: Path, device: torch.device, mesh: DeviceMesh) -> tuple[PreTrainedModel, LayerCosts]:
+        policy = self.config.loss.policy
+        if self.config.trainable and isinstance(policy, CustomLoss) and policy.function is not None:
+            load_loss(policy.function, policy.parameters, self.config.loss.job_folder)  # before the model: fails in a second
         model = load_model(self.config, folder)
         costs = layer_costs(model, device)
         shard_model(model, self.config, mesh)

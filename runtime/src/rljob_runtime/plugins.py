@@ -1,0 +1,82 @@
+"""Functions of the user's own, named in the spec as ``module:function``: found, imported, and their signature checked.
+
+Rewards, policy losses and advantage estimators come in this way. Modules are looked for beside the job file first, then on the Python
+path; in a cluster there is no job file, and the image has them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rljob_runtime.errors import PluginError
+
+Function = Callable[..., Any]
+
+
+def load_function(reference: str, folder: str | None) -> Function:
+    """Import a function; a module that is imported already is not imported again.
+
+    Args:
+        reference: ``module:function``.
+        folder: searched before the Python path, which it joins.
+
+    Raises:
+        PluginError: there is no such module or function, importing fails, or it is an ``async`` function.
+    """
+    module_name, _, function_name = reference.partition(":")
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _import(module_name, folder)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        own = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
+        near = difflib.get_close_matches(function_name, own, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise PluginError(
+            f"module {module_name!r} ({module.__file__}) has no function {function_name!r}; {hint}"
+            f"it defines: {', '.join(own) or 'no function'}"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise PluginError(f"{reference} is an async function; it is called in a thread or process of its own, so make it a plain one")
+    return function
+
+
+def check_signature(function: Function, reference: str, positional: Iterable[str], keywords: Mapping[str, object], takes: str) -> None:
+    """Refuse a function that cannot be called with these arguments.
+
+    Args:
+        function: what was loaded.
+        reference: its name in the spec.
+        positional: names of the positional arguments.
+        keywords: keyword arguments.
+        takes: what it must take, for the message.
+
+    Raises:
+        PluginError: it cannot.
+    """
+    try:
+        inspect.signature(function).bind(*positional, **keywords)
+    except TypeError as error:
+        raise PluginError(f"{reference}{inspect.signature(function)} cannot be called: {error}; it must take {takes}") from error
+
+
+def _import(module_name: str, folder: str | None) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        missing_itself = isinstance(error, ModuleNotFoundError) and error.name is not None and module_name.startswith(error.name)
+        detail = f"{type(error).__name__}: {error}"
+        if not missing_itself:
+            raise PluginError(f"importing module {module_name!r} failed: {detail}; fix the module or install what it needs") from error
+        files = sorted(p.stem for p in Path(folder).glob("*.py")) if folder is not None else []
+        near = difflib.get_close_matches(module_name, files, n=1)
+        hint = f"; nearest there: {near[0]}.py" if near else f"; Python files there: {', '.join(f + '.py' for f in files[:10]) or 'none'}"
+        place = f" in {folder} and" if folder is not None else ""
+        raise PluginError(f"no module {module_name!r}{place} on the Python path{hint if folder is not None else ''}") from error
