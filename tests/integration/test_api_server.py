@@ -10,8 +10,7 @@ import pytest
 from e2e.cluster.errors import CommandError
 from rljob_api import manifest as manifests
 from rljob_api import schema
-from rljob_api.naming import MAX_JOB_NAME
-from rljob_api.pods import RESERVED_GROUP_NAMES
+from rljob_api.naming import MAX_JOB_NAME, RESERVED_GROUP_NAMES
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from tests.integration.kube_api import ApiServer
 from tests.layout.tree import ROOT

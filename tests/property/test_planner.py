@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rljob_api import planner
+from rljob_api.component_planner import engine_size
 from rljob_api.errors import PlacementError
 from rljob_api.placement import device_mapping, ranks
 from rljob_api.plan import Plan
@@ -123,7 +124,7 @@ def test_units_exist(document: dict[str, Any]) -> None:
             node = plan.nodes[process.node_rank]
             assert node.group in allowed
             if not TRAITS[written.role].takes_workers:
-                assert len(process.devices) == planner.engine_size(written)
+                assert len(process.devices) == engine_size(written)
             assert len(set(process.devices)) == len(process.devices), "a device twice in one process"
             assert all(owner[device] is node for device in process.devices), "a process on two nodes or on no device"
             assert process.local_devices == tuple(device - node.first_device for device in process.devices)

@@ -65,6 +65,8 @@ NODE_GROUP_LABEL = "ray.io/node-group"
 """Ray node label (and pod label) that carries the name of the node group."""
 RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")
 """Pod labels by which KubeRay's services find the head."""
+RESERVED_GROUP_NAMES = ("head", "headgroup", "cluster", "node")
+"""Names no node group can have: KubeRay and Kueue call the head so; Ray and RLinf labels use the others."""
 RESERVED_LABEL_PREFIXES = ("ray.io/", "rljob.dev/", "kubernetes.io/", "k8s.io/")
 """Label prefixes that users cannot set in ``nodeGroups[].labels``."""
 

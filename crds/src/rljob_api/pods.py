@@ -20,8 +20,6 @@ from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, Head, NodeGroup
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Reason
 
-RESERVED_GROUP_NAMES = ("head", "headgroup", "cluster", "node")
-"""KubeRay and Kueue call the head so; Ray and RLinf labels use the others."""
 MIN_RAY_VERSION = (2, 52)
 """First version with token authentication, which every job's dashboard has."""
 _TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
@@ -68,8 +66,8 @@ def _devices(spec: RLJobSpec) -> Iterator[FieldError]:
         if resource == "cpu" and group.device_type is DeviceType.CUDA:
             problem = "contradicts deviceResource cpu, whose devices are the node's cores"
             yield _error(f"{path}.deviceType", "CUDA", problem, "remove it, or write the accelerator's deviceResource")
-        if group.name in RESERVED_GROUP_NAMES:
-            problem = f"is one of the names that KubeRay, Kueue and Ray keep for themselves: {', '.join(RESERVED_GROUP_NAMES)}"
+        if group.name in naming.RESERVED_GROUP_NAMES:
+            problem = f"is one of the names that KubeRay, Kueue and Ray keep for themselves: {', '.join(naming.RESERVED_GROUP_NAMES)}"
             yield _error(f"{path}.name", group.name, problem, f"choose another name, for example {group.name}-0")
 
 

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from rljob_api.docstrings import attribute_docs
 from rljob_api.errors import SchemaError
-from rljob_api.naming import MAX_JOB_NAME
-from rljob_api.pods import RESERVED_GROUP_NAMES
+from rljob_api.naming import MAX_JOB_NAME, RESERVED_GROUP_NAMES
 from rljob_api.v1alpha1.rljob import KIND, RLJob, RLJobSpec
 from rljob_api.v1alpha1.status import RLJobStatus
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +15,11 @@ from rljob_api.placement.sync_routes import (
     sync_plan,
     sync_plan_of,
 )
-from rljob_api.placement.sync_text import number_ranges
 from rljob_api.planner import plan
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.operations import SyncBackend
 from tests.unit.api.manifests import manifest
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "sync"
 SHARD_BACKENDS = [SyncBackend.NCCL, SyncBackend.IPC, SyncBackend.SPARSE_DELTA]
 
 
@@ -146,50 +142,6 @@ def test_object_store_sends_everything_from_rank_0_and_one_copy_to_a_node() -> N
     figures = routed.figures
     assert (figures.same_device, figures.same_node, figures.network) == (0, 0.5, 0.5)
     assert (figures.busiest_rank, figures.busiest_share, figures.ideal_share) == (0, 1.0, 0.25)
-
-
-TEXTS = {
-    "collocated_strided": (SyncBackend.IPC, trainer(range(4), 4), engines((0, 2), (1, 3), tensor=2)),
-    "collocated_many": (SyncBackend.IPC, trainer(range(64)), engines(*((d, d + 1) for d in range(0, 64, 2)), tensor=2)),
-    "partial": (SyncBackend.NCCL, trainer(range(8), 2), engines(*((d, d + 1) for d in range(4, 24, 2)), tensor=2)),
-    "pipeline": (SyncBackend.NCCL, trainer(range(8), 2), engines((8, 9, 10, 11), (12, 13, 14, 15), tensor=2, pipeline=2)),
-    "uneven_cut_off": (SyncBackend.SPARSE_DELTA, trainer(range(30), 15), engines(*((d, d + 1) for d in range(32, 48, 2)), tensor=2)),
-    "object_store": (SyncBackend.OBJECT_STORE, trainer(range(4)), engines((4, 5), (8, 9), tensor=2)),
-    "object_store_one_rank": (SyncBackend.OBJECT_STORE, trainer(range(1)), engines((1,), tensor=1)),
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_text(name: str) -> None:
-    text = sync_plan(*TEXTS[name]).text(max_lines=12) + "\n"
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text(), "UPDATE_GOLDEN=1 writes the golden files anew"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ((3,), "3"),
-        ((3, 3, 3), "3"),
-        ((0, 1), "0,1"),
-        ((0, 1, 2), "0-2"),
-        ((0, 2, 4), "0-4 step 2"),
-        ((0, 2, 0, 2), "0,2,0,2"),
-        ((2, 1, 0), "2,1,0"),
-        ((0, 2) * 9, "0,2,0,2,0,2,0,2,..,2"),
-    ],
-)
-def test_number_ranges(numbers: tuple[int, ...], text: str) -> None:
-    assert number_ranges(numbers) == text
-
-
-def test_text_stays_short() -> None:
-    routed = sync_plan(SyncBackend.NCCL, trainer(range(512), 64), engines(*((d,) for d in range(1024, 1536)), tensor=1))
-    lines = routed.text().splitlines()
-    assert len(lines) == 2 + 24 + 1
-    assert lines[-1] == f"  .. and {512 * (64 - 24)} more routes"
 
 
 def test_trainer_of_odd_size_is_refused() -> None:

@@ -4,7 +4,7 @@
 
     spec ─> request.read (open roles, free devices) ─> candidates ─> cost of each ─> the best that fits ─> explicit placements
 
-Pure and deterministic: :func:`rljob_api.planner.plan_or_errors` begins with :func:`resolve`, so that the CLI, the operator and the driver
+Pure and deterministic: :mod:`rljob_api.planner` begins with :func:`resolve`, so that the CLI, the operator and the driver
 make the same choice. Only the best candidates are planned, and only where the spec says how much memory there is.
 """
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rljob_api import memory, planner
+from rljob_api import memory
 from rljob_api.auto.candidates import Candidate, Candidates, Kind
 from rljob_api.auto.cost import Basis, Cost, CostModel, Use
 from rljob_api.auto.request import Request, is_auto, read
 from rljob_api.errors import FieldError
 from rljob_api.plan import Plan
+from rljob_api.planning.explicit import plan_or_errors as explicit_plan
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
@@ -145,7 +146,7 @@ class _Selection:
         self._num_planned += 1
         self._planned_size += self._size + candidate.num_devices
         spec = explicit(self._request, candidate)
-        plan = planner.plan_or_errors(spec)
+        plan = explicit_plan(spec)
         problems = memory.problems_of(spec, plan) if isinstance(plan, Plan) else plan
         if problems:
             self.rejected.append(Rejected(candidate=candidate, reason=f"{problems[0].path}: {problems[0].problem}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api import planner
 from rljob_api.auto.cost import CPU_SPEED
 from rljob_api.auto.supply import FreeGroup
 from rljob_api.component_planner import ComponentPlanner
@@ -13,6 +12,7 @@ from rljob_api.errors import FieldError, PlacementError, did_you_mean, show
 from rljob_api.placement.assignment import MAX_PROCESSES
 from rljob_api.placement.topology import CLUSTER, NODE
 from rljob_api.plan import PlannedNode, PlannedProcess
+from rljob_api.planning.nodes import planned_nodes, topology_of
 from rljob_api.roles import AUTO_ROLES, TRAITS
 from rljob_api.v1alpha1.components import Component, Engine, PlacementChoice, Role
 from rljob_api.v1alpha1.nodes import NodeGroup
@@ -86,7 +86,7 @@ def is_auto(spec: RLJobSpec) -> bool:
 
 def read(spec: RLJobSpec) -> Request | list[FieldError]:
     """What there is to decide, or the problems of the spec that prevent a choice, in spec order."""
-    nodes = planner.planned_nodes(spec.node_groups)
+    nodes = planned_nodes(spec.node_groups)
     placed, errors = _placed(spec, nodes)
     auto: dict[Role, int] = {}
     for index, component in enumerate(spec.components):
@@ -110,7 +110,7 @@ def read(spec: RLJobSpec) -> Request | list[FieldError]:
 
 def _placed(spec: RLJobSpec, nodes: Sequence[PlannedNode]) -> tuple[dict[int, tuple[PlannedProcess, ...]], dict[int, FieldError]]:
     """Processes of explicit components, and problems, by component. CPU workers hold no device and are left to the planner."""
-    where = planner.topology_of(spec.node_groups, nodes)
+    where = topology_of(spec.node_groups, nodes)
     placed: dict[int, tuple[PlannedProcess, ...]] = {}
     errors: dict[int, FieldError] = {}
     left = MAX_PROCESSES

@@ -4,7 +4,7 @@
 
     TrainerLayout ┐
     EngineLayout ─┼─> sync_plan(backend, ..) -> SyncPlan ── routes() ─> SyncRoute per piece
-    SyncBackend ──┘                                └─ figures, text()
+    SyncBackend ──┘                                └─ figures
 
 A tensor dimension that is cut over devices has ``L = lcm(T, E)`` equal *atoms*, T and E being the tensor parallel sizes of trainer
 and engines: trainer shard t holds atoms ``[t*L/T, (t+1)*L/T)``, engine shard e needs ``[e*L/E, (e+1)*L/E)``. A pipeline stage needs the
@@ -29,13 +29,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapreplace
-from typing import TYPE_CHECKING
 
 from rljob_api.errors import PlacementError
+from rljob_api.plan import PlannedComponent
 from rljob_api.v1alpha1.operations import SyncBackend
-
-if TYPE_CHECKING:
-    from rljob_api.plan import PlannedComponent
 
 CHECK = "D11"
 """Check id of every problem here."""
@@ -184,15 +181,6 @@ class SyncPlan:
     def routes(self) -> Iterator[SyncRoute]:
         """All routes, by engine, stage, shard and atom; made on the way, so that the plan stays small."""
         return self._whole() if self.moves_whole_tensors else self._shards()
-
-    def text(self, max_lines: int = 24) -> str:
-        """The plan for people: a line on its kind, one of figures, then routes with equal ones of successive engines folded.
-
-        No line break at the end. At most ``max_lines`` lines of routes; a last line counts what is left out.
-        """
-        from rljob_api.placement.sync_text import render
-
-        return render(self, max_lines)
 
     def _shards(self) -> Iterator[SyncRoute]:
         needs, size = _needs(self.trainer.tensor_parallel_size, self.engines.tensor_parallel_size), self.engines.tensor_parallel_size

@@ -1,0 +1,1 @@
+"""From text to a typed job: YAML without its traps, documents, types, unknown keys."""

@@ -1,0 +1,119 @@
+"""Rules about data: sources, rewards, the prompt, and names that must be unique."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.pods import environments
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
+from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
+from rljob_api.vocabulary import Extraction, RewardType
+
+
+def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Node groups and components are the planner's."""
+    named = (
+        ("spec.rewards", spec.rewards),
+        ("spec.data.train", spec.data.train),
+        ("spec.data.validation", spec.data.validation),
+        ("spec.environments", spec.environments),
+    )
+    for path, items in named:
+        yield from _repeats(path, [item.name for item in items])
+    for path, env in environments(spec):
+        yield from _repeats(path, [variable.name for variable in env])
+
+
+def _repeats(path: str, names: list[str]) -> Iterator[FieldError]:
+    counts = Counter(names)
+    for index, name in enumerate(names):
+        first = names.index(name) if counts[name] > 1 else index
+        if first != index:
+            yield _error(f"{path}[{index}].name", name, f"is already the name of {path}[{first}]", "give every entry its own name")
+
+
+def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
+    for field, sources in (("train", spec.data.train), ("validation", spec.data.validation)):
+        for index, source in enumerate(sources):
+            path = f"spec.data.{field}[{index}]"
+            members = {
+                DataSourceType.REASONING_GYM: ("reasoningGym", source.reasoning_gym),
+                DataSourceType.JSONL: ("jsonl", source.jsonl),
+            }
+            for kind, (member, settings) in members.items():
+                if source.type is kind and settings is None:
+                    yield _error(path, None, f"has type {kind} but no {member}", f"add {member} with the settings of the source")
+                if source.type is not kind and settings is not None:
+                    problem = f"belongs to type {kind}, the type is {source.type}"
+                    yield _error(f"{path}.{member}", None, problem, "remove it or change the type")
+
+
+def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
+    if spec.pipeline is Pipeline.RLVR and not spec.rewards:
+        yield _error("spec.rewards", None, "an RLVR job needs a reward", "add at least one, for example {name: answer, type: ExactMatch}")
+    if spec.rewards and not spec.with_role(Role.REWARD):
+        remedy = "add {name: reward, role: Reward, placement: {workers: 1}}"
+        yield _error("spec.components", None, "has no Reward component to compute spec.rewards in", remedy)
+    for index, reward in enumerate(spec.rewards):
+        path = f"spec.rewards[{index}]"
+        is_function = reward.type is RewardType.FUNCTION
+        if is_function and reward.function is None:
+            yield _error(path, None, "has type Function but no function", "add function: module:name")
+        if not is_function and reward.function is not None:
+            problem = f"belongs to type Function, the type is {reward.type}"
+            yield _error(f"{path}.function", reward.function, problem, "remove it or write type: Function")
+        if is_function and reward.extraction is not Extraction.WHOLE:
+            yield _error(f"{path}.extraction", reward.extraction.value, "has no effect, a Function gets the whole response", "remove it")
+        if reward.type is RewardType.TASK:
+            yield from _task_sources(spec, path)
+
+
+def _task_sources(spec: RLJobSpec, path: str) -> Iterator[FieldError]:
+    sources = (*spec.data.train, *spec.data.validation)
+    others = [source.name for source in sources if source.type is not DataSourceType.REASONING_GYM]
+    if others:
+        problem = f"needs ReasoningGym sources, which verify themselves, but {', '.join(others)} is of another type"
+        yield _error(f"{path}.type", "Task", problem, "use ExactMatch, MathVerify or Function")
+
+
+def _prompt(spec: RLJobSpec) -> Iterator[FieldError]:
+    prompt = spec.data.prompt
+    if prompt.chat_template:
+        if prompt.template != PromptFormat().template:
+            problem = "has no effect, chatTemplate is on and takes the question alone"
+            yield _error("spec.data.prompt.template", prompt.template, problem, "remove it, or switch chatTemplate off")
+        return
+    if prompt.system:
+        problem = "has no effect without a chat template"
+        yield _error("spec.data.prompt.system", prompt.system, problem, "remove it, or write chatTemplate: true")
+    yield from _template(prompt.template)
+
+
+def _template(template: str) -> Iterator[FieldError]:
+    """The template is a Python format string with one plain field."""
+    path = "spec.data.prompt.template"
+    try:
+        fields = [piece[1:] for piece in string.Formatter().parse(template) if piece[1] is not None]
+    except ValueError as error:
+        yield _error(path, template, f"is not a template: {error}", "write literal braces as {{ and }}")
+        return
+    if ("question", "", None) not in fields:
+        yield _error(path, template, "does not contain {question}", "put {question} where the question belongs")
+    for name, form, conversion in fields:
+        if (name, form, conversion) != ("question", "", None):
+            problem = f"contains the placeholder {{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
+            yield _error(path, template, problem, "only {question} is filled in; write literal braces as {{ and }}")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
+    _unique_names,
+    _sources,
+    _rewards,
+    _prompt,
+)
+"""Rules between fields, each independent of the others."""
