@@ -1,7 +1,7 @@
-"""Functions of the user's own, named in the spec as ``module:function``: found, imported, and their signature checked.
+"""Functions and classes of the user's own, named in the spec as ``module:name``: found, imported, and their signature checked.
 
-Rewards, policy losses and advantage estimators come in this way. Modules are looked for beside the job file first, then on the Python
-path; in a cluster there is no job file, and the image has them.
+Rewards, policy losses and advantage estimators come in this way, and the environments of agentic jobs will. Modules are looked for beside
+the job file first, then on the Python path; in a cluster there is no job file, and the image has them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,51 @@ def load_function(reference: str, folder: str | None) -> Function:
     Raises:
         PluginError: there is no such module or function, importing fails, or it is an ``async`` function.
     """
-    module_name, _, function_name = reference.partition(":")
-    if folder is not None and folder not in sys.path:
-        sys.path.insert(0, folder)
-    module = _import(module_name, folder)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        own = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
-        near = difflib.get_close_matches(function_name, own, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise PluginError(
-            f"module {module_name!r} ({module.__file__}) has no function {function_name!r}; {hint}"
-            f"it defines: {', '.join(own) or 'no function'}"
-        )
+    function: Function = _attribute(reference, folder, "function", inspect.isfunction)
     if inspect.iscoroutinefunction(function):
         raise PluginError(f"{reference} is an async function; it is called in a thread or process of its own, so make it a plain one")
     return function
+
+
+def load_class(reference: str, folder: str | None, methods: Iterable[str], keywords: Mapping[str, object]) -> type[Any]:
+    """Import a class that has some methods and can be constructed with some keyword arguments.
+
+    Args:
+        reference: ``module:Class``.
+        folder: searched before the Python path, which it joins.
+        methods: that it must have.
+        keywords: arguments of its construction.
+
+    Raises:
+        PluginError: there is no such module or class, importing fails, a method is missing, or it does not take the arguments.
+    """
+    found: type[Any] = _attribute(reference, folder, "class", inspect.isclass)
+    missing = [method for method in methods if not callable(getattr(found, method, None))]
+    if missing:
+        raise PluginError(f"{reference} lacks {', '.join(missing)}; it must have {', '.join(methods)}")
+    check_signature(found, reference, (), keywords, f"the parameters {', '.join(keywords) or 'nothing'}")
+    return found
+
+
+def _attribute(reference: str, folder: str | None, what: str, is_one: Callable[[object], bool]) -> Any:
+    """What a reference names in its module.
+
+    Raises:
+        PluginError: there is no such module, importing fails, or nothing of that name can be called.
+    """
+    module_name, _, name = reference.partition(":")
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _import(module_name, folder)
+    found = getattr(module, name, None)
+    if not (callable(found) and (what != "class" or is_one(found))):
+        own = sorted(n for n, v in vars(module).items() if is_one(v) and v.__module__ == module.__name__)
+        near = difflib.get_close_matches(name, own, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise PluginError(
+            f"module {module_name!r} ({module.__file__}) has no {what} {name!r}; {hint}it defines: {', '.join(own) or f'no {what}'}"
+        )
+    return found
 
 
 def check_signature(function: Function, reference: str, positional: Iterable[str], keywords: Mapping[str, object], takes: str) -> None:

@@ -177,9 +177,7 @@ LOOP: Mapping[str, Case] = {
     ),
     "rollout.groupFilter.maxInRow": Case(value=7, needs={"rollout.groupFilter.minStd": 0.0}, changes={"rollout.max_filtered_in_row": 7}),
     "rollout.groupRouting": Case(),
-    "training.tensorParallelSize": Case(
-        value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}
-    ),
+    "training.tensorParallelSize": Case(value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}),
     "model.lora": Case(
         value={},
         changes={"policy.lora": NOT_SET, "policy.lora.rank": 16, "policy.lora.alpha": 32.0, "policy.lora.target_modules": ()},
