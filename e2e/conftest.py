@@ -1,10 +1,10 @@
-"""One installation of the chart per run: namespaces, a volume, the operator from its built image; removed at the end.
+"""One installation of the chart per run: namespaces, a volume, the operator from the built image; removed at the end.
 
-`make e2e` builds the cluster and the images first. On another cluster: KUBECONFIG (its context must be on the allow-list of
+`make e2e` builds the cluster and the images first. For another cluster set KUBECONFIG (its context must be on the allow-list of
 e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
 
-test_rights.py runs last and judges the operator's rights by the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built cluster has
-one; without it that test is deselected.
+test_rights.py runs last and checks the operator's permissions against the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built
+cluster has one; without it that test is deselected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DESELECTED = pytest.StashKey[list[str]]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the test that looks back at all scenarios last, or leave it out where there is no audit log."""
+    """Run the test that evaluates all scenarios last, or deselect it without an audit log."""
     config.stash[COLLECTED_AT] = datetime.now(UTC)
     last = [item for item in items if item.path == LAST]
     others = [item for item in items if item.path != LAST]
@@ -59,13 +59,13 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def what_did_not_run(session: pytest.Session) -> str:
-    """Why this was not the whole of e2e/, run to a good end; empty if it was."""
+    """Why this was not a complete, passing run of e2e/; empty if it was."""
     here = Path(__file__).parent
     files = {path.name for path in here.glob("test_*.py")} - {item.path.name for item in session.items if item.path.parent == here}
     reasons = [
         f"not collected: {', '.join(sorted(files))}" if files else "",
         f"deselected: {', '.join(session.config.stash.get(DESELECTED, []))}" if session.config.stash.get(DESELECTED, []) else "",
-        f"only a part of a file: {', '.join(session.config.args)}" if any("::" in arg for arg in session.config.args) else "",
+        f"only part of a file: {', '.join(session.config.args)}" if any("::" in arg for arg in session.config.args) else "",
         f"{session.testsfailed} failed" if session.testsfailed else "",
     ]
     return "; ".join(filter(None, reasons))
@@ -124,7 +124,7 @@ def chart_values() -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def installation(kubectl: Kubectl, helm: Helm, chart_values: list[str]) -> Iterator[None]:
-    """The chart is installed and the operator answers its probes."""
+    """Install the chart and wait until the operator is ready."""
     kubectl.apply(RESTRICTED)
     chart = str(ROOT / "helm" / "rljob")
     try:
@@ -146,7 +146,7 @@ def installation(kubectl: Kubectl, helm: Helm, chart_values: list[str]) -> Itera
 
 
 class Volume:
-    """Reads files of the shared volume through a pod that mounts it, so that it works on every cluster."""
+    """Reads files of the shared volume through a pod that mounts it, which works on every cluster."""
 
     POD = "inspector"
 
@@ -154,7 +154,7 @@ class Volume:
         self.kubectl = kubectl
 
     def files(self, folder: str) -> list[str]:
-        """Paths of all files below a folder of the volume, relative to it; empty when there is none."""
+        """Relative paths of all files below a folder of the volume; empty if the folder does not exist."""
         found = self.kubectl("exec", self.POD, "--", "sh", "-c", f"cd /volume/{folder} 2>/dev/null && find . -type f || true")
         return sorted(line.removeprefix("./") for line in found.splitlines())
 
@@ -162,7 +162,7 @@ class Volume:
         return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{path}")
 
     def texts(self, folder: str, tests: str) -> list[str]:
-        """Contents of all files below a folder that pass find's ``tests``; those that a running job removes meanwhile are empty."""
+        """Contents of all files below a folder that match find's ``tests``; a file that a running job removes meanwhile is empty."""
         show = """sh -c 'cat "$1" 2>/dev/null; printf "\\0"' _ {} \\;"""
         script = f"cd /volume/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
         return self.kubectl("exec", self.POD, "--", "sh", "-c", script).split("\0")[:-1]
@@ -170,7 +170,7 @@ class Volume:
 
 @pytest.fixture(scope="session")
 def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
-    """A ReadWriteMany volume for checkpoints: a folder of the node behind a PersistentVolume, or a storage class's."""
+    """A ReadWriteMany volume for checkpoints: a PersistentVolume on a folder of the node, or one of a storage class."""
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

@@ -1,4 +1,4 @@
-"""Manifests of the scenarios: the quickstart, with as little changed as a scenario needs."""
+"""Manifests of the scenarios: the examples with minimal changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quickstart(name: str, steps: int) -> Manifest:
 
 
 def collocated(name: str, steps: int) -> Manifest:
-    """examples/quickstart-collocated.yaml likewise: trainer and engine switch on one device of one pod."""
+    """examples/quickstart-collocated.yaml, likewise: trainer and engine share one device of one pod."""
     return example("quickstart-collocated", name, steps)
 
 
@@ -36,7 +36,7 @@ def example(file: str, name: str, steps: int) -> Manifest:
 
 
 def two_groups(name: str, steps: int, checkpoint_every: int = 5) -> Manifest:
-    """Trainer and engine on pods of their own, one device of an opaque extended resource each."""
+    """Trainer and engine on separate pods, each with one device of an opaque extended resource."""
     job = quickstart(name, steps)
     spec = job["spec"]
     spec["nodeGroups"] = [
@@ -49,7 +49,7 @@ def two_groups(name: str, steps: int, checkpoint_every: int = 5) -> Manifest:
 
 
 def with_code(job: Manifest, config_map: str) -> Manifest:
-    """The user's Python modules from a ConfigMap, on the import path of every pod."""
+    """Mount Python modules from a ConfigMap on the import path of every pod."""
     job["spec"]["podTemplate"] = {
         "spec": {
             "volumes": [{"name": "code", "configMap": {"name": config_map}}],

@@ -1,4 +1,4 @@
-"""A thin hand on the kubectl binary and the waits that every scenario needs; each wait has a deadline and says what it saw last."""
+"""A thin wrapper around the kubectl binary, and the waits that scenarios need; each has a timeout and reports the last state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMAND_TIMEOUT_S = 60.0
 
 
 class KubectlError(AssertionError):
-    """kubectl ended with an error; carries what it printed."""
+    """Raised when kubectl fails; the message has its output."""
 
 
 class Kubectl:
@@ -58,34 +58,34 @@ class Kubectl:
         return self.list(kind, selector=f"rljob.dev/job={job}")
 
     def condition(self, job: str, kind: str) -> dict[str, Any]:
-        """One condition of an RLJob; empty while the operator has not written it."""
+        """One condition of an RLJob; empty until the operator has written it."""
         status = self.get("rljob", job).get("status", {})
         return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
 
     def step(self, job: str) -> int:
-        """Training steps that the job reports."""
+        """Number of training steps that the job reports."""
         return int(self.get("rljob", job).get("status", {}).get("progress", {}).get("step", 0))
 
     def wait(self, job: str, condition: str, timeout_s: float, status: str = "True") -> None:
-        """``kubectl wait`` itself, as users call it; on a timeout the job's status is shown."""
+        """``kubectl wait``, as users call it; on a timeout the error has the diagnostics of the job."""
         try:
             self("wait", f"--for=condition={condition}={status}", f"rljob/{job}", f"--timeout={timeout_s:.0f}s", timeout_s=timeout_s + 30)
         except KubectlError as error:
-            raise KubectlError(f"{error}\n{self.story(job)}") from None
+            raise KubectlError(f"{error}\n{self.diagnostics(job)}") from None
 
     def until(self, what: str, probe: Callable[[], T], timeout_s: float, job: str | None = None) -> T:
-        """Ask until the answer is true."""
+        """Poll until the answer is true."""
         deadline = time.monotonic() + timeout_s
         while not (answer := probe()):
             if time.monotonic() > deadline:
                 raise KubectlError(
-                    f"{what}: not within {timeout_s:.0f} s; last answer: {answer!r}" + (f"\n{self.story(job)}" if job else "")
+                    f"{what}: not within {timeout_s:.0f} s; last answer: {answer!r}" + (f"\n{self.diagnostics(job)}" if job else "")
                 )
             time.sleep(POLL_S)
         return answer
 
-    def story(self, job: str) -> str:
-        """Everything one would look at when a job does not do what it should."""
+    def diagnostics(self, job: str) -> str:
+        """Everything one would look at when a job misbehaves: status, children, events, logs."""
         parts = [
             self("get", "rljob", job, "-o", "yaml", "--ignore-not-found"),
             self("get", "rayjobs,rayclusters,pods", f"--selector=rljob.dev/job={job}", "-o", "wide"),
@@ -99,7 +99,7 @@ class Kubectl:
 
     @contextmanager
     def watching(self, *args: str) -> Iterator[Callable[[], str]]:
-        """A ``kubectl get -w`` in the background; yields a function that returns what it has printed so far."""
+        """Run ``kubectl get -w`` in the background; yields a function that returns its output so far."""
         log = Path(f"{self.kubeconfig}.watch-{time.monotonic_ns()}")
         with log.open("w") as out:
             process = subprocess.Popen(self.command("get", *args, "-w"), stdout=out, stderr=subprocess.STDOUT, text=True)

@@ -1,4 +1,4 @@
-"""What the audit log of the API server says that an account asked for, against what its roles grant. Pure; see test_rights.py."""
+"""Compares the requests of an account, from the API server's audit log, with the permissions of its roles. Pure; see test_rights.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Request:
 def requests(log: str, user: str, since: datetime) -> Iterator[Request]:
     """Requests of a user for resources that were answered since a time, in the order of the log (JSON lines, level Metadata).
 
-    Requests without a resource, such as ``/apis``, are left out: roles of this chart say nothing about them.
+    Requests without a resource, such as ``/apis``, are left out: the roles of this chart do not cover them.
     """
     for line in log.splitlines(keepends=True):
         if not line.endswith("\n"):
@@ -57,32 +57,32 @@ def requests(log: str, user: str, since: datetime) -> Iterator[Request]:
 
 
 def used(asked: Iterable[Request]) -> set[Right]:
-    """Rights that a request needed and had; that the object was not there makes no difference."""
+    """Permissions that a request needed and had, whether or not the object existed."""
     return {request.right for request in asked if request.code != FORBIDDEN}
 
 
-def refused(asked: Iterable[Request]) -> list[str]:
-    """Requests that were answered 403, in words, each once."""
+def forbidden(asked: Iterable[Request]) -> list[str]:
+    """Requests answered with 403, described, each once."""
     return sorted({f"{request.right} ({request.object or 'no object'})" for request in asked if request.code == FORBIDDEN})
 
 
 def granted(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[Right]:
-    """Every single right of the rules of a role.
+    """Expand the rules of a role into single permissions.
 
     Raises:
-        ValueError: a rule has a wildcard, or is about names or paths, so that its single rights cannot be told.
+        ValueError: a rule has a wildcard, or is about names or paths, and cannot be expanded.
     """
     found: set[Right] = set()
     for rule in rules:
         single = {Right(*right) for right in itertools.product(*(rule.get(field, ()) for field in ("apiGroups", "resources", "verbs")))}
         if set(rule) != RULE_FIELDS or any("*" in (right.group, right.resource, right.verb) for right in single):
-            raise ValueError(f"cannot tell the single rights of the rule {dict(rule)}: it must hold {sorted(RULE_FIELDS)} and no wildcard")
+            raise ValueError(f"cannot expand the rule {dict(rule)}: it must have exactly {sorted(RULE_FIELDS)} and no wildcards")
         found |= single
     return found
 
 
 def roles_of(bindings: Iterable[Mapping[str, Any]], account: str, namespace: str) -> set[tuple[str, str, str]]:
-    """Kind, namespace (empty: cluster-wide) and name of the roles that bindings give to a ServiceAccount by its name."""
+    """Kind, namespace (empty: cluster-scoped) and name of the roles that are bound to a ServiceAccount."""
     subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     return {
         (role["kind"], binding["metadata"].get("namespace", "") if role["kind"] == "Role" else "", role["name"])

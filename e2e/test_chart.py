@@ -1,4 +1,4 @@
-"""The chart through helm: its own test, an upgrade and the way back."""
+"""The chart through helm: its own test, upgrade and rollback."""
 
 from __future__ import annotations
 

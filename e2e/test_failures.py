@@ -1,4 +1,4 @@
-"""Jobs that cannot work: what the user is told, and that nothing is left running."""
+"""Jobs that cannot succeed: what the status reports, and that nothing is left running."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ FOREIGN = {
     "apiVersion": "ray.io/v1",
     "kind": "RayJob",
     "spec": {
-        "managedBy": "kueue.x-k8s.io/multikueue",  # KubeRay leaves it alone
+        "managedBy": "kueue.x-k8s.io/multikueue",  # KubeRay ignores it
         "entrypoint": "true",
         "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": []}}}},
     },
 }
-"""A RayJob of somebody else; it starts nothing."""
+"""A RayJob with another owner; it starts nothing."""
 
 
-def test_an_impossible_placement_makes_no_child(kubectl: Kubectl):
+def test_an_impossible_placement_creates_no_child(kubectl: Kubectl):
     name = "impossible"
     job = two_groups(name, steps=5)
     job["spec"]["components"][0]["placement"]["ranks"] = "0-7"
     kubectl.apply(job)
-    kubectl.until("it is refused", lambda: kubectl.condition(name, "Accepted").get("status") == "False", 30, job=name)
+    kubectl.until("it is rejected", lambda: kubectl.condition(name, "Accepted").get("status") == "False", 30, job=name)
     accepted = kubectl.condition(name, "Accepted")
     assert accepted["reason"] == "SpecInvalid"
     assert "spec.components[0].placement.ranks" in accepted["message"]
@@ -35,7 +35,7 @@ def test_an_impossible_placement_makes_no_child(kubectl: Kubectl):
         assert kubectl.children(name, kind) == []
 
 
-def test_an_image_that_does_not_exist_is_named_until_the_startup_deadline(kubectl: Kubectl):
+def test_a_missing_image_is_reported_until_the_startup_deadline(kubectl: Kubectl):
     name = "no-image"
     job = two_groups(name, steps=5)
     del job["spec"]["storage"]
@@ -51,10 +51,10 @@ def test_an_image_that_does_not_exist_is_named_until_the_startup_deadline(kubect
     assert "there-is-no-such-image" in failed["message"]
     kubectl.until("the pods are gone", lambda: not kubectl.children(name, "pods"), 150, job=name)
     kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 1}}')
-    kubectl.until("the job is gone after its time to live", lambda: not kubectl.exists("rljob", name), 60, job=name)
+    kubectl.until("the job is deleted after its TTL", lambda: not kubectl.exists("rljob", name), 60, job=name)
 
 
-def test_a_job_that_does_not_fit_says_what_the_scheduler_says_once_its_name_is_free(kubectl: Kubectl):
+def test_an_unschedulable_job_reports_the_message_of_the_scheduler_once_its_name_is_free(kubectl: Kubectl):
     name = "too-large"
     job = two_groups(name, steps=5)
     del job["spec"]["storage"]

@@ -1,7 +1,7 @@
-"""The operator's RBAC is enough and nothing more: what it asked the API server for in all scenarios, against what it may do.
+"""The operator's RBAC is sufficient and minimal: its requests in all scenarios, compared with its permissions.
 
-Runs after all other tests (conftest.py sees to it). Enough is scored in every run; nothing more only when every scenario ran and passed,
-because otherwise a right may be unused for want of the scenario that needs it.
+Runs after all other tests (see conftest.py). Sufficiency is checked in every run; minimality only if every scenario ran and passed,
+because a permission may otherwise be unused for lack of the scenario that needs it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pytest
 
 from e2e.conftest import AUDIT_LOG, COLLECTED_AT, SYSTEM, needed, what_did_not_run
 from e2e.kubectl import Kubectl
-from e2e.rights import Right, granted, refused, requests, roles_of, used
+from e2e.rights import Right, forbidden, granted, requests, roles_of, used
 
-NOT_MET_HERE = {
-    # The API server asks about it itself, without a request of its own, where the admission plug-in OwnerReferencesPermissionEnforcement
-    # is on, as in this cluster: our owner references set blockOwnerDeletion. Without the right every child would have been refused.
-    Right("rljob.dev", "rljobs/finalizers", "update"): "every scenario that makes a child",
-    # Only after a write to an RLJob was answered 409, because it was deleted and made anew under the same name in that very moment.
+NOT_EXERCISED = {
+    # Checked by the API server itself, without a separate request, if the admission plugin OwnerReferencesPermissionEnforcement is
+    # enabled, as in this cluster: our owner references set blockOwnerDeletion. Without the permission every child would be rejected.
+    Right("rljob.dev", "rljobs/finalizers", "update"): "every scenario that creates a child",
+    # Only after a write to an RLJob was answered with 409, because it was deleted and created again at that very moment.
     Right("rljob.dev", "rljobs", "get"): "tests/unit/operator/shell/test_reconcile.py",
 }
-"""Rights that no scenario uses -> the tests that look at them instead."""
+"""Permissions that no request of a scenario uses -> the tests that cover them instead."""
 
 
 def account_of_operator(kubectl: Kubectl) -> str:
@@ -34,7 +34,7 @@ def account_of_operator(kubectl: Kubectl) -> str:
 
 
 def installed_rights(kubectl: Kubectl, account: str) -> set[Right]:
-    """Every right that a binding in the cluster gives to the account, whoever installed it."""
+    """All permissions that bindings in the cluster grant to the account, whoever installed them."""
     bindings = json.loads(kubectl("get", "clusterrolebindings,rolebindings", "--all-namespaces", "-o", "json"))["items"]
     roles = sorted(roles_of(bindings, account, SYSTEM))
     assert roles, f"no binding names {SYSTEM}/{account}: the chart was installed without RBAC"
@@ -42,7 +42,7 @@ def installed_rights(kubectl: Kubectl, account: str) -> set[Right]:
     return granted(itertools.chain.from_iterable(rules))
 
 
-def test_the_operators_rights_are_enough_and_after_all_scenarios_nothing_more(kubectl: Kubectl, request: pytest.FixtureRequest):
+def test_the_operators_rights_are_sufficient_and_after_all_scenarios_minimal(kubectl: Kubectl, request: pytest.FixtureRequest):
     account = account_of_operator(kubectl)
     may = installed_rights(kubectl, account)
     log = Path(needed(AUDIT_LOG))
@@ -50,16 +50,16 @@ def test_the_operators_rights_are_enough_and_after_all_scenarios_nothing_more(ku
     asked = list(requests(log.read_text(), user, since=request.config.stash[COLLECTED_AT]))
     assert asked, f"{log} holds no request of {user}: is it the log of this cluster's API server?"
 
-    assert refused(asked) == [], f"the operator was refused; grant it in rljob.rules of the chart: {refused(asked)}"
+    assert forbidden(asked) == [], f"requests of the operator were forbidden; grant them in rljob.rules of the chart: {forbidden(asked)}"
     elsewhere = {str(right) for right in used(asked) - may}
-    assert not elsewhere, f"allowed by roles that are not the operator's own, and missing where those are not: {sorted(elsewhere)}"
+    assert not elsewhere, f"allowed only by roles that are not the operator's own: {sorted(elsewhere)}"
 
     missing = what_did_not_run(request.session)
     if missing:
-        warnings.warn(pytest.PytestWarning(f"unused rights are not scored: {missing}"), stacklevel=1)
+        warnings.warn(pytest.PytestWarning(f"minimality is not checked: {missing}"), stacklevel=1)
         return
     unused = may - used(asked)
-    too_much = sorted(str(right) for right in unused - set(NOT_MET_HERE))
-    assert not too_much, f"no scenario uses these rights; take them out of the chart or write the scenario: {too_much}"
-    stale = sorted(str(right) for right in set(NOT_MET_HERE) - unused)
-    assert not stale, f"used, or not granted at all; strike them out of NOT_MET_HERE: {stale}"
+    too_much = sorted(str(right) for right in unused - set(NOT_EXERCISED))
+    assert not too_much, f"no scenario uses these permissions; remove them from the chart or add a scenario: {too_much}"
+    stale = sorted(str(right) for right in set(NOT_EXERCISED) - unused)
+    assert not stale, f"used, or not granted at all; remove them from NOT_EXERCISED: {stale}"

@@ -1,4 +1,4 @@
-"""What a job's pods may do, and what nobody may see."""
+"""Permissions of a job's pods, and secrecy of its credentials."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ except urllib.error.HTTPError as error:
 
 @pytest.fixture(scope="module")
 def running(kubectl: Kubectl, volume: Volume):
-    """A job with a secret in its environment, while it trains."""
+    """A training job with a secret in its environment."""
     name = "guarded"
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
     job = two_groups(name, steps=100_000)
@@ -54,7 +54,7 @@ def head_of(kubectl: Kubectl, job: str) -> str:
     return kubectl.list("pods", f"rljob.dev/job={job},ray.io/node-type=head")[0]["metadata"]["name"]
 
 
-def test_the_dashboard_refuses_without_a_token(kubectl: Kubectl, running: str):
+def test_the_dashboard_requires_a_token(kubectl: Kubectl, running: str):
     code = kubectl("exec", head_of(kubectl, running), "-c", "ray", "--", "python", "-c", PROBE, "http://127.0.0.1:8265/api/jobs/")
     assert code.strip() in ("401", "403")
 

@@ -1,4 +1,4 @@
-"""Trainer and engine on one device of one pod, taking turns: it trains as on two, and really switches."""
+"""Trainer and engine sharing one device of one pod: training is the same as on two devices, and the device is really switched."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from e2e.jobs import collocated, quickstart
 from e2e.kubectl import Kubectl
 
 STEPS = 60
-"""As many as the quickstart of test_training.py, whose losses are on the volume when all scenarios run."""
+"""The same as the quickstart of test_training.py, whose losses are on the volume if all scenarios run."""
 TRAINS_S = 600.0
 
 
 def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
-    """Steps that a job has finished; empty when there is no such job."""
+    """Metrics of the steps that a job has finished; empty if there is no such job."""
     path = f"{job}/metrics.jsonl"
     return [json.loads(line) for line in volume.read(path).splitlines()] if "metrics.jsonl" in volume.files(job) else []
 
 
 @pytest.fixture
 def apart(kubectl: Kubectl, volume: Volume) -> list[dict[str, float]]:
-    """Metrics of the quickstart on two devices; run here only if no scenario before has."""
+    """Metrics of the quickstart on two devices; run here only if no earlier scenario did."""
     found = metrics(volume, "quickstart")
     if len(found) != STEPS:
         kubectl.apply(quickstart("quickstart-apart", steps=STEPS))
@@ -33,7 +33,7 @@ def apart(kubectl: Kubectl, volume: Volume) -> list[dict[str, float]]:
 
 
 def learned(steps: list[dict[str, float]]) -> list[dict[str, float]]:
-    """What must not depend on where components run."""
+    """The metrics that must not depend on the placement."""
     return [{name: value for name, value in step.items() if name.startswith(("train/", "reward/", "response/"))} for step in steps]
 
 

@@ -1,4 +1,4 @@
-"""Jobs that train: real pods, real vLLM, real gradients, watched as a user watches them."""
+"""Jobs that train: real pods, real vLLM, real gradients, observed the way a user does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDENED = {
     "rolebinding": ("subjects", "/-", {"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}),
     "networkpolicy": ("spec", "/ingress/-", {}),
 }
-"""What somebody might add to the objects that all attempts of a job share: kind -> field, place in it, value."""
+"""External modifications of the objects that all attempts of a job share: kind -> field, path in it, value."""
 
 
 def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
@@ -25,7 +25,7 @@ def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
 
 
 def placed(kubectl: Kubectl, job: str) -> dict[str, dict[str, str]]:
-    """Node group of a pod -> workers that log there -> where they were told to be."""
+    """Node group of a pod -> workers that log there -> their placement."""
     found: dict[str, dict[str, str]] = {}
     for pod in kubectl.children(job, "pods"):
         labels = pod["metadata"]["labels"]
@@ -35,7 +35,7 @@ def placed(kubectl: Kubectl, job: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_the_quickstart_trains_and_is_watched_by_conditions(kubectl: Kubectl, volume: Volume):
+def test_the_quickstart_trains_and_reports_conditions(kubectl: Kubectl, volume: Volume):
     name = "quickstart"
     with kubectl.watching("rlj", f"--field-selector=metadata.name={name}") as watched:
         kubectl.apply(quickstart(name, steps=60))
@@ -49,7 +49,7 @@ def test_the_quickstart_trains_and_is_watched_by_conditions(kubectl: Kubectl, vo
 
     header, *lines = rows.splitlines()
     assert header.split() == ["NAME", "STATUS", "STEP", "REWARD", "ATTEMPT", "NODES", "AGE"]
-    statuses = [line.split()[1] for line in lines[1:]]  # the first row is older than the operator's first look
+    statuses = [line.split()[1] for line in lines[1:]]  # the first row is older than the first reconcile
     assert [s for i, s in enumerate(statuses) if s not in statuses[:i]] == ["Starting", "Running", "Completed"]
     assert lines[-1].split()[1:3] == ["Completed", "60"]
     while_running = [line.split()[2:] for line in lines if line.split()[1] == "Running"]
@@ -77,7 +77,7 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     job = two_groups(name, steps=60)
     job["spec"]["failurePolicy"] = {"maxRestarts": 2, "restartBackoffSeconds": 1}
     kubectl.apply(job)
-    kubectl.until("the RayJob, which is made last", lambda: kubectl.children(name, "rayjobs"), 60, job=name)
+    kubectl.until("the RayJob, which is created last", lambda: kubectl.children(name, "rayjobs"), 60, job=name)
     made = {kind: kubectl.get(kind, f"{name}-rljob") for kind in WIDENED}
     for kind, (field, place, value) in WIDENED.items():
         change = json.dumps([{"op": "add", "path": f"/{field}{place}", "value": value}])
@@ -92,7 +92,7 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     kubectl.until("the second attempt", lambda: kubectl.get("rljob", name)["status"].get("attempt") == 2, 90, job=name)
     failure = kubectl.get("rljob", name)["status"]["lastFailure"]
     assert failure["reason"] == "WorkerLost"
-    assert any(lost in failure["message"] for lost in ("actor_train-0", "reward-0")), "both were in that pod; either may be missed first"
+    assert any(lost in failure["message"] for lost in ("actor_train-0", "reward-0")), "both were in that pod; either may be reported first"
     kubectl.wait(name, "Succeeded", TRAINS_S)
 
     assert kubectl.get("rljob", name)["status"]["attempt"] == 2
@@ -104,7 +104,7 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     assert live == [f"{name}-a1", f"{name}-a2"]
     for kind, (field, _, _) in WIDENED.items():
         now = kubectl.get(kind, f"{name}-rljob")
-        assert now[field] == made[kind][field], f"the second attempt puts {field} of the {kind} right"
+        assert now[field] == made[kind][field], f"the second attempt restores {field} of the {kind}"
 
 
 def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume: Volume):
@@ -119,7 +119,7 @@ def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume
     step = kubectl.step(name)
     kubectl.until("more steps under the new operator", lambda: kubectl.step(name) > step, 60, job=name)
     after = {o["metadata"]["uid"] for kind in ("rayjobs", "rayclusters", "pods") for o in kubectl.children(name, kind)}
-    assert after == before, "the new operator neither made nor removed anything"
+    assert after == before, "the new operator neither created nor deleted anything"
 
     kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     kubectl.wait(name, "Suspended", 180)
@@ -131,7 +131,7 @@ def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume
     kubectl.wait(name, "Running", STARTS_S)
     kubectl.until("steps after the resumption", lambda: kubectl.step(name) > step, STARTS_S, job=name)
     steps = [m["step"] for m in metrics(volume, name)]
-    assert steps == list(range(1, len(steps) + 1)), "the resumed run goes on where the checkpoint was"
+    assert steps == list(range(1, len(steps) + 1)), "the run resumes from the checkpoint"
     assert kubectl.get("rljob", name)["status"]["attempt"] == 1
 
     kubectl("delete", "rljob", name)

@@ -1,9 +1,9 @@
-"""What `helm test` runs inside the cluster, with the operator's image: each thing an RLJob needs is tried, all results are shown.
+"""Run by `helm test` inside the cluster, with the operator's image: checks everything an RLJob needs and shows all results.
 
 Environment: RLJOB_CHECK_API (default: the cluster's own), RLJOB_CHECK_RULES (the operator's rules as JSON), RLJOB_CHECK_ACCOUNT
 (namespace:name of its ServiceAccount), RLJOB_CHECK_NAMESPACES (comma-separated; empty: all), RLJOB_CHECK_NAMESPACE (where an RLJob is
-created with dryRun), RLJOB_CHECK_METRICS (host:port of the operator's
-metrics service; absent where this pod may not reach it). Standard library only.
+created with dryRun), RLJOB_CHECK_METRICS (host:port of the operator's metrics service; absent if this pod may not reach it). Standard
+library only.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ SAMPLE = {
 
 
 class CheckError(Exception):
-    """Raised when a check does not hold; the message ends with the remedy."""
+    """Raised when a check fails; the message ends with the remedy."""
 
 
 class Api:
-    """The API server, as the account of this pod."""
+    """Client of the API server with the service account of this pod."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -59,10 +59,10 @@ class Api:
             self.context = ssl.create_default_context(cafile=str(ACCOUNT_FOLDER / "ca.crt"))
 
     def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One request; its answer as JSON.
+        """Send one request and return its answer as JSON.
 
         Raises:
-            CheckError: no answer within ten seconds, or one that is not a success.
+            CheckError: no answer within ten seconds, or an error.
         """
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
         data = None if body is None else json.dumps(body).encode()
@@ -78,7 +78,7 @@ class Api:
 
 
 def established(api: Api, name: str, remedy: str) -> str:
-    """The CRD is there and served."""
+    """Check that a CRD exists and is served."""
     try:
         crd = api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
     except CheckError as error:
@@ -89,13 +89,13 @@ def established(api: Api, name: str, remedy: str) -> str:
 
 
 def expanded(rules: list[dict[str, list[str]]]) -> Iterator[tuple[str, str, str]]:
-    """API group, resource and verb of every single right."""
+    """Expand rules to API group, resource and verb of every permission."""
     for rule in rules:
         yield from itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
 
 
 def operator_rights(api: Api, environment: Mapping[str, str]) -> str:
-    """The operator's account holds every right of the chart, wherever it watches."""
+    """Check that the operator has all permissions of the chart, in every namespace it watches."""
     rights = list(expanded(json.loads(environment["RLJOB_CHECK_RULES"])))
     namespaces = [n for n in environment["RLJOB_CHECK_NAMESPACES"].split(",") if n] or [""]
     missing = []
@@ -114,12 +114,14 @@ def operator_rights(api: Api, environment: Mapping[str, str]) -> str:
         if not review["status"]["allowed"]:
             missing.append(f"{verb} {group}/{resource} in {namespace or 'all namespaces'}")
     if missing:
-        raise CheckError(f"the operator may not: {'; '.join(missing)}; set rbac.create to true or grant it to its account")
-    return f"{len(rights)} rights in {', '.join(namespaces).strip() or 'all namespaces'}"
+        raise CheckError(
+            f"the operator lacks permissions: {'; '.join(missing)}; set rbac.create to true or grant them to its service account"
+        )
+    return f"{len(rights)} permissions in {', '.join(namespaces).strip() or 'all namespaces'}"
 
 
 def sample_is_accepted(api: Api, namespace: str) -> str:
-    """The API server takes an RLJob and fills in defaults."""
+    """Check that the API server accepts an RLJob and fills in defaults."""
     job = api("POST", f"/apis/rljob.dev/v1alpha1/namespaces/{namespace}/rljobs?dryRun=All&fieldValidation=Strict", SAMPLE)
     if "startupDeadlineSeconds" not in job["spec"]:
         raise CheckError("the API server did not fill in defaults: the CRD is older than the chart; apply its crds folder again")
@@ -127,23 +129,23 @@ def sample_is_accepted(api: Api, namespace: str) -> str:
 
 
 def answers(address: str) -> str:
-    """The operator serves metrics through its service."""
+    """Check that the operator serves metrics through its service."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as response:
             return f"{len(response.read())} bytes"
     except OSError as error:
-        raise CheckError(f"http://{address}/metrics: {error}; look at the operator's pod and at networkPolicy.metricsFrom") from error
+        raise CheckError(f"http://{address}/metrics: {error}; check the operator's pod and networkPolicy.metricsFrom") from error
 
 
 def main(environment: Mapping[str, str] = os.environ) -> int:
-    """Exit code 0 when all checks hold, else 1."""
+    """Run all checks. Returns the exit code: 0 if all pass, else 1."""
     api = Api(environment.get("RLJOB_CHECK_API", "https://kubernetes.default.svc"))
     namespace = environment["RLJOB_CHECK_NAMESPACE"]
     checks: list[tuple[str, Callable[[], str]]] = [
         ("API server", lambda: str(api("GET", "/version")["gitVersion"])),
         ("RLJob CRD", lambda: established(api, CRD, "kubectl apply --server-side -f helm/rljob/crds/")),
         ("KubeRay CRD", lambda: established(api, KUBERAY_CRD, "install KubeRay 1.6.2")),
-        ("operator's rights", lambda: operator_rights(api, environment)),
+        ("operator's permissions", lambda: operator_rights(api, environment)),
         ("sample RLJob", lambda: sample_is_accepted(api, namespace)),
     ]
     if "RLJOB_CHECK_METRICS" in environment:

@@ -26,7 +26,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Reference of an image: (list image-values default-tag). */}}
+{{/* Image reference: (list image-values default-tag). */}}
 {{- define "rljob.image" -}}
 {{- $image := index . 0 }}
 {{- if $image.digest }}
@@ -36,13 +36,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Everything the operator may do, in each namespace it watches; also what the release's test checks. No secrets, no wildcards. */}}
+{{/* All permissions of the operator, in each namespace it watches; `helm test` checks them. No secrets, no wildcards. */}}
 {{- define "rljob.rules" -}}
-# The jobs themselves: read, and delete when their time to live is over.
+# The jobs themselves: read, and delete when their TTL has expired.
 - apiGroups: [rljob.dev]
   resources: [rljobs]
   verbs: [get, list, watch, delete]
-# Conditions; also what the role of a job grants: nobody can grant more than they hold.
+# Conditions. Also granted by the role of each job: nobody can grant permissions they do not have.
 - apiGroups: [rljob.dev]
   resources: [rljobs/status]
   verbs: [patch]
@@ -61,12 +61,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# What a job needs besides its RayJob. Deleted with the RLJob by Kubernetes, not by the operator.
-# The spec of one attempt, never edited.
+# The other objects of a job; Kubernetes garbage-collects them with the RLJob.
+# The spec of one attempt, never updated.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create]
-# The same for every attempt; patch puts right what somebody changed or an earlier version of the operator made.
+# Shared by all attempts; patch restores them if they were modified or created by an earlier version of the operator.
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, create, patch]

@@ -1,4 +1,4 @@
-"""What an audit log says, subtracted from what roles grant."""
+"""Requests from an audit log, compared with the permissions of roles."""
 
 import json
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.rights import Request, Right, granted, refused, requests, roles_of, used
+from e2e.rights import Request, Right, forbidden, granted, requests, roles_of, used
 
 USER = "system:serviceaccount:rljob-system:rljob-operator"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -65,7 +65,7 @@ def test_a_right_is_used_by_whatever_was_not_refused():
 
 def test_what_was_refused_is_told_once_with_verb_and_resource():
     asked = list(requests(line("patch", STATUS, 403) * 3 + line("list", PODS, 403) + line("list", PODS), USER, START))
-    assert refused(asked) == ["list pods (no object)", "patch rljobs/status of rljob.dev (team/math)"]
+    assert forbidden(asked) == ["list pods (no object)", "patch rljobs/status of rljob.dev (team/math)"]
 
 
 def test_rules_are_taken_apart():
@@ -95,7 +95,7 @@ def test_rules_are_taken_apart():
     ],
 )
 def test_rules_that_cannot_be_taken_apart_are_an_error(rule: dict[str, list[str]]):
-    with pytest.raises(ValueError, match="cannot tell the single rights"):
+    with pytest.raises(ValueError, match="cannot expand the rule"):
         granted([rule])
 
 

@@ -1,4 +1,4 @@
-"""The chart as text: options, schema, rights and environment agree with each other and with the operator. No helm needed."""
+"""The chart as text: options, schema, permissions and environment agree with each other and with the operator. No helm needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.helm.chart import CHART, TEMPLATES, options, rules, schema, valu
 
 TEMPLATE_TEXT = "\n".join(path.read_text() for path in TEMPLATES)
 
-# Everything the operator may do. A new right is added here, with a reason in the chart, by somebody who thought about it.
+# All permissions of the operator. A new one is added here on purpose, with a reason in the chart.
 EXPECTED_RIGHTS = {
     ("rljob.dev", "rljobs"): {"get", "list", "watch", "delete"},
     ("rljob.dev", "rljobs/status"): {"patch"},
@@ -38,7 +38,7 @@ def test_the_default_values_fit_the_schema():
     jsonschema.validate(values(), schema())
 
 
-def test_the_schema_knows_every_option_and_no_other():
+def test_the_schema_has_exactly_the_options():
     def leaves(node: dict, prefix: str = "") -> set[str]:
         if "properties" not in node:
             return {prefix.removesuffix(".")}
@@ -47,7 +47,7 @@ def test_the_schema_knows_every_option_and_no_other():
     assert leaves(schema()) - {"global"} == set(options(values()))
 
 
-def test_every_object_of_the_schema_is_closed_or_says_what_it_holds():
+def test_every_object_of_the_schema_is_closed_or_typed():
     def open_objects(node: object, path: str) -> list[str]:
         if not isinstance(node, dict):
             return []
@@ -61,7 +61,7 @@ def test_every_object_of_the_schema_is_closed_or_says_what_it_holds():
 
 @pytest.mark.parametrize("option", sorted(options(values())))
 def test_every_option_is_used(option: str):
-    # Images are handed to a helper whole; what the helper takes out of them is looked for there.
+    # Images are passed to a helper as a whole; their fields are used there.
     image, _, field = option.rpartition(".")
     if image in ("image", "runtime.image") and field != "pullPolicy":
         assert f".Values.{image} " in TEMPLATE_TEXT

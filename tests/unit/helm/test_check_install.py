@@ -1,4 +1,4 @@
-"""The script of `helm test` against an API server played by a small HTTP server."""
+"""The script of `helm test` against a small HTTP server that acts as the API server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def script() -> ModuleType:
 
 
 class Cluster:
-    """What the played API server answers; tests change it."""
+    """Answers of the fake API server; tests change them."""
 
     def __init__(self) -> None:
         self.established = "True"
@@ -92,12 +92,12 @@ def environment(cluster: Cluster) -> Iterator[dict[str, str]]:
     thread.join(5)
 
 
-def test_all_is_well(script: ModuleType, cluster: Cluster, environment: dict[str, str], capsys: pytest.CaptureFixture[str]):
+def test_all_checks_pass(script: ModuleType, cluster: Cluster, environment: dict[str, str], capsys: pytest.CaptureFixture[str]):
     assert script.main(environment) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         f"ok      {title}"
-        for title in ("API server", "RLJob CRD", "KubeRay CRD", "operator's rights", "sample RLJob", "operator's metrics")
+        for title in ("API server", "RLJob CRD", "KubeRay CRD", "operator's permissions", "sample RLJob", "operator's metrics")
     ]
     wanted = sum(len(r["apiGroups"]) * len(r["resources"]) * len(r["verbs"]) for r in rules())
     assert len(cluster.reviews) == wanted
@@ -112,17 +112,20 @@ def test_rights_are_checked_in_every_namespace(script: ModuleType, cluster: Clus
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"established": "False"}, "FAILED  RLJob CRD: rljobs.rljob.dev is not established"),
-        ({"denied": {("create", "rayjobs")}}, "FAILED  operator's rights: the operator may not: create ray.io/rayjobs in all namespaces"),
+        (
+            {"denied": {("create", "rayjobs")}},
+            "FAILED  operator's permissions: the operator lacks permissions: create ray.io/rayjobs in all namespaces",
+        ),
         ({"defaults": {}}, "FAILED  sample RLJob: the API server did not fill in defaults"),
     ],
     ids=["crd", "rights", "old-crd"],
 )
-def test_what_is_wrong_is_said(
+def test_failures_are_reported(
     change: dict[str, Any],
-    said: str,
+    message: str,
     script: ModuleType,
     cluster: Cluster,
     environment: dict[str, str],
@@ -131,7 +134,7 @@ def test_what_is_wrong_is_said(
     for name, value in change.items():
         setattr(cluster, name, value)
     assert script.main(environment) == 1
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def test_no_api_server(script: ModuleType, environment: dict[str, str], capsys: pytest.CaptureFixture[str]):

@@ -102,6 +102,9 @@ def test_the_active_deadline_starts_pauses_and_restarts() -> None:
     assert scene().stored(startTime=time_text(5)).suspended().running().decide(60).start_time is None
     assert scene().queued().stored(startTime=time_text(5)).child(1, "Suspended", suspend=True).decide(60).start_time is None
     assert scene().child(1, "Suspended", suspend=True).decide(60).start_time == at(60)
+    assert scene().stored(attempt=1).child(1, "Initializing").decide(60).start_time == at(60), "it was held until now"
+    assert scene().queued().child(1, "Initializing").decide(60).start_time == at(60), "Kueue may have held it until now"
+    assert scene().child(1, "Initializing", created=at(20)).decide(60).start_time == at(20), "the operator died before it wrote the status"
     assert scene().restarts(1).failed(1).child(1, "Failed").decide(200).start_time == at(0), "all attempts share it"
 
 

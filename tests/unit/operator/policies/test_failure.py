@@ -64,3 +64,9 @@ def test_a_headline_is_one_sentence(message: str, expected: str | None) -> None:
     headline = failure.headline(message)
     assert len(headline) <= failure.MAX_HEADLINE + 1
     assert expected in (None, headline)
+
+
+@pytest.mark.parametrize(("terminated_at", "is_lost"), [(29, False), (30, True), (31, True)])
+def test_a_head_is_lost_if_it_terminated_since_the_driver_started(terminated_at: int, is_lost: bool) -> None:
+    built = scene().running().pod("head", head=True, terminated=("ray", "Error", 1), terminated_at=at(terminated_at))
+    assert (failure.find(assess(built.observed(), at(60))) is not None) is is_lost, "the driver started at 30"
