@@ -1,7 +1,6 @@
 """The memory estimate: numbers worked out by hand, real models on the meta device, what torch really holds, and texts."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rljob_api.errors import FieldError, ModelShapeError
 from rljob_api.memory.units import GIB, quantity_bytes, show_bytes, show_count
 from rljob_api.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from tests.support.golden import Golden
 from tests.unit.api.cost import within
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import CONFIGS, LLAMA_70B, QWEN25_05B, QWEN25_7B, SMALL
@@ -186,17 +186,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_text_is_the_golden_one(name: str) -> None:
+def test_the_text_is_the_golden_one(name: str, golden: Golden) -> None:
     make, config = CASES[name]
     spec = make()
     shape = memory.shape_from_count(70_553_706_496) if config is None else memory.shape_from_config(config)
     estimate = memory.estimate(spec, planned(spec), shape)
     problems, warnings = memory.problems(estimate), memory.warnings(estimate)
     text = memory.as_text(estimate) + "".join(f"problem: {p}\n" for p in problems) + "".join(f"warning: {w}\n" for w in warnings)
-    golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    golden(GOLDEN / f"{name}.txt", text)
 
 
 def test_no_text_without_a_case() -> None:

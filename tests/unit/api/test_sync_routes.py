@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from rljob_api.placement.sync_text import number_ranges
 from rljob_api.planner import plan
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.operations import SyncBackend
+from tests.support.golden import Golden
 from tests.unit.api.manifests import manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sync"
@@ -160,12 +160,9 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text(name: str) -> None:
+def test_text(name: str, golden: Golden) -> None:
     text = sync_plan(*TEXTS[name]).text(max_lines=12) + "\n"
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text(), "UPDATE_GOLDEN=1 writes the golden files anew"
+    golden(GOLDEN / f"{name}.txt", text)
 
 
 @pytest.mark.parametrize(
