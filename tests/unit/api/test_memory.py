@@ -70,6 +70,35 @@ def pool_of(estimate: memory.MemoryEstimate, kind: memory.PoolKind, first: int) 
     return next(pool for pool in estimate.pools if (pool.kind, pool.first) == (kind, first))
 
 
+# Parameters, those of the largest layer, the width that one token passes, and experts; the first two are transformers' own counts.
+SHAPES = {
+    "llama": (193_472, 43_136, 160, 0),
+    "llama with biases": (163_200, 43_712, 160, 0),
+    "llama with its own head size": (230_336, 55_424, 160, 0),
+    "mistral": (193_472, 43_136, 160, 0),
+    "qwen2": (193_856, 43_264, 160, 0),
+    "qwen2.5 0.5B": (494_032_768, 14_912_384, 4_864, 0),
+    "qwen2.5 7B": (7_615_616_512, 233_057_792, 18_944, 0),
+    "llama 70B": (70_553_706_496, 855_654_400, 28_672, 0),
+    "qwen3": (198_528, 55_488, 160, 0),
+    "qwen3 with biases": (231_488, 55_808, 160, 0),
+    "mixtral": (470_720, 135_552, 320, 4),
+    "qwen3_moe": (230_528, 55_488, 160, 0),
+    "qwen3_moe, all sparse": (361_088, 99_008, 96, 8),
+    "qwen2_moe": (317_888, 105_280, 192, 8),
+    "the quickstart's model": (304_640, 147_968, 256, 0),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_shape_of_a_config(name: str) -> None:
+    """The integration tests compare with the real models."""
+    shape = memory.shape_from_config(CONFIGS[name])
+    decoder = shape.decoder
+    assert decoder is not None
+    assert (shape.parameters, decoder.layer_parameters, decoder.intermediate_size, decoder.num_experts) == SHAPES[name]
+
+
 def test_a_config_that_cannot_be_counted_says_why() -> None:
     with pytest.raises(ModelShapeError, match=r'model_type "gpt2", known are llama, .*parameterCount'):
         memory.shape_from_config({"model_type": "gpt2"})

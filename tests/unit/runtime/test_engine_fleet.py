@@ -137,6 +137,27 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
     assert {request.seed for request in again} == {sample_seed(5, s.prompt.index, s.index, 3) for s in samples}
 
 
+def test_an_overloaded_engine_gives_its_latest_requests_to_one_that_joins() -> None:
+    engines, client = [TimedEngine("e0", slots=6, length_of=lambda key: 10) for _ in range(2)], Client()
+    samples = client.samples(6)
+
+    async def body(fleet: EngineFleet) -> None:
+        await fleet.pause([1], what="all begin at e0")
+        fleet.add(samples)
+        await asyncio.sleep(2.5)
+        fleet.resume([1])
+        await asyncio.sleep(1.0)
+        assert engines[0].aborted == ["3/0", "4/0", "5/0"]
+        fleet.resume([1])
+        await asyncio.sleep(60.0)
+        assert len(engines[0].aborted) == 3
+
+    within(engines, body, Capacity(slots=6))
+    assert {key: got.token_ids for key, got in client.got.items()} == {sample.key: tuple(range(10)) for sample in samples}
+    assert {request.request_id for request in engines[1].seen} <= {"3/0+1", "4/0+1", "5/0+1"}
+    assert len(engines[1].seen) >= 2
+
+
 def test_the_last_engines_loss_is_an_error_and_any_where_losses_are_not_survived() -> None:
     async def body(fleet: EngineFleet) -> None:
         fleet.add(Client().samples(4))
