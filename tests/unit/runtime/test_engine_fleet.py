@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
+from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig, OnLost
 from rljob_runtime.overlap.routing import Capacity, GroupAffinity
 from rljob_runtime.overlap.samples import Sample, sample_seed
 from rljob_runtime.records import Completion, GenerationRequest, Sampling
@@ -54,12 +54,14 @@ def within(
     engines: list[TimedEngine],
     body: Callable[[EngineFleet], Coroutine[Any, Any, None]],
     capacity: Capacity = CAPACITY,
+    on_lost: OnLost | None = None,
     **config: Any,
 ) -> None:
     """Run ``body`` beside a fleet of these engines."""
 
     async def main() -> None:
-        fleet = EngineFleet(engines, config=FleetConfig(capacities=(capacity,) * len(engines), **{"stall_timeout_s": 100.0} | config))
+        settings = FleetConfig(capacities=(capacity,) * len(engines), **{"stall_timeout_s": 100.0} | config)
+        fleet = EngineFleet(engines, config=settings, on_lost=on_lost)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(fleet.run())
             await asyncio.sleep(0)
@@ -115,7 +117,6 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
     lost = []
 
     async def body(fleet: EngineFleet) -> None:
-        fleet._on_lost = lambda index, error: lost.append((index, str(error)))
         await fleet.pause([1], what="all begin at e0")
         fleet.add(samples)
         await asyncio.sleep(3.5)
@@ -130,7 +131,7 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
         fleet.resume([0])
         await fleet.pause([0], what="a lost one is skipped")
 
-    within(engines, body)
+    within(engines, body, on_lost=lambda index, error: lost.append((index, str(error))))
     assert lost == [(0, "worker e0 is gone (signal 9); its log: engine.log")]
     assert all(client.got[s.key].token_ids == tuple(range(12)) for s in samples)
     again = [request for request in engines[1].seen if request.request_id.endswith("+2")]
