@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import torch
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
+from tests.support.ports import free_ports
 
 DEADLINE_S = 180.0
 """Of all ranks together, and of every rendezvous: ranks that sit out some layouts wait for the others."""
@@ -54,18 +54,6 @@ def fork_ranks(num_ranks: int, num_ports: int, main: Callable[[int, list[int], P
         for process in ranks:
             process.kill()
             process.join(5.0)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different free ports."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def random_batch(vocab: int, seed: int = 0, part: slice = slice(None), sequences: int = 11) -> TrainBatch:

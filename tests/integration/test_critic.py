@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import distribute_tensor
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rljob_runtime.errors import CheckpointError, ModelError, OffloadError
 from rljob_runtime.losses.value_config import ValueLossConfig
@@ -23,8 +22,8 @@ from rljob_runtime.training.config import LoraConfig
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
+from tests.support.trainers import LEARNING_RATE, VOCAB, one_at_a_time, save_model, tiny_qwen2
 
-VOCAB = 61
 HIDDEN = 24
 CPU = torch.device("cpu")
 ALL = frozenset(StateKind)
@@ -35,51 +34,19 @@ Start = Callable[..., CriticWorker]
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer model with an odd vocabulary."""
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder, tied=request.param)
-    return folder
-
-
-def make_model(folder: Path, *, tied: bool = True, vocab_size: int = VOCAB) -> None:
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        hidden_size=HIDDEN,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=vocab_size,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen2(tie_word_embeddings=request.param), seed=3)
 
 
 @pytest.fixture
 def start(model_folder: Path) -> Iterator[Start]:
-    """Starts workers, one at a time (a process has one process group), and shuts the last one down."""
-    running: list[CriticWorker] = []
+    """Starts workers, one at a time."""
 
-    def build(**settings: object) -> CriticWorker:
-        stop()
-        config = CriticConfig(**({"model_path": str(model_folder), "learning_rate": 1e-2} | settings))  # type: ignore[arg-type]
-        worker = CriticWorker(config, rank=0, world_size=1)
-        worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
-        running.append(worker)
-        return worker
+    def critic(**settings: object) -> CriticWorker:
+        config = CriticConfig(**({"model_path": str(model_folder), "learning_rate": LEARNING_RATE} | settings))  # type: ignore[arg-type]
+        return CriticWorker(config, rank=0, world_size=1)
 
-    def stop() -> None:
-        while running:
-            running.pop().shutdown()
-
-    yield build
-    stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with one_at_a_time(critic) as start:
+        yield start
 
 
 def make_batch(seed: int = 0) -> TrainBatch:

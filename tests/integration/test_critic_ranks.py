@@ -22,7 +22,9 @@ from rljob_runtime.training import model
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.value_step import prepare_values
-from tests.integration.test_critic import free_port, full_weights, gradients, make_batch, make_model, set_head
+from tests.integration.test_critic import full_weights, gradients, make_batch, set_head
+from tests.support.ports import free_port
+from tests.support.trainers import save_model, tiny_qwen2
 
 DEADLINE_S = 180.0
 LAYOUTS = {"one": (1, 1), "data-parallel": (2, 1), "tensor-parallel": (1, 2)}
@@ -104,7 +106,7 @@ def run_all(rank: int, jobs: list[list[str]], folder: Path) -> None:
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the model, and of results by unit and layout."""
     folder = tmp_path_factory.mktemp("ranks")
-    make_model(folder / "model", vocab_size=62)  # even, so that the embedding is divided too
+    save_model(folder / "model", tiny_qwen2(tie_word_embeddings=True, vocab_size=62), seed=3)  # even, so that the embedding is divided too
     jobs = []
     for unit in UNITS:
         for layout in LAYOUTS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from tests.integration.rank_processes import (
     DEADLINE_S,
     Arrays,
     fork_ranks,
-    free_ports,
     full_gradients,
     packed_weights,
     random_batch,
@@ -35,6 +34,7 @@ from tests.integration.rank_processes import (
     shards,
     write,
 )
+from tests.support.trainers import StartPolicy, one_at_a_time, save_model
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 20.0)
 
@@ -56,13 +56,6 @@ MODELS: dict[str, PretrainedConfig] = {
     "untied": Qwen3Config(**SMALL, tie_word_embeddings=False),
 }
 LAYOUTS = [(1, 1), (2, 1), (1, 2)]
-
-Start = Callable[..., PolicyWorker]
-
-
-def make_model(folder: Path, config: PretrainedConfig) -> None:
-    torch.manual_seed(5)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 def settings(folder: Path, **changes: object) -> PolicyConfig:
@@ -91,32 +84,21 @@ def is_adapter(name: str) -> bool:
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_model(folder, MODELS[request.param])
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"), MODELS[request.param], seed=5)
 
 
 @pytest.fixture
-def start(model_folder: Path) -> Iterator[Start]:
-    """Starts workers, one at a time, and shuts the last one down."""
-    running: list[PolicyWorker] = []
+def start(model_folder: Path) -> Iterator[StartPolicy]:
+    """Starts workers, one at a time."""
 
-    def build(folder: Path = model_folder, **changes: object) -> PolicyWorker:
-        stop()
-        worker = PolicyWorker(settings(folder, **changes), rank=0, world_size=1)
-        worker.setup("127.0.0.1", free_ports(1)[0], timeout_s=30.0)
-        running.append(worker)
-        return worker
+    def adapted(folder: Path = model_folder, **changes: object) -> PolicyWorker:
+        return PolicyWorker(settings(folder, **changes), rank=0, world_size=1)
 
-    def stop() -> None:
-        while running:
-            running.pop().shutdown()
-
-    yield build
-    stop()
+    with one_at_a_time(adapted) as start:
+        yield start
 
 
-def test_only_adapters_have_gradients_and_they_equal_autograd_through_merged_weights(start: Start, model_folder: Path) -> None:
+def test_only_adapters_have_gradients_and_they_equal_autograd_through_merged_weights(start: StartPolicy, model_folder: Path) -> None:
     worker = start()
     worker.train_step([random_batch(VOCAB)], step=0)  # B is no longer zero
     weights, got = full_weights(worker), gradients(worker)
@@ -147,7 +129,7 @@ def test_only_adapters_have_gradients_and_they_equal_autograd_through_merged_wei
 
 
 @pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "activation_checkpointing": True}])
-def test_engines_get_the_weights_the_trainer_computes_with(start: Start, tmp_path: Path, changes: dict[str, object]) -> None:
+def test_engines_get_the_weights_the_trainer_computes_with(start: StartPolicy, tmp_path: Path, changes: dict[str, object]) -> None:
     worker = start(**changes)
     names = [name for name, _, _ in worker.weight_specs()]
     base = packed_weights(worker)
@@ -167,7 +149,7 @@ def test_engines_get_the_weights_the_trainer_computes_with(start: Start, tmp_pat
     assert np.array_equal(plain.compute_logprobs(batch.token_ids, batch.lengths, 1.0), trained)
 
 
-def test_base_weights_never_change_and_the_optimizer_knows_only_adapters(start: Start) -> None:
+def test_base_weights_never_change_and_the_optimizer_knows_only_adapters(start: StartPolicy) -> None:
     worker = start(weight_decay=0.1, dtype="bfloat16")
     before = full_weights(worker)
     worker.train_step([random_batch(VOCAB), random_batch(VOCAB, 1)], step=0)
@@ -179,7 +161,7 @@ def test_base_weights_never_change_and_the_optimizer_knows_only_adapters(start: 
     assert len(optimizer.state) == sum(is_adapter(name) for name in before)
 
 
-def test_checkpoint_holds_adapters_only_and_resumes_bit_equal(start: Start, tmp_path: Path) -> None:
+def test_checkpoint_holds_adapters_only_and_resumes_bit_equal(start: StartPolicy, tmp_path: Path) -> None:
     worker = start(weight_decay=0.1)
     worker.train_step([random_batch(VOCAB)], step=0)
     worker.save_checkpoint(tmp_path / "c")
@@ -196,7 +178,7 @@ def test_checkpoint_holds_adapters_only_and_resumes_bit_equal(start: Start, tmp_
     assert all(np.array_equal(value, got[name]) for name, value in expected_weights.items())
 
 
-def test_checkpoints_with_and_without_adapters_do_not_mix(start: Start, tmp_path: Path) -> None:
+def test_checkpoints_with_and_without_adapters_do_not_mix(start: StartPolicy, tmp_path: Path) -> None:
     start().save_checkpoint(tmp_path / "adapters")
     whole = start(lora=None)
     with pytest.raises(CheckpointError, match="cannot be loaded into this model"):
@@ -206,7 +188,7 @@ def test_checkpoints_with_and_without_adapters_do_not_mix(start: Start, tmp_path
         start().load_checkpoint(tmp_path / "whole")
 
 
-def test_unknown_target_modules_are_refused(start: Start) -> None:
+def test_unknown_target_modules_are_refused(start: StartPolicy) -> None:
     with pytest.raises(ModelError, match=r"names c_attn, but the linear layers of Qwen\dDecoderLayer are down_proj, gate_proj"):
         start(lora=LoraConfig(rank=2, alpha=2.0, target_modules=("c_attn",)))
 
@@ -252,7 +234,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/DPxTP/result.npz``."""
     folder = tmp_path_factory.mktemp("layouts")
     for name, config in MODELS.items():
-        make_model(folder / name / "model", config)
+        save_model(folder / name / "model", config, seed=5)
         for dp, tp in LAYOUTS:
             (folder / name / f"{dp}x{tp}").mkdir()
     run_script(__file__, folder)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rljob_runtime.errors import HostBudgetError, OffloadError
 from rljob_runtime.offload.copies import Direction, HostCopies
@@ -21,54 +20,22 @@ from rljob_runtime.training import rank as rank_module
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
+from tests.support.trainers import VOCAB, StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
 
-VOCAB = 61
 ALL = frozenset(StateKind)
-
-Start = Callable[..., PolicyWorker]
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer model with tied embeddings."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen2(tie_word_embeddings=True), seed=3)
 
 
 @pytest.fixture
-def start(model_folder: Path) -> Iterator[Start]:
-    """Starts workers, one at a time (a process has one process group), and shuts the last one down."""
-    running: list[PolicyWorker] = []
-
-    def build(**settings: object) -> PolicyWorker:
-        stop()
-        config = PolicyConfig(**({"model_path": str(model_folder), "learning_rate": 1e-2} | settings))  # type: ignore[arg-type]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        worker = PolicyWorker(config, rank=0, world_size=1)
-        worker.setup("127.0.0.1", port, timeout_s=30.0)
-        running.append(worker)
-        return worker
-
-    def stop() -> None:
-        while running:
-            running.pop().shutdown()
-
-    yield build
-    stop()
+def start(model_folder: Path) -> Iterator[StartPolicy]:
+    """Starts workers, one at a time."""
+    with one_at_a_time(partial(policy, model_folder)) as start:
+        yield start
 
 
 def batch_of(seed: int) -> TrainBatch:
@@ -110,7 +77,7 @@ def trace(worker: PolicyWorker, between: Callable[[int], None]) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_offloads_between_all_calls_change_no_bit(start: Start, dtype: str) -> None:
+def test_offloads_between_all_calls_change_no_bit(start: StartPolicy, dtype: str) -> None:
     plain = trace(start(dtype=dtype), lambda _: None)
     worker = start(dtype=dtype)
     taken = []
@@ -127,7 +94,7 @@ def test_offloads_between_all_calls_change_no_bit(start: Start, dtype: str) -> N
     assert len(set(taken)) == 1, "host memory is taken once"
 
 
-def test_a_trained_worker_refuses_what_it_cannot_do(start: Start, tmp_path: Path) -> None:
+def test_a_trained_worker_refuses_what_it_cannot_do(start: StartPolicy, tmp_path: Path) -> None:
     worker = start()
     (bucket,) = plan_buckets(worker.weight_specs(), 2**30).buckets
     worker.train_step([batch_of(0)], 0)
@@ -156,7 +123,7 @@ def test_a_trained_worker_refuses_what_it_cannot_do(start: Start, tmp_path: Path
     worker.train_step([batch_of(0)], 0)
 
 
-def test_state_that_a_checkpoint_replaced_moves_too(start: Start, tmp_path: Path) -> None:
+def test_state_that_a_checkpoint_replaced_moves_too(start: StartPolicy, tmp_path: Path) -> None:
     worker = start()
     worker.train_step([batch_of(0)], 0)
     worker.save_checkpoint(tmp_path / "c")
@@ -170,7 +137,7 @@ def test_state_that_a_checkpoint_replaced_moves_too(start: Start, tmp_path: Path
     assert (worker.train_step([batch_of(1)], 1)["train/grad_norm"], worker.compute_logprobs(*sequences(), 1.0).tobytes()) == expected
 
 
-def test_a_frozen_reference_offloads_its_weights(start: Start) -> None:
+def test_a_frozen_reference_offloads_its_weights(start: StartPolicy) -> None:
     worker = start(trainable=False, dtype="bfloat16")
     before = worker.compute_logprobs(*sequences(), 1.0)
     out = worker.offload(ALL)
@@ -180,7 +147,7 @@ def test_a_frozen_reference_offloads_its_weights(start: Start) -> None:
     assert np.array_equal(worker.compute_logprobs(*sequences(), 1.0), before)
 
 
-def test_the_host_budget_holds(start: Start) -> None:
+def test_the_host_budget_holds(start: StartPolicy) -> None:
     worker = start(offload_host_bytes=0)
     with pytest.raises(OffloadError, match=r"this worker's share of the budget is 0; raise spec.offload.hostMemoryBytes"):
         worker.offload(ALL)
@@ -190,7 +157,7 @@ def test_the_host_budget_holds(start: Start) -> None:
     assert worker._require().store.residence(StateKind.PARAMS) is Residence.ON_DEVICE
 
 
-def test_host_memory_can_be_taken_before_the_first_switch(start: Start) -> None:
+def test_host_memory_can_be_taken_before_the_first_switch(start: StartPolicy) -> None:
     worker = start()
     worker.reserve_offload(ALL)
     reserved_bytes = worker.memory().pinned_bytes
@@ -198,7 +165,7 @@ def test_host_memory_can_be_taken_before_the_first_switch(start: Start) -> None:
     assert worker.offload(ALL).after.pinned_bytes == reserved_bytes
 
 
-def test_a_budget_that_is_too_small_ends_the_start_and_is_the_specs_fault(start: Start) -> None:
+def test_a_budget_that_is_too_small_ends_the_start_and_is_the_specs_fault(start: StartPolicy) -> None:
     """AdamW's states exist from the start, so that nothing is missing in the sum."""
     worker = start(reserve=tuple(ALL))
     needed_bytes = worker.memory().pinned_bytes
@@ -212,7 +179,7 @@ def test_a_budget_that_is_too_small_ends_the_start_and_is_the_specs_fault(start:
     start()  # the failed one has left the process group
 
 
-def test_no_host_memory_is_taken_after_the_warm_up(start: Start, tmp_path: Path) -> None:
+def test_no_host_memory_is_taken_after_the_warm_up(start: StartPolicy, tmp_path: Path) -> None:
     worker = start(reserve=tuple(ALL))
     slabs = worker._require().store._slabs
     taken = slabs.allocations, slabs.held_bytes
@@ -253,7 +220,7 @@ class Watch:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_optimizer_states_around_the_step_change_no_bit_and_lower_the_peak_of_backward(
-    start: Start, dtype: str, monkeypatch: pytest.MonkeyPatch
+    start: StartPolicy, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         worker = start(dtype=dtype)
@@ -275,7 +242,7 @@ def test_optimizer_states_around_the_step_change_no_bit_and_lower_the_peak_of_ba
     assert worker._require().store._slabs.allocations > 0
 
 
-def test_the_moves_around_the_step_are_measured(start: Start) -> None:
+def test_the_moves_around_the_step_are_measured(start: StartPolicy) -> None:
     worker = start(optimizer_around_step=True)
     before = worker.memory()
     metrics = worker.train_step([batch_of(0), batch_of(1)], 0)
@@ -288,7 +255,7 @@ def test_the_moves_around_the_step_are_measured(start: Start) -> None:
     assert "time/optimizer_load_s" not in start().train_step([batch_of(0)], 0)
 
 
-def test_checkpoints_have_the_moments_although_they_are_away(start: Start, tmp_path: Path) -> None:
+def test_checkpoints_have_the_moments_although_they_are_away(start: StartPolicy, tmp_path: Path) -> None:
     expected = []
     for around in (False, True):
         worker = start(optimizer_around_step=around)
@@ -304,7 +271,7 @@ def test_checkpoints_have_the_moments_although_they_are_away(start: Start, tmp_p
 
 @pytest.mark.parametrize(("copy", "made"), [("load", False), ("load at last", False), ("offload", True), ("step", False)])
 def test_a_failure_around_the_step_makes_it_or_does_not_and_loses_no_moment(
-    start: Start, copy: str, made: bool, monkeypatch: pytest.MonkeyPatch
+    start: StartPolicy, copy: str, made: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two failures in a row, because one is tried again; after that the worker trains on like one that never failed."""
 
@@ -339,7 +306,7 @@ def test_a_failure_around_the_step_makes_it_or_does_not_and_loses_no_moment(
     assert go_on(worker) == expected
 
 
-def test_one_failure_around_the_step_is_tried_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failure_around_the_step_is_tried_again(start: StartPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trace(start(), lambda _: None)
     worker = start(optimizer_around_step=True)
     for direction in Direction:
@@ -352,7 +319,7 @@ def test_one_failure_around_the_step_is_tried_again(start: Start, monkeypatch: p
     assert trace(worker, lambda _: None) == expected
 
 
-def test_lost_moments_are_never_stepped_with(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_moments_are_never_stepped_with(start: StartPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = start(optimizer_around_step=True)
     worker.train_step([batch_of(0)], 0)
     before = worker.compute_logprobs(*sequences(), 1.0)

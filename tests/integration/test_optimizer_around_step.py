@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.test_trainer_ranks import make_batch, make_model
 from tests.layout.tree import ROOT
+from tests.support.ports import free_ports
 from tests.unit.runtime.offload_fakes import FailingCopies, bytes_of
 
 DEADLINE_S = 60.0
@@ -61,10 +61,7 @@ def main(rank: str, *ports: str, folder: str) -> None:
 
 def both_ranks(folder: Path) -> list[list[dict[str, object]]]:
     """By rank: without a failure and with one."""
-    with socket.socket() as one, socket.socket() as other:
-        for probe in (one, other):
-            probe.bind(("127.0.0.1", 0))
-        ports = [str(probe.getsockname()[1]) for probe in (one, other)]
+    ports = [str(port) for port in free_ports(2)]
     command = [sys.executable, "-m", "tests.integration.test_optimizer_around_step", str(folder)]
     running = [subprocess.Popen([*command, rank, *ports], cwd=ROOT, stdout=subprocess.PIPE, text=True) for rank in "01"]
     try:

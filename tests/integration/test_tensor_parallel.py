@@ -38,7 +38,6 @@ from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
     DEADLINE_S,
     fork_ranks,
-    free_ports,
     full_gradients,
     packed_weights,
     random_batch,
@@ -47,6 +46,7 @@ from tests.integration.rank_processes import (
     shards,
     write,
 )
+from tests.support.ports import free_port
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -287,7 +287,7 @@ def test_ranks_that_tensor_parallelism_does_not_divide_are_refused(tmp_path: Pat
     make_model(tmp_path / "model", MODELS["qwen2"])
     worker = PolicyWorker(settings(tmp_path / "model", 2), 0, 1)
     with pytest.raises(ModelError, match="tensor_parallel_size is 2 but there are 1 ranks"):
-        worker.setup("127.0.0.1", free_ports(1)[0], timeout_s=30.0)
+        worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
 
 
 def main(rank: int, ports: list[int], base: Path) -> None:

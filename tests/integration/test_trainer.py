@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,57 +35,23 @@ from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
-
-VOCAB = 61
-
-Start = Callable[..., PolicyWorker]
+from tests.support.ports import free_port
+from tests.support.trainers import VOCAB, StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer model with an odd vocabulary."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        max_position_embeddings=64,
-        tie_word_embeddings=request.param,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    folder = save_model(tmp_path_factory.mktemp("model"), tiny_qwen2(tie_word_embeddings=request.param), seed=3)
     (folder / "tokenizer_config.json").write_text('{"marker": 1}')
     return folder
 
 
 @pytest.fixture
-def start(model_folder: Path) -> Iterator[Start]:
-    """Starts workers, one at a time (a process has one process group), and shuts the last one down."""
-    running: list[PolicyWorker] = []
-
-    def build(**settings: object) -> PolicyWorker:
-        stop()
-        config = PolicyConfig(**({"model_path": str(model_folder), "learning_rate": 1e-2} | settings))  # type: ignore[arg-type]
-        worker = PolicyWorker(config, rank=0, world_size=1)
-        worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
-        running.append(worker)
-        return worker
-
-    def stop() -> None:
-        while running:
-            running.pop().shutdown()
-
-    yield build
-    stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def start(model_folder: Path) -> Iterator[StartPolicy]:
+    """Starts workers, one at a time."""
+    with one_at_a_time(partial(policy, model_folder)) as start:
+        yield start
 
 
 def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> TrainBatch:
@@ -170,7 +136,7 @@ def reference_logprobs(folder: Path, batch: TrainBatch, temperature: float) -> n
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_transformers_full_softmax(start: Start, model_folder: Path, temperature: float) -> None:
+def test_logprobs_equal_transformers_full_softmax(start: StartPolicy, model_folder: Path, temperature: float) -> None:
     worker = start(token_budget=30, logprob_chunk_tokens=7)
     for batch in (make_batch(), make_group_batch()):
         got = worker.compute_logprobs(batch.token_ids, batch.lengths, temperature)
@@ -178,7 +144,9 @@ def test_logprobs_equal_transformers_full_softmax(start: Start, model_folder: Pa
 
 
 @pytest.mark.parametrize("budget", [20, 10_000])
-def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layout(start: Start, model_folder: Path, budget: int) -> None:
+def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layout(
+    start: StartPolicy, model_folder: Path, budget: int
+) -> None:
     worker = start(token_budget=budget)
     batch = make_group_batch()
     assert_layout(worker, batch, shared=True)
@@ -190,7 +158,7 @@ def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layou
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_folder: Path, shared: bool) -> None:
+def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, model_folder: Path, shared: bool) -> None:
     batch = make_group_batch(reference=True) if shared else make_batch(reference=True)
     loss_config = LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.3, kl_estimator=KLEstimator.K2)
     worker = start(loss=loss_config, token_budget=40)
@@ -220,7 +188,7 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_f
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
 
 
-def test_gradients_do_not_depend_on_the_layout(start: Start) -> None:
+def test_gradients_do_not_depend_on_the_layout(start: StartPolicy) -> None:
     worker = start()
     batch = make_group_batch()
     plain = gradients(worker, batch)
@@ -232,7 +200,7 @@ def test_gradients_do_not_depend_on_the_layout(start: Start) -> None:
             torch.testing.assert_close(shared[name], gradient, atol=1e-6, rtol=0)
 
 
-def test_metrics_do_not_depend_on_the_layout(start: Start) -> None:
+def test_metrics_do_not_depend_on_the_layout(start: StartPolicy) -> None:
     worker = start()
     batch = make_group_batch()
     shared = worker.train_step([batch], step=0)
@@ -244,7 +212,7 @@ def test_metrics_do_not_depend_on_the_layout(start: Start) -> None:
             assert shared[name] == pytest.approx(value, abs=2e-6), name
 
 
-def test_arrays_that_cannot_be_written_train_without_a_warning(start: Start) -> None:
+def test_arrays_that_cannot_be_written_train_without_a_warning(start: StartPolicy) -> None:
     batch = make_group_batch(reference=True)
     for field in dataclasses.fields(batch):
         value = getattr(batch, field.name)
@@ -289,7 +257,7 @@ def test_a_micro_batch_costs_more_by_itself_on_an_accelerator(config: Pretrained
 
 
 @pytest.mark.parametrize("one_unit_bytes", [0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])
-def test_micro_batched_gradients_equal_one_big_batch(start: Start, monkeypatch: pytest.MonkeyPatch, one_unit_bytes: int) -> None:
+def test_micro_batched_gradients_equal_one_big_batch(start: StartPolicy, monkeypatch: pytest.MonkeyPatch, one_unit_bytes: int) -> None:
     batch = make_batch()
     whole = gradients(start(token_budget=10_000), batch)
     monkeypatch.setattr(model, "ONE_UNIT_BYTES", one_unit_bytes)
@@ -299,7 +267,7 @@ def test_micro_batched_gradients_equal_one_big_batch(start: Start, monkeypatch: 
             torch.testing.assert_close(parts[name], gradient, atol=1e-6, rtol=0)
 
 
-def test_same_seed_gives_bit_identical_steps(start: Start) -> None:
+def test_same_seed_gives_bit_identical_steps(start: StartPolicy) -> None:
     batches = [make_batch(0), make_group_batch(1)]
     runs = []
     for _ in range(2):
@@ -309,7 +277,7 @@ def test_same_seed_gives_bit_identical_steps(start: Start) -> None:
     assert runs[0] == runs[1]
 
 
-def test_metrics_of_the_first_step(start: Start) -> None:
+def test_metrics_of_the_first_step(start: StartPolicy) -> None:
     worker = start()
     batch = make_batch()
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
@@ -328,7 +296,7 @@ def test_metrics_of_the_first_step(start: Start) -> None:
     assert metrics["train/ratio_min"] < metrics["train/ratio_mean"] < metrics["train/ratio_max"]
 
 
-def test_training_raises_the_probability_of_what_was_good(start: Start) -> None:
+def test_training_raises_the_probability_of_what_was_good(start: StartPolicy) -> None:
     worker = start()
     batch = make_batch()
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
@@ -340,7 +308,7 @@ def test_training_raises_the_probability_of_what_was_good(start: Start) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_bytes_are_the_weights(start: Start, dtype: str) -> None:
+def test_packed_bytes_are_the_weights(start: StartPolicy, dtype: str) -> None:
     worker = start(dtype=dtype)
     worker.train_step([make_batch()], step=0)
     manifest = plan_buckets(worker.weight_specs(), bucket_bytes=4096)
@@ -357,7 +325,7 @@ def test_packed_bytes_are_the_weights(start: Start, dtype: str) -> None:
         assert torch.equal(tensor, expected[name].to(getattr(torch, dtype)))
 
 
-def test_bfloat16_trains_on_float32_masters(start: Start) -> None:
+def test_bfloat16_trains_on_float32_masters(start: StartPolicy) -> None:
     batch = make_batch()
     exact = start().compute_logprobs(batch.token_ids, batch.lengths, 1.0)
     worker = start(dtype="bfloat16", learning_rate=1e-6)
@@ -371,7 +339,7 @@ def test_bfloat16_trains_on_float32_masters(start: Start) -> None:
     assert 0 < (after[name] - before[name]).abs().max() < 2e-6  # far below one bfloat16 step: kept only by the masters
 
 
-def test_bucket_of_another_model_is_refused(start: Start) -> None:
+def test_bucket_of_another_model_is_refused(start: StartPolicy) -> None:
     worker = start()
     (bucket,) = plan_buckets([("model.norm.weight", "float32", (25,))], 4096).buckets
     with pytest.raises(WeightSyncError, match=r"model.norm.weight \(25,\) is of shape \(24,\)"):
@@ -379,7 +347,7 @@ def test_bucket_of_another_model_is_refused(start: Start) -> None:
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_checkpoint_resumes_bit_equal(start: Start, tmp_path: Path, steps_before: int) -> None:
+def test_checkpoint_resumes_bit_equal(start: StartPolicy, tmp_path: Path, steps_before: int) -> None:
     worker = start(warmup_steps=3, weight_decay=0.1)
     for step in range(steps_before):
         worker.train_step([make_batch(step)], step)
@@ -394,7 +362,7 @@ def test_checkpoint_resumes_bit_equal(start: Start, tmp_path: Path, steps_before
     assert all(torch.equal(tensor, expected_weights[name]) for name, tensor in full_weights(resumed).items())
 
 
-def test_changed_settings_survive_loading(start: Start, tmp_path: Path) -> None:
+def test_changed_settings_survive_loading(start: StartPolicy, tmp_path: Path) -> None:
     start(weight_decay=0.1).save_checkpoint(tmp_path / "c")
     worker = start(weight_decay=0.5, betas=(0.5, 0.6))
     worker.load_checkpoint(tmp_path / "c")
@@ -404,12 +372,12 @@ def test_changed_settings_survive_loading(start: Start, tmp_path: Path) -> None:
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)
 
 
-def test_missing_checkpoint_is_named(start: Start, tmp_path: Path) -> None:
+def test_missing_checkpoint_is_named(start: StartPolicy, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing cannot be loaded"):
         start().load_checkpoint(tmp_path / "nothing")
 
 
-def test_export_loads_in_transformers_with_equal_weights(start: Start, tmp_path: Path) -> None:
+def test_export_loads_in_transformers_with_equal_weights(start: StartPolicy, tmp_path: Path) -> None:
     worker = start()
     worker.train_step([make_batch()], step=0)
     worker.export_hf(tmp_path / "out")
@@ -422,7 +390,7 @@ def test_export_loads_in_transformers_with_equal_weights(start: Start, tmp_path:
     assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"marker": 1}'
 
 
-def test_frozen_reference_scores_and_never_changes(start: Start) -> None:
+def test_frozen_reference_scores_and_never_changes(start: StartPolicy) -> None:
     batch = make_batch()
     trained = start().compute_logprobs(batch.token_ids, batch.lengths, 1.0)
     worker = start(trainable=False)
@@ -435,7 +403,7 @@ def test_frozen_reference_scores_and_never_changes(start: Start) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in full_weights(worker).items())
 
 
-def test_bad_input_is_refused_before_anything_changes(start: Start) -> None:
+def test_bad_input_is_refused_before_anything_changes(start: StartPolicy) -> None:
     worker = start(loss=LossConfig(kl_coefficient=0.1))
     before = full_weights(worker)
     good = make_batch(reference=True)
@@ -461,7 +429,7 @@ def test_missing_model_is_named_with_a_remedy() -> None:
         worker.weight_specs()
 
 
-def test_model_with_absolute_positions_works_too(start: Start, tmp_path: Path) -> None:
+def test_model_with_absolute_positions_works_too(start: StartPolicy, tmp_path: Path) -> None:
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)).save_pretrained(tmp_path / "gpt2")
     worker = start(model_path=str(tmp_path / "gpt2"))

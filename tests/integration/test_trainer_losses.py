@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rljob_api.v1alpha1.policy_loss import LOSS_SETTINGS, CustomLoss, GSPOLoss, LossSettings, PPOLoss, TOPRLoss
 from rljob_api.vocabulary import Aggregation, CorrectionLevel, ProximalPolicy
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import require_registered
-from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
+from tests.support.trainers import VOCAB, StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
 
-VOCAB = 61
 OPTIONAL = {
     "train/entropy",
     "train/correction_weight_mean",
@@ -30,40 +28,17 @@ OPTIONAL = {
     "train/correction_masked_fraction",
     "train/effective_sample_size",
 }
-Start = Callable[..., PolicyWorker]
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen2(), seed=3)
 
 
 @pytest.fixture
-def start(model_folder: Path) -> Iterator[Start]:
-    running: list[PolicyWorker] = []
-
-    def build(loss: LossConfig, **settings: object) -> PolicyWorker:
-        stop()
-        worker = PolicyWorker(PolicyConfig(model_path=str(model_folder), learning_rate=1e-2, loss=loss, **settings), 0, 1)  # type: ignore[arg-type]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        worker.setup("127.0.0.1", port, timeout_s=30.0)
-        running.append(worker)
-        return worker
-
-    def stop() -> None:
-        while running:
-            running.pop().shutdown()
-
-    yield build
-    stop()
+def start(model_folder: Path) -> Iterator[StartPolicy]:
+    with one_at_a_time(lambda loss, **settings: policy(model_folder, loss=loss, **settings)) as start:
+        yield start
 
 
 def make_batch(seed: int = 0) -> TrainBatch:
@@ -116,7 +91,7 @@ EVERYTHING = LossConfig(
 )
 
 
-def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_folder: Path) -> None:
+def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, model_folder: Path) -> None:
     batch = dataclasses.replace(make_batch(), kl_coefficient=0.5)
     assert batch.proximal_logprobs is not None
     assert batch.reference_logprobs is not None
@@ -156,7 +131,7 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: Start, model_f
 
 @pytest.mark.parametrize("kind", [kind for kind in LOSS_SETTINGS.values() if kind is not CustomLoss])
 @pytest.mark.parametrize("proximal", ProximalPolicy)
-def test_micro_batches_do_not_change_gradients(start: Start, kind: type[LossSettings], proximal: ProximalPolicy) -> None:
+def test_micro_batches_do_not_change_gradients(start: StartPolicy, kind: type[LossSettings], proximal: ProximalPolicy) -> None:
     loss = LossConfig(
         policy=kind(),
         proximal=proximal,
@@ -171,7 +146,7 @@ def test_micro_batches_do_not_change_gradients(start: Start, kind: type[LossSett
         torch.testing.assert_close(parts[name], gradient, atol=1e-6, rtol=0)
 
 
-def test_metrics_of_options_come_with_them(start: Start) -> None:
+def test_metrics_of_options_come_with_them(start: StartPolicy) -> None:
     batch = make_batch()
     plain = start(LossConfig()).train_step([batch], step=0)
     assert not OPTIONAL & set(plain)
@@ -199,7 +174,7 @@ def test_metrics_of_options_come_with_them(start: Start) -> None:
     assert metrics["mismatch/kl_k3"] == pytest.approx(plain["mismatch/kl_k3"], abs=1e-6)
 
 
-def test_ratio_metrics(start: Start) -> None:
+def test_ratio_metrics(start: StartPolicy) -> None:
     batch = make_batch()
     worker = start(LossConfig(policy=PPOLoss(clipLow=0.1, clipHigh=0.1)))
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, batch.temperature, wanted=batch.response_mask)
@@ -214,7 +189,7 @@ def test_ratio_metrics(start: Start) -> None:
     assert metrics["train/clip_fraction"] == pytest.approx(metrics["train/clip_low_fraction"] + metrics["train/clip_high_fraction"])
 
 
-def test_a_batch_may_carry_its_own_kl_coefficient(start: Start) -> None:
+def test_a_batch_may_carry_its_own_kl_coefficient(start: StartPolicy) -> None:
     batch = make_batch()
     worker = start(LossConfig(kl_coefficient=0.1))
     fixed = gradients(start(LossConfig(kl_coefficient=0.4)), batch)
@@ -231,7 +206,7 @@ def test_a_batch_may_carry_its_own_kl_coefficient(start: Start) -> None:
         (LossConfig(policy=TOPRLoss()), "scores"),
     ],
 )
-def test_a_batch_without_what_the_loss_asks_for_is_refused(start: Start, loss: LossConfig, field: str) -> None:
+def test_a_batch_without_what_the_loss_asks_for_is_refused(start: StartPolicy, loss: LossConfig, field: str) -> None:
     worker, batch = start(loss), make_batch()
     with pytest.raises(ValueError, match=f"the batch has no {field}"):
         worker.train_step([dataclasses.replace(batch, **{field: None})], step=0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from rljob_api.vocabulary import Aggregation
 from rljob_runtime.losses.config import LossConfig
@@ -26,24 +25,14 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
+from tests.support.ports import free_port
+from tests.support.trainers import VOCAB, save_model, tiny_qwen2
 
-VOCAB = 61  # odd, so that shards are uneven
 DEADLINE_S = 55.0
 
 
 def make_model(folder: Path) -> None:
-    torch.manual_seed(5)
-    config = Qwen2Config(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    save_model(folder, tiny_qwen2(tie_word_embeddings=True), seed=5)
 
 
 def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
@@ -115,12 +104,6 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
             (out / "metrics.json").write_text(json.dumps(metrics))
     finally:
         worker.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module", params=[0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])

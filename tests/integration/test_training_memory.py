@@ -20,7 +20,9 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
-from tests.integration.test_trainer import VOCAB, free_port, make_batch
+from tests.integration.test_trainer import make_batch
+from tests.support.ports import free_port
+from tests.support.trainers import VOCAB
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import CONFIGS, SMALL
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
 from tests.integration.test_offload_trainer import ALL, batch_of, model_folder, sequences
+from tests.support.ports import free_port
 from tests.unit.runtime.offload_fakes import bytes_of
 
 __all__ = ["model_folder"]  # a fixture
@@ -37,9 +37,7 @@ class Pair:
     """A trainer and a reference in this process, each in a thread of its own."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **settings: Any) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         self.gradients: list[bytes] = []
         self.policies = {
             "trainer": PolicyWorker(PolicyConfig(model_path=str(folder), learning_rate=1e-2, **settings), 0, 1),

@@ -3,42 +3,38 @@
 import asyncio
 import random
 from collections import Counter
-from math import ceil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Capacity, GroupAffinity, places, route, surplus
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
-from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.records import Sampling
-from tests.unit.runtime.fakes import CountingPrompts, DrawingEngine, ScriptedRewards, no_texts
+from tests.support.rollouts import make_gate, make_scheduler
+from tests.unit.runtime.fakes import DrawingEngine
 
 MAX_TOKENS = 6
 
 
 def make(engines: list[DrawingEngine], *, batch: int, steps: int, lag: float, limit: int, queued: int, drains: bool) -> RolloutScheduler:
-    return RolloutScheduler(
-        prompts=CountingPrompts(),
-        decode=no_texts,
-        engines=engines,
-        score=ScriptedRewards().score,
-        gate=StalenessGate(groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=batch * steps),
-        config=RolloutConfig(
-            samples_per_prompt=2,
-            sampling=Sampling(max_tokens=MAX_TOKENS),
-            seed=5,
-            fleet=FleetConfig(capacities=(Capacity(slots=limit, queued=queued),) * len(engines), stall_timeout_s=60.0),
-            drains=drains,
-            drain_timeout_s=30.0,
-        ),
+    return make_scheduler(
+        engines,
+        make_gate(batch, lag, steps),
+        rollout={"sampling": Sampling(max_tokens=MAX_TOKENS), "drains": drains, "drain_timeout_s": 30.0},
+        fleet={"capacities": (Capacity(slots=limit, queued=queued),) * len(engines)},
     )
 
 
 async def train(
-    scheduler: RolloutScheduler, engines: list[DrawingEngine], shared: list[int], batch: int, steps: int, rng: random.Random
+    scheduler: RolloutScheduler,
+    engines: list[DrawingEngine],
+    shared: list[int],
+    *,
+    batch: int,
+    steps: int,
+    drains: bool,
+    rng: random.Random,
 ) -> list[list[Group]]:
     """The driver's loop in partial-device mode; the engines of ``shared`` are aside while the trainer works."""
     running = asyncio.ensure_future(scheduler.run())
@@ -60,7 +56,7 @@ async def train(
         scheduler.trained(groups)
         async with scheduler.updating(f"v{step + 1}"):
             for engine in engines:
-                assert not (scheduler._config.drains and engine.running)
+                assert not (drains and engine.running)
                 engine.version = step + 1
         scheduler.advance(step + 1)
     running.cancel()
@@ -85,7 +81,7 @@ def test_every_response_is_whole_once_and_fresh_enough_while_engines_come_and_go
     shared = sorted(data.draw(st.sets(st.integers(0, num_engines - 1))))
     engines = [DrawingEngine(f"engine-{i}", seed + i, length=MAX_TOKENS) for i in range(num_engines)]
     scheduler = make(engines, batch=batch, steps=steps, lag=lag, limit=limit, queued=queued, drains=drains)
-    taken = asyncio.run(train(scheduler, engines, shared, batch, steps, random.Random(seed)))
+    taken = asyncio.run(train(scheduler, engines, shared, batch=batch, steps=steps, drains=drains, rng=random.Random(seed)))
     counters = scheduler.take_counters()
     assert counters.groups_dropped == 0
     assert not (drains and counters.requests_moved)

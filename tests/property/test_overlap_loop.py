@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.filters import GroupFilter
-from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.routing import Capacity
-from rljob_runtime.overlap.scheduler import ResumePoint, RolloutConfig, RolloutCounters, RolloutScheduler
-from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.scheduler import ResumePoint, RolloutCounters
 from rljob_runtime.records import RewardRequest, RewardResult, Sampling
-from tests.unit.runtime.fakes import CountingPrompts, no_texts
+from tests.support.rollouts import make_gate, make_scheduler
+from tests.unit.runtime.fakes import CountingPrompts
 from tests.unit.runtime.timed_engine import TimedEngine
 from tests.unit.runtime.virtual_time import run_virtual
 
@@ -114,30 +113,23 @@ class Attempt:
             for i, (n, pace) in enumerate(zip(s.slots, s.paces_s, strict=True))
         ]
         self.lost: list[int] = []
-        self.scheduler = RolloutScheduler(
+        self.scheduler = make_scheduler(
+            self.engines,
+            make_gate(s.batch, s.lag, s.steps, version=self.step, max_staleness=s.bound, spare=s.spare),
+            rollout={
+                "samples_per_prompt": s.samples,
+                "sampling": Sampling(max_tokens=64),
+                "drains": s.drains,
+                "redundant_samples": s.redundant,
+                "group_filter": GroupFilter(min_std=0.0) if s.filters and s.samples > 1 else None,
+            },
+            fleet={
+                "capacities": tuple(Capacity(slots=n, queued=s.queued) for n in s.slots),
+                "stall_timeout_s": 1000.0,
+                "group_routing": s.routing,
+            },
             prompts=self.prompts,
-            decode=no_texts,
-            engines=self.engines,
             score=self._score,
-            gate=StalenessGate(
-                groups_per_step=s.batch,
-                async_generation_ratio=s.lag,
-                total_groups=s.batch * s.steps,
-                version=self.step,
-                max_staleness=s.bound,
-                spare=s.spare,
-            ),
-            config=RolloutConfig(
-                samples_per_prompt=s.samples,
-                sampling=Sampling(max_tokens=64),
-                seed=5,
-                fleet=FleetConfig(
-                    capacities=tuple(Capacity(slots=n, queued=s.queued) for n in s.slots), stall_timeout_s=1000.0, group_routing=s.routing
-                ),
-                drains=s.drains,
-                redundant_samples=s.redundant,
-                group_filter=GroupFilter(min_std=0.0) if s.filters and s.samples > 1 else None,
-            ),
             next_group_id=self.start.next_group_id if self.start else 0,
             done=self.start.point.done if self.start else (),
             on_lost=lambda index, error: self.lost.append(index),

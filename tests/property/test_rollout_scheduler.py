@@ -2,18 +2,15 @@
 
 import asyncio
 from collections import Counter
-from math import ceil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import Capacity
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
-from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import RewardRequest, Sampling
-from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedRewards, no_texts
+from rljob_runtime.overlap.scheduler import RolloutScheduler
+from rljob_runtime.records import RewardRequest
+from tests.support.rollouts import make_gate, make_scheduler
+from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedRewards
 
 SAMPLES = 3
 
@@ -39,11 +36,8 @@ def make(
     engines: list[ScriptedEngine], score: ScriptedRewards, batch: int, steps: int, lag: int
 ) -> tuple[RolloutScheduler, CountingPrompts]:
     prompts = CountingPrompts()
-    gate = StalenessGate(groups_per_step=batch, async_generation_ratio=lag, max_staleness=ceil(lag), total_groups=batch * steps)
-    fleet = FleetConfig(capacities=(Capacity(slots=256),) * len(engines), stall_timeout_s=60.0)
-    config = RolloutConfig(samples_per_prompt=SAMPLES, sampling=Sampling(max_tokens=8), seed=5, fleet=fleet)
-    scheduler = RolloutScheduler(prompts=prompts, decode=no_texts, engines=engines, score=score.score, gate=gate, config=config)
-    return scheduler, prompts
+    rollout = {"samples_per_prompt": SAMPLES}
+    return make_scheduler(engines, make_gate(batch, lag, steps), rollout=rollout, prompts=prompts, score=score.score), prompts
 
 
 @settings(max_examples=60, deadline=None)

@@ -117,6 +117,9 @@ def test_what_every_outcome_keeps(groups: list[Group], config: RuleConfig) -> No
     assert not outcome.advantages[~trained].any()
     assert np.isfinite(outcome.advantages).all()
     assert (outcome.returns is not None) == (config.estimator is AdvantageEstimator.GAE)
+    # A coefficient that the loss already has, and that does not adapt, is not sent with the batch.
+    adapts_in_loss = config.measures_kl and config.kl_placement is KLPlacement.LOSS
+    assert outcome.kl_coefficient == (config.kl_coefficient if adapts_in_loss else None)
     ends = np.cumsum(step.lengths)
     kept = []
     for index, (start, end, sample) in enumerate(zip(ends - step.lengths, ends, step.trajectories, strict=True)):

@@ -20,7 +20,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.integration.operator_world.process import free_port
+from tests.support.ports import free_port
 
 Rule = Callable[[str, str], web.Response | None]
 """Method and path -> an answer instead of the API server's, or None."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,14 +11,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 READY_S = 60.0
 STOP_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class OperatorProcess:

@@ -18,6 +18,7 @@ from rljob_runtime.commands import model, show_plan
 from rljob_runtime.commands.cli import app
 from rljob_runtime.errors import ModelError
 from rljob_runtime.tiny import TinySize, TinySummary
+from tests.support import invalid_manifests
 from tests.unit.api.manifests import manifest
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,6 @@ def test_standard_input() -> None:
         (("explain", "spec.rolout"), "did you mean spec.rollout?"),
         (("run", QUICKSTART, "--overwrite", "--resume"), "contradict"),
         (("run", "nowhere.yaml"), "no such file"),
-        (("run", str(ROOT / "tests" / "golden" / "invalid" / "role-no-trainer.yaml")), "spec.components: has no Trainer"),
         (("plan", QUICKSTART, "--output", "xml"), "xml"),
         (("frobnicate",), "No such command"),
     ],
@@ -79,6 +79,14 @@ def test_wrong_arguments_exit_2_and_say_why(arguments: tuple[str, ...], message:
     result = rljob(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_an_invalid_manifest_is_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(invalid_manifests.named("role-no-trainer").manifest())
+    result = rljob("run", str(file))
+    assert result.exit_code == 2
+    assert "spec.components: has no Trainer" in result.stderr
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:

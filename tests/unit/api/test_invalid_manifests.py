@@ -1,6 +1,6 @@
-"""One failing manifest per rule, with the exact text a user reads. UPDATE_GOLDEN=1 rewrites the texts."""
+"""One failing manifest per rule, with the exact text a user reads: the tables under tests/golden/invalid."""
 
-import os
+import functools
 import pickle
 from pathlib import Path
 
@@ -9,37 +9,73 @@ import pytest
 from rljob_api.errors import SpecInvalidError
 from rljob_api.supported import UNSUPPORTED
 from rljob_api.validation import check
+from tests.support import invalid_manifests
+from tests.support.golden import Golden
+from tests.support.invalid_manifests import InvalidManifest
 
-FOLDER = Path(__file__).parents[2] / "golden" / "invalid"
-MANIFESTS = sorted(FOLDER.glob("*.yaml"))
+CASES = {case.name: (table, case) for table in invalid_manifests.tables() for case in invalid_manifests.read(table)}
 
 
-def problems(manifest: Path) -> SpecInvalidError:
+def problems(case: InvalidManifest) -> SpecInvalidError:
     with pytest.raises(SpecInvalidError) as caught:
-        check(manifest.read_text(encoding="utf-8"))
+        check(case.manifest())
     return caught.value
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
-def test_the_message_is_the_golden_one(manifest: Path) -> None:
-    error = problems(manifest)
-    text = "".join(f"{problem.line or '-'}: {problem}\n" for problem in error.errors)
-    golden = manifest.with_suffix(".txt")
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+def messages(error: SpecInvalidError) -> str:
+    return "".join(f"{problem.line or '-'}: {problem}\n" for problem in error.errors)
 
 
-def test_no_text_without_a_manifest() -> None:
-    assert {path.stem for path in FOLDER.glob("*.txt")} == {path.stem for path in MANIFESTS}
+@functools.cache
+def update(table: Path) -> dict[str, InvalidManifest]:
+    """The cases after all messages of the file were written."""
+    invalid_manifests.write_messages(table, lambda case: messages(problems(case)))
+    return {case.name: case for case in invalid_manifests.read(table)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_messages_are_the_golden_ones(name: str, golden: Golden) -> None:
+    table, case = CASES[name]
+    if golden.updating:
+        case = update(table)[name]
+    error = problems(case)
+    assert messages(error) == case.messages
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # it crosses processes
+
+
+def test_no_name_is_given_twice() -> None:
+    names = [case.name for table in invalid_manifests.tables() for case in invalid_manifests.read(table)]
+    assert sorted(names) == sorted(CASES)
 
 
 def test_every_unsupported_field_has_a_manifest() -> None:
     reported = {
         "".join("[]" if part.isdigit() else part for part in problem.path.replace("[", "\0").replace("]", "\0").split("\0"))
-        for manifest in FOLDER.glob("unsupported-*.yaml")
-        for problem in problems(manifest).errors
+        for name, (_, case) in CASES.items()
+        if name.startswith("unsupported-")
+        for problem in problems(case).errors
     }
     missing = {f"spec.{row.path}" for row in UNSUPPORTED} - reported
     assert missing == set()
+
+
+def test_writing_messages_leaves_the_rest_of_the_file_as_it_stands(tmp_path: Path) -> None:
+    table = tmp_path / "table.yaml"
+    before = """# Two cases.
+
+- name: one # a comment
+  text: |
+    {base}
+
+    more
+  messages: |
+    old
+    old, too
+
+- name: two
+  set: {spec.image: x}
+  messages: |
+"""
+    table.write_text(before)
+    invalid_manifests.write_messages(table, lambda case: f"1: {case.name}\n")
+    assert table.read_text() == before.replace("    old\n    old, too\n", "    1: one\n") + "    1: two\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rljob_convert.notes import is_secret
 from rljob_convert.rlinf import manifest as rlinf
 from rljob_convert.roll import manifest as roll
 from rljob_convert.source import Source, leaves, read
+from tests.support.golden import Golden
 
 FOLDER = Path(__file__).parents[2] / "data" / "convert"
 GOLDEN = Path(__file__).parents[2] / "golden" / "convert"
@@ -32,14 +32,10 @@ def converted(path: Path, **options: Any) -> conversion.Converted:
     return conversion.convert(path.stem.split("-")[0], path.read_text(encoding="utf-8"), **options)
 
 
-def compare_with_golden(path: Path) -> None:
-    """The manifest with its report as a comment. UPDATE_GOLDEN=1 rewrites it."""
+def compare_with_golden(path: Path, golden: Golden) -> None:
+    """The manifest with its report as a comment."""
     text = conversion.render(converted(path))
-    golden = GOLDEN / path.name
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    golden(GOLDEN / path.name, text)
     assert yaml.safe_load(text) == converted(path).manifest
 
 

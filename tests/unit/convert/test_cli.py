@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from rljob_convert.keys import KeyTable
 from rljob_convert.rlinf import keys as rlinf_keys
 from rljob_convert.roll import keys as roll_keys
 from rljob_runtime.commands.cli import app
+from tests.support.golden import Golden
 from tests.unit.convert import cases
 
 ROOT = Path(__file__).parents[3]
@@ -83,14 +83,9 @@ def table_of(table: KeyTable) -> str:
 
 
 @pytest.mark.parametrize("framework", sorted(TABLES))
-def test_the_page_lists_every_key_that_is_converted(framework: str) -> None:
-    """UPDATE_GOLDEN=1 rewrites the tables."""
+def test_the_page_lists_every_key_that_is_converted(framework: str, golden: Golden) -> None:
     text = PAGE.read_text(encoding="utf-8")
     start, end = f"<!-- {framework} keys -->", f"<!-- end of {framework} keys -->"
     before, _, rest = text.partition(start)
-    written, _, after = rest.partition(end)
-    expected = f"\n{table_of(TABLES[framework])}\n"
-    if os.environ.get("UPDATE_GOLDEN"):
-        PAGE.write_text(f"{before}{start}{expected}{end}{after}", encoding="utf-8")
-        written = expected
-    assert written == expected
+    _, _, after = rest.partition(end)
+    golden(PAGE, f"{before}{start}\n{table_of(TABLES[framework])}\n{end}{after}")

@@ -145,6 +145,24 @@ def test_every_check_of_flexible(check: str, ranks: list[list[int]], group: str 
 
 
 @pytest.mark.parametrize(
+    ("ranks", "accelerators", "problem"),
+    [
+        ([4], (4,), "accelerator rank 4 does not exist, available are 0-3"),
+        ([2], (1, 1), "accelerator rank 2 does not exist, available are 0-1"),
+        ([1], (1,), "accelerator rank 1 does not exist, available are 0"),
+        ([0, 9], (4, 6), "puts accelerator ranks 0, 9, which one process has, on two nodes: node 0 and node 1"),
+        ([*range(8)], (4, 4), "puts accelerator ranks 0, 1, 2, 3, 4, 5, 6, 7, which one process has, on two nodes: node 0 and node 1"),
+        ([*range(9)], (4, 5), "puts accelerator ranks 0, 1, 2, 3, 4, 5, 6, 7, .., which one process has, on two nodes: node 0 and node 1"),
+        ([1, 0, 1], (2,), "a process holds accelerator 1 twice"),
+    ],
+)
+def test_a_refusal_names_what_is_wrong_and_what_there_is(ranks: list[int], accelerators: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        FlexiblePlacementStrategy([ranks]).get_placement(cluster(*accelerators))
+    assert caught.value.problem == problem
+
+
+@pytest.mark.parametrize(
     ("arguments", "accelerators", "expected"),
     [
         ((0, 7, 2), (8,), "n0:0,1 n0:2,3 n0:4,5 n0:6,7"),

@@ -10,6 +10,7 @@ import pytest
 from rljob_convert import conversion
 from rljob_convert.notes import Note, NoteKind
 from rljob_convert.rlinf.keys import TABLE
+from tests.support.golden import Golden
 from tests.unit.convert import cases
 
 CONFIGURATIONS = cases.configurations("rlinf")
@@ -30,8 +31,8 @@ def notes(text: str, path: str) -> list[Note]:
 
 
 @every
-def test_golden(path: Path) -> None:
-    cases.compare_with_golden(path)
+def test_golden(path: Path, golden: Golden) -> None:
+    cases.compare_with_golden(path, golden)
 
 
 @every

@@ -11,6 +11,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_convert import conversion
 from rljob_convert.notes import Note, NoteKind
 from rljob_convert.roll.keys import TABLE
+from tests.support.golden import Golden
 from tests.unit.convert import cases
 
 CONFIGURATIONS = cases.configurations("roll")
@@ -31,8 +32,8 @@ def notes(text: str, path: str) -> list[Note]:
 
 
 @every
-def test_golden(path: Path) -> None:
-    cases.compare_with_golden(path)
+def test_golden(path: Path, golden: Golden) -> None:
+    cases.compare_with_golden(path, golden)
 
 
 @every

@@ -1,7 +1,6 @@
 """Builders and a clock for the report tests."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from rljob_runtime.records import Completion, Prompt, RewardResult, StepRecord, Trajectory, VersionSpan
@@ -77,12 +76,3 @@ def make_trajectory(index: int, score: float | None, **changes: object) -> Traje
         group_id=index // 2, sample_index=index % 2, prompt=prompt, response_text=str(index), completion=completion, reward=reward
     )
     return dataclasses.replace(trajectory, **changes)
-
-
-def assert_golden(name: str, text: str) -> None:
-    """Compare with a file of tests/golden/report; UPDATE_GOLDEN=1 rewrites it for review."""
-    path = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path} is missing: run this test with UPDATE_GOLDEN=1 and review the file"
-    assert text == path.read_text(encoding="utf-8")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,15 @@ from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
 from rljob_runtime.overlap.batching import BatchingConfig
-from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
-from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from tests.support.job_workers import make_job_workers
+from tests.support.rollouts import make_gate, make_scheduler
 from tests.unit.runtime.fakes import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine, no_texts
 
 BATCH, STEPS = 2, 4
@@ -67,24 +64,10 @@ class Run:
         info = RunInfo(job_name="job", model="m", algorithm="GRPO PPO", devices="-", total_steps=STEPS, seed=0, spec_yaml="a: 1\n")
         self.store = CheckpointStore(folder.checkpoints, keep=2)
         checkpoints: Checkpoints = self.store if self.shared else NoCheckpoints()
-        scheduler = RolloutScheduler(
+        scheduler = make_scheduler(
+            [self.engine, *self.others],
+            make_gate(BATCH, self.lag, STEPS, version=start),
             prompts=self.prompts,
-            decode=no_texts,
-            engines=[self.engine, *self.others],
-            score=ScriptedRewards().score,
-            gate=StalenessGate(
-                groups_per_step=BATCH,
-                async_generation_ratio=self.lag,
-                max_staleness=ceil(self.lag),
-                total_groups=BATCH * STEPS,
-                version=start,
-            ),
-            config=RolloutConfig(
-                samples_per_prompt=2,
-                sampling=Sampling(max_tokens=4),
-                seed=5,
-                fleet=FleetConfig(capacities=(Capacity(slots=256),) * (1 + len(self.others)), stall_timeout_s=60.0),
-            ),
             next_group_id=self.start.next_group_id if self.start else 0,
             done=self.start.done if self.start else (),
         )

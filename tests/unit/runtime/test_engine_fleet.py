@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
+from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig, OnLost
 from rljob_runtime.overlap.routing import Capacity, GroupAffinity
 from rljob_runtime.overlap.samples import Sample, sample_seed
 from rljob_runtime.records import Completion, GenerationRequest, Sampling
@@ -54,12 +54,14 @@ def within(
     engines: list[TimedEngine],
     body: Callable[[EngineFleet], Coroutine[Any, Any, None]],
     capacity: Capacity = CAPACITY,
+    on_lost: OnLost | None = None,
     **config: Any,
 ) -> None:
     """Run ``body`` beside a fleet of these engines."""
 
     async def main() -> None:
-        fleet = EngineFleet(engines, config=FleetConfig(capacities=(capacity,) * len(engines), **{"stall_timeout_s": 100.0} | config))
+        settings = FleetConfig(capacities=(capacity,) * len(engines), **{"stall_timeout_s": 100.0} | config)
+        fleet = EngineFleet(engines, config=settings, on_lost=on_lost)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(fleet.run())
             await asyncio.sleep(0)
@@ -115,7 +117,6 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
     lost = []
 
     async def body(fleet: EngineFleet) -> None:
-        fleet._on_lost = lambda index, error: lost.append((index, str(error)))
         await fleet.pause([1], what="all begin at e0")
         fleet.add(samples)
         await asyncio.sleep(3.5)
@@ -130,11 +131,32 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
         fleet.resume([0])
         await fleet.pause([0], what="a lost one is skipped")
 
-    within(engines, body)
+    within(engines, body, on_lost=lambda index, error: lost.append((index, str(error))))
     assert lost == [(0, "worker e0 is gone (signal 9); its log: engine.log")]
     assert all(client.got[s.key].token_ids == tuple(range(12)) for s in samples)
     again = [request for request in engines[1].seen if request.request_id.endswith("+2")]
     assert {request.seed for request in again} == {sample_seed(5, s.prompt.index, s.index, 3) for s in samples}
+
+
+def test_an_overloaded_engine_gives_its_latest_requests_to_one_that_joins() -> None:
+    engines, client = [TimedEngine("e0", slots=6, length_of=lambda key: 10) for _ in range(2)], Client()
+    samples = client.samples(6)
+
+    async def body(fleet: EngineFleet) -> None:
+        await fleet.pause([1], what="all begin at e0")
+        fleet.add(samples)
+        await asyncio.sleep(2.5)
+        fleet.resume([1])
+        await asyncio.sleep(1.0)
+        assert engines[0].aborted == ["3/0", "4/0", "5/0"]
+        fleet.resume([1])
+        await asyncio.sleep(60.0)
+        assert len(engines[0].aborted) == 3
+
+    within(engines, body, Capacity(slots=6))
+    assert {key: got.token_ids for key, got in client.got.items()} == {sample.key: tuple(range(10)) for sample in samples}
+    assert {request.request_id for request in engines[1].seen} <= {"3/0+1", "4/0+1", "5/0+1"}
+    assert len(engines[1].seen) >= 2
 
 
 def test_the_last_engines_loss_is_an_error_and_any_where_losses_are_not_survived() -> None:

@@ -1,7 +1,6 @@
-"""rljob plan --explain and --measured. UPDATE_GOLDEN=1 rewrites the texts."""
+"""rljob plan --explain and --measured."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from rljob_api.validation import check
 from rljob_runtime.commands import measured
 from rljob_runtime.commands.cli import app
 from rljob_runtime.errors import RuntimeFault
+from tests.support.golden import Golden
 from tests.unit.api.manifests import manifest
 
 ROOT = Path(__file__).parents[3]
@@ -36,13 +36,9 @@ def rljob(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100"})
 
 
-def same_as_golden(name: str, text: str) -> None:
-    golden = GOLDEN / f"{name}.txt"
-    text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+def unpadded(text: str) -> str:
+    """Without the blanks that fill a terminal's lines."""
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def write_run(folder: Path, *, steps: tuple[tuple[float, float, float], ...] = STEPS, ratio: float = 0.0) -> Path:
@@ -87,19 +83,19 @@ def pasted(job: Path, block: str) -> dict[str, Any]:
     return document
 
 
-def test_the_example() -> None:
+def test_the_example(golden: Golden) -> None:
     result = rljob("plan", str(EXAMPLE), "--explain")
     assert (result.exit_code, result.stderr) == (0, "")
-    same_as_golden("auto-placement", result.stdout)
+    golden(GOLDEN / "auto-placement.txt", unpadded(result.stdout))
 
 
-def test_a_choice_with_measured_times(tmp_path: Path) -> None:
+def test_a_choice_with_measured_times(tmp_path: Path, golden: Golden) -> None:
     result = rljob("plan", str(EXAMPLE), "--explain", "--measured", str(write_run(tmp_path / "run")))
     assert (result.exit_code, result.stderr) == (0, "")
-    same_as_golden("measured", result.stdout)
+    golden(GOLDEN / "measured.txt", unpadded(result.stdout))
 
 
-def test_rejected_for_memory(tmp_path: Path) -> None:
+def test_rejected_for_memory(tmp_path: Path, golden: Golden) -> None:
     """A reference, two groups, a model that needs several devices, one-step overlap."""
     groups = [{"name": name, "nodes": 2, "devicesPerNode": 8, "deviceMemory": "80Gi"} for name in ("a", "b")]
     components = [
@@ -120,22 +116,22 @@ def test_rejected_for_memory(tmp_path: Path) -> None:
     result = rljob("plan", str(job), "--explain")
     assert result.exit_code == 0
     assert "does not fit" in result.stdout
-    same_as_golden("memory", re.sub(r"(deviceMemory: device 0 of a needs) .*", r"\1 ..", result.stdout))
+    golden(GOLDEN / "memory.txt", unpadded(re.sub(r"(deviceMemory: device 0 of a needs) .*", r"\1 ..", result.stdout)))
     assert check(pasted(job, rljob("plan", str(job), "--explain", "-o", "yaml").stdout), runnable=False).plan.component("ref").processes
 
 
-def test_nothing_but_sharing(tmp_path: Path) -> None:
+def test_nothing_but_sharing(tmp_path: Path, golden: Golden) -> None:
     job = write_job(tmp_path / "job.yaml", nodeGroups=[{"name": "local", "devicesPerNode": 1, "deviceResource": "cpu"}])
     result = rljob("plan", str(job), "--explain")
     assert result.exit_code == 0
     assert result.stderr == ""
-    same_as_golden("sharing", result.stdout)
+    golden(GOLDEN / "sharing.txt", unpadded(result.stdout))
 
 
-def test_taking_turns(tmp_path: Path) -> None:
+def test_taking_turns(tmp_path: Path, golden: Golden) -> None:
     result = rljob("plan", str(write_job(tmp_path / "job.yaml", offload={"residency": "Switching"})), "--explain")
     assert (result.exit_code, result.stderr) == (0, "")
-    same_as_golden("switching", result.stdout)
+    golden(GOLDEN / "switching.txt", unpadded(result.stdout))
 
 
 def test_what_is_printed_can_be_pasted() -> None:

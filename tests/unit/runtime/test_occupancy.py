@@ -15,6 +15,14 @@ def test_the_share_is_the_integral_of_used_slots_over_the_time_since_the_last_qu
     assert engine.take(18.0) == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("second", [0.001, 1.0, 1000.0])
+def test_the_share_does_not_depend_on_the_unit_of_time(second: float):
+    engine = Occupancy(slots=4)
+    engine.take(0.0)
+    engine.change(1, 0.25 * second)
+    assert engine.take(1.0 * second) == pytest.approx(0.75 / 4)
+
+
 def test_no_time_is_no_use():
     engine = Occupancy(slots=1)
     engine.change(1, 5.0)

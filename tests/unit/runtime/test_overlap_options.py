@@ -9,13 +9,11 @@ import pytest
 from rljob_runtime.errors import FilteredOutError
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.filters import GroupFilter
-from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.samples import sample_seed
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
+from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import RewardRequest, RewardResult, Sampling
-from tests.unit.runtime.fakes import CountingPrompts, no_texts
+from tests.support.rollouts import make_gate, make_scheduler
 from tests.unit.runtime.timed_engine import TimedEngine
 from tests.unit.runtime.virtual_time import run_virtual
 
@@ -28,11 +26,8 @@ def make(engines: Sequence[TimedEngine], gate: StalenessGate, value: Callable[[R
     async def score(requests: list[RewardRequest]) -> list[RewardResult]:
         return [RewardResult(sample_id=r.sample_id, score=value(r)) for r in requests]
 
-    fleet = FleetConfig(capacities=(Capacity(slots=64),) * len(engines), stall_timeout_s=1000.0)
-    options = {"samples_per_prompt": 2, "sampling": Sampling(max_tokens=1000), "seed": 5, "fleet": fleet} | config
-    return RolloutScheduler(
-        prompts=CountingPrompts(), decode=no_texts, engines=engines, score=score, gate=gate, config=RolloutConfig(**options)
-    )
+    rollout = {"sampling": Sampling(max_tokens=1000)} | config
+    return make_scheduler(engines, gate, rollout=rollout, fleet={"stall_timeout_s": 1000.0}, score=score)
 
 
 def within(scheduler: RolloutScheduler, body: Coroutine[Any, Any, None]) -> None:
@@ -64,9 +59,7 @@ def now_s() -> float:
 def test_of_redundant_samples_the_first_that_end_are_the_group() -> None:
     lengths = {"0/0": 90, "0/1": 5, "0/2": 9, "0/3": 70}
     engine = TimedEngine("e0", slots=64, length_of=lengths.__getitem__)
-    scheduler = make(
-        [engine], StalenessGate(groups_per_step=1, async_generation_ratio=0, max_staleness=0, total_groups=1), redundant_samples=2
-    )
+    scheduler = make([engine], make_gate(1, 0, steps=1), redundant_samples=2)
 
     async def body() -> None:
         (group,) = await take(scheduler, 1, 0)
@@ -85,7 +78,7 @@ def test_of_redundant_samples_the_first_that_end_are_the_group() -> None:
 
 def test_over_sampling_trains_the_first_finished_and_refills_at_the_next_version() -> None:
     engine = TimedEngine("e0", slots=64, length_of=lambda key: 400 if key.split("/")[0] in ("0", "2") else 5)
-    gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, max_staleness=0, total_groups=6, spare=2)
+    gate = make_gate(2, 0, steps=3, spare=2)
     scheduler = make([engine], gate)
 
     async def body() -> None:
@@ -109,7 +102,7 @@ def test_over_sampling_trains_the_first_finished_and_refills_at_the_next_version
 
 def test_surplus_groups_stay_usable_within_the_bound() -> None:
     engine = TimedEngine("e0", slots=64, length_of=lambda key: 9 if key.startswith("0/") else 5)
-    scheduler = make([engine], StalenessGate(groups_per_step=2, async_generation_ratio=0, total_groups=6, spare=1, max_staleness=1))
+    scheduler = make([engine], make_gate(2, 0, steps=3, spare=1, max_staleness=1))
 
     async def body() -> None:
         assert [g.group_id for g in await take(scheduler, 2, 0)] == [1, 2]
@@ -128,7 +121,7 @@ def test_surplus_groups_stay_usable_within_the_bound() -> None:
 def test_more_staleness_than_lag_waits_less_for_a_straggler() -> None:
     def taken_at_s(max_staleness: int) -> list[float]:
         engine = TimedEngine("e0", slots=64, length_of=lambda key: 100 if key.startswith("0/") else 5)
-        gate = StalenessGate(groups_per_step=1, async_generation_ratio=1, total_groups=8, max_staleness=max_staleness)
+        gate = make_gate(1, 1, steps=8, max_staleness=max_staleness)
         scheduler, times = make([engine], gate), []
 
         async def body() -> None:
@@ -148,7 +141,7 @@ def test_more_staleness_than_lag_waits_less_for_a_straggler() -> None:
 
 def test_a_filtered_group_is_replaced_at_once_while_others_are_still_drawn() -> None:
     engine = TimedEngine("e0", slots=64, length_of=lambda key: 30 if key.startswith("0/") else 5)
-    gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, max_staleness=0, total_groups=2)
+    gate = make_gate(2, 0, steps=1)
     scheduler = make([engine], gate, lambda r: 0.0 if r.prompt.index == 1 else by_sample(r), group_filter=GroupFilter(min_std=0.0))
 
     async def body() -> None:
@@ -162,7 +155,7 @@ def test_a_filtered_group_is_replaced_at_once_while_others_are_still_drawn() -> 
 
 
 def test_a_filter_that_keeps_nothing_is_an_error_with_its_bounds_and_the_last_means() -> None:
-    gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, max_staleness=0, total_groups=100)
+    gate = make_gate(2, 0, steps=50)
     bounds = GroupFilter(min_mean=0.1, max_mean=0.9)
     scheduler = make([TimedEngine("e0", slots=64)], gate, lambda r: 1.0, group_filter=bounds, max_filtered_in_row=6)
 
@@ -174,7 +167,7 @@ def test_a_filter_that_keeps_nothing_is_an_error_with_its_bounds_and_the_last_me
 
 
 def test_filtered_groups_with_kept_ones_between_are_no_error() -> None:
-    gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, max_staleness=0, total_groups=20)
+    gate = make_gate(2, 0, steps=10)
     config = {"group_filter": GroupFilter(min_std=0.0), "max_filtered_in_row": 3}
     engine = TimedEngine("e0", slots=64)
     scheduler = make([engine], gate, lambda r: by_sample(r) if r.prompt.index % 2 else 0.0, **config)
@@ -191,7 +184,7 @@ def test_filtered_groups_with_kept_ones_between_are_no_error() -> None:
 
 def test_a_group_too_old_for_the_next_weights_is_given_up_with_all_its_responses() -> None:
     engine = TimedEngine("e0", slots=64, length_of=lambda key: 400 if key == "1/1" else 5)
-    scheduler = make([engine], StalenessGate(groups_per_step=1, async_generation_ratio=1, total_groups=4, max_staleness=0))
+    scheduler = make([engine], make_gate(1, 1, steps=4, max_staleness=0))
 
     async def body() -> None:
         assert [g.group_id for g in await take(scheduler, 1, 0)] == [0]
@@ -211,7 +204,7 @@ def test_a_group_too_old_for_the_next_weights_is_given_up_with_all_its_responses
 
 def test_a_batch_loses_nothing_with_an_engine_and_is_told_of_it() -> None:
     engines = [TimedEngine("e0", slots=64, dies_at_s=3.5), TimedEngine("e1", slots=64)]
-    scheduler = make(engines, StalenessGate(groups_per_step=4, async_generation_ratio=0, max_staleness=0, total_groups=4))
+    scheduler = make(engines, make_gate(4, 0, steps=1))
 
     async def body() -> None:
         groups = await take(scheduler, 4, 0)

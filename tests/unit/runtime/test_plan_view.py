@@ -1,7 +1,6 @@
-"""Pictures of plans: golden texts, and what holds for every plan. UPDATE_GOLDEN=1 rewrites the golden files."""
+"""Pictures of plans: golden texts, and what holds for every plan."""
 
 import itertools
-import os
 import re
 import time
 import tracemalloc
@@ -24,6 +23,7 @@ from rljob_runtime.plan_view import Grid, Section, grid_of, page, picture, place
 from rljob_runtime.plan_view.layout import blocks
 from rljob_runtime.plan_view.palette import PALETTE
 from rljob_runtime.plan_view.routes import MAX_ENDS, flow
+from tests.support.golden import Golden
 from tests.unit.runtime.plan_cases import CASES, Case, Spot, component, gpus, large, nodes, plan_of, with_routes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plan_view"
@@ -43,12 +43,8 @@ def rendered(name: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "kind"), list(itertools.product(CASES, ("80.txt", "120.txt", "svg", "html"))))
-def test_the_picture_is_the_golden_one(name: str, kind: str) -> None:
-    text = rendered(name, kind)
-    golden = GOLDEN / f"{name}.{kind}"
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+def test_the_picture_is_the_golden_one(name: str, kind: str, golden: Golden) -> None:
+    golden(GOLDEN / f"{name}.{kind}", rendered(name, kind))
 
 
 def test_no_golden_file_without_a_case() -> None:

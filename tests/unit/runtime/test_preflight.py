@@ -1,6 +1,5 @@
 """What a job names and is not there: found before any process starts, said with the remedy, exit code 2."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import yaml
 from rljob_runtime.entry.local_run import run_job
 from rljob_runtime.exit_codes import ExitCode
 from tests.integration.jobs import job
+from tests.support.golden import Golden
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "preflight"
 REWARD = [{"name": "mine", "type": "Function", "function": "my_rewards:scor"}]
@@ -48,16 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_message_says_what_is_missing_and_what_to_do(name: str, folder: Path, capsys: Callable[..., Any]) -> None:
+def test_the_message_says_what_is_missing_and_what_to_do(name: str, folder: Path, golden: Golden, capsys: Callable[..., Any]) -> None:
     manifest = job(Path("model"), steps=3)
     manifest["spec"]["rewards"] = [{"name": "answer", "type": "ExactMatch"}]
     manifest["spec"] |= CASES[name]
     code = run_job(yaml.safe_dump(manifest), folder / "job.yaml", folder / "run", overwrite=False, resume=False)
     said = capsys.readouterr().err.replace(str(folder), "FOLDER")
-    golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(said)
     assert code == ExitCode.INVALID
-    assert said == golden.read_text()
+    golden(GOLDEN / f"{name}.txt", said)
     assert not (folder / "run").exists()

@@ -23,7 +23,7 @@ from rljob_runtime.report.charts import timeline_charts
 from rljob_runtime.report.jsonl import Clock, iter_rows, read_rows
 from rljob_runtime.report.switches import MAX_ERROR_CHARS, MAX_WORKERS, SwitchesWriter, drop_switches_after
 from tests.unit.runtime.arbiter_fakes import Memory, make_client
-from tests.unit.runtime.report_fakes import INFO, FakeClock, assert_golden, make_record
+from tests.unit.runtime.report_fakes import GOLDEN, INFO, FakeClock, make_record
 from tests.unit.runtime.switch_fakes import GRADS, KV, OPTIMIZER, PARAMS, make_move, make_residency, make_switch
 from tests.unit.runtime.virtual_time import run_virtual
 
@@ -77,8 +77,8 @@ def played(path: Path, steps: int) -> RunFolder:
 # ---- the file ----------------------------------------------------------------------------------------------------
 
 
-def test_the_file_tells_memory_before_and_after_every_switch(tmp_path: Path):
-    assert_golden("switches.jsonl", played(tmp_path / "run", 1).switches_jsonl.read_text())
+def test_the_file_tells_memory_before_and_after_every_switch(tmp_path: Path, golden):
+    golden(GOLDEN / "switches.jsonl", played(tmp_path / "run", 1).switches_jsonl.read_text())
 
 
 def test_rows_reach_the_disk_with_the_others_and_survive_a_kill(tmp_path: Path):
@@ -302,10 +302,10 @@ def _figure(folder: RunFolder) -> go.Figure:
     return chart.figure
 
 
-def test_bands_are_drawn_under_the_lanes_as_they_were(tmp_path: Path):
+def test_bands_are_drawn_under_the_lanes_as_they_were(tmp_path: Path, golden):
     figure = _figure(played(tmp_path / "run", 1))
     drawn = [trace.to_plotly_json() for trace in figure.data if trace.yaxis == "y2"]
-    assert_golden("bands.json", json.dumps(drawn, indent=1, ensure_ascii=False) + "\n")
+    golden(GOLDEN / "bands.json", json.dumps(drawn, indent=1, ensure_ascii=False) + "\n")
     assert list(figure.layout.yaxis2.ticktext) == ["node 0 device 0"]
     assert figure.layout.yaxis.domain[0] >= figure.layout.yaxis2.domain[1]
 

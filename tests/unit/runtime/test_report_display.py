@@ -32,7 +32,7 @@ from rljob_runtime.report.html import MAX_TEXT_CHARS
 from rljob_runtime.report.jsonl import read_rows
 from rljob_runtime.report.live import LiveDisplay, stacked_bar
 from rljob_runtime.report.metrics import table_of
-from tests.unit.runtime.report_fakes import INFO, FakeClock, assert_golden, make_record, make_trajectory
+from tests.unit.runtime.report_fakes import GOLDEN, INFO, FakeClock, make_record, make_trajectory
 
 
 class FakeRun:
@@ -61,7 +61,7 @@ class FakeRun:
 # ---- plain lines -------------------------------------------------------------------------------------------------
 
 
-def test_plain_output_of_a_whole_run(tmp_path: Path):
+def test_plain_output_of_a_whole_run(tmp_path: Path, golden):
     run = FakeRun(tmp_path / "run")
     with run.reporter as reporter:
         with reporter.phase("starting the cluster"):
@@ -75,10 +75,10 @@ def test_plain_output_of_a_whole_run(tmp_path: Path):
             run.step(number, **({"train__grad_norm": math.nan} if number == 9 else {}))
         reporter.event("checkpoint of step 30 written")
         reporter.finish(RunStatus.SUCCEEDED)
-    assert_golden("plain_run.txt", run.lines())
+    golden(GOLDEN / "plain_run.txt", run.lines())
 
 
-def test_a_failed_run_says_why(tmp_path: Path):
+def test_a_failed_run_says_why(tmp_path: Path, golden):
     run = FakeRun(tmp_path / "run")
 
     def driver() -> None:
@@ -89,7 +89,7 @@ def test_a_failed_run_says_why(tmp_path: Path):
 
     with pytest.raises(ClusterError):
         driver()
-    assert_golden("plain_failed.txt", run.lines())
+    golden(GOLDEN / "plain_failed.txt", run.lines())
     summary = load_summary(run.folder.summary_json)
     assert (summary.status, summary.failure) == (RunStatus.FAILED, "ClusterError: 2 devices asked, 1 there; lower the count")
     assert "2 devices asked" in run.folder.report_html.read_text()
@@ -160,10 +160,10 @@ def _frame(width: int, steps: int) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("steps", [0, 20])
-def test_the_panel(width, steps):
+def test_the_panel(width, steps, golden):
     frame = _frame(width, steps)
     assert {len(line) for line in frame.splitlines()} == {width}
-    assert_golden(f"panel_{width}_{steps}.txt", frame)
+    golden(GOLDEN / f"panel_{width}_{steps}.txt", frame)
 
 
 def test_a_narrow_terminal_still_gets_a_panel():

@@ -1,34 +1,20 @@
 """What the scheduler does when things go wrong, and what a resumed one asks first."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from rljob_runtime.errors import DeadlineError, WorkerLostError
-from rljob_runtime.overlap.fleet import FleetConfig
-from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.samples import sample_seed
-from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
-from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import Sampling
-from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedRewards, no_texts
+from rljob_runtime.overlap.scheduler import RolloutScheduler
+from tests.support.rollouts import make_gate, make_scheduler
+from tests.unit.runtime.fakes import ScriptedEngine, ScriptedRewards
 
 
-def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0, done: tuple[int, ...] = ()) -> RolloutScheduler:
-    return RolloutScheduler(
-        prompts=CountingPrompts(),
-        decode=no_texts,
-        engines=engines,
-        score=ScriptedRewards().score,
-        gate=StalenessGate(groups_per_step=2, async_generation_ratio=0, max_staleness=0, total_groups=8),
-        config=RolloutConfig(
-            samples_per_prompt=2,
-            sampling=Sampling(max_tokens=4),
-            seed=5,
-            fleet=FleetConfig(capacities=(Capacity(slots=256),) * len(engines), stall_timeout_s=stall_timeout_s, affinity_margin=0),
-        ),
-        done=done,
-    )
+def scheduler_of(engines: list[ScriptedEngine], *, stall_timeout_s: float = 60.0, **options: Any) -> RolloutScheduler:
+    fleet = {"stall_timeout_s": stall_timeout_s, "affinity_margin": 0}
+    return make_scheduler(engines, make_gate(2, 0, steps=4), fleet=fleet, **options)
 
 
 async def started(scheduler: RolloutScheduler) -> asyncio.Task[None]:
@@ -104,8 +90,8 @@ def test_seeds_differ_by_job_prompt_and_sample_and_stay_the_same() -> None:
 
 def test_a_group_whose_rewards_all_fail_is_replaced_by_another_prompt() -> None:
     async def body() -> None:
-        scheduler = scheduler_of([ScriptedEngine("actor_infer-0")])
-        scheduler._score = ScriptedRewards(failing=lambda request: request.prompt.index == 0).score
+        rewards = ScriptedRewards(failing=lambda request: request.prompt.index == 0)
+        scheduler = scheduler_of([ScriptedEngine("actor_infer-0")], score=rewards.score)
         running = await started(scheduler)
         groups = await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch of step 1")
         assert sorted(group.trajectories[0].prompt.index for group in groups) == [1, 2]

@@ -210,8 +210,6 @@ class _Occupant:
     def _cached(self) -> list[Need]:
         """PyTorch keeps the memory of an earlier peak for itself."""
         peaks = {phase: sum(need.num_bytes for need in needs) for phase, needs in self.needs.working.items()}
-        if not peaks:
-            return []
         phase = max(peaks, key=lambda one: peaks[one])
         remedy = "offload.residency: Switching"
         return [Need(kind=Kind.WORKSPACE, name="kept by PyTorch", formula=f"of {phase}", num_bytes=peaks[phase], remedy=remedy)]

@@ -90,22 +90,23 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
     num_layers, vocab = _size(config, "num_hidden_layers"), _size(config, "vocab_size")
     attention = _attention_parameters(config, str(model_type), hidden, heads * head_dim, kv_heads * head_dim, head_dim)
     num_sparse = _num_sparse_layers(config, str(model_type), num_layers)
-    mlps = {"dense": _dense_mlp(config, hidden), "sparse": _sparse_mlp(config, str(model_type), hidden) if num_sparse else (0, 0, 0)}
-    layers = {kind: attention + 2 * hidden + mlp[0] for kind, mlp in mlps.items()}
+    dense_mlp, dense_width = _dense_mlp(config, hidden)
+    sparse_mlp, sparse_width, num_experts = _sparse_mlp(config, str(model_type), hidden) if num_sparse else (0, 0, 0)
+    dense_layer, sparse_layer = attention + 2 * hidden + dense_mlp, attention + 2 * hidden + sparse_mlp
     decoder = DecoderShape(
         hidden_size=hidden,
         num_layers=num_layers,
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=max(mlps["sparse"][1], mlps["dense"][1] if num_sparse < num_layers else 0),
+        intermediate_size=max(sparse_width, dense_width if num_sparse < num_layers else 0),
         vocab_size=vocab,
         tied_embeddings=config.get("tie_word_embeddings") is True,
-        layer_parameters=max(layers["sparse"] if num_sparse else 0, layers["dense"] if num_sparse < num_layers else 0),
+        layer_parameters=max(sparse_layer if num_sparse else 0, dense_layer if num_sparse < num_layers else 0),
         qk_norm=str(model_type).startswith("qwen3"),
-        num_experts=mlps["sparse"][2],
+        num_experts=num_experts,
     )
-    in_layers = num_sparse * layers["sparse"] + (num_layers - num_sparse) * layers["dense"]
+    in_layers = num_sparse * sparse_layer + (num_layers - num_sparse) * dense_layer
     return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)
 
 
@@ -119,11 +120,11 @@ def _attention_parameters(config: Mapping[str, object], model_type: str, hidden:
     return matrices + (2 * head_dim if model_type.startswith("qwen3") else 0)
 
 
-def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int, int]:
-    """(parameters, width, experts) of a gated MLP."""
+def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int]:
+    """(parameters, width) of a gated MLP."""
     width = _size(config, "intermediate_size")
     biases = 2 * width + hidden if config.get("mlp_bias") is True and config.get("model_type") == "llama" else 0
-    return 3 * hidden * width + biases, width, 0
+    return 3 * hidden * width + biases, width
 
 
 def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> tuple[int, int, int]:

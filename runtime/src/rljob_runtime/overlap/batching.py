@@ -75,9 +75,8 @@ def split(step: StepSamples, config: BatchingConfig) -> Shares:
     Groups are whole within an update, and the first groups are in the first. Within an update they are whole on a rank, so that it computes
     a shared prompt once, unless ranks are better balanced with groups cut into two, four or more pieces.
     """
-    _, position = np.unique(step.group_ids, return_inverse=True)
-    num_groups = int(position.max(initial=-1)) + 1
-    update_of = position * config.mini_batches // max(num_groups, 1)
+    groups, position = np.unique(step.group_ids, return_inverse=True)
+    update_of = position * config.mini_batches // max(len(groups), 1)
     return tuple(_divide(np.flatnonzero(update_of == update), step, config.num_ranks, config) for update in range(config.mini_batches))
 
 

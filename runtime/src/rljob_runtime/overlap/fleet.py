@@ -263,12 +263,12 @@ class EngineFleet:
             engine.open = False
         return await self._called_back(leaving, None, what=what, finish_s=finish_s, timeout_s=timeout_s)
 
-    def resume(self, engines: Collection[int]) -> int:
-        """Resume engines; returns how many requests overloaded ones were asked to give up for them."""
+    def resume(self, engines: Collection[int]) -> None:
+        """Resume engines; overloaded ones give up requests for them."""
         closed = [self._engines[index] for index in sorted(set(engines)) if not self._engines[index].open]
         joining = [engine for engine in closed if not engine.lost]
         if not joining:
-            return 0
+            return
         for engine in joining:
             engine.open = True
         loads = {engine.index: len(engine.running) for engine in self._engines if engine.open}
@@ -277,7 +277,6 @@ class EngineFleet:
             engine = self._engines[index]
             engine.abort(list(engine.running)[-count:])  # the latest have the fewest tokens, so that least is recomputed
         self._hand_out()
-        return sum(over.values())
 
     @asynccontextmanager
     async def quiet(self, *, what: str, timeout_s: float) -> AsyncIterator[None]:

@@ -1,0 +1,77 @@
+"""Tiny models on disk, and trainer workers of a single rank that tests start one after another."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.worker import PolicyWorker
+from tests.support.ports import free_port
+
+VOCAB = 61
+"""Odd, so that shards are uneven."""
+LEARNING_RATE = 1e-2
+
+
+def tiny_qwen2(**changes: Any) -> Qwen2Config:
+    """Two layers with grouped-query attention, 24 wide."""
+    sizes = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 64,
+    }
+    return Qwen2Config(**sizes | changes)
+
+
+def save_model(folder: Path, config: PretrainedConfig, *, seed: int) -> Path:
+    """Write a model with random weights; returns the folder."""
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+class SingleRank(Protocol):
+    """A worker that is a whole process group."""
+
+    def setup(self, host: str, port: int, timeout_s: float) -> object: ...
+
+    def shutdown(self) -> None: ...
+
+
+Worker = TypeVar("Worker", bound=SingleRank)
+StartPolicy = Callable[..., PolicyWorker]
+
+
+@contextmanager
+def one_at_a_time(make: Callable[..., Worker]) -> Iterator[Callable[..., Worker]]:
+    """``make``, but the worker is set up, and the one before is shut down: a process has one process group."""
+    running: list[Worker] = []
+
+    def stop() -> None:
+        while running:
+            running.pop().shutdown()
+
+    def start(*args: Any, **settings: Any) -> Worker:
+        stop()
+        worker = make(*args, **settings)
+        worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
+        running.append(worker)
+        return worker
+
+    try:
+        yield start
+    finally:
+        stop()
+
+
+def policy(model_folder: Path, **settings: Any) -> PolicyWorker:
+    """A policy worker on one rank, not set up."""
+    return PolicyWorker(PolicyConfig(**{"model_path": str(model_folder), "learning_rate": LEARNING_RATE} | settings), rank=0, world_size=1)
