@@ -96,7 +96,7 @@ def test_a_table_has_a_row_for_every_choice(page: str, title: str, members: type
     ("page", "sentence", "members"),
     [
         (ALGORITHMS, r"`policyLoss\.aggregation`: ([^.]*)\.", Aggregation),
-        (ALGORITHMS, r"`level` says what one ratio describes: ([^.]*)\.", CorrectionLevel),
+        (ALGORITHMS, r"`level` sets what one ratio describes: ([^.]*)\.", CorrectionLevel),
         (ALGORITHMS, r"`reward\.scale` take ([^.]*)\.", NormScope),
         (OVERLAP, r"`rollout\.groupRouting` \| ([^|]*) \|", GroupRouting),
     ],

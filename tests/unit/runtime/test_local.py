@@ -68,5 +68,5 @@ def test_a_secret_comes_from_the_environment_and_is_named_when_it_is_not_there()
 def test_a_suspended_job_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = yaml.safe_dump(job(Path("m"), steps=1, suspend=True))
     assert run_job(text, tmp_path / "job.yaml", tmp_path / "run", overwrite=False, resume=False) == ExitCode.INVALID
-    assert capsys.readouterr().err == "spec.suspend is true: the job is told not to run; write false to run it\n"
+    assert capsys.readouterr().err == "spec.suspend is true: the job is suspended; write false to run it\n"
     assert not (tmp_path / "run").exists()

@@ -144,7 +144,7 @@ class Recorder:
         self.answer: str | None = None
         self.clock = FakeClock()
         self.display = ProgressDisplay(
-            self.send, attempt=2, say=self.said.append, clock=time.monotonic if thread else self.clock, now=lambda: NOW, thread=thread
+            self.send, attempt=2, notify=self.said.append, clock=time.monotonic if thread else self.clock, now=lambda: NOW, thread=thread
         )
 
     def send(self, value: Progress) -> str | None:
@@ -211,7 +211,7 @@ def test_a_server_that_hangs_never_holds_up_a_step_and_the_end_only_for_its_limi
         release.wait(30)
         return None
 
-    display = ProgressDisplay(hang, attempt=1, say=run.said.append)
+    display = ProgressDisplay(hang, attempt=1, notify=run.said.append)
     display.started(INFO, tmp_path, None)
     assert entered.wait(10)
     started = time.monotonic()

@@ -32,6 +32,7 @@ REASONS = {
     "NoRoomError": Reason.SPEC_INVALID,
     "LeaseLostError": Reason.DEADLINE_EXCEEDED,
     "CheckpointError": Reason.CHECKPOINT_FAILED,
+    "PluginError": Reason.SPEC_INVALID,
     "RewardSetupError": Reason.REWARD_INVALID,
     "DataError": Reason.DATA_INVALID,
     "FilteredOutError": Reason.DATA_INVALID,
