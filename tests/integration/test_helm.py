@@ -16,8 +16,8 @@ import yaml
 
 from e2e.cluster.build import binary
 from tests.layout.tree import ROOT
+from tests.support.chart import CHART
 from tests.support.golden import Golden
-from tests.unit.helm.chart import CHART
 
 GOLDEN = ROOT / "tests" / "golden" / "helm"
 KUBE_VERSION = "1.36.3"

@@ -17,7 +17,7 @@ from rljob_operator import events, status, views
 from rljob_operator.decide import decide
 from rljob_operator.model import Decision
 from rljob_operator.policies.situation import is_live
-from tests.unit.operator.builders import NAME, Scene, at, child, failed_log, scene, time_text
+from tests.support.operator_scene import NAME, Scene, at, child, failed_log, scene, time_text
 
 MAX_BYTES = 10_000
 PROGRESS = {"attempt": 98, "step": 10**6, "totalSteps": 10**6, "reward": "-" + "9" * 30, "lastUpdateTime": time_text(0)}

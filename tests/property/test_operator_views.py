@@ -14,7 +14,7 @@ from rljob_operator import status, views
 from rljob_operator.decide import decide
 from rljob_operator.model import JobView
 from rljob_operator.policies.situation import stored_conditions
-from tests.unit.operator.builders import at, scene
+from tests.support.operator_scene import at, scene
 
 KEYS = st.sampled_from(
     [

@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.vocabulary import Reason
 from tests.layout.tree import ROOT
-from tests.unit.helm.chart import options, rules, values
+from tests.support.chart import options, rules, values
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md", *sorted(DOCS.glob("*.md"))]

@@ -12,7 +12,7 @@ import yaml
 
 from rljob_operator.settings import Settings
 from tests.layout.tree import ROOT
-from tests.unit.helm.chart import CHART, TEMPLATES, options, rules, schema, values
+from tests.support.chart import CHART, TEMPLATES, options, rules, schema, values
 
 TEMPLATE_TEXT = "\n".join(path.read_text() for path in TEMPLATES)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rljob_api import validation
-from tests.unit.helm.chart import CHART, rules
+from tests.support.chart import CHART, rules
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rljob_api.vocabulary import Reason
-from tests.unit.operator.builders import Scene, at, failed_log, scene
+from tests.support.operator_scene import Scene, at, failed_log, scene
 
 
 @dataclass(frozen=True, kw_only=True)

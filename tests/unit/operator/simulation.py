@@ -22,7 +22,7 @@ from rljob_operator import status
 from rljob_operator.decide import decide
 from rljob_operator.model import ChildView, Decision, JobView, Manifest, Observed
 from rljob_operator.policies.situation import is_live
-from tests.unit.operator.builders import NAME, at, checked, child, failed_log, pod, scene
+from tests.support.operator_scene import NAME, at, checked, child, failed_log, pod, scene
 
 TICK_S = 5
 MAX_PASSES = 8

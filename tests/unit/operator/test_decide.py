@@ -8,7 +8,7 @@ from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.decide import is_managed
 from rljob_operator.model import Decision
-from tests.unit.operator.builders import at, child, failed_log, scene, summary, time_text
+from tests.support.operator_scene import at, child, failed_log, scene, summary, time_text
 from tests.unit.operator.cases import CASES, COMPLETED, Case, app_failed, over
 
 DRIVER_ONLY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.vocabulary import Reason
 from rljob_operator.events import events
-from tests.unit.operator.builders import Scene, child, failed_log, scene
+from tests.support.operator_scene import Scene, child, failed_log, scene
 
 
 def emitted(before: Scene, after: Scene, seconds: float = 60) -> list[tuple[str, str]]:

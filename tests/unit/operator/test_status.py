@@ -10,7 +10,7 @@ from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.vocabulary import Reason
 from rljob_operator import status
-from tests.unit.operator.builders import Scene, at, child, failed_log, scene, time_text
+from tests.support.operator_scene import Scene, at, child, failed_log, scene, time_text
 from tests.unit.operator.cases import CASES, Case
 
 

@@ -10,7 +10,7 @@ import pytest
 from rljob_api import failure
 from rljob_api.vocabulary import Reason
 from rljob_operator import views
-from tests.unit.operator.builders import failed_log
+from tests.support.operator_scene import failed_log
 
 CREATED = "2026-01-31T12:00:00Z"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

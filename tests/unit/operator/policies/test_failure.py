@@ -9,7 +9,7 @@ from rljob_operator import views
 from rljob_operator.model import Failure
 from rljob_operator.policies import failure
 from rljob_operator.policies.situation import assess
-from tests.unit.operator.builders import Scene, at, failed_log, scene
+from tests.support.operator_scene import Scene, at, failed_log, scene
 
 
 def found(built: Scene) -> Failure:

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_operator.policies import handover
 from rljob_operator.policies.situation import assess
-from tests.unit.operator.builders import Scene, at, scene
+from tests.support.operator_scene import Scene, at, scene
 
 
 def wait(built: Scene, now: int, since: int = 100) -> handover.Wait | None:

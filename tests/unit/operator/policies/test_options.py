@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.v1alpha1.operations import FailureAction
 from rljob_operator.policies.options import read
-from tests.unit.operator.builders import checked, scene
+from tests.support.operator_scene import checked, scene
 
 
 def test_the_defaults_are_the_schemas() -> None:

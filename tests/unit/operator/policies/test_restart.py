@@ -9,7 +9,7 @@ from rljob_operator.model import Failure
 from rljob_operator.policies import restart
 from rljob_operator.policies.options import read
 from rljob_operator.policies.situation import RecordedFailure
-from tests.unit.operator.builders import at, scene
+from tests.support.operator_scene import at, scene
 
 
 def evaluate(reason: Reason, attempt: int, maximum: int, *rules: tuple[str, str]) -> restart.NextStep:

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.vocabulary import Reason
 from rljob_operator.policies import startup
 from rljob_operator.policies.situation import assess
-from tests.unit.operator.builders import Scene, at, scene
+from tests.support.operator_scene import Scene, at, scene
 
 PULL = ("ray", "ErrImagePull", "x:1 not found")
 ROOM = "Insufficient gpu"
