@@ -64,7 +64,7 @@ class Fold:
         """Process rank of a seat on the node at ``position`` of :attr:`nodes`."""
         return self.first_ranks[seat.component] + self.rank_steps[seat.component] * position + seat.offset
 
-    def resume(self) -> Iterator[Seated]:
+    def expand(self) -> Iterator[Seated]:
         """Every process on these nodes."""
         for position, node_rank in enumerate(self.nodes):
             for seat in self.seats:
@@ -111,7 +111,7 @@ class Grid:
     components: tuple[GridComponent, ...]
     groups: tuple[GridGroup, ...]
 
-    def resume(self) -> Iterator[Seated]:
+    def expand(self) -> Iterator[Seated]:
         """Every process of the plan, exactly once, fold by fold."""
         for group in self.groups:
             for fold in group.folds:
