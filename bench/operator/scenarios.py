@@ -14,7 +14,7 @@ from typing import Any
 from bench.operator.api import RAYJOBS, RLJOBS, Api, bounded
 from bench.operator.subject import Subject
 from bench.operator.watcher import Watcher, exists, summary
-from rljob_api.manifest import read
+from rljob_api.reading.manifest import read
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART: dict[str, Any] = dict(read((ROOT / "examples" / "quickstart.yaml").read_text()).data)

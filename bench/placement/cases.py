@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rljob_api import manifest
+from rljob_api.reading import manifest
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -134,8 +134,8 @@ class PlanSide:
     def prepare(self, case: Case) -> Run:
         """See the protocol."""
         from bench.placement.cases import growth_spec
-        from rljob_api.plan import Plan
         from rljob_api.planner import plan_or_errors
+        from rljob_api.planning.plan import Plan
 
         spec = growth_spec(case["devices"], case["layout"])
 

@@ -26,8 +26,8 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from rljob_api.naming import NODE_RANK_LABEL
-from rljob_api.plan import Plan, PlannedComponent
 from rljob_api.planner import plan
+from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from e2e.cluster.errors import CommandError
-from rljob_api import manifest as manifests
-from rljob_api import schema
+from rljob_api.crd import schema
 from rljob_api.naming import MAX_JOB_NAME, RESERVED_GROUP_NAMES
+from rljob_api.reading import manifest as manifests
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from tests.integration.kube_api import ApiServer
 from tests.layout.tree import ROOT

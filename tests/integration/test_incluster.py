@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api.failure import decode
+from rljob_api.termination import decode
 from rljob_api.vocabulary import Reason
 from rljob_runtime.entry import pre_stop
 from tests.integration.jobs import LENGTH_REWARD, Driving, RayNodes, job, untrained_model

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api import failure
+from rljob_api import termination
 from rljob_api.vocabulary import Reason
 from tests.integration.kube_api import ApiServer
 from tests.integration.operator_world.process import OperatorProcess
 from tests.integration.operator_world.world import SUCCEEDED, World
 
-LOST = failure.encode(
-    failure.DriverFailure(reason=Reason.WORKER_LOST, message="worker actor_train-0 is gone (signal 9)", worker="actor_train-0")
+LOST = termination.encode(
+    termination.DriverFailure(reason=Reason.WORKER_LOST, message="worker actor_train-0 is gone (signal 9)", worker="actor_train-0")
 )
-BAD_REWARD = failure.encode(failure.DriverFailure(reason=Reason.REWARD_INVALID, message="reward answer: ImportError: no module named keys"))
+BAD_REWARD = termination.encode(
+    termination.DriverFailure(reason=Reason.REWARD_INVALID, message="reward answer: ImportError: no module named keys")
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api import memory, planner
 from rljob_api.memory import engine_needs, training_needs
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob
 from rljob_runtime.job import worker_settings
 from rljob_runtime.training import model as training_model

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rljob_api import auto, planner
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from tests.unit.api.manifests import manifest

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api import failure
+from rljob_api import termination
 from rljob_api.vocabulary import Reason
 from rljob_operator import status, views
 from rljob_operator.decide import decide
@@ -47,11 +47,11 @@ def test_no_spec_or_status_is_too_odd_for_a_decision(spec: dict[str, Any], curre
 
 @given(log=st.text(), lines=st.lists(st.text(max_size=300), max_size=80), reason=st.sampled_from(list(Reason)), message=st.text())
 def test_a_digest_keeps_the_last_word_and_is_small(log: str, lines: list[str], reason: Reason, message: str) -> None:
-    last = failure.encode(failure.DriverFailure(reason=reason, message=message))
+    last = termination.encode(termination.DriverFailure(reason=reason, message=message))
     text = "\n".join([log, *lines, last, "the end"])
-    found = failure.decode(views.digest(text))
+    found = termination.decode(views.digest(text))
     assert found is not None
     assert found.reason is reason
     assert found.message == views.clean(message, views.MAX_TERMINATION_MESSAGE)
-    assert len(views.digest(text)) < views.MAX_TEXT + views.MAX_LOG + 4 * failure.MAX_MESSAGE
-    assert views.digest(text).count(failure.MARKER) == 1
+    assert len(views.digest(text)) < views.MAX_TEXT + views.MAX_LOG + 4 * termination.MAX_MESSAGE
+    assert views.digest(text).count(termination.MARKER) == 1

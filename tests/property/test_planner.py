@@ -7,10 +7,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rljob_api import planner
-from rljob_api.component_planner import engine_size
 from rljob_api.errors import PlacementError
 from rljob_api.placement import device_mapping, ranks
-from rljob_api.plan import Plan
+from rljob_api.planning.component import engine_size
+from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.podtemplate import LIST_KEYS
+from rljob_api.rules.pod_template import LIST_KEYS
 from rljob_operator.desired.merge import REPLACED_ENTRIES, merge
 from rljob_operator.desired.prelude import literal
 from tests.unit.operator.desired.kuberay import expand

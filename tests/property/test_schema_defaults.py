@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api import manifest as manifests
-from rljob_api import schema
+from rljob_api.crd import schema
+from rljob_api.reading import manifest as manifests
 from tests.unit.api.manifests import manifest
 from tests.unit.api.structural import with_defaults
 

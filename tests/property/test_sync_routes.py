@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.placement.sync_routes import EngineLayout, SyncDevice, SyncPlan, TrainerLayout, Transport, sync_plan
+from rljob_api.planning.sync_routes import EngineLayout, SyncDevice, SyncPlan, TrainerLayout, Transport, sync_plan
 from rljob_api.v1alpha1.operations import SyncBackend
 
 NUM_DEVICES = 24

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from rljob_api import failure as driver_failure
+from rljob_api import termination as driver_failure
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.validation import CheckedJob, check

@@ -13,9 +13,9 @@ none twice in a process. A process never spans two nodes. Time and memory grow w
 from __future__ import annotations
 
 from rljob_api.errors import FieldError, SpecInvalidError
-from rljob_api.plan import Plan
 from rljob_api.planning import explicit
 from rljob_api.planning.nodes import too_many
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import PlacementChoice
 from rljob_api.v1alpha1.rljob import RLJobSpec
 

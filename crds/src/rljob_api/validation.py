@@ -2,8 +2,8 @@
 
 Two stages; the second needs the types of the first, each reports all it finds:
 
-1. :mod:`rljob_api.manifest`: YAML, traps, types, unknown keys.
-2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.supported`), placement
+1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
+2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
    (:mod:`rljob_api.planner`), what fits (:mod:`rljob_api.memory`).
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rljob_api import algorithm_rules, manifest, planner, pods, rollout_rules, trainer_rules
+from rljob_api import planner
 from rljob_api.errors import FieldError, SpecInvalidError
-from rljob_api.plan import Plan
-from rljob_api.rules import components, data, offload, workers
-from rljob_api.supported import unsupported
+from rljob_api.planning.plan import Plan
+from rljob_api.reading import manifest
+from rljob_api.rules import algorithm, components, data, offload, pods, rollout, trainer, workers
+from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
 
 if TYPE_CHECKING:
@@ -91,16 +92,16 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *workers.RULES,
     *offload.RULES,
     *pods.RULES,
-    *algorithm_rules.RULES,
-    *rollout_rules.RULES,
-    *trainer_rules.RULES,
+    *algorithm.RULES,
+    *rollout.RULES,
+    *trainer.RULES,
 )
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *components.PLAN_RULES,
     *offload.PLAN_RULES,
-    *rollout_rules.PLAN_RULES,
-    *trainer_rules.PLAN_RULES,
+    *rollout.PLAN_RULES,
+    *trainer.PLAN_RULES,
 )
 """Rules that need to know how many processes there are."""

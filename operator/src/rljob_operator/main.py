@@ -23,7 +23,7 @@ from typing import Any, Final
 import kopf
 from prometheus_client import start_http_server
 
-from rljob_api.docstrings import attribute_docs
+from rljob_api.crd.docstrings import attribute_docs
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs
 from rljob_operator.cache import Cache, Source

@@ -44,7 +44,7 @@ from typing import Any, Final
 
 from rljob_api import naming, validation
 from rljob_api.errors import SpecInvalidError
-from rljob_api.failure import shorten
+from rljob_api.termination import shorten
 from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND
 from rljob_api.validation import CheckedJob

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from rljob_api import failure as driver_failure
+from rljob_api import termination as driver_failure
 from rljob_api.naming import rayjob_name
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason

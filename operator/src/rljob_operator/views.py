@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rljob_api import failure
+from rljob_api import termination
 from rljob_api.naming import ATTEMPT_LABEL
 from rljob_operator import times
 from rljob_operator.model import ChildView, ClusterView, JobView, Key, PodView
@@ -98,8 +98,8 @@ def pod_view(raw: Raw) -> PodView:
 
 def digest(log: str) -> str:
     """Digest of a RayJob's status.message: its first line, the tail of the log, and the driver's termination message as the last line."""
-    reported = failure.decode(log)
-    lines = [line for line in clean(log, len(log)).splitlines() if failure.MARKER not in line and line.strip()]
+    reported = termination.decode(log)
+    lines = [line for line in clean(log, len(log)).splitlines() if termination.MARKER not in line and line.strip()]
     kept = lines[-MAX_LOG_LINES:]
     while len(kept) > 1 and len("\n".join(kept)) > MAX_LOG:
         kept = kept[1:]
@@ -107,13 +107,13 @@ def digest(log: str) -> str:
     parts = [*first, "\n".join(kept)[-MAX_LOG:]] if kept else []
     if reported is not None:
         message, worker = clean(reported.message, MAX_TERMINATION_MESSAGE), reported.worker and clean(reported.worker, 100)
-        parts.append(failure.encode(replace(reported, message=message, worker=worker)))
+        parts.append(termination.encode(replace(reported, message=message, worker=worker)))
     return "\n".join(parts)
 
 
 def clean(text: str, limit: int) -> str:
     """Remove escape sequences and control characters other than line breaks, and shorten to ``limit`` characters."""
-    return failure.shorten(_NOT_PRINTABLE.sub(" ", text).strip(), limit)
+    return termination.shorten(_NOT_PRINTABLE.sub(" ", text).strip(), limit)
 
 
 def _map(raw: Raw, key: str) -> Raw:

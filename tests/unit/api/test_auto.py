@@ -12,7 +12,7 @@ from rljob_api.auto.cost import CostModel
 from rljob_api.auto.request import Request, read
 from rljob_api.auto.supply import START, FreeGroup
 from rljob_api.errors import FieldError
-from rljob_api.plan import PlacementMode, Plan
+from rljob_api.planning.plan import PlacementMode, Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import PlacementChoice, Role
 from tests.unit.api.cost import within

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.supported import UNSUPPORTED
+from rljob_api.rules.supported import UNSUPPORTED
 from rljob_api.validation import check
 from tests.support import invalid_manifests
 from tests.support.golden import Golden

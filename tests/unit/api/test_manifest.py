@@ -3,9 +3,10 @@ import pickle
 
 import pytest
 
-from rljob_api import errors, manifest, paths, yamltext
+from rljob_api import errors, paths
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.naming import rayjob_name, worker_name
+from rljob_api.reading import manifest, yaml_text
 from rljob_api.validation import check
 from tests.unit.api.manifests import manifest as job
 
@@ -37,7 +38,7 @@ from tests.unit.api.manifests import manifest as job
     ],
 )
 def test_plain_values_mean_what_they_look_like(text: str, value: object) -> None:
-    (document,) = yamltext.load(f"a: {text}\n")
+    (document,) = yaml_text.load(f"a: {text}\n")
     assert document.data == {"a": value}
     assert type(document.data["a"]) is type(value)
     assert not document.errors
@@ -47,7 +48,7 @@ def test_plain_values_mean_what_they_look_like(text: str, value: object) -> None
     "text", ["010", "1:0", "1_0", "0x10", "0b1", "0o7", "no", "On", "yes", "2024-01-01", ".inf", "-.inf", ".nan", "1:0.5", "01.5"]
 )
 def test_values_that_only_look_like_it_are_reported(text: str) -> None:
-    (document,) = yamltext.load(f"a: {text}\n")
+    (document,) = yaml_text.load(f"a: {text}\n")
     assert [(error.path, error.value, error.line) for error in document.errors] == [("a", text, 1)]
 
 
@@ -57,7 +58,7 @@ def test_json_reads_the_same() -> None:
 
 
 def test_anchors_and_merges_are_expanded() -> None:
-    (document,) = yamltext.load("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [{x: 7}, *a]}\n")
+    (document,) = yaml_text.load("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [{x: 7}, *a]}\n")
     assert document.data == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 7, "y": 2}}
 
 
@@ -81,12 +82,12 @@ def test_what_kubectl_prints_can_be_read_back() -> None:
 
 def test_a_file_that_is_too_large_is_not_parsed() -> None:
     with pytest.raises(SpecInvalidError, match="more than 1048576"):
-        yamltext.load("a: " + "x" * 2_000_000)
+        yaml_text.load("a: " + "x" * 2_000_000)
 
 
 def test_control_characters_are_named() -> None:
     with pytest.raises(SpecInvalidError, match="not YAML"):
-        yamltext.load("a: \x07\n")
+        yaml_text.load("a: \x07\n")
 
 
 def test_errors_come_in_the_order_of_the_file() -> None:

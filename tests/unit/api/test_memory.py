@@ -9,7 +9,7 @@ import pytest
 from rljob_api import memory, planner
 from rljob_api.errors import FieldError, ModelShapeError
 from rljob_api.memory.units import GIB, quantity_bytes, show_bytes, show_count
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from tests.support.golden import Golden
 from tests.unit.api.cost import within

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rljob_api import memory, planner
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import QWEN25_7B

@@ -5,7 +5,7 @@ import pytest
 
 from rljob_api import planner
 from rljob_api.errors import SpecInvalidError
-from rljob_api.plan import PlacementMode
+from rljob_api.planning.plan import PlacementMode
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.components import Role
 from tests.unit.api.manifests import manifest, spec

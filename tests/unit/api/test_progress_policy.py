@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api import naming, progress_policy
+from rljob_api import naming
+from rljob_api.crd import progress_policy
 from rljob_api.v1alpha1.status import RLJobStatus
 
 POLICY, BINDING = progress_policy.manifests()

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api import memory, planner, validation
 from rljob_api.errors import SpecInvalidError
-from rljob_api.plan import PlacementMode, Plan
+from rljob_api.planning.plan import PlacementMode, Plan
 from rljob_api.roles import AUTO_ROLES, TRAITS, RunsOn
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import ComponentOffload, Role

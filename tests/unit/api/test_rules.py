@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rljob_api import rollout_rules
 from rljob_api.errors import SpecInvalidError
-from rljob_api.plan import PlacementMode
+from rljob_api.planning.plan import PlacementMode
+from rljob_api.rules import rollout
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.validation import CheckedJob, check
 from tests.unit.api.manifests import manifest
@@ -168,7 +168,7 @@ def test_validation_with_sampling() -> None:
     ("overlap", "bound"), [({}, 0), ({"asyncGenerationRatio": 0.5}, 1), ({"asyncGenerationRatio": 2, "maxStaleness": 5}, 5)]
 )
 def test_the_staleness_that_a_spec_allows(overlap: dict[str, Any], bound: int) -> None:
-    assert rollout_rules.max_staleness(RLJob.model_validate_json(json.dumps(job(overlap=overlap))).spec) == bound
+    assert rollout.max_staleness(RLJob.model_validate_json(json.dumps(job(overlap=overlap))).spec) == bound
 
 
 def checked(document: dict[str, Any]) -> CheckedJob:

@@ -9,7 +9,8 @@ import yaml
 from pydantic import Field
 
 from rljob_api import __main__ as command
-from rljob_api import generate, reference, schema
+from rljob_api import generate
+from rljob_api.crd import reference, schema
 from rljob_api.errors import SchemaError
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.base import SpecModel
@@ -97,7 +98,7 @@ def test_the_fields_are_frozen() -> None:
 def test_the_json_schema_accepts_the_examples_and_refuses_unknown_fields() -> None:
     validator = jsonschema.Draft202012Validator(schema.json_schema())
     for path in sorted((ROOT / "examples").glob("*.yaml")):
-        from rljob_api.manifest import read
+        from rljob_api.reading.manifest import read
 
         validator.validate(read(path.read_text()).data)
     document = manifest()

@@ -1,7 +1,7 @@
 import pytest
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.secret_names import looks_secret
+from rljob_api.rules.secret_names import looks_secret
 from rljob_api.validation import check
 from rljob_api.vocabulary import Reason
 from tests.unit.api.manifests import manifest

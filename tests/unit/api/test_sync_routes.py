@@ -6,16 +6,8 @@ import json
 import pytest
 
 from rljob_api.errors import PlacementError
-from rljob_api.placement.sync_routes import (
-    EngineLayout,
-    SyncDevice,
-    SyncPlan,
-    TrainerLayout,
-    Transport,
-    sync_plan,
-    sync_plan_of,
-)
 from rljob_api.planner import plan
+from rljob_api.planning.sync_routes import EngineLayout, SyncDevice, SyncPlan, TrainerLayout, Transport, sync_plan, sync_plan_of
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.operations import SyncBackend
 from tests.unit.api.manifests import manifest

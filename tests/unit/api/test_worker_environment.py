@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.placement.environment import VARIABLES, worker_environment
 from rljob_api.planner import plan
+from rljob_api.planning.environment import VARIABLES, worker_environment
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import check
 from tests.layout.tree import ROOT

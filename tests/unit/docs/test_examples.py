@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rljob_api import manifest, validation
+from rljob_api import validation
+from rljob_api.reading import manifest
 from tests.layout.tree import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.schema import MUTABLE_SPEC_FIELDS
+from rljob_api.crd.schema import MUTABLE_SPEC_FIELDS
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.vocabulary import Reason

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rljob_api import planner
-from rljob_api.plan import PlacementMode
+from rljob_api.planning.plan import PlacementMode
 from tests.layout.tree import ROOT
 from tests.unit.api.manifests import spec
 from tests.unit.docs.test_pages import rows, section

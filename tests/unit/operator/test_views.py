@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api import failure
+from rljob_api import termination
 from rljob_api.vocabulary import Reason
 from rljob_operator import views
 from tests.support.operator_scene import failed_log
@@ -132,7 +132,7 @@ def test_a_long_log_keeps_its_first_line_its_tail_and_the_termination_message() 
     log = "exit code 1\n" + "\n".join(f"line {i}" for i in range(1000)) + "\n" + failed_log(Reason.DATA_INVALID, "x" * 9000)
     found = views.digest(log)
     assert found.startswith("exit code 1\nline ")
-    last = failure.decode(found)
+    last = termination.decode(found)
     assert last is not None
     assert (last.reason, len(last.message)) == (Reason.DATA_INVALID, views.MAX_TERMINATION_MESSAGE)
     assert len(found) < 6000

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rljob_api.placement.sync_routes import sync_plan_of
 from rljob_api.placement.topology import ACCELERATOR
-from rljob_api.plan import PlacementMode, Plan, PlannedComponent, PlannedNode, PlannedProcess
+from rljob_api.planning.plan import PlacementMode, Plan, PlannedComponent, PlannedNode, PlannedProcess
+from rljob_api.planning.sync_routes import sync_plan_of
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_runtime.plan_view import Route, routes_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rljob_api import memory, planner
 from rljob_api.errors import SpecInvalidError
-from rljob_api.plan import PlacementMode, Plan
+from rljob_api.planning.plan import PlacementMode, Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import OffloadPolicy, Role
 from rljob_api.validation import CheckedJob, check

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from rljob_api import manifest as reader
+from rljob_api.reading import manifest as reader
 from rljob_api.validation import check
 from rljob_runtime.commands import measured
 from rljob_runtime.commands.cli import app

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_api.supported import UNSUPPORTED
+from rljob_api.rules.supported import UNSUPPORTED
 from rljob_api.v1alpha1.components import Role
 from rljob_runtime.job.roles import ROLES, LeaseUnit
 from rljob_runtime.offload.states import StateKind

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api import manifest
+from rljob_api.reading import manifest
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_runtime.entry import local_checks
 from rljob_runtime.entry.local_run import run_job

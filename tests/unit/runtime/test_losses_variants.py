@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.docstrings import attribute_docs
+from rljob_api.crd.docstrings import attribute_docs
 from rljob_api.v1alpha1.policy_loss import (
     LOSS_SETTINGS,
     CISPOLoss,

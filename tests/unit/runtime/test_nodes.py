@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rljob_api.naming import ray_resource
-from rljob_api.plan import Plan
 from rljob_api.planner import plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.validation import check
 from rljob_runtime.cluster import ray_cluster

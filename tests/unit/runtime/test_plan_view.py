@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.placement.sync_routes import Transport, sync_plan_of
 from rljob_api.placement.topology import ACCELERATOR
-from rljob_api.plan import PlacementMode, Plan
+from rljob_api.planning.plan import PlacementMode, Plan
+from rljob_api.planning.sync_routes import Transport, sync_plan_of
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_runtime.plan_view import Grid, Section, grid_of, page, picture, place, plain, routes_of, svg

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.errors import FieldError, SpecInvalidError
-from rljob_api.failure import decode, encode
+from rljob_api.termination import decode, encode
 from rljob_api.vocabulary import Reason
 from rljob_runtime import errors
 from rljob_runtime.engine.protocol import EngineDiedError

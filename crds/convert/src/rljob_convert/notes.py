@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from rljob_api import paths
 from rljob_api.errors import show
-from rljob_api.secret_names import looks_secret
+from rljob_api.rules.secret_names import looks_secret
 
 HIDDEN = "(hidden, its name promises a secret)"
 MAX_SHOWN_KEYS = 8

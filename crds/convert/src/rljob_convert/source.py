@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rljob_api import paths, yamltext
+from rljob_api import paths
 from rljob_api.errors import FieldError, SpecInvalidError, show
+from rljob_api.reading import yaml_text
 from rljob_convert.notes import Note, NoteKind, is_secret, is_secret_key, shown_value
 
 MAX_DEPTH = 16
@@ -51,7 +52,7 @@ class Source:
     """One file; collects notes."""
 
     def __init__(self, data: Mapping[str, object], lines: Mapping[paths.Parts, int]) -> None:
-        """Read from ``data`` with the lines of :func:`rljob_api.yamltext.load`."""
+        """Read from ``data`` with the lines of :func:`rljob_api.reading.yaml_text.load`."""
         self.data = data
         self.notes: list[Note] = []
         self.used: set[paths.Parts] = set()
@@ -406,7 +407,7 @@ def read(text: str, framework: str) -> Source:
     Raises:
         SpecInvalidError: not YAML, empty, several documents, not a map, or already an RLJob.
     """
-    documents = yamltext.load(text)
+    documents = yaml_text.load(text)
     if len(documents) != 1 or not isinstance(documents[0].data, dict) or not documents[0].data:
         found = f"holds {len(documents)} documents" if len(documents) != 1 else "is no map with keys"
         raise SpecInvalidError([FieldError(path="", problem=f"the file {found}", remedy=f"give one {framework} configuration in YAML")])

@@ -18,8 +18,8 @@ from rljob_api.auto.candidates import Candidate, Candidates, Kind
 from rljob_api.auto.cost import Basis, Cost, CostModel, Use
 from rljob_api.auto.request import Request, is_auto, read
 from rljob_api.errors import FieldError
-from rljob_api.plan import Plan
 from rljob_api.planning.explicit import plan_or_errors as explicit_plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from rljob_api.auto.cost import CPU_SPEED
 from rljob_api.auto.supply import FreeGroup
-from rljob_api.component_planner import ComponentPlanner
 from rljob_api.errors import FieldError, PlacementError, did_you_mean, show
 from rljob_api.placement.assignment import MAX_PROCESSES
 from rljob_api.placement.topology import CLUSTER, NODE
-from rljob_api.plan import PlannedNode, PlannedProcess
+from rljob_api.planning.component import ComponentPlanner
 from rljob_api.planning.nodes import planned_nodes, topology_of
+from rljob_api.planning.plan import PlannedNode, PlannedProcess
 from rljob_api.roles import AUTO_ROLES, TRAITS
 from rljob_api.v1alpha1.components import Component, Engine, PlacementChoice, Role
 from rljob_api.v1alpha1.nodes import NodeGroup

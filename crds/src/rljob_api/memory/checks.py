@@ -9,7 +9,7 @@ from rljob_api.memory.estimating import estimate
 from rljob_api.memory.model import KVCapacity, MemoryEstimate, PhaseEstimate, PoolEstimate, PoolKind, Term
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.units import show_bytes
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 TIGHT_SHARE = 0.9

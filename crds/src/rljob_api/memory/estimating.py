@@ -33,7 +33,7 @@ from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import DTYPE_BYTES, CriticNeeds, PolicyNeeds, ReferenceNeeds
 from rljob_api.memory.units import quantity_bytes, show_count
-from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
 from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
 
 Resident = tuple[int, bool]

@@ -1,1 +1,10 @@
-"""From a spec with explicit placements to a :class:`~rljob_api.plan.Plan`, and what follows from one: environments, weight sync routes."""
+"""From a spec with explicit placements to a :class:`~rljob_api.planning.plan.Plan`, and what follows from a plan.
+
+::
+
+    nodeGroups ─ nodes ─┐
+    components ─ component ─┴─ explicit ─> plan.Plan ─┬─ environment   what a worker finds in its environment
+                                                      └─ sync_routes   which trainer rank feeds which engine shard
+
+:mod:`rljob_api.planner` is the entry: it resolves ``mode: Auto`` first.
+"""

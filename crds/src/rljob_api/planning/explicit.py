@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from rljob_api import collector
-from rljob_api.component_planner import MAX_PROCESSES, ComponentPlanner
 from rljob_api.errors import FieldError
-from rljob_api.plan import PlacementMode, Plan, PlannedComponent, PlannedProcess, devices_of
+from rljob_api.planning.component import MAX_PROCESSES, ComponentPlanner
 from rljob_api.planning.nodes import group_errors, planned_nodes, repeated, too_many, topology_of
+from rljob_api.planning.plan import PlacementMode, Plan, PlannedComponent, PlannedProcess, devices_of
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 

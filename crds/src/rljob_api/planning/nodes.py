@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rljob_api.errors import FieldError, show
 from rljob_api.placement.topology import ACCELERATOR, NO_ACCELERATOR, RESERVED_GROUPS, Node, Topology, topology
 from rljob_api.placement.topology import NodeGroup as PlacementGroup
-from rljob_api.plan import PlannedNode
+from rljob_api.planning.plan import PlannedNode
 from rljob_api.v1alpha1.nodes import Hardware, NodeGroup
 
 MAX_DEVICES = 131_072

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
-from rljob_api.pods import environments
+from rljob_api.rules.pods import environments
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
 from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import OffloadPolicy, PlacementChoice, Role
 from rljob_api.v1alpha1.operations import Residency

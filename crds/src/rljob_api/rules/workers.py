@@ -9,13 +9,13 @@ from rljob_api import paths
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.naming import RESERVED_ENV_PREFIX, RESERVED_LABEL_PREFIXES, RESERVED_LABELS
-from rljob_api.placement import environment
-from rljob_api.pods import environments
+from rljob_api.planning import environment
+from rljob_api.rules.pods import environments
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
 def _place_variables(spec: RLJobSpec) -> Iterator[FieldError]:
-    """What says where a process runs is not for users to set, see :mod:`rljob_api.placement.environment`."""
+    """What says where a process runs is not for users to set, see :mod:`rljob_api.planning.environment`."""
     for path, env in environments(spec):
         for index, variable in enumerate(env):
             # RLJOB_* is reserved everywhere, by pods; the head runs no worker.

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 class SpecModel(BaseModel):
     """A frozen section of the spec: camelCase outside, snake_case inside, unknown keys are errors.
 
-    The docstring below each field is its documentation. :mod:`rljob_api.docstrings` reads it when a schema or a
+    The docstring below each field is its documentation. :mod:`rljob_api.crd.docstrings` reads it when a schema or a
     reference is written; pydantic's own reading of them would cost a fifth of the start-up time of every command.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rljob_api import naming
-from rljob_api.schema import GROUP
+from rljob_api.crd.schema import GROUP
 from rljob_operator.desired.metadata import child_metadata, job_labels
 from rljob_operator.model import JobView, Manifest
 

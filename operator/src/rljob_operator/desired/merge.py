@@ -1,6 +1,6 @@
 """Merges a partial pod template over a generated one.
 
-Maps merge key by key, and null removes a key. Lists of named entries (:data:`rljob_api.podtemplate.LIST_KEYS`) merge entry by entry:
+Maps merge key by key, and null removes a key. Lists of named entries (:data:`rljob_api.rules.pod_template.LIST_KEYS`) merge entry by entry:
 existing entries keep their position, new ones are appended. Tolerations are appended. All other lists are replaced.
 """
 
@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.podtemplate import LIST_KEYS
+from rljob_api.rules.pod_template import LIST_KEYS
 
 APPENDED = frozenset({"tolerations"})
 REPLACED_ENTRIES = frozenset({"env", "volumes", "volumeMounts"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from rljob_api import failure as driver_failure
+from rljob_api import termination as driver_failure
 from rljob_api.vocabulary import Reason
 from rljob_operator import times
 from rljob_operator.model import Failure

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from rljob_api import failure as driver_failure
+from rljob_api import termination as driver_failure
 from rljob_api.naming import RAY_CONTAINER
 from rljob_api.vocabulary import Reason
 from rljob_operator.model import ChildView, Failure, PodView

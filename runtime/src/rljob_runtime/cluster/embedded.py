@@ -16,7 +16,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster as RayProcesses
 
 from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
-from rljob_api.plan import Plan, PlannedNode
+from rljob_api.planning.plan import Plan, PlannedNode
 from rljob_runtime.cluster.host import KEEP_VISIBLE_DEVICES, POD_VISIBLE_DEVICES
 from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
 from rljob_runtime.errors import ClusterError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

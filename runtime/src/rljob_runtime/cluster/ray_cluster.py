@@ -26,8 +26,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
-from rljob_api.placement.environment import CUDA_VISIBLE_DEVICES
-from rljob_api.plan import Plan, PlannedNode
+from rljob_api.planning.environment import CUDA_VISIBLE_DEVICES
+from rljob_api.planning.plan import Plan, PlannedNode
 from rljob_runtime.cluster.host import WorkerHost, pod_visible_devices, visible_devices
 from rljob_runtime.cluster.interpreter import CHECK_TIMEOUT_S, interpreter_problem
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec

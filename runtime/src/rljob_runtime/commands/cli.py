@@ -193,7 +193,7 @@ def schema(
     import json
 
     from rljob_api import generate
-    from rljob_api import schema as api_schema
+    from rljob_api.crd import schema as api_schema
 
     typer.echo(generate.to_yaml(api_schema.crd()).rstrip("\n") if crd else json.dumps(api_schema.json_schema(), indent=2))
 
@@ -206,7 +206,7 @@ def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field su
     """
     import difflib
 
-    from rljob_api import reference
+    from rljob_api.crd import reference
 
     wanted = path.replace("[]", "")
     fields = {known.replace("[]", ""): doc for known, doc in reference.index().items()}
@@ -352,8 +352,8 @@ def _single(file: str, name: str | None) -> str:
     text = _read(file)
     if name is None:
         return text
-    from rljob_api import manifest
     from rljob_api.errors import SpecInvalidError
+    from rljob_api.reading import manifest
 
     try:
         return manifest.select_text(text, name)

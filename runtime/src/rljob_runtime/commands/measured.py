@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import Measured
 from rljob_api.validation import CheckedJob, check

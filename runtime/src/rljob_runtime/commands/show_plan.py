@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import CheckedJob
 
@@ -143,7 +143,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
     Raises:
         PlacementError: they cannot, in the way that spec.weightSync asks for.
     """
-    from rljob_api.placement.sync_routes import sync_plan_of
+    from rljob_api.planning.sync_routes import sync_plan_of
     from rljob_runtime.plan_view import routes_of
 
     spec, plan = checked.job.spec, checked.plan

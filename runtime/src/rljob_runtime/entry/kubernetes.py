@@ -6,7 +6,8 @@
 
 It can be started again at any time, by the next attempt or by KubeRay after the head was lost: it goes on from the newest complete
 checkpoint in the run folder. Its output goes to the Ray job's log, to ``logs/driver-a<attempt>.log`` in the run folder and to the pod's
-own output. Whatever ends it, the last line gives the reason (:mod:`rljob_api.failure`). Exit codes: see :mod:`rljob_runtime.entry.attempt`.
+own output. Whatever ends it, the last line gives the reason (:mod:`rljob_api.termination`). Exit codes: see
+:mod:`rljob_runtime.entry.attempt`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Self, TextIO
 
 from rljob_api import naming
 from rljob_api.errors import SpecInvalidError
-from rljob_api.failure import encode
+from rljob_api.termination import encode
 from rljob_api.v1alpha1.status import Progress
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.cluster import pid_file

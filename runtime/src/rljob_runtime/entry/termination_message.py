@@ -1,4 +1,4 @@
-"""Why a driver ended, as the one line that survives it: errors to :class:`rljob_api.failure.DriverFailure`.
+"""Why a driver ended, as the one line that survives it: errors to :class:`rljob_api.termination.DriverFailure`.
 
 A worker's error is explained by its log, where the driver can read it; the line carries the part that explains.
 """
@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.failure import DriverFailure
+from rljob_api.termination import DriverFailure
 from rljob_api.vocabulary import Reason
 from rljob_runtime.cluster.host import START_WORD, start_line
 from rljob_runtime.errors import Interrupted, RuntimeFault, WorkerFailedError, WorkerLostError

@@ -19,7 +19,7 @@ from typing import Any
 from rljob_api.memory import ModelShape, process_needs
 from rljob_api.memory.training_needs import DTYPE_BYTES, MASTER_BYTES
 from rljob_api.memory.units import quantity_bytes
-from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency

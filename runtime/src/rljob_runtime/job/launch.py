@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_api.plan import Plan, PlannedComponent
+from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from rljob_api.rollout_rules import max_staleness
+from rljob_api.rules.rollout import max_staleness
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.operations import UpdateMode

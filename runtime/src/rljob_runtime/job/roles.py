@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_runtime.engine.residence import ENGINE_KINDS

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rljob_api.placement import environment
-from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.planning import environment
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rljob_api.memory import Kind, Phase
 from rljob_api.memory.model import ProcessNeeds
-from rljob_api.plan import PlannedProcess
+from rljob_api.planning.plan import PlannedProcess
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency
 from rljob_runtime.offload.plan import Device

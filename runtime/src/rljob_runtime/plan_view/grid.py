@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rljob_api.placement.topology import ACCELERATOR
-from rljob_api.plan import Plan, PlannedNode, PlannedProcess
+from rljob_api.planning.plan import Plan, PlannedNode, PlannedProcess
 from rljob_api.v1alpha1.components import Role
 
 

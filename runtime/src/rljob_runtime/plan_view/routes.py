@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rljob_api.placement.sync_routes import SyncPlan, Transport
+from rljob_api.planning.sync_routes import SyncPlan, Transport
 from rljob_runtime.plan_view.grid import Grid
 from rljob_runtime.plan_view.words import count, ranges, short_ranges
 

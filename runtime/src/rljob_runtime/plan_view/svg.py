@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rljob_api.placement.sync_routes import Transport
 from rljob_api.placement.topology import ACCELERATOR
+from rljob_api.planning.sync_routes import Transport
 from rljob_runtime.plan_view.grid import Grid
 from rljob_runtime.plan_view.layout import CPU, Band, Block, Panel, blocks, component_facts
 from rljob_runtime.plan_view.palette import PALETTE

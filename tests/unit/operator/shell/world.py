@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rljob_api import manifest
 from rljob_api.naming import ATTEMPT_LABEL, JOB_LABEL
+from rljob_api.reading import manifest
 from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import KubeError
 from rljob_operator.metrics import Metrics

@@ -133,10 +133,10 @@ def read_config(case: Mapping[str, object]) -> Mapping[str, object]:
             raise PlacementError("K2", "the case has no config", "add config or config_yaml")
         return section(case["config"], "config", "K2")
     # Only these cases need a YAML parser.
-    from rljob_api import yamltext
+    from rljob_api.reading import yaml_text
 
     try:
-        documents = yamltext.load(_text(case["config_yaml"], "config_yaml"))
+        documents = yaml_text.load(_text(case["config_yaml"], "config_yaml"))
     except SpecInvalidError as error:
         raise PlacementError("K3", error.errors[0].problem, error.errors[0].remedy) from None
     if len(documents) != 1:

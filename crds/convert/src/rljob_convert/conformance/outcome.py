@@ -262,7 +262,7 @@ def _weight_sync_map(placement: ModelParallelComponentPlacement, differences: li
 
 def _sync_routes(placement: ModelParallelComponentPlacement) -> Plain:
     # Few cases need it, and it brings the models of the manifest along.
-    from rljob_api.placement.sync_routes import EngineLayout, SyncDevice, TrainerLayout, sync_plan
+    from rljob_api.planning.sync_routes import EngineLayout, SyncDevice, TrainerLayout, sync_plan
     from rljob_api.v1alpha1.operations import SyncBackend
 
     def devices(placed: Placement) -> tuple[SyncDevice, ...]:

@@ -20,7 +20,7 @@ from rljob_api.errors import FieldError, PlacementError, show
 from rljob_api.placement import device_mapping, ranks
 from rljob_api.placement.assignment import NodeShare, shares, shifted, strided
 from rljob_api.placement.topology import ACCELERATOR, Selection, Topology
-from rljob_api.plan import PlannedNode, PlannedProcess
+from rljob_api.planning.plan import PlannedNode, PlannedProcess
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, EngineType, PlacementChoice
 from rljob_api.v1alpha1.rljob import RLJobSpec

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from rljob_api.docstrings import attribute_docs
+from rljob_api.crd.docstrings import attribute_docs
 from rljob_api.errors import SchemaError
 from rljob_api.naming import MAX_JOB_NAME, RESERVED_GROUP_NAMES
 from rljob_api.v1alpha1.rljob import KIND, RLJob, RLJobSpec

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from rljob_api import naming, paths
 from rljob_api.errors import FieldError, did_you_mean
 from rljob_api.errors import field_error as _error
-from rljob_api.secret_names import looks_secret, secret_problem
+from rljob_api.rules.secret_names import looks_secret, secret_problem
 
 LIST_KEYS = {
     "containers": "name",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rljob_api import docstrings, paths, schema
+from rljob_api import paths
+from rljob_api.crd import docstrings, schema
 from rljob_api.naming import MAX_JOB_NAME
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason

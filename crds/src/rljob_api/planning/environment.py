@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rljob_api import naming
 from rljob_api.placement.topology import NO_ACCELERATOR
-from rljob_api.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.planning.nodes import ACCELERATOR_TYPES
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, NodeGroup
 from rljob_api.v1alpha1.rljob import RLJobSpec
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api import paths, yamltext
+from rljob_api import paths
 from rljob_api.errors import FieldError, SpecInvalidError, show
+from rljob_api.reading import yaml_text
 from rljob_api.v1alpha1.base import PATTERN_WORDS
 from rljob_api.v1alpha1.rljob import KIND, RLJob
 
@@ -45,7 +46,7 @@ def read(text: str, *, name: str | None = None) -> Document:
     Raises:
         SpecInvalidError: not YAML, no job, several jobs, or none of that name.
     """
-    documents = yamltext.load(text)
+    documents = yaml_text.load(text)
     jobs = [document for document in documents if isinstance(document.data, dict) and document.data.get("kind") == KIND]
     names = [_name(job.data) for job in jobs]
     if name is not None:
@@ -126,7 +127,7 @@ def _line(document: Document, path: str) -> int | None:
     return document.lines.get(parts)
 
 
-def _document(source: yamltext.YamlDocument) -> Document:
+def _document(source: yaml_text.YamlDocument) -> Document:
     assert isinstance(source.data, dict)
     return Document(data=source.data, lines=source.lines, errors=tuple(source.errors))
 
@@ -167,7 +168,7 @@ def _translate(item: Any) -> FieldError:
 
 
 def _missing_remedy(parts: paths.Parts) -> str:
-    from rljob_api import reference  # only on errors: the index costs a tenth of a second
+    from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
 
     known = reference.index().get(reference.pattern(parts))
     return f"add it: {known.description}" if known else "add it"
@@ -175,7 +176,7 @@ def _missing_remedy(parts: paths.Parts) -> str:
 
 def _unknown_key(parts: paths.Parts) -> FieldError:
     """Name the key that was meant: one with a similar name here, or the same name in another section."""
-    from rljob_api import reference  # only on errors: the index costs a tenth of a second
+    from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
 
     key = str(parts[-1])
     siblings = reference.children(reference.pattern(parts[:-1]))

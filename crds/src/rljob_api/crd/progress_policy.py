@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api import naming
-from rljob_api.schema import GROUP
+from rljob_api.crd.schema import GROUP
 from rljob_api.v1alpha1.status import RLJobStatus
 
 NAME = "rljob-progress"

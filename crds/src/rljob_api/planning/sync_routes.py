@@ -31,7 +31,7 @@ from enum import StrEnum
 from heapq import heapreplace
 
 from rljob_api.errors import PlacementError
-from rljob_api.plan import PlannedComponent
+from rljob_api.planning.plan import PlannedComponent
 from rljob_api.v1alpha1.operations import SyncBackend
 
 CHECK = "D11"

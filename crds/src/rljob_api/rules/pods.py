@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rljob_api import naming, paths
 from rljob_api.errors import FieldError, did_you_mean
 from rljob_api.errors import field_error as _error
-from rljob_api.podtemplate import template_problems
-from rljob_api.secret_names import looks_secret, secret_problem
+from rljob_api.rules.pod_template import template_problems
+from rljob_api.rules.secret_names import looks_secret, secret_problem
 from rljob_api.v1alpha1.base import LABEL_KEY_PATTERN
 from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, Head, NodeGroup
 from rljob_api.v1alpha1.rljob import RLJobSpec

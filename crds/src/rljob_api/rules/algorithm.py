@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
-from rljob_api.rollout_rules import max_staleness
+from rljob_api.rules.rollout import max_staleness
 from rljob_api.v1alpha1.algorithm import KL, Advantage, CorrectionMask
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.policy_loss import CustomLoss, LossInput, PolicyLossVariant, readers

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
-from rljob_api.plan import Plan
+from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import PlacementChoice, Role
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_api.v1alpha1.rljob import RLJobSpec
