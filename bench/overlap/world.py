@@ -26,7 +26,7 @@ from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, VersionSpan
-from tests.unit.runtime.virtual_time import run_virtual
+from tests.support.virtual_time import run_virtual
 
 UpdateMode = Literal["Drain", "Interrupt", "InFlight"]
 DEADLINE_S = 1e6

@@ -18,8 +18,8 @@ from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.test_trainer_ranks import make_batch, make_model
 from tests.layout.tree import ROOT
+from tests.support.offload_fakes import FailingCopies, bytes_of
 from tests.support.ports import free_ports
-from tests.unit.runtime.offload_fakes import FailingCopies, bytes_of
 
 DEADLINE_S = 60.0
 

@@ -25,8 +25,8 @@ from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
 from tests.integration.test_offload_trainer import ALL, batch_of, model_folder, sequences
+from tests.support.offload_fakes import bytes_of
 from tests.support.ports import free_port
-from tests.unit.runtime.offload_fakes import bytes_of
 
 __all__ = ["model_folder"]  # a fixture
 DEVICE = Device(0, 0)

@@ -16,8 +16,8 @@ from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.clients import DeviceClient
 from rljob_runtime.offload.plan import Device, ProcessState, Switch, SwitchRequest, plan_switch
 from rljob_runtime.offload.states import Residence, StateKind
-from tests.unit.runtime.arbiter_fakes import GRADS, KV, Memory, MemoryWorker, make_client
-from tests.unit.runtime.virtual_time import run_virtual
+from tests.support.arbiter_fakes import GRADS, KV, Memory, MemoryWorker, make_client
+from tests.support.virtual_time import run_virtual
 
 FAULTS = ("rolled_back", "rolled_back rolled_back", "broken", "foreign", "stuck", "lost", "killed", "budget")
 BODIES = ("ok", "raises", "overruns", "deaf", "dies", "nests", "offloads")

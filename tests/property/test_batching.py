@@ -16,7 +16,7 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Outcome, Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import TrainBatch, VersionSpan
-from tests.unit.runtime.builders import make_trajectory
+from tests.support.records import make_trajectory
 
 repeatable = settings(deadline=None, derandomize=True, max_examples=60)
 

@@ -11,8 +11,8 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Capacity, GroupAffinity, places, route, surplus
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.records import Sampling
+from tests.support.fake_workers import DrawingEngine
 from tests.support.rollouts import make_gate, make_scheduler
-from tests.unit.runtime.fakes import DrawingEngine
 
 MAX_TOKENS = 6
 

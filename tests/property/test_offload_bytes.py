@@ -23,7 +23,7 @@ from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.offload.store import StateStore
 from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.state import TRAINED_STATE, policy_state, prepare_offload
-from tests.unit.runtime.offload_fakes import CPU, FailingCopies, LateCopies, bytes_of, make_store
+from tests.support.offload_fakes import CPU, FailingCopies, LateCopies, bytes_of, make_store
 
 KINDS = (StateKind.PARAMS, StateKind.OPTIMIZER, StateKind.OTHER)
 DTYPES = [

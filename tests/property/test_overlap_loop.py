@@ -15,10 +15,10 @@ from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.scheduler import ResumePoint, RolloutCounters
 from rljob_runtime.records import RewardRequest, RewardResult, Sampling
+from tests.support.fake_workers import CountingPrompts
 from tests.support.rollouts import make_gate, make_scheduler
-from tests.unit.runtime.fakes import CountingPrompts
-from tests.unit.runtime.timed_engine import TimedEngine
-from tests.unit.runtime.virtual_time import run_virtual
+from tests.support.timed_engine import TimedEngine
+from tests.support.virtual_time import run_virtual
 
 DEADLINE_S = 50_000.0
 """Virtual; of one batch. The longest response takes 40 tokens of 3 s."""

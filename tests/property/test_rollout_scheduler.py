@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.records import RewardRequest
+from tests.support.fake_workers import CountingPrompts, ScriptedEngine, ScriptedRewards
 from tests.support.rollouts import make_gate, make_scheduler
-from tests.unit.runtime.fakes import CountingPrompts, ScriptedEngine, ScriptedRewards
 
 SAMPLES = 3
 

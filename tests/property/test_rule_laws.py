@@ -18,7 +18,7 @@ from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Outcome, Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
-from tests.unit.runtime.builders import make_trajectory
+from tests.support.records import make_trajectory
 
 repeatable = settings(deadline=None, derandomize=True, max_examples=60)
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))

@@ -10,7 +10,7 @@ from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.records import RewardRequest, RewardResult, Sampling
-from tests.unit.runtime.fakes import CountingPrompts, ScriptedRewards, no_texts
+from tests.support.fake_workers import CountingPrompts, ScriptedRewards, no_texts
 
 Score = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
 ROLLOUT = MappingProxyType({"samples_per_prompt": 2, "sampling": Sampling(max_tokens=8), "seed": 5})

@@ -23,8 +23,8 @@ from rljob_runtime.overlap.arrange import arrange
 from rljob_runtime.overlap.batching import split, train_batches
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.training.worker import PolicyWorker
+from tests.support.records import make_group
 from tests.unit.api.manifests import manifest
-from tests.unit.runtime.builders import make_group
 
 PLUGIN = """
 import numpy as np

@@ -1,0 +1,62 @@
+"""Reading JSONL: what is accepted, and the exact text of every refusal."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rljob_runtime.data import JsonlSource
+from rljob_runtime.data.jsonl import read_rows
+from rljob_runtime.errors import DataError
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "data"
+
+GOOD = json.dumps({"question": "What is 2 + 3?", "answer": "5"})
+
+BROKEN = {
+    "empty-file": b"",
+    "blank-lines-only": b"\n  \n",
+    "not-json": GOOD.encode() + b"\n{'question': 1}\n",
+    "not-an-object": b"[1, 2]\n" + GOOD.encode() + b'\n"text"\nnull\n7\ntrue\n',
+    "missing-fields": b'{"prompt": "What?", "answer": "5"}\n{"question": "What?"}\n{"question": null, "answer": 1}\n',
+    "wrong-types": b'{"question": 3, "answer": "5"}\n{"question": " ", "answer": "5"}\n{"question": "a", "answer": {"x": "'
+    + b"y" * 60
+    + b'"}}\n{"question": "a", "answer": true}\n',
+    "not-utf8": GOOD.encode() + b'\n{"question": "caf\xe9", "answer": "1"}\n',
+    "many-bad-lines": b"oops\n" * 14 + GOOD.encode(),
+}
+
+
+def source(path, **options):
+    return JsonlSource(name="mine", path=path, **options)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_refusals_read_as_recorded(case, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(BROKEN[case])
+    with pytest.raises(DataError) as caught:
+        read_rows(source(path))
+    text = str(caught.value).replace(str(tmp_path), "FOLDER") + "\n"
+    assert text == (GOLDEN / f"{case}.txt").read_text()
+
+
+def test_missing_file_and_folder_are_refused(tmp_path):
+    with pytest.raises(DataError, match="file does not exist; fix the source's path"):
+        read_rows(source(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_rows(source(tmp_path))
+
+
+def test_rows_keep_order_further_fields_and_number_answers(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"q": "é one", "a": 1, "level": 3}\r\n\n{"q": "two", "a": 2.5}')
+    rows = read_rows(source(path, prompt_field="q", answer_field="a"))
+    assert [(r.question, r.answer, r.metadata) for r in rows] == [("é one", "1", {"level": 3}), ("two", "2.5", {})]
+
+
+def test_answers_may_be_switched_off(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "one", "answer": "kept"}\n')
+    (row,) = read_rows(source(path, answer_field=None))
+    assert (row.answer, row.metadata) == ("", {"answer": "kept"})

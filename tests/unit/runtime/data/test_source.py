@@ -1,0 +1,213 @@
+"""The prompt stream: its order, its state, its mixture, its length filter."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_runtime.data import JsonlSource, PromptFormat, PromptSource, ReasoningGymSource
+from rljob_runtime.errors import DataError
+from tests.support.data_builders import ADDITION, make_tokenizer, numbers_file
+
+TOKENIZER = make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def sources(folder):
+    return (
+        JsonlSource(name="short", path=numbers_file(folder / "short.jsonl", 5), weight=1.0),
+        JsonlSource(name="long", path=numbers_file(folder / "long.jsonl", 150, long_every=3), weight=2.5),
+        ReasoningGymSource(name="sums", task="basic_arithmetic", params=ADDITION, size=70, weight=0.5),
+    )
+
+
+def make_source(sources, *, seed=7, max_prompt_tokens=14, **options):
+    return PromptSource(sources, TOKENIZER, seed=seed, max_prompt_tokens=max_prompt_tokens, **options)
+
+
+@pytest.fixture(scope="module")
+def reference(sources):
+    """The first 500 prompts, drawn in one call: several epochs of the short sources."""
+    return make_source(sources).next(500)
+
+
+@given(cuts=st.lists(st.integers(0, 120), max_size=8), restart_after=st.sets(st.integers(0, 8)))
+def test_order_is_the_same_however_next_is_cut_and_wherever_it_is_restored(sources, reference, cuts, restart_after):
+    stream = make_source(sources)
+    drawn = []
+    for number, count in enumerate(cuts):
+        drawn += stream.next(count)
+        if number in restart_after:
+            saved = json.loads(json.dumps(stream.state()))
+            dropped = stream.dropped_too_long
+            stream = make_source(sources)
+            stream.restore(saved)
+            assert stream.state() == saved
+            assert stream.dropped_too_long == dropped
+    wanted = min(len(drawn), len(reference))
+    assert drawn[:wanted] == reference[:wanted]
+
+
+def test_each_epoch_visits_every_row_once_in_another_order(folder):
+    source = JsonlSource(name="a", path=numbers_file(folder / "epochs.jsonl", 100))
+    stream = make_source([source])
+    epochs = [[p.text for p in stream.next(100)] for _ in range(3)]
+    assert all(sorted(e) == sorted(epochs[0]) and len(set(e)) == 100 for e in epochs)
+    assert len({tuple(e) for e in epochs}) == 3
+
+
+def test_another_seed_gives_another_order_and_other_generated_entries(sources):
+    first, second = (make_source([sources[2]], seed=seed).next(70) for seed in (1, 2))
+    assert {p.text for p in first} != {p.text for p in second}
+    assert [p.text for p in first] == [p.text for p in make_source([sources[2]], seed=1).next(70)]
+
+
+def test_a_source_seed_fixes_the_entries_whatever_the_run_seed(sources):
+    fixed = dataclasses.replace(sources[2], seed=5)
+    first, second = (make_source([fixed], seed=seed).next(70) for seed in (1, 2))
+    assert sorted(p.text for p in first) == sorted(p.text for p in second)
+    assert [p.text for p in first] != [p.text for p in second]
+
+
+@given(weights=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4), count=st.integers(1, 200))
+def test_every_source_stays_near_its_share(folder, weights, count):
+    path = numbers_file(folder / "share.jsonl", 10)
+    stream = make_source([JsonlSource(name=str(i), path=path, weight=w) for i, w in enumerate(weights)])
+    drawn = [p.source for p in stream.next(count)]
+    for number, weight in enumerate(weights):
+        assert abs(drawn.count(str(number)) - count * weight / sum(weights)) < len(weights)
+
+
+def test_prompts_are_numbered_and_carry_text_tokens_and_answer(reference):
+    assert [p.index for p in reference] == list(range(500))
+    assert all(TOKENIZER.decode(p.token_ids) == p.text for p in reference)
+    sums = next(p for p in reference if p.source == "sums")
+    assert sums.text == sums.metadata["reasoning_gym_entry"]["question"]
+    left, right = sums.text.removeprefix("Calculate ").removesuffix(".").split(" + ")
+    assert int(left) + int(right) == int(sums.answer)
+
+
+def test_too_long_prompts_are_left_out_and_counted(folder):
+    path = numbers_file(folder / "drop.jsonl", 30, long_every=3)
+    stream = make_source([JsonlSource(name="a", path=path)])
+    drawn = stream.next(20)
+    assert max(len(p.token_ids) for p in drawn) <= 14
+    # 20 of 30 rows fit; those behind the last one that fits are counted when the next epoch is entered.
+    stream.next(1)
+    assert stream.dropped_too_long >= 10
+    assert len({p.text for p in drawn}) == 20
+
+
+@pytest.mark.parametrize("rows", [3, 2500])
+def test_only_too_long_prompts_is_an_error_not_a_hang(folder, rows):
+    path = numbers_file(folder / f"all-long-{rows}.jsonl", rows, long_every=1)
+    stream = make_source([JsonlSource(name="essays", path=path)])
+    with pytest.raises(
+        DataError, match=rf"'essays': all of its first {min(rows, 2000)} prompts are longer than max_prompt_tokens \(14 tokens\)"
+    ):
+        stream.next(1)
+
+
+def test_state_of_other_data_is_refused(sources):
+    saved = make_source(sources, seed=1).state()
+    with pytest.raises(DataError, match="belongs to other data"):
+        make_source(sources, seed=2).restore(saved)
+    with pytest.raises(DataError, match="has version 99"):
+        make_source(sources, seed=1).restore({**saved, "version": 99})
+    with pytest.raises(DataError, match="damaged"):
+        make_source(sources, seed=1).restore({**saved, "streams": {name: {"epoch": -1} for name in saved["streams"]}})
+
+
+def test_state_survives_moving_the_file_but_not_changing_it(tmp_path):
+    first, second = (numbers_file(tmp_path / name / "a.jsonl", 10) for name in ("one", "two"))
+    stream = make_source([JsonlSource(name="a", path=first)])
+    stream.next(4)
+    moved = make_source([JsonlSource(name="a", path=second)])
+    moved.restore(stream.state())
+    assert moved.next(6) == stream.next(6)
+    changed = make_source([JsonlSource(name="a", path=numbers_file(tmp_path / "three" / "a.jsonl", 11))])
+    with pytest.raises(DataError, match="belongs to other data"):
+        changed.restore(stream.state())
+
+
+def test_templates_shape_the_prompt(folder):
+    source = JsonlSource(name="a", path=numbers_file(folder / "template.jsonl", 1))
+    plain = make_source([source], prompt_format=PromptFormat(prompt_template="Q: {question} {{!}}"), max_prompt_tokens=99).next(1)[0]
+    assert plain.text == "Q: Calculate 0 + 1. {!}"
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    chat = PromptFormat(chat_template=True, system_prompt="Be brief.")
+    prompt = PromptSource([source], tokenizer, seed=0, max_prompt_tokens=99, prompt_format=chat).next(1)[0]
+    assert prompt.text == "[system]Be brief.[user]Calculate 0 + 1.[assistant]"
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_template": "{question} {answer}"}, r"unknown placeholder \{answer\}"),
+        ({"prompt_template": "{question!r}"}, r"unknown placeholder \{question!r:\}"),
+        ({"prompt_template": "{question:>5}"}, r"unknown placeholder \{question!:>5\}"),
+        ({"prompt_template": "{}"}, r"unknown placeholder \{\}"),
+        ({"prompt_template": "{question"}, "cannot be read"),
+        ({"prompt_template": "Solve it."}, r"lacks \{question\}"),
+        ({"system_prompt": "Hi"}, "chat_template is false"),
+    ],
+)
+def test_unusable_prompt_formats_are_refused(options, message):
+    with pytest.raises(DataError, match=message):
+        PromptFormat(**options)
+
+
+def test_a_chat_template_needs_a_tokenizer_that_has_one(sources):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match="has no chat template"):
+        PromptSource(sources, tokenizer, seed=0, max_prompt_tokens=9, prompt_format=PromptFormat(chat_template=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "basic_arithmetics"}, r"no task 'basic_arithmetics'; did you mean basic_arithmetic"),
+        ({"params": {"min_term": 2}}, r"no parameter 'min_term'; it takes: allow_negation, .*min_terms"),
+        ({"params": {"seed": 2}}, r"no parameter 'seed' \(seed and size are fields of the source itself\)"),
+        ({"params": {"min_terms": -1}}, r"refused its parameters \{'min_terms': -1\}"),
+        ({"weight": 0.0}, "weight is 0.0"),
+        ({"weight": float("nan")}, "weight is nan"),
+        ({"size": 0}, "size is 0"),
+    ],
+)
+def test_unusable_sources_are_refused_when_opened(sources, changes, message):
+    with pytest.raises(DataError, match=message):
+        make_source([dataclasses.replace(sources[2], **changes)])
+
+
+def test_no_source_and_twin_names_are_refused(sources):
+    with pytest.raises(DataError, match="no source is given"):
+        make_source([])
+    with pytest.raises(DataError, match="two sources are named 'short'"):
+        make_source([sources[0], sources[0]])
+
+
+def test_generating_ahead_does_not_move_the_state(folder):
+    stream = make_source([JsonlSource(name="a", path=numbers_file(folder / "ahead.jsonl", 100))])
+    stream.next(3)
+    assert stream.state()["streams"] == {"a": {"epoch": 0, "cursor": 3, "emitted": 3, "dropped": 0}}
+
+
+def test_numbers_file_helper_writes_what_the_tests_assume(tmp_path):
+    rows = [json.loads(line) for line in Path(numbers_file(tmp_path / "x.jsonl", 6, long_every=3)).read_text().splitlines()]
+    lengths = [len(TOKENIZER(r["question"])["input_ids"]) for r in rows]
+    assert [n > 14 for n in lengths] == list(itertools.islice(itertools.cycle([True, False, False]), 6))

@@ -1,0 +1,110 @@
+"""Requests are spread over reward workers: each to one, the least loaded first, answers in order, a deadline that counts the queue."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.overlap.reward_router import RewardRouter
+from rljob_runtime.records import RewardRequest, RewardResult
+from tests.support.records import make_prompt
+
+LIMIT_S = 7.0
+
+
+def requests(count: int, prefix: str = "s") -> list[RewardRequest]:
+    prompt = make_prompt(0)
+    return [RewardRequest(sample_id=f"{prefix}{i}", prompt=prompt, response_text="7", finish_reason="stop") for i in range(count)]
+
+
+@dataclass
+class Call:
+    """One call under way; ends when the test lets its worker answer."""
+
+    part: list[RewardRequest]
+    answered: asyncio.Event
+    lost: bool = False
+    deadline_s: float = 0.0
+
+    async def result(self, timeout_s: float) -> Any:
+        self.deadline_s = timeout_s
+        await self.answered.wait()
+        if self.lost:
+            raise WorkerLostError("reward-0", "signal 9", "reward.log")
+        return [RewardResult(sample_id=request.sample_id, score=1.0) for request in self.part]
+
+
+@dataclass
+class RewardWorker:
+    """Answers when told to."""
+
+    name: str = "reward-0"
+    log_file: str = "reward.log"
+    calls: list[Call] = field(default_factory=list)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, method: str, *args: Any) -> Call:
+        self.calls.append(Call(*args, answered=self.answered))
+        return self.calls[-1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 6, 7, 8])
+async def test_each_request_goes_to_one_worker_in_even_shares_and_answers_are_in_order(count: int, workers: int) -> None:
+    pool = [RewardWorker() for _ in range(workers)]
+    for worker in pool:
+        worker.answered.set()
+    asked = requests(count)
+    results = await RewardRouter(pool, LIMIT_S).score(asked)
+    assert [result.sample_id for result in results] == [request.sample_id for request in asked]
+    shares = [call.part for worker in pool for call in worker.calls]
+    assert [request for share in shares for request in share] == asked
+    assert all(1 <= len(share) <= -(-count // workers) for share in shares)
+    assert max((len(worker.calls) for worker in pool), default=0) <= 1
+
+
+async def test_the_least_loaded_worker_comes_first() -> None:
+    busy, idle = RewardWorker(), RewardWorker()
+    router = RewardRouter([busy, idle], LIMIT_S)
+    async with asyncio.TaskGroup() as tasks:
+        for prefix, count in (("a", 1), ("b", 1), ("c", 1)):
+            tasks.create_task(router.score(requests(count, prefix)))
+            await asyncio.sleep(0)
+        assert [[call.part[0].sample_id for call in worker.calls] for worker in (busy, idle)] == [["a0", "c0"], ["b0"]]
+        idle.answered.set()
+        await asyncio.sleep(0)
+        tasks.create_task(router.score(requests(1, "d")))
+        await asyncio.sleep(0)
+        assert [call.part[0].sample_id for call in idle.calls] == ["b0", "d0"]
+        busy.answered.set()
+
+
+async def test_a_workers_failure_is_raised_and_frees_its_share_of_the_load() -> None:
+    lost, other = RewardWorker(), RewardWorker()
+    router = RewardRouter([lost, other], LIMIT_S)
+    failing = asyncio.ensure_future(router.score(requests(1)))
+    await asyncio.sleep(0)
+    lost.calls[0].lost = True
+    lost.answered.set()
+    with pytest.raises(WorkerLostError):
+        await failing
+    again = asyncio.ensure_future(router.score(requests(1)))
+    await asyncio.sleep(0)
+    assert (len(lost.calls), len(other.calls)) == (2, 0)
+    assert [result.sample_id for result in await again] == ["s0"]
+
+
+async def test_the_deadline_covers_what_the_worker_has_to_score_before() -> None:
+    worker = RewardWorker()
+    router = RewardRouter([worker], LIMIT_S)
+    async with asyncio.TaskGroup() as tasks:
+        for count in (3, 2):
+            tasks.create_task(router.score(requests(count)))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first, second = (call.deadline_s for call in worker.calls)
+        assert first > 3 * LIMIT_S
+        assert second - first == 2 * LIMIT_S
+        worker.answered.set()
