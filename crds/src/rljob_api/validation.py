@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rljob_api import algorithm_rules, manifest, planner, pods, rollout_rules, trainer_rules
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.plan import Plan
-from rljob_api.rules import components, data, offload, workers
+from rljob_api.rules import components, data, engine_arguments, offload, workers
 from rljob_api.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
 
@@ -91,6 +91,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *workers.RULES,
     *offload.RULES,
     *pods.RULES,
+    *engine_arguments.RULES,
     *algorithm_rules.RULES,
     *rollout_rules.RULES,
     *trainer_rules.RULES,
