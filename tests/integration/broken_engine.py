@@ -3,9 +3,11 @@
 import numpy as np
 import numpy.typing as npt
 
+from rljob_runtime.engine.vllm.adapter import VllmAdapter
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.records import WeightManifest
 
+ADAPTER = VllmAdapter(factory=f"{__name__}:SkippingEngine")
 SKIPPED = "model.layers.1.mlp.down_proj.weight"
 
 

@@ -142,8 +142,9 @@ def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_pa
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(model, steps=20)))
     (tmp_path / "length_reward.py").write_text(LENGTH_REWARD)
     code = (
-        "from rljob_runtime.job import launch\n"
-        "launch.ENGINE_FACTORY = 'tests.integration.broken_engine:SkippingEngine'\n"
+        "from rljob_api.v1alpha1.components import EngineType\n"
+        "from rljob_runtime.engine.registry import ENGINES\n"
+        "ENGINES[EngineType.VLLM] = 'tests.integration.broken_engine:ADAPTER'\n"
         "from pathlib import Path\n"
         "from rljob_runtime.entry.local_run import run_job\n"
         "path = Path('job.yaml')\n"

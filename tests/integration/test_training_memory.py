@@ -13,7 +13,7 @@ from rljob_api import memory, planner
 from rljob_api.memory import engine_needs, training_needs
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob
-from rljob_runtime.job import worker_settings
+from rljob_runtime.engine.vllm import adapter
 from rljob_runtime.training import model as training_model
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
@@ -146,4 +146,4 @@ def test_gradients_of_several_micro_batches_are_whole_on_every_process(worker: P
 
 def test_constants_are_those_of_the_runtime() -> None:
     assert training_needs.ONE_UNIT_BYTES == training_model.ONE_UNIT_BYTES
-    assert engine_needs.CPU_KV_CACHE_BYTES == worker_settings.CPU_KV_CACHE_BYTES
+    assert engine_needs.CPU_KV_CACHE_BYTES == adapter.CPU_KV_CACHE_BYTES

@@ -62,7 +62,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         waits_for="pipeline parallel engines",
         remedy="use tensorParallelSize",
     ),
-    Unsupported(path="components[].engine.extraArgs", when=is_set, waits_for="passing engine arguments through"),
     Unsupported(path="environments", when=is_set, waits_for=_AGENTIC),
     Unsupported(path="pipeline", when=one_of("Agentic"), waits_for=_AGENTIC, remedy="write RLVR"),
     Unsupported(

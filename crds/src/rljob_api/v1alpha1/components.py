@@ -99,7 +99,7 @@ class Engine(SpecModel):
     enforce_eager: bool = False
     """Switch CUDA graphs and compilation off."""
     extra_args: FreeForm = Field(default={})
-    """Further arguments of the engine, by its own names."""
+    """Further arguments of the engine, by its own names, such as block_size; those that RLJob sets itself are refused."""
 
 
 class ComponentOffload(SpecModel):

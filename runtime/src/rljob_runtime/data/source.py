@@ -1,6 +1,6 @@
 """The endless, seeded stream of prompts.
 
-Each source is shuffled anew every epoch; sources are mixed by weight. The order is a function of (sources, format,
+Each source is reshuffled every epoch; sources are mixed by weight. The order is a function of (sources, format,
 tokenizer, seed) alone: how ``next`` calls are cut does not matter, and ``restore(state())`` continues exactly.
 
 Work is done in chunks ahead of demand (rendering and tokenizing many prompts at once is several times cheaper), so the
@@ -202,7 +202,7 @@ class PromptSource:
             stream.move_to(_position(streams[stream.config.name]))
 
     def _next_one(self) -> Prompt:
-        # Largest deficit first: after n prompts every source is within one of its exact share, with no random draw to save.
+        # Largest deficit first: after n prompts every source is within one of its exact share, with no random state to save.
         index = sum(s.position.emitted for s in self._streams)
         total = sum(s.config.weight for s in self._streams)
         stream = max(self._streams, key=lambda s: s.config.weight / total * (index + 1) - s.position.emitted)
@@ -227,7 +227,7 @@ def open_rows(source: SourceConfig, seed: int) -> _Rows:
 def _derived_seed(seed: int, name: str) -> int:
     """Return 31 bits from (run seed, source name).
 
-    Hashed, not added: reasoning-gym draws entry i from ``seed + i``, so that neighbouring seeds give nearly the same entries.
+    Hashed, not added: reasoning-gym generates entry i from ``seed + i``, so that neighbouring seeds give nearly the same entries.
     """
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big") >> 1
 

@@ -7,15 +7,18 @@ step costs ``step_s``, and ``collect`` runs steps until a response ends or its v
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.errors import DataError, DeadlineError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, OnRunning, VersionSpan, WeightManifest
-from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, VersionSpan, WeightManifest
+from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
+from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
 LengthRule = Callable[[GenerationRequest], int]
 ScoreRule = Callable[[tuple[int, ...], int], tuple[float, ...]]
@@ -31,7 +34,7 @@ class _Running:
     token_ids: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     holds_cache: bool = False
-    """Drew a token since the cache was last made: what an offload would interrupt."""
+    """Sampled a token since the cache was last made: what an offload would interrupt."""
 
 
 def default_length(request: GenerationRequest) -> int:
@@ -65,8 +68,8 @@ class FakeEngine:
         """Make an engine that serves version 0.
 
         Args:
-            vocab_size: drawn tokens are below it.
-            max_num_seqs: requests that draw a token in one step; the rest waits.
+            vocab_size: sampled tokens are below it.
+            max_num_seqs: requests that sample a token in one step; the rest waits.
             step_s: virtual seconds of a step; large values make the engine slow.
             automatic: False leaves every step to ``advance`` and ``end``, ``collect`` then only takes what ended.
             length_of: tokens of each response; ``max_tokens`` is the upper limit.
@@ -85,6 +88,8 @@ class FakeEngine:
         """Virtual clock: grows by ``step_s`` per step and by the waits of ``collect``."""
         self.versions: list[int] = [0]
         """Every version ever served, in order."""
+        self.received: list[tuple[Bucket, ByteArray]] = []
+        """Buckets of the last update, with their bytes."""
         self.submitted: list[str] = []
         """Every request id ever given, in order."""
         self._length_of = length_of
@@ -92,7 +97,8 @@ class FakeEngine:
         self._expected = expected
         self._running: dict[str, _Running] = {}
         self._finished: list[Completion] = []
-        self._assembly: UpdateAssembly | None = None
+        self._receiver: Receiver = PackedReceiver()
+        self._incoming: IncomingUpdate | None = None
         self._lost_tensor: str | None = None
         self._sizes_bytes = dict(sizes_bytes or {StateKind.PARAMS: 1000, StateKind.KV_CACHE: 4000})
         self._switch_s = {"offload": offload_s, "load": load_s}
@@ -151,32 +157,38 @@ class FakeEngine:
         self._spend(timeout_s, f"scoring {len(sequences)} sequences")
         return [self._scores_of(sequence, self.versions[-1]) for sequence in sequences]
 
+    def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
+        """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
+        self._raise_if_dead()
+        self._receiver = make_end(receiver, **settings)
+
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""
         self._raise_if_dead()
-        self._assembly = UpdateAssembly(manifest, version, self._expected)
+        self._incoming = self._receiver.begin(manifest, version, self._expected)
 
     def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
         """Take one bucket; see ``Engine.load_bucket``."""
-        self._open_assembly("load_bucket").add(bucket_index, data)
+        self._open_update("load_bucket").take(bucket_index, data)
 
     def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
         """Serve the new version from the next step on; see ``Engine.finish_update``.
 
         There are no keys and values here, so both values of ``on_running`` end in the same state.
         """
-        assembly = self._open_assembly("finish_update")
-        assembly.complete()
-        self._residence.check_update(assembly.version)
-        self._spend(timeout_s, f"the update to version {assembly.version}")
+        incoming = self._open_update("finish_update")
+        incoming.check()
+        self._residence.check_update(incoming.version)
+        self._spend(timeout_s, f"the update to version {incoming.version}")
+        self.received = list(incoming.receive(time.monotonic() + timeout_s))
         if self._lost_tensor is not None:
             name, self._lost_tensor = self._lost_tensor, None
-            self._weights_undefined = f"the update to version {assembly.version} broke off"
-            raise WeightSyncError(f"update to version {assembly.version}: the model's loader got no data for {name}; send a full update")
-        self.versions.append(assembly.version)
+            self._weights_undefined = f"the update to version {incoming.version} broke off"
+            raise WeightSyncError(f"update to version {incoming.version}: the model's loader got no data for {name}; send a full update")
+        self.versions.append(incoming.version)
         self._weights_undefined = None
-        self._assembly = None
-        return assembly.version
+        self._incoming = None
+        return incoming.version
 
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
         """Give memory back; see ``Engine.offload``."""
@@ -242,7 +254,7 @@ class FakeEngine:
     # -- the test's controls ------------------------------------------------------------------------------------------------------
 
     def advance(self, steps: int = 1) -> None:
-        """Let the oldest ``max_num_seqs`` requests draw one token per step; those that reach their length end.
+        """Let the oldest ``max_num_seqs`` requests sample one token per step; those that reach their length end.
 
         Does nothing while weights or cache are away, or the weights undefined.
         """
@@ -268,7 +280,7 @@ class FakeEngine:
         """Requests not ended yet, in order of submission."""
         return list(self._running)
 
-    def die(self, reason: str = "the fake engine was told to die") -> None:
+    def die(self, reason: str = "die() was called on the fake engine") -> None:
         """Every later call raises ``EngineDiedError`` with the (first) reason."""
         self._death = self._death or reason
 
@@ -343,15 +355,15 @@ class FakeEngine:
             raise DeadlineError(f"engine: {what} took longer than {timeout_s:.1f} s; allow more time or look at the engine's log")
         self.now_s += self.step_s
 
-    def _open_assembly(self, method: str) -> UpdateAssembly:
+    def _open_update(self, method: str) -> IncomingUpdate:
         """The update in progress."""
         self._raise_if_dead()
-        if self._assembly is None:
+        if self._incoming is None:
             raise WeightSyncError(f"{method}: no update is open; call begin_update first")
-        return self._assembly
+        return self._incoming
 
     def _raise_if_dead(self) -> None:
-        """Raise when the engine was told to die."""
+        """Raise after :meth:`die`."""
         if self._death is not None:
             raise EngineDiedError(self._death)
 

@@ -7,9 +7,9 @@ An engine gives its device memory back by ``offload`` and takes it again by ``lo
 
     offload({PARAMS, KV_CACHE}) -> load({PARAMS}) -> begin_update .. finish_update -> load({KV_CACHE})
 
-Meanwhile ``submit`` queues, ``collect`` hands out what had finished and then waits in vain, ``abort``, ``version``, ``stats``, ``memory``
-and ``residence`` answer as ever, ``begin_update`` and ``load_bucket`` take bytes aside, ``score`` refuses while anything is away and
-``finish_update`` while the weights are.
+Meanwhile ``submit`` queues, ``collect`` returns what had finished and then nothing until its wait is over, ``abort``, ``version``,
+``stats``, ``memory`` and ``residence`` answer as ever, ``begin_update`` and ``load_bucket`` buffer bytes, ``score`` refuses while anything
+is away and ``finish_update`` while the weights are.
 
 Named invariants: VERSION (``version`` changes only in ``finish_update``, and only after every byte of the manifest arrived),
 NO-HANG (each wait has a limit; an engine that died raises ``EngineDiedError`` from every call).
@@ -18,8 +18,8 @@ NO-HANG (each wait has a limit; an engine that died raises ``EngineDiedError`` f
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Weig
 ByteArray = npt.NDArray[np.uint8]
 
 OnOffload = Literal["refuse", "abort", "keep"]
-"""What an offload does to responses in progress: ``refuse`` the offload, ``abort`` them (they come back with the tokens drawn so far), or
+"""What an offload does to responses in progress: ``refuse`` the offload, ``abort`` them (they come back with the tokens sampled so far), or
 ``keep`` them queued with their tokens and recompute their keys and values after the load."""
 
 
@@ -68,7 +68,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Share keys and values of equal prompt beginnings. Costs about 10 % where prompts are shorter than a block (128 tokens on CPU)."""
     seed: int = 0
-    """Of the engine itself; what is drawn depends on each request's own seed only."""
+    """The engine's own seed; sampling depends only on the seed of each request."""
     load_format: Literal["auto", "dummy"] = "auto"
     """``dummy`` starts with random weights, for engines that receive theirs before the first request."""
     trust_remote_code: bool = False
@@ -84,6 +84,10 @@ class EngineConfig:
     in host memory (CUDA only). Other than ``never`` makes vLLM allocate through its sleep-mode allocator on CUDA."""
     start_timeout_s: float = 600.0
     """Limit for loading the model and a first warm-up request."""
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments by the engine's own names, over those that follow from the other fields."""
+    extra_args_path: str = "extra_args"
+    """Where they were written, for messages."""
 
 
 class Engine(Protocol):
@@ -108,7 +112,7 @@ class Engine(Protocol):
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests early; they come back through ``collect`` as ``abort`` with the tokens drawn so far.
+        """End requests early; they come back through ``collect`` as ``abort`` with the tokens sampled so far.
 
         Ids that already finished, or that the engine does not know, are ignored.
 
@@ -128,6 +132,18 @@ class Engine(Protocol):
             EngineDiedError, WeightSyncError: as for ``collect``.
         """
 
+    def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
+        """Make the engine's end of a weight transport; until then it takes packed buckets.
+
+        Args:
+            receiver: ``module:Class``, see ``weightsync.transport.Receiver``.
+            settings: keyword arguments of it.
+
+        Raises:
+            WeightSyncError: it cannot be made here.
+            EngineDiedError: the engine ended.
+        """
+
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; one that was open and unfinished is dropped. Generation goes on.
 
@@ -137,7 +153,7 @@ class Engine(Protocol):
         """
 
     def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
-        """Take one packed bucket, in any order, each exactly once. Generation goes on.
+        """Take one part of an update, for most transports a packed bucket, in any order, each exactly once. Generation goes on.
 
         Read-only arrays are kept as they are until ``finish_update`` (their bytes must not change), writable ones are copied.
 
@@ -147,7 +163,7 @@ class Engine(Protocol):
         """
 
     def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
-        """Put the received weights in place between two steps and return the version now served.
+        """Receive what has not come yet, put the weights in place between two steps and return the version now served.
 
         Raises:
             WeightSyncError: a bucket is missing or the weights are offloaded (nothing changed and the update stays open), or the engine
@@ -159,13 +175,13 @@ class Engine(Protocol):
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
         """Give memory back between two steps; kinds that left before are left out of the report, so a call can be repeated.
 
-        ``KV_CACHE`` is dropped and prefix caching starts anew. ``PARAMS`` are dropped or copied as ``EngineConfig.release`` says, and never
-        leave before the cache. Scoring calls in progress end first. Requests that no step has touched simply stay queued.
+        ``KV_CACHE`` is dropped, and with it all cached prefixes. ``PARAMS`` are dropped or copied as ``EngineConfig.release`` says, and
+        never leave before the cache. Scoring calls in progress end first. Requests that no step has touched simply stay queued.
 
         Raises:
             EngineResidenceError: another kind than these two, weights without the cache, ``release='never'``, or responses are running
                 and ``on_running`` is ``refuse``; nothing was changed.
-            DeadlineError: not done after ``timeout_s``; ``residence`` tells what happened, and the call can be repeated.
+            DeadlineError: not done after ``timeout_s``; ``residence`` shows what happened, and the call can be repeated.
             EngineDiedError: the engine ended, also because this offload failed half-way.
         """
 

@@ -35,6 +35,7 @@ from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.transports import transport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,6 +85,7 @@ async def assemble(
         trainers=workers.trainer.workers,
         engines=workers.engines,
         manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
+        transport=transport(spec.weight_sync.backend),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=probe,
         on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",

@@ -19,6 +19,7 @@ from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data.source import open_rows
+from rljob_runtime.engine.registry import check_engines
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
 from rljob_runtime.job import device_sharing, learning_settings, worker_settings
 from rljob_runtime.job.model_shape import read_shape
@@ -39,10 +40,12 @@ HUB_TIMEOUT_S = 10.0
 def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     """Find out before any process starts what the spec names and is not there: about a second.
 
-    The user's own functions are only looked for when there is a job folder: in a cluster the workers' image decides, not this one.
+    The user's own functions and the engines' packages are only looked for when there is a job folder: in a cluster the workers' image
+    decides, not this one.
 
     Raises:
-        SetupError: another Ray is installed than ``spec.rayVersion`` asks for.
+        SetupError: another Ray is installed than ``spec.rayVersion`` asks for, or an engine's package is not.
+        SpecInvalidError: an engine does not take an argument of ``engine.extraArgs``.
         ModelError: neither a local folder nor a Hub id that can be resolved.
         DataError: a file or task that cannot be read, or is empty.
         PluginError: a policy loss or an advantage estimator that cannot be imported from ``job_folder``.
@@ -57,6 +60,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
         open_rows(worker_settings.source_config(source), spec.seed)
     if job_folder is not None:
         learning_settings.check_functions(spec, job_folder)
+    check_engines(spec, on_this_python=job_folder is not None)
     functions = [worker_settings.reward_config(r) for r in spec.rewards if r.function is not None]
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:

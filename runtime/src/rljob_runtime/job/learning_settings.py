@@ -11,6 +11,7 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_api.vocabulary import AdvantageEstimator, KLPlacement
+from rljob_runtime.engine.registry import engine_adapter
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.losses.custom import load_estimator, load_loss
 from rljob_runtime.losses.value_config import ValueLossConfig
@@ -195,7 +196,7 @@ def rollout_config(spec: RLJobSpec, num_engines: Mapping[str, int], *, survives_
             stall_timeout_s=rollout.stall_timeout_seconds,
             affinity_margin=AFFINITY_MARGIN if any(engine.prefix_caching for engine in engines.values()) else 0,
             group_routing=rollout.group_routing,
-            survives_engine_loss=survives_engine_loss,
+            survives_engine_loss=survives_engine_loss and all(engine_adapter(engine.type).spares_lost for engine in engines.values()),
         ),
         drains=spec.overlap.update_mode is UpdateMode.DRAIN,
         drain_timeout_s=spec.training.step_timeout_seconds,

@@ -15,15 +15,13 @@ from typing import Any
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
+from rljob_runtime.engine.registry import engine_worker
 from rljob_runtime.engine.residence import ENGINE_KINDS
-from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.job import learning_settings, worker_settings
 from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
 from rljob_runtime.loop.workers import Scoring
 from rljob_runtime.offload.states import StateKind
 
-ENGINE_CONCURRENCY = 4
-"""Calls that an engine answers at the same time: collecting, submitting, watching, and one of a weight sync."""
 FROZEN_KINDS = frozenset({StateKind.PARAMS, StateKind.OTHER})
 TRAINED_KINDS = FROZEN_KINDS | {StateKind.GRADS, StateKind.OPTIMIZER}
 
@@ -144,19 +142,15 @@ def _rank(factory: str, config: object, context: WorkerContext) -> WorkerSetting
 
 
 def _engine_settings(context: WorkerContext) -> WorkerSettings:
-    config = worker_settings.engine_config(
+    component = worker_settings.component_spec(context.spec, context.component.name)
+    engine = engine_worker(
         context.spec,
-        worker_settings.component_spec(context.spec, context.component.name),
+        component,
         on_cpu=context.on_cpu,
         num_threads=context.num_threads,
         releases_devices=context.devices.releases,
     )
-    return WorkerSettings(
-        factory="rljob_runtime.engine.vllm.engine:VllmEngine",
-        kwargs={"config": config},
-        environment=engine_environment(config),
-        concurrency=ENGINE_CONCURRENCY,
-    )
+    return WorkerSettings(factory=engine.factory, kwargs=engine.kwargs, environment=engine.env, concurrency=engine.concurrency)
 
 
 def _reward_settings(context: WorkerContext) -> WorkerSettings:

@@ -14,20 +14,16 @@ from pathlib import Path
 from rljob_api.planning import environment
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_api.v1alpha1.components import Component, Engine, Role
+from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Interpreter
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
-from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.job import learning_settings
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
-
-CPU_KV_CACHE_BYTES = 128 * 2**20
-"""KV cache of an engine on CPU devices where the spec sets none."""
 
 _QUANTITY_SCALES: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "i": 1}
 """Scale of each suffix; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
@@ -132,28 +128,6 @@ def policy_config(
         offload_host_bytes=offload_host_bytes,
         reserve=reserve,
         optimizer_around_step=optimizer_around_step,
-    )
-
-
-def engine_config(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool = False) -> EngineConfig:
-    """Configuration of one rollout engine."""
-    engine = component.engine or Engine()
-    return EngineConfig(
-        model_path=spec.model.path,
-        tokenizer_path=spec.model.tokenizer_path,
-        trust_remote_code=spec.model.trust_remote_code,
-        dtype=spec.model.dtype.value,
-        max_model_len=spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens,
-        max_num_seqs=engine.max_running_requests,
-        kv_cache_bytes=engine.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
-        tensor_parallel_size=engine.tensor_parallel_size,
-        gpu_memory_utilization=engine.memory_fraction,
-        enforce_eager=engine.enforce_eager or on_cpu,
-        enable_prefix_caching=engine.prefix_caching,
-        seed=spec.seed,
-        threads=num_threads if on_cpu else None,
-        start_timeout_s=spec.startup_deadline_seconds,
-        release="discard" if releases_devices else "never",
     )
 
 

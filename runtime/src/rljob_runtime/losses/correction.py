@@ -1,4 +1,4 @@
-"""Off-policy correction: how far the proximal policy has moved from the one that drew the tokens, as a factor on the policy loss.
+"""Off-policy correction: how far the proximal policy has moved from the one that sampled the tokens, as a factor on the policy loss.
 
 With ``d_t = logp_proximal - logp_behaviour`` the ratio of a token is
 

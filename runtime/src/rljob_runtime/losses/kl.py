@@ -1,4 +1,4 @@
-"""Per-token estimators of KL(policy || reference) on tokens drawn from the policy (J. Schulman, "Approximating KL divergence", 2020).
+"""Per-token estimators of KL(policy || reference) on tokens sampled from the policy (J. Schulman, "Approximating KL divergence", 2020).
 
 With ``d = logp_reference - logp_policy``:
 

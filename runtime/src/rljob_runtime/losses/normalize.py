@@ -23,7 +23,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Moments:
-        """Of values of shape (N,)."""
+        """The moments of values of shape (N,)."""
         array = np.asarray(values, dtype=np.float64)
         if not array.size:
             return cls()
@@ -31,7 +31,7 @@ class Moments:
         return cls(count=array.size, mean=mean, m2=float(((array - mean) ** 2).sum()))
 
     def merged(self, other: Moments) -> Moments:
-        """Of both sets of values together."""
+        """The moments of both sets of values together."""
         count = self.count + other.count
         if not count:
             return self

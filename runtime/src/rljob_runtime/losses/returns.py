@@ -1,6 +1,6 @@
 """Returns and advantages per token or per step, from rewards per token or per step; numpy.
 
-Token arrays here are compact: shape (N,), only the drawn tokens, responses one after another, ``lengths`` of shape (S,) sums to N.
+Token arrays here are compact: shape (N,), only the sampled tokens, responses one after another, ``lengths`` of shape (S,) sums to N.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gae(
 
     Args:
         rewards: shape (N,).
-        values: shape (N,), before each token is drawn.
+        values: shape (N,), before each token is sampled.
         lengths: shape (S,), sums to N.
         gamma: discount per token.
         lambda_: 0 looks one token ahead, 1 to the end.

@@ -31,7 +31,7 @@ def overlong_penalty(lengths: npt.ArrayLike, *, max_tokens: int, buffer_tokens: 
 
 
 def kl_estimates(logprobs: npt.ArrayLike, reference_logprobs: npt.ArrayLike, estimator: KLEstimator) -> DoubleArray:
-    """Distance of the policy that drew tokens to the reference, token by token.
+    """KL from the policy that sampled the tokens to the reference, at each token.
 
     With ``d = log policy - log reference``: K1 ``d``, K2 ``d^2 / 2``, K3 ``exp(-d) - 1 + d``, Abs ``|d|`` (J. Schulman, "Approximating KL
     divergence", 2020; Abs from ROLL).

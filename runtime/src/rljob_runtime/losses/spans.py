@@ -1,4 +1,4 @@
-"""Means over stretches of tokens: which of a micro-batch's N tokens belong to one sequence, which to one contiguous drawn stretch.
+"""Means over stretches of tokens: which of a micro-batch's N tokens belong to one sequence, which to one contiguous run of trained tokens.
 
 Levels above the token need every trained token of their stretch in one micro-batch; micro-batches keep sequences whole and in order.
 Sums run over a padded matrix, not with ``index_add``, whose order of additions changes from run to run on CUDA.
@@ -24,7 +24,7 @@ class TokenSpans:
     sequences: tuple[int, ...]
     """Trained tokens of each sequence."""
     segments: tuple[int, ...]
-    """Of each contiguous run of trained tokens within a sequence: a turn."""
+    """Each contiguous run of trained tokens within a sequence: a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,16 +17,16 @@ class LossTokens:
     """
 
     logprobs: torch.Tensor
-    """Of the policy being trained."""
+    """The policy being trained."""
     old_logprobs: torch.Tensor
-    """Of the policy that ratios compare with, see ``algorithm.offPolicy.proximal``; by default those of the engine."""
+    """The policy that ratios compare with, see ``algorithm.offPolicy.proximal``; by default the engine's."""
     advantages: torch.Tensor
     sequence_lengths: Sequence[int]
     """Trained tokens of each sequence, sums to N."""
     scores: torch.Tensor | None = None
     """Raw score of the token's response, where the loss needs it."""
     reference_logprobs: torch.Tensor | None = None
-    """Of the frozen reference, where the job has one."""
+    """The frozen reference, where the job has one."""
 
 
 class PolicyTerms(NamedTuple):

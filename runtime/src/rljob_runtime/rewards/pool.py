@@ -7,7 +7,7 @@ One caller at a time drives ``score``; a single loop over all workers reads resu
        +-- startup deadline: error       +-- limit passed, or process gone: that sample fails, the rest is handed out again,
                                              worker replaced (starting)
 
-The clock of a evaluation starts when the parent reads the result before it, so that a slow parent never shortens a limit.
+The clock of an evaluation starts when the parent reads the result before it, so that a slow parent never shortens a limit.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class CriticWorker(ModelRank):
             wanted: shape (T,), non-zero at response tokens, never on a first token.
 
         Returns:
-            Shape (T,), float32: at a wanted token t the value V(s_t) of the tokens before it, the state in which it was drawn, read from
+            Shape (T,), float32: at a wanted token t the value V(s_t) of the tokens before it, the state in which it was sampled, read from
             the hidden state that predicts it; 0 elsewhere.
 
         Raises:

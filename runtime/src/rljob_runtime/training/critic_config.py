@@ -26,4 +26,4 @@ class CriticConfig(PolicyConfig):
         """
         PolicyConfig.__post_init__(self)  # not super(): slots make a second class, which super() without arguments does not find
         if not self.trainable:
-            raise ValueError("trainable is False; a critic that learns nothing knows nothing, leave it True")
+            raise ValueError("trainable is False; a critic has to be trained, leave it True")

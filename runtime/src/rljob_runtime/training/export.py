@@ -16,7 +16,7 @@ from rljob_runtime.training.weights import pack_bucket, weight_specs
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 
 GATHER_BYTES = 256 * 2**20
-"""Of the model travel to rank 0 at once, or one larger tensor."""
+"""Bytes of the model that are gathered on rank 0 at once; a larger tensor goes alone."""
 
 SIDE_FILES = (
     "tokenizer*",

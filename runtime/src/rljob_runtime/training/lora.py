@@ -2,7 +2,7 @@
 
 The sum of weights is made in float32 and rounded once to the dtype of ``x``, which is what an engine gets as the layer's plain weight: so
 trainer and engine compute the same function also in bfloat16, where ``x W^T + scale * (x A^T) B^T`` would differ by its roundings. It
-exists only while a layer computes; backward makes it anew, and no gradient of ``W``'s size ever exists.
+exists only while a layer computes; backward makes it again, and no gradient of ``W``'s size ever exists.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LoraLinear(nn.Linear):
             base: its parameters become frozen.
             rank: of the adapters.
             alpha: the product is scaled by ``alpha / rank``.
-            generator: draws ``A``, uniform as in :func:`torch.nn.init.kaiming_uniform_` with ``a = sqrt(5)``, which is the default of peft.
+            generator: for ``A``, uniform as in :func:`torch.nn.init.kaiming_uniform_` with ``a = sqrt(5)``, which is the default of peft.
         """
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features

@@ -68,7 +68,7 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     ``config.lora``.
 
     Raises:
-        ModelError: not loadable, or of a kind whose log-probs this trainer would get wrong, or without the layers that shall have adapters.
+        ModelError: not loadable, or of a kind whose log-probs this trainer would get wrong, or without the layers to adapt.
     """
     dtype = torch.float32 if config.trainable and config.lora is None else getattr(torch, config.dtype)
     try:

@@ -68,7 +68,7 @@ class Ready:
     """Spent in the current training step on bringing AdamW's states for an update."""
     moments_offload_s: float = 0.0
     inner_peak_bytes: int = 0
-    """Peak of device memory before a switch inside a call; told with the next snapshot that somebody asks for."""
+    """Peak of device memory before a switch inside a call; reported with the next snapshot."""
 
 
 class ModelRank(ABC):
@@ -224,7 +224,7 @@ class ModelRank(ABC):
         return dataclasses.replace(report, before=_with_inner_peak(ready, report.before))
 
     def memory(self) -> MemorySnapshot:
-        """Memory of this process and its device now; the peak starts anew."""
+        """Memory of this process and its device now; the peak starts again."""
         ready = self._require()
         return _with_inner_peak(ready, ready.store.memory())
 
@@ -316,7 +316,7 @@ class ModelRank(ABC):
         fault: OffloadError | None = None
         try:
             try:
-                ready.moments_load_s += _told(ready, _twice(lambda: ready.store.load(kinds)))
+                ready.moments_load_s += _elapsed_s(ready, _twice(lambda: ready.store.load(kinds)))
             except OffloadError as error:
                 fault = error
             failed = torch.tensor(int(fault is not None), device=ready.device)
@@ -328,7 +328,7 @@ class ModelRank(ABC):
             yield
         finally:
             if ready.store.residence(StateKind.OPTIMIZER) is Residence.ON_DEVICE:
-                ready.moments_offload_s += _told(ready, _twice(lambda: ready.store.offload(kinds, release=False)))
+                ready.moments_offload_s += _elapsed_s(ready, _twice(lambda: ready.store.offload(kinds, release=False)))
 
     def _trained(self, method: str) -> tuple[Ready, torch.optim.AdamW]:
         """State with its optimizer, all on the device, or an error naming the call."""
@@ -373,7 +373,7 @@ def _twice(move: Callable[[], SwitchReport]) -> SwitchReport:
         return move()
 
 
-def _told(ready: Ready, report: SwitchReport) -> float:
+def _elapsed_s(ready: Ready, report: SwitchReport) -> float:
     """Keep the peak that a switch inside a call has reset; returns its seconds."""
     ready.inner_peak_bytes = max(ready.inner_peak_bytes, report.before.peak_bytes, report.after.peak_bytes)
     return report.elapsed_s

@@ -34,7 +34,7 @@ class LayerCosts:
     attention_flops: float
     """Per pair of query and key: 4 * heads * head size * layers (2 for the scores, 2 for the weighted values); 0 where not known."""
     overhead_tokens: int = CPU_OVERHEAD_TOKENS
-    """Of one micro-batch, whatever is in it."""
+    """Cost of a micro-batch, whatever is in it."""
     may_share: bool = True
     """Whether the model computes trees of sequences rightly."""
 
@@ -76,7 +76,7 @@ class Plan:
     widths: LongArray
     """Shape (R,): tokens of each row."""
     micro_batches: list[LongArray]
-    """Of each micro-batch, its rows; widest row first."""
+    """The rows of each micro-batch; widest row first."""
 
 
 def row_cost(width: npt.ArrayLike, *, shared: bool, costs: LayerCosts) -> npt.NDArray[np.float64]:

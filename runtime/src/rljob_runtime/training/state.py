@@ -24,7 +24,7 @@ def policy_state(
 ) -> StateStore:
     """A store that knows all of a sharded policy's state; takes no memory yet.
 
-    Everything is listed anew at each switch, because a checkpoint's load replaces tensors.
+    Everything is listed again at each switch, because a checkpoint's load replaces tensors.
 
     Args:
         model: after ``fully_shard``, whose shards lie in storages of their own.

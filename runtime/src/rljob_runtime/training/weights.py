@@ -38,7 +38,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole block."""
+        """Size of the whole block."""
         return self.rows * self.row_bytes
 
 

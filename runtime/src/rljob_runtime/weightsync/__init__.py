@@ -1,5 +1,5 @@
-"""Moving weights from the trainer to the engines: packed buckets, the engine-side receiver, verification.
+"""Moving weights from the trainer to the engines, verified.
 
-``packing`` lays tensors out in byte buckets, ``receiver`` is the vLLM worker's end of an update. Nothing is imported here, so that
-the driver can use the layout without torch or vLLM.
+``publisher`` publishes versions over a ``transport``; ``transports`` has one file for each; ``packing`` lays tensors out in byte buckets,
+``assembly`` collects them in an engine. Nothing is imported here, so that the driver can use the layout without torch or vLLM.
 """

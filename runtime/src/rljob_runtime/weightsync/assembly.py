@@ -1,12 +1,12 @@
-"""An update on its way in: which buckets have arrived, and whether the manifest fits the model.
+"""An update of packed buckets on its way into an engine: which have arrived, and whether the manifest fits the model.
 
-Used by every engine. Pure bookkeeping; nothing here touches a model, so a refused update leaves the old weights as they are.
+Pure bookkeeping; nothing here touches a model, so a refused update leaves the old weights as they are.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ MAX_NAMES_IN_MESSAGE = 8
 
 
 class UpdateAssembly:
-    """Collects the buckets of one update; safe to use from several threads."""
+    """Collects the buckets of one update; safe to use from several threads. See ``transport.IncomingUpdate``."""
 
     def __init__(self, manifest: WeightManifest, version: int, expected: Mapping[str, tuple[int, ...]] | None) -> None:
         """Check the manifest against the model.
@@ -42,45 +42,49 @@ class UpdateAssembly:
         self._lock = threading.Lock()
         self._received: dict[int, ByteArray] = {}
 
-    def add(self, bucket_index: int, data: ByteArray) -> None:
+    def take(self, part: int, data: ByteArray) -> None:
         """Take one bucket; a writable array is copied because its owner may fill it again.
 
         Raises:
             WeightSyncError: unknown or repeated index, or another size than the manifest's.
         """
-        if not 0 <= bucket_index < len(self.manifest.buckets):
+        if not 0 <= part < len(self.manifest.buckets):
             raise WeightSyncError(
-                f"load_bucket: index {bucket_index} is outside the manifest's 0..{len(self.manifest.buckets) - 1}; "
+                f"load_bucket: index {part} is outside the manifest's 0..{len(self.manifest.buckets) - 1}; "
                 "begin the update with the manifest the sender packs by"
             )
-        bucket = self.manifest.buckets[bucket_index]
+        bucket = self.manifest.buckets[part]
         if data.dtype != np.uint8 or data.ndim != 1 or data.size != bucket.size_bytes:
             raise WeightSyncError(
-                f"load_bucket: bucket {bucket_index} arrived as {data.dtype}{data.shape}, the manifest says {bucket.size_bytes} bytes of "
+                f"load_bucket: bucket {part} arrived as {data.dtype}{data.shape}, the manifest says {bucket.size_bytes} bytes of "
                 "uint8; the sender packs by another manifest"
             )
         kept = data.copy() if data.flags.writeable else data
         with self._lock:
-            if bucket_index in self._received:
-                raise WeightSyncError(f"load_bucket: bucket {bucket_index} arrived twice in the update to version {self.version}")
-            self._received[bucket_index] = kept
+            if part in self._received:
+                raise WeightSyncError(f"load_bucket: bucket {part} arrived twice in the update to version {self.version}")
+            self._received[part] = kept
 
-    def complete(self) -> list[tuple[Bucket, ByteArray]]:
-        """All buckets in order.
+    def check(self) -> None:
+        """Refuse an update with gaps.
 
         Raises:
-            WeightSyncError: some are missing; names their indexes and parameters.
+            WeightSyncError: some buckets are missing; names their indexes and parameters.
         """
         with self._lock:
-            received = dict(self._received)
-        missing = [bucket for bucket in self.manifest.buckets if bucket.index not in received]
+            missing = [bucket for bucket in self.manifest.buckets if bucket.index not in self._received]
         if missing:
             names = [slot.name for bucket in missing for slot in bucket.slots]
             raise WeightSyncError(
                 f"finish_update to version {self.version}: {len(missing)} of {len(self.manifest.buckets)} buckets never arrived "
                 f"({shorten([str(bucket.index) for bucket in missing])}) with {shorten(names)}; send them, then finish again"
             )
-        return [(bucket, received[bucket.index]) for bucket in self.manifest.buckets]
+
+    def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
+        """All buckets in order; they are here, so nothing is waited for."""
+        with self._lock:
+            received = dict(self._received)
+        return ((bucket, received[bucket.index]) for bucket in self.manifest.buckets)
 
 
 def verify_manifest(manifest: WeightManifest, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,25 +1,22 @@
-"""Brings new weights from the trainer to every engine, and proves that they arrived.
+"""Publishes the trainer's weights on every engine as one version, and proves that they arrived.
 
-Per bucket: all trainer ranks gather, rank 0 packs, every engine loads; while engines load bucket i the trainer packs bucket
-i + 1. The bucket travels from rank 0 to the engines as one object of the cluster's store: shared memory on one host, the
-network between hosts. Invariant VERSION: afterwards every engine answers with the new version, or a WeightSyncError says
-which does not. An engine whose process is gone is left out from then on, if the job goes on without it.
+A transport moves the bytes. Invariant VERSION: afterwards every engine answers with the new version, or a WeightSyncError says which does
+not. An engine whose process is lost is left out from then on, if the job goes on without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import OnRunning, WeightManifest
+from rljob_runtime.weightsync.transport import SyncLink, Transport
 
 MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15}
 """Allowed difference of a token's log-prob between trainer and engine where the spec sets none."""
@@ -54,6 +51,7 @@ class WeightPublisher:
         trainers: Sequence[Worker],
         engines: Sequence[Worker],
         manifest: WeightManifest,
+        transport: Transport,
         timeout_s: float,
         probe: ProbeConfig,
         on_running: OnRunning = "recompute",
@@ -65,19 +63,28 @@ class WeightPublisher:
             trainers: ranks of the trained policy.
             engines: rollout workers.
             manifest: the layout that trainer ranks pack and engines expect.
+            transport: moves the bytes.
             timeout_s: of one sync.
             probe: the comparison after a sync.
             on_running: what an update does to responses in progress.
-            goes_on_without: told of an engine, by its index, whose process is gone; False ends the sync with that error.
+            goes_on_without: called with the index of an engine whose process is lost; False ends the sync with that error.
         """
+        self.on_running = on_running
+        """What an update does to responses in progress."""
         self._trainers = trainers
-        self._engines = dict(enumerate(engines))
-        """Those that are not known to be gone."""
-        self._goes_on_without = goes_on_without
         self._manifest = manifest
+        self._transport = transport
+        self._link = SyncLink(
+            trainers=trainers,
+            engines=engines,
+            manifest=manifest,
+            timeout_s=timeout_s,
+            on_running=on_running,
+            goes_on_without=goes_on_without,
+        )
+        self._prepared = False
         self._timeout_s = timeout_s
         self._probe = probe
-        self._on_running = on_running
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
         self._expected: list[Pending] = []
         self._scored: list[np.ndarray] = []
@@ -85,8 +92,8 @@ class WeightPublisher:
         self._syncs = 0
 
     def leave_out(self, engine: int) -> None:
-        """An engine, by its index, is gone, as somebody else found out."""
-        self._engines.pop(engine, None)
+        """An engine, by its index, is lost, as somebody else found out."""
+        self._link.leave_out(engine)
 
     async def publish(self, version: int) -> SyncReport:
         """Serve the trainer's present weights as ``version`` from every engine.
@@ -97,14 +104,17 @@ class WeightPublisher:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
-                served = await self._transfer(version)
+                if not self._prepared:
+                    await self._transport.prepare(self._link)
+                    self._prepared = True
+                served = await self._transport.transfer(version, self._link)
         except TimeoutError as error:
             size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
                 f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
             ) from error
-        wrong = [f"{self._engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
+        wrong = [f"{self._link.engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
         if wrong:
             raise WeightSyncError(f"after publishing v{version}: {', '.join(wrong)}")
         self._syncs += 1
@@ -135,12 +145,12 @@ class WeightPublisher:
         """
         if not self._expected and not self._scored:
             return None
-        scoring = self._started(lambda engine: engine.start("score", self._probe.sequences, self._timeout_s))
-        expected, scores = await asyncio.gather(gather_all(self._expected, self._timeout_s), self._answers(scoring))
+        scoring = self._link.on_engines("score", self._probe.sequences, self._timeout_s)
+        expected, scores = await asyncio.gather(gather_all(self._expected, self._timeout_s), self._link.engines_done(scoring))
         wanted = _without_first((self._scored + expected)[0], self._lengths)
         worst = 0.0
         for index, score in scores.items():
-            engine = self._engines[index]
+            engine = self._link.engines[index]
             found = np.array([x for s in score for x in s], dtype=np.float32)
             difference = float(np.max(np.abs(found - wanted)))
             if not difference <= self._probe.max_difference:
@@ -151,65 +161,6 @@ class WeightPublisher:
                 )
             worst = max(worst, difference)
         return worst
-
-    async def _transfer(self, version: int) -> dict[int, int]:
-        """Versions that engines answer with, by their index."""
-        loading: dict[int, Pending] = {}
-        given: Pending | None = None
-        begun = self._started(lambda engine: engine.start("begin_update", self._manifest, version))
-        for bucket in self._manifest.buckets:
-            packed = [t.start("pack_bucket", bucket) for t in self._trainers]
-            await self._answers(begun)
-            begun = {}
-            await self._answers(loading, given)
-            given = packed[0]
-            loading = self._started(lambda engine, i=bucket.index, first=given: engine.start("load_bucket", i, first))  # type: ignore[misc]
-            if len(packed) > 1:
-                await gather_all(packed[1:], self._timeout_s)
-        await self._answers(loading, given)
-        return await self._answers(self._started(lambda engine: engine.start("finish_update", self._timeout_s, self._on_running)))
-
-    def _started(self, call: Callable[[Worker], Pending]) -> dict[int, Pending]:
-        return {index: call(engine) for index, engine in self._engines.items()}
-
-    async def _answers(self, calls: Mapping[int, Pending], given: Pending | None = None) -> dict[int, Any]:
-        """What engines answer, by their index; one that is gone is left out, now and from now on.
-
-        Args:
-            calls: of engines.
-            given: another worker's call whose value these calls take.
-
-        Raises:
-            WorkerLostError: the job does not go on without it.
-        """
-        wanted = [_Answer(pending, partial(self._left_out, index), given) for index, pending in calls.items()]
-        answers = await gather_all(wanted, self._timeout_s)
-        return {index: answer for index, answer in zip(calls, answers, strict=True) if index in self._engines}
-
-    def _left_out(self, index: int, error: WorkerLostError) -> bool:
-        if index in self._engines and not self._goes_on_without(index, error):
-            return False
-        self._engines.pop(index, None)
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A call whose worker may be gone: None then."""
-
-    pending: Pending
-    left_out: Callable[[WorkerLostError], bool]
-    given: Pending | None
-
-    async def result(self, timeout_s: float) -> Any:
-        try:
-            return await self.pending.result(timeout_s)
-        except WorkerLostError as error:
-            if self.given is not None:
-                await self.given.result(timeout_s)  # where the giver is gone the engine is not: raises what names the giver
-            if not self.left_out(error):
-                raise
-            return None
 
 
 def _without_first(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -421,7 +421,7 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "rollout": scheduler._config,
         "gate": {"capacity": gate.capacity, "max_staleness": gate.max_staleness, "spare": gate.spare},
-        "publisher.on_running": parts.publisher._on_running,
+        "publisher.on_running": parts.publisher.on_running,
         "batching": parts.batches._batching,
         "ranks_per_share": parts.workers.trainer.ranks_per_share,
         "loop": replace(loop, spec_fingerprint=""),

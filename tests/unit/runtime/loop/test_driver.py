@@ -23,6 +23,7 @@ from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from tests.support.fake_workers import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine, no_texts
 from tests.support.job_workers import make_job_workers
 from tests.support.rollouts import make_gate, make_scheduler
@@ -93,6 +94,7 @@ class Run:
                     trainers=[self.trainer],
                     engines=[self.engine, *self.others],
                     manifest=MANIFEST,
+                    transport=ObjectStoreTransport(),
                     timeout_s=10.0,
                     probe=probe,
                     goes_on_without=partial(goes_on_without, scheduler.fleet),

@@ -6,12 +6,13 @@
     offload, load, memory -> inbox (queue of calls) -> engine thread: drain inbox, step, repeat -> VllmLoop -> vLLM
     collect <- finished responses <- engine thread
 
-The engine thread blocks on the inbox while there is nothing to compute. Buckets of an update are kept aside by the calling threads
-and loaded between two steps in ``finish_update``, so generation goes on while weights travel.
+The engine thread blocks on the inbox while there is nothing to compute. What a transport brings aside is kept by the calling threads and
+loaded between two steps in ``finish_update``, so generation goes on while weights travel; the rest it receives then.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import queue
 import threading
@@ -19,16 +20,18 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import names
+from rljob_runtime.engine.vllm import arguments
 from rljob_runtime.engine.vllm.environment import environment_problems
 from rljob_runtime.engine.vllm.expected_parameters import expected_parameters, with_tied_head
-from rljob_runtime.errors import DataError, DeadlineError, ModelError, WeightSyncError
+from rljob_runtime.errors import DataError, DeadlineError, ModelError, SetupError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
-from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
+from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
 if TYPE_CHECKING:
     from rljob_runtime.engine.vllm.loop import VllmLoop
@@ -54,6 +57,7 @@ class VllmEngine:
 
         Raises:
             ModelError: the environment is unfit, or vLLM cannot load the model; says why.
+            SetupError: vLLM does not take an argument of ``config.extra_args``.
             DeadlineError: not ready after ``config.start_timeout_s``.
         """
         if problems := environment_problems(config):
@@ -62,6 +66,11 @@ class VllmEngine:
             from rljob_runtime.engine.vllm.loop import VllmLoop
         except ImportError as exc:
             raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
+        if config.extra_args:
+            values, unfit = arguments.parse(config.extra_args_path, config.extra_args)
+            if unfit:
+                raise SetupError("\n".join(str(problem) for problem in unfit))
+            config = dataclasses.replace(config, extra_args=values)
         self._config = config
         self._expected = expected_parameters(config.model_path, config.trust_remote_code)
         self._inbox: queue.SimpleQueue[Callable[[VllmLoop], None] | None] = queue.SimpleQueue()
@@ -77,7 +86,8 @@ class VllmEngine:
         self._stats: dict[str, float] = {}
         self._version = 0
         self._vocab_size = 0
-        self._assembly: UpdateAssembly | None = None
+        self._receiver: Receiver = PackedReceiver()
+        self._incoming: IncomingUpdate | None = None
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(VllmLoop, started), name="rljob-vllm", daemon=True)
         self._thread.start()
@@ -137,27 +147,34 @@ class VllmEngine:
             self._inbox.put(lambda loop: loop.cancel_score(result))
             raise
 
-    def begin_update(self, manifest: WeightManifest, version: int) -> None:
-        """Open an update; see ``Engine.begin_update``."""
-        assembly = UpdateAssembly(manifest, version, with_tied_head(self._expected, manifest))
+    def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
+        """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
         with self._changed:
             self._raise_if_dead()
-            self._assembly = assembly
+        made: Receiver = make_end(receiver, **settings)  # may wait for the other side, so not under the lock
+        self._receiver = made
+
+    def begin_update(self, manifest: WeightManifest, version: int) -> None:
+        """Open an update; see ``Engine.begin_update``."""
+        incoming = self._receiver.begin(manifest, version, with_tied_head(self._expected, manifest))
+        with self._changed:
+            self._raise_if_dead()
+            self._incoming = incoming
 
     def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
         """Take one bucket; see ``Engine.load_bucket``."""
-        self._open_assembly("load_bucket").add(bucket_index, data)
+        self._open_update("load_bucket").take(bucket_index, data)
 
     def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
         """Put the received weights in place; see ``Engine.finish_update``."""
-        assembly = self._open_assembly("finish_update")
-        buckets = assembly.complete()
+        incoming = self._open_update("finish_update")
+        incoming.check()
         deadline = time.monotonic() + timeout_s
         result: Future[int] = Future()
 
         def apply(loop: VllmLoop) -> None:
             try:
-                served = loop.apply_update(buckets, assembly.version, on_running, deadline)
+                served = loop.apply_update(incoming, on_running, deadline)
             except (WeightSyncError, DeadlineError) as exc:
                 self._publish(loop)  # before the caller goes on, so that it sees the state the update left
                 result.set_exception(exc)
@@ -165,9 +182,9 @@ class VllmEngine:
                 self._publish(loop)
                 result.set_result(served)
 
-        version = self._call(result, apply, timeout_s, f"the update to version {assembly.version}")
+        version = self._call(result, apply, timeout_s, f"the update to version {incoming.version}")
         with self._changed:
-            self._assembly = None
+            self._incoming = None
         return version
 
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
@@ -215,7 +232,7 @@ class VllmEngine:
     # -- the engine thread --------------------------------------------------------------------------------------------------------
 
     def _run(self, make_loop: type[VllmLoop], started: Future[None]) -> None:
-        """Build the loop, then serve until told to stop. Nothing escapes: the thread is a border, callers get what went wrong."""
+        """Build the loop, then serve until shutdown. No exception leaves the thread: callers get it."""
         loop: VllmLoop | None = None
         try:
             loop = make_loop(self._config)
@@ -317,13 +334,13 @@ class VllmEngine:
         if self._stopping:
             raise EngineDiedError("the engine is shutting down; start a new engine")
 
-    def _open_assembly(self, method: str) -> UpdateAssembly:
+    def _open_update(self, method: str) -> IncomingUpdate:
         """The update in progress."""
         with self._changed:
             self._raise_if_dead()
-            if self._assembly is None:
+            if self._incoming is None:
                 raise WeightSyncError(f"{method}: no update is open; call begin_update first")
-            return self._assembly
+            return self._incoming
 
     def _check_request(self, request: GenerationRequest) -> None:
         """Refuse what would fail inside the engine thread."""

@@ -25,13 +25,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
+from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, Sampling, VersionSpan
+from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling, VersionSpan
+from rljob_runtime.weightsync.transport import IncomingUpdate
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SEED_RANGE = 2**63
@@ -50,8 +51,8 @@ class _Response:
     """(first token, version) of each stretch of one version."""
 
     def completion(self, request_id: str, finish_reason: str) -> Completion:
-        """Freeze what was drawn."""
-        ends = [start for start, _ in self.spans[1:]] + [len(self.token_ids)] * bool(self.spans)  # nothing drawn: no span
+        """The response as a completion."""
+        ends = [start for start, _ in self.spans[1:]] + [len(self.token_ids)] * bool(self.spans)  # no tokens: no span
         spans = tuple(VersionSpan(start=start, end=end, version=version) for (start, version), end in zip(self.spans, ends, strict=True))
         return Completion(
             request_id=request_id,
@@ -75,7 +76,7 @@ class VllmLoop:
     """One vLLM engine core and the requests in it. Not thread-safe."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Load the model and draw a first response, so that what is compiled on first use is compiled now.
+        """Load the model and generate a first response, so that what is compiled on first use is compiled now.
 
         Args:
             config: how to start.
@@ -211,12 +212,11 @@ class VllmLoop:
         self.steps += 1
         self.busy_s += time.perf_counter() - begin
 
-    def apply_update(self, buckets: Sequence[tuple[Bucket, ByteArray]], version: int, on_running: OnRunning, deadline: float) -> int:
+    def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
         """Load a full set of weights between two steps.
 
         Args:
-            buckets: all buckets of the manifest.
-            version: what is served afterwards.
+            incoming: brings all buckets of its manifest.
             on_running: see ``OnRunning``.
             deadline: ``time.monotonic`` value after which to give up.
 
@@ -225,13 +225,15 @@ class VllmLoop:
                 succeeds).
             DeadlineError: the deadline passed.
         """
+        version = incoming.version
         self.residence.check_update(version)
         self._finish_scores(deadline)
         begin = time.perf_counter()
         self.weights_undefined = f"the update to version {version} broke off"
         self._rpc("start_weight_update", (), version, deadline)
-        for index, (bucket, data) in enumerate(buckets):
-            update = {"bucket": bucket, "data": data, "last": index == len(buckets) - 1}
+        last = len(incoming.manifest.buckets) - 1
+        for bucket, data in incoming.receive(deadline):
+            update = {"bucket": bucket, "data": data, "last": bucket.index == last}
             self._rpc("update_weights", (update,), version, deadline)
         self._rpc("finish_weight_update", (), version, deadline)
         self._core.set_weight_version(str(version))
@@ -361,7 +363,7 @@ class VllmLoop:
         return params
 
     def _warm_up(self) -> None:
-        """Draw and score once."""
+        """Generate and score once."""
         result: Future[list[tuple[float, ...]]] = Future()
         request = GenerationRequest(request_id="__warm_up__", prompt_token_ids=(0,), sampling=Sampling(max_tokens=2), seed=0)
         self.add([request])
@@ -392,7 +394,7 @@ def sampling_params(sampling: Sampling, extra_eos: int | None) -> SamplingParams
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         stop_token_ids=sorted(set(stops)),
-        logprobs=0,  # the drawn token's only
+        logprobs=0,  # the sampled token's only
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         seed=0,
@@ -402,37 +404,40 @@ def sampling_params(sampling: Sampling, extra_eos: int | None) -> SamplingParams
 def _engine_args(config: EngineConfig) -> EngineArgs:
     """The vLLM form of the config.
 
-    ``processed_logprobs`` are those of the very distribution drawn from. Scheduling ahead (``async_scheduling``) is off because a step
-    in flight during an update would be labelled with the new version. On CPU prompts are computed whole: vLLM 0.32 rewinds the random
-    generator of a seeded request whose prompt it has computed in part, which torch's CPU generator does not support.
+    ``processed_logprobs`` are those of the very distribution that tokens are sampled from. Scheduling ahead (``async_scheduling``) is off
+    because a step in flight during an update would be labelled with the new version. On CPU prompts are computed whole: vLLM 0.32 rewinds
+    the random generator of a seeded request whose prompt it has computed in part, which torch's CPU generator does not support.
     """
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.release == "copy":
         raise ModelError("release 'copy' needs vLLM's sleep mode, which CPU does not have; use 'discard' or 'never'")
-    return EngineArgs(
-        model=config.model_path,
-        skip_tokenizer_init=True,
-        trust_remote_code=config.trust_remote_code,
-        dtype=config.dtype,
-        seed=config.seed,
-        load_format=config.load_format,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_batched_tokens or (max(CPU_BATCHED_TOKENS, config.max_model_len) if on_cpu else None),
-        enable_chunked_prefill=not on_cpu,
-        kv_cache_memory_bytes=config.kv_cache_bytes,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        tensor_parallel_size=config.tensor_parallel_size,
+    if on_cpu and config.extra_args.get("enable_chunked_prefill"):
+        raise ModelError(f"{config.extra_args_path}.enable_chunked_prefill: true: on CPU prompts are computed whole; remove it")
+    own: dict[str, Any] = {
+        "model": config.model_path,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": config.trust_remote_code,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "load_format": config.load_format,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_batched_tokens or (max(CPU_BATCHED_TOKENS, config.max_model_len) if on_cpu else None),
+        "enable_chunked_prefill": not on_cpu,
+        "kv_cache_memory_bytes": config.kv_cache_bytes,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "tensor_parallel_size": config.tensor_parallel_size,
         # Inside an actor vLLM would start Ray actors of its own for the other shards, outside the plan.
-        distributed_executor_backend="mp" if config.tensor_parallel_size > 1 else None,
-        enable_prefix_caching=config.enable_prefix_caching,
-        enforce_eager=config.enforce_eager,
-        async_scheduling=False,
-        enable_sleep_mode=not on_cpu and config.release != "never",
-        logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=weight_receiver.BACKEND),
-        disable_log_stats=True,
-    )
+        "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "enforce_eager": config.enforce_eager,
+        "async_scheduling": False,
+        "enable_sleep_mode": not on_cpu and config.release != "never",
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": WeightTransferConfig(backend=weight_receiver.BACKEND),
+        "disable_log_stats": True,
+    }
+    return EngineArgs(**(own | dict(config.extra_args)))
 
 
 def _tokenizer_eos(config: EngineConfig) -> int | None:

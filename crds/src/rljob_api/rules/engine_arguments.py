@@ -1,0 +1,73 @@
+"""Rules about ``components[].engine``: arguments that go to the engine under its own names, and those that RLJob sets itself.
+
+Whether an engine knows an argument, and takes its value, is asked of its own parser when a run starts
+(``rljob_runtime.engine.registry``); here are the conflicts, which no engine can know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.v1alpha1.components import Engine, EngineType, Role
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
+    EngineType.VLLM: {
+        "model": "write spec.model.path",
+        "tokenizer": "write spec.model.tokenizerPath",
+        "trust_remote_code": "write spec.model.trustRemoteCode",
+        "dtype": "write spec.model.dtype",
+        "seed": "write spec.seed",
+        "tensor_parallel_size": "write engine.tensorParallelSize",
+        "pipeline_parallel_size": "write engine.pipelineParallelSize",
+        "data_parallel_size": "place the component on more devices: each engine is a replica",
+        "max_num_seqs": "write engine.maxRunningRequests",
+        "kv_cache_memory_bytes": "write engine.kvCacheBytes",
+        "gpu_memory_utilization": "write engine.memoryFraction",
+        "enable_prefix_caching": "write engine.prefixCaching",
+        "enforce_eager": "write engine.enforceEager",
+        "enable_sleep_mode": "write spec.offload",
+        "weight_transfer_config": "write spec.weightSync.backend",
+        "load_format": "remove it",
+        "skip_tokenizer_init": "remove it",
+        "distributed_executor_backend": "remove it",
+        "async_scheduling": "remove it",
+        "logprobs_mode": "remove it",
+        "disable_log_stats": "remove it",
+    },
+}
+"""Arguments of each engine that RLJob sets itself, and the field to use instead."""
+
+
+def _own_arguments(spec: RLJobSpec) -> Iterator[FieldError]:
+    for path, engine in _engines(spec):
+        own = OWN_ARGUMENTS.get(engine.type, {})
+        for name, value in engine.extra_args.items():
+            if name in own:
+                yield _error(f"{path}.extraArgs.{name}", value, "is set by RLJob itself", own[name])
+
+
+def _max_model_len(spec: RLJobSpec) -> Iterator[FieldError]:
+    """A longer limit than a job's longest request costs nothing; a shorter one would cut responses where nothing says so."""
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
+    for path, engine in _engines(spec):
+        value = engine.extra_args.get("max_model_len")
+        if value is None or engine.type is not EngineType.VLLM:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            yield _error(f"{path}.extraArgs.max_model_len", value, "is not a number of tokens", "write a whole number, or remove it")
+        elif value < longest:
+            problem = f"is less than rollout.maxPromptTokens + maxResponseTokens ({longest}), so that responses would be cut earlier"
+            yield _error(f"{path}.extraArgs.max_model_len", value, problem, "remove it, or lower those")
+
+
+def _engines(spec: RLJobSpec) -> Iterator[tuple[str, Engine]]:
+    for index, component in spec.with_role(Role.ROLLOUT):
+        if component.engine is not None:
+            yield f"spec.components[{index}].engine", component.engine
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_own_arguments, _max_model_len)
+"""Rules between fields, each independent of the others."""

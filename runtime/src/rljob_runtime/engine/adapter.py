@@ -1,0 +1,65 @@
+"""What the job knows of an inference engine: how its workers start, what they need, what they can give back.
+
+An engine is a class behind :class:`~rljob_runtime.engine.protocol.Engine`, which the worker's process constructs, and an adapter, which
+the driver uses. :mod:`.registry` finds the adapter by ``engine.type``. Adapters are imported by the CLI, so neither they nor what they
+import at module level may import the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rljob_api.errors import FieldError
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Component
+from rljob_runtime.offload.states import StateKind
+
+
+class EngineAdapter(Protocol):
+    """One type of engine."""
+
+    @property
+    def factory(self) -> str:
+        """``module:Class`` of the engine; constructed in the worker's process with what :meth:`config` returns as ``config``."""
+
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """Modules that the worker's Python must have, and what to install where one is missing."""
+
+    @property
+    def concurrency(self) -> int:
+        """Calls that one worker takes at the same time."""
+
+    @property
+    def releases(self) -> frozenset[StateKind]:
+        """What an engine can take off its devices between two phases; an engine that shares devices needs weights and cache here."""
+
+    @property
+    def spares_lost(self) -> bool:
+        """Restart policy: whether the job goes on with its other engines when one is lost; else its loss ends the attempt.
+
+        No engine is started again within an attempt.
+        """
+
+    def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> Any:
+        """How to start one engine of a component.
+
+        Args:
+            spec: of the job.
+            component: with role Rollout.
+            on_cpu: whether CPU cores compute.
+            num_threads: for numerics on the CPU.
+            releases_devices: whether it has to release its devices to other components.
+        """
+
+    def environment(self, config: Any) -> Mapping[str, str]:
+        """Variables of the worker's process, set before the engine is imported; the user's own go over them."""
+
+    def argument_problems(self, path: str, arguments: Mapping[str, Any]) -> Sequence[FieldError]:
+        """What of ``engine.extraArgs`` the engine's own parser refuses; nothing where the engine is not installed here.
+
+        Args:
+            path: of ``extraArgs`` in the spec.
+            arguments: by the engine's own names.
+        """

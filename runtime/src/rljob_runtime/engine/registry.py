@@ -1,0 +1,95 @@
+"""Engines by their type in the spec, and what can be checked of them before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.errors import FieldError, SpecInvalidError
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Component, Engine, EngineType, Role
+from rljob_runtime.engine.adapter import EngineAdapter
+from rljob_runtime.engine.residence import ENGINE_KINDS
+from rljob_runtime.errors import SetupError
+
+ENGINES: dict[EngineType, str] = {EngineType.VLLM: "rljob_runtime.engine.vllm.adapter:ADAPTER"}
+"""``module:name`` of each engine's adapter; imported when a job asks for it."""
+
+
+def engine_adapter(kind: EngineType) -> EngineAdapter:
+    """The adapter of an engine.
+
+    Raises:
+        SetupError: there is none.
+    """
+    if kind not in ENGINES:
+        raise SetupError(f"engine.type {kind} has no adapter; this runtime has {', '.join(ENGINES)}")
+    module, _, name = ENGINES[kind].partition(":")
+    adapter: EngineAdapter = getattr(importlib.import_module(module), name)
+    return adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWorker:
+    """How to start the worker of one engine."""
+
+    factory: str
+    """``module:Class``, constructed with ``kwargs``."""
+    kwargs: Mapping[str, Any]
+    env: Mapping[str, str]
+    """Set before the engine is imported; the user's variables go over them."""
+    concurrency: int
+    """Calls that it takes at the same time."""
+
+
+def engine_worker(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> EngineWorker:
+    """The worker of one engine of a rollout component; arguments as :meth:`EngineAdapter.config` takes them.
+
+    Raises:
+        SetupError: there is no such engine, or it has to leave its devices and cannot.
+    """
+    kind = (component.engine or Engine()).type
+    adapter = engine_adapter(kind)
+    if releases_devices and not adapter.releases >= ENGINE_KINDS:
+        raise SetupError(
+            f"{component.name} shares devices with other components, and engine {kind} cannot take its weights and cache off them; "
+            "place it on devices of its own"
+        )
+    config = adapter.config(spec, component, on_cpu=on_cpu, num_threads=num_threads, releases_devices=releases_devices)
+    return EngineWorker(
+        factory=adapter.factory, kwargs={"config": config}, env=adapter.environment(config), concurrency=adapter.concurrency
+    )
+
+
+def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
+    """Find out whether the engines of a job are installed and take their arguments.
+
+    A component with an interpreter of its own is left out: what that has is not known here.
+
+    Args:
+        spec: of the job.
+        on_this_python: whether workers run on this installation; else a package that is missing here says nothing.
+
+    Raises:
+        SetupError: an engine's package is not installed.
+        SpecInvalidError: arguments in ``engine.extraArgs`` that the engine does not take.
+    """
+    problems: list[FieldError] = []
+    for path, engine in _engines(spec):
+        adapter = engine_adapter(engine.type)
+        for module, remedy in adapter.packages.items():
+            if on_this_python and importlib.util.find_spec(module) is None:
+                raise SetupError(f"{path}.type {engine.type} needs the Python package {module}, which is not installed here; {remedy}")
+        if engine.extra_args:
+            problems += adapter.argument_problems(f"{path}.extraArgs", engine.extra_args)
+    if problems:
+        raise SpecInvalidError(problems)
+
+
+def _engines(spec: RLJobSpec) -> Iterator[tuple[str, Engine]]:
+    for index, component in spec.with_role(Role.ROLLOUT):
+        if component.python_interpreter is None:
+            yield f"spec.components[{index}].engine", component.engine or Engine()

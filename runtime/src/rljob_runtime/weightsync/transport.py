@@ -1,0 +1,237 @@
+"""The seam of a weight transport: what it brings on the driver, on a trainer rank and in an engine.
+
+::
+
+    driver                      trainer rank (all of them)           engine (each)
+    Transport.prepare  ───────> Sender(rank, manifest, ...)          Receiver(...)                    once
+    Transport.transfer ───────> Sender.send(version, part)  ─bytes─> IncomingUpdate.take, receive     every version
+
+The publisher calls ``transfer`` and knows nothing else of the transport; which version is served, the probe and engines that are lost are
+its business. The engine knows the manifest and checks it against its model; how bytes come is the transport's.
+
+Three ways fit. *Aside*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store. *While it stands
+still*: ``receive`` itself is the transfer, so the driver starts ``send`` on every rank and ``finish_update`` on every engine at the same
+time: collectives such as NCCL. *Handles*: ``send`` returns a handle on every rank, ``take`` keeps those of the engine's own devices, and
+``receive`` opens them: CUDA IPC between co-located ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
+from rljob_runtime.errors import WeightSyncError, WorkerLostError
+from rljob_runtime.records import Bucket, OnRunning, WeightManifest
+
+ByteArray = npt.NDArray[np.uint8]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Hugging Face name -> full shape."""
+
+
+class WeightSource(Protocol):
+    """A trainer rank, as its end of a transport sees it."""
+
+    @property
+    def rank(self) -> int:
+        """0 .. ``world_size`` - 1."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer ranks."""
+
+    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray | None:
+        """Present weights of a bucket as bytes on rank 0, None elsewhere; a collective of all ranks."""
+
+
+class Sender(Protocol):
+    """A trainer rank's end; made in the rank's process with the rank, the manifest and what ``Transport.prepare`` passes."""
+
+    def send(self, version: int, part: int) -> Any:
+        """Send, or return for others to take, one part of the present weights; all ranks call it with the same arguments.
+
+        Raises:
+            WeightSyncError: the part does not fit the model, or could not be sent.
+        """
+
+
+class IncomingUpdate(Protocol):
+    """One version on its way into one engine."""
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """The layout of what comes."""
+
+    @property
+    def version(self) -> int:
+        """What the engine serves once it is in place."""
+
+    def take(self, part: int, data: Any) -> None:
+        """Take what a sender returned, from any thread, while the engine generates.
+
+        Raises:
+            WeightSyncError: it does not fit the manifest, or this transport hands nothing over in this way.
+        """
+
+    def check(self) -> None:
+        """Refuse to begin while something is missing that has to be there before; the old weights are then untouched.
+
+        Raises:
+            WeightSyncError: names what is missing.
+        """
+
+    def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
+        """Every bucket of the manifest once, in order, with its bytes; on the engine's thread, between two steps.
+
+        Args:
+            deadline: ``time.monotonic`` value after which to give up.
+
+        Raises:
+            WeightSyncError: bytes did not come; the engine's weights are undefined then.
+            DeadlineError: the deadline passed.
+        """
+
+
+class Receiver(Protocol):
+    """An engine's end; made in the engine's process with what ``Transport.prepare`` passes, and kept over versions."""
+
+    def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> IncomingUpdate:
+        """Open an update.
+
+        Args:
+            manifest: the layout of what will come.
+            version: what is served afterwards.
+            expected: parameters that the model needs; None skips the check (fakes).
+
+        Raises:
+            WeightSyncError: the manifest does not fit.
+        """
+
+
+class Transport(Protocol):
+    """The driver's part of one way for weights from the trainer to the engines; one object per job."""
+
+    async def prepare(self, link: SyncLink) -> None:
+        """Make both ends, before the first version.
+
+        Workers do it by ``prepare_sender(sender, manifest, settings)`` and ``prepare_receiver(receiver, settings)``, both named as
+        ``module:Class``; settings become keyword arguments.
+        """
+
+    async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+        """Bring the trainer's present weights into every engine of the link; returns the versions they serve then, by engine.
+
+        Every wait goes through the link, which has the deadline and leaves out engines that are lost.
+        """
+
+
+class SyncLink:
+    """Trainer ranks and engines of a sync: calls to them, without the engines that are lost."""
+
+    def __init__(
+        self,
+        *,
+        trainers: Sequence[Worker],
+        engines: Sequence[Worker],
+        manifest: WeightManifest,
+        timeout_s: float,
+        on_running: OnRunning,
+        goes_on_without: Callable[[int, WorkerLostError], bool],
+    ) -> None:
+        """Wire the parts; arguments as of :class:`~rljob_runtime.weightsync.publisher.WeightPublisher`."""
+        self.manifest = manifest
+        self.timeout_s = timeout_s
+        self._trainers = trainers
+        self._engines = dict(enumerate(engines))
+        self._on_running = on_running
+        self._goes_on_without = goes_on_without
+
+    @property
+    def engines(self) -> Mapping[int, Worker]:
+        """Those that are not known to be lost."""
+        return self._engines
+
+    def leave_out(self, engine: int) -> None:
+        """An engine is lost, as somebody else found out."""
+        self._engines.pop(engine, None)
+
+    def on_trainers(self, method: str, *args: Any) -> list[Pending]:
+        """Begin a call on every trainer rank."""
+        return [trainer.start(method, *args) for trainer in self._trainers]
+
+    def on_engines(self, method: str, *args: Any) -> dict[int, Pending]:
+        """Begin a call on every engine."""
+        return {index: engine.start(method, *args) for index, engine in self._engines.items()}
+
+    def finish(self) -> dict[int, Pending]:
+        """Begin ``finish_update`` on every engine: the weights go into place between two steps."""
+        return self.on_engines("finish_update", self.timeout_s, self._on_running)
+
+    async def trainers_done(self, calls: Sequence[Pending]) -> list[Any]:
+        """What trainer ranks answer."""
+        return await gather_all(calls, self.timeout_s)
+
+    async def engines_done(self, calls: Mapping[int, Pending], given: Pending | None = None) -> dict[int, Any]:
+        """What engines answer; one that is lost is left out, now and from now on.
+
+        Args:
+            calls: by engine.
+            given: another worker's call whose value these calls take.
+
+        Raises:
+            WorkerLostError: the job does not go on without it.
+        """
+        wanted = [_Answer(pending, partial(self._lost, index), given) for index, pending in calls.items()]
+        answers = await gather_all(wanted, self.timeout_s)
+        return {index: answer for index, answer in zip(calls, answers, strict=True) if index in self._engines}
+
+    def _lost(self, index: int, error: WorkerLostError) -> bool:
+        if index in self._engines and not self._goes_on_without(index, error):
+            return False
+        self._engines.pop(index, None)
+        return True
+
+
+class _Answer:
+    """A call whose worker may be lost: None then."""
+
+    def __init__(self, pending: Pending, left_out: Callable[[WorkerLostError], bool], given: Pending | None) -> None:
+        self._pending = pending
+        self._left_out = left_out
+        self._given = given
+
+    async def result(self, timeout_s: float) -> Any:
+        try:
+            return await self._pending.result(timeout_s)
+        except WorkerLostError as error:
+            if self._given is not None:
+                await self._given.result(timeout_s)  # where the giver is lost the engine is not: raises what names the giver
+            if not self._left_out(error):
+                raise
+            return None
+
+
+def make_end(factory: str, *args: Any, **settings: Any) -> Any:
+    """One end of a transport, in the process where it works.
+
+    Args:
+        factory: ``module:Class``.
+        args: of the class.
+        settings: keyword arguments of the class.
+
+    Raises:
+        WeightSyncError: there is no such class here.
+    """
+    module, _, name = factory.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise WeightSyncError(
+            f"the transport's {factory} cannot be imported here: {error}; all images of a job need the same one"
+        ) from error
+    return kind(*args, **settings)

@@ -1,0 +1,27 @@
+"""Weight transports by ``weightSync.backend``; each file has all three ends of one."""
+
+from __future__ import annotations
+
+import importlib
+
+from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.weightsync.transport import Transport
+
+TRANSPORTS: dict[SyncBackend, str] = {
+    SyncBackend.OBJECT_STORE: "rljob_runtime.weightsync.transports.object_store:ObjectStoreTransport",
+}
+"""``module:Class`` of the driver's part; imported when a job asks for it."""
+
+
+def transport(backend: SyncBackend) -> Transport:
+    """A new transport.
+
+    Raises:
+        WeightSyncError: there is none of that name.
+    """
+    if backend not in TRANSPORTS:
+        raise WeightSyncError(f"weightSync.backend {backend} has no transport; this runtime has {', '.join(TRANSPORTS)}")
+    module, _, name = TRANSPORTS[backend].partition(":")
+    made: Transport = getattr(importlib.import_module(module), name)()
+    return made

@@ -1,0 +1,58 @@
+"""Packed buckets through the cluster's object store: shared memory on one host, the network between hosts.
+
+Per bucket: all trainer ranks gather, rank 0 packs, every engine takes; while engines take bucket i the trainer packs bucket i + 1. The
+bucket travels from rank 0 to the engines as one object, and never through the driver.
+"""
+
+from __future__ import annotations
+
+from rljob_runtime.cluster.protocol import Pending
+from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.weightsync.transport import ByteArray, Shapes, SyncLink, WeightSource
+
+
+class ObjectStoreTransport:
+    """The driver's part; see :class:`~rljob_runtime.weightsync.transport.Transport`."""
+
+    async def prepare(self, link: SyncLink) -> None:
+        """Send the manifest to the trainer ranks; packed buckets are what engines take by default."""
+        await link.trainers_done(link.on_trainers("prepare_sender", f"{__name__}:{PackedSender.__name__}", link.manifest, {}))
+
+    async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+        """Pack and take bucket after bucket, one ahead."""
+        loading: dict[int, Pending] = {}
+        given: Pending | None = None
+        begun = link.on_engines("begin_update", link.manifest, version)
+        for bucket in link.manifest.buckets:
+            packed = link.on_trainers("send_weights", version, bucket.index)
+            await link.engines_done(begun)
+            begun = {}
+            await link.engines_done(loading, given)
+            given = packed[0]
+            loading = link.on_engines("load_bucket", bucket.index, given)
+            if len(packed) > 1:
+                await link.trainers_done(packed[1:])
+        await link.engines_done(loading, given)
+        return await link.engines_done(link.finish())
+
+
+class PackedSender:
+    """A trainer rank's end: a part is a bucket, whose bytes rank 0 returns."""
+
+    def __init__(self, source: WeightSource, manifest: WeightManifest) -> None:
+        """Keep the rank and the layout."""
+        self._source = source
+        self._manifest = manifest
+
+    def send(self, version: int, part: int) -> ByteArray | None:
+        """Bytes of one bucket on rank 0, None elsewhere."""
+        return self._source.pack_bucket(self._manifest.buckets[part])
+
+
+class PackedReceiver:
+    """An engine's end: buckets are kept aside until all are there."""
+
+    def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
+        """Open an update."""
+        return UpdateAssembly(manifest, version, expected)

@@ -1,0 +1,129 @@
+"""Recipe: a weight transport, from its backend in the manifest to the bytes in an engine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_runtime.cluster.inprocess import InProcessWorker
+from rljob_runtime.engine.fake import FakeEngine
+from rljob_runtime.errors import WeightSyncError, WorkerLostError
+from rljob_runtime.records import Bucket, WeightManifest
+from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.transport import ByteArray
+from rljob_runtime.weightsync.transports import TRANSPORTS, transport
+from tests.unit.recipes import toy_transport
+
+WIRE = SyncBackend.IPC
+"""A backend that has no transport yet."""
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRANSPORTS, WIRE, f"{toy_transport.__name__}:WireTransport")
+    toy_transport.WIRES.clear()
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyWorker]:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, vocab_size=16)).save_pretrained(folder)
+    worker = PolicyWorker(PolicyConfig(model_path=str(folder)), 0, 1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    worker.setup("127.0.0.1", port, timeout_s=60.0)
+    yield worker
+    worker.shutdown()
+
+
+class Setting:
+    """A trainer and two engines of this process, and a publisher over them."""
+
+    def __init__(self, trainer: PolicyWorker, backend: SyncBackend, *, timeout_s: float = 30.0) -> None:
+        specs = trainer.weight_specs()
+        self.manifest: WeightManifest = plan_buckets(specs, 2000)
+        expected = {name: shape for name, _, shape in specs}
+        self.engines = [FakeEngine(expected=expected), FakeEngine(expected=expected)]
+        self.workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(self.engines)]
+        self.trainer = InProcessWorker("trainer-0", trainer)
+        self.lost: list[int] = []
+        self.publisher = WeightPublisher(
+            trainers=[self.trainer],
+            engines=self.workers,
+            manifest=self.manifest,
+            transport=transport(backend),
+            timeout_s=timeout_s,
+            probe=ProbeConfig(every_syncs=0, max_difference=0.0, sequences=()),
+            goes_on_without=self._goes_on_without,
+        )
+
+    def _goes_on_without(self, engine: int, error: WorkerLostError) -> bool:
+        self.lost.append(engine)
+        return True
+
+    def stop(self) -> None:
+        for worker in (self.trainer, *self.workers):
+            worker.stop()
+
+
+def bits(received: list[tuple[Bucket, ByteArray]]) -> list[tuple[int, bytes]]:
+    return [(bucket.index, bytes(data)) for bucket, data in received]
+
+
+@pytest.mark.parametrize("backend", [SyncBackend.OBJECT_STORE, WIRE])
+async def test_every_engine_gets_the_trainers_bytes_of_each_version(trainer: PolicyWorker, backend: SyncBackend) -> None:
+    setting = Setting(trainer, backend)
+    for version in (1, 2):
+        with torch.no_grad():
+            next(iter(trainer.model.parameters())).mul_(1.5)
+        report = await setting.publisher.publish(version)
+        wanted = [(bucket.index, bytes(np.asarray(trainer.pack_bucket(bucket)))) for bucket in setting.manifest.buckets]
+        assert len(wanted) > 2
+        assert report.size_bytes == setting.manifest.total_bytes
+        assert [engine.version() for engine in setting.engines] == [version, version]
+        assert [bits(engine.received) for engine in setting.engines] == [wanted, wanted]
+    setting.stop()
+
+
+@pytest.mark.parametrize("backend", [SyncBackend.OBJECT_STORE, WIRE])
+async def test_an_engine_that_is_lost_is_left_out(trainer: PolicyWorker, backend: SyncBackend) -> None:
+    setting = Setting(trainer, backend)
+    await setting.publisher.publish(1)
+    setting.publisher.leave_out(0)
+    setting.workers[0].stop()
+    await setting.publisher.publish(2)
+    assert [engine.version() for engine in setting.engines] == [1, 2]
+    setting.stop()
+
+
+async def test_a_transfer_that_does_not_end_is_an_error_within_the_deadline(trainer: PolicyWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_transport.WireSender, "send", lambda self, version, part: None)
+    setting = Setting(trainer, WIRE, timeout_s=0.2)
+    with pytest.raises(WeightSyncError, match=r"weights v1 .* did not reach all engines within 0 s|did not come over wire"):
+        await setting.publisher.publish(1)
+    setting.stop()
+
+
+def test_a_backend_without_a_transport_is_named() -> None:
+    with pytest.raises(WeightSyncError, match="NCCL has no transport; this runtime has ObjectStore, IPC"):
+        transport(SyncBackend.NCCL)
+
+
+def test_a_rank_without_a_transport_says_so(trainer: PolicyWorker) -> None:
+    fresh = PolicyWorker(trainer.config, 0, 1)
+    with pytest.raises(WeightSyncError, match="policy worker 0 of 1 has no transport to send version 3"):
+        fresh.send_weights(3, 0)
+    with pytest.raises(WeightSyncError, match="no_such_module"):
+        fresh.prepare_sender("no_such_module:Sender", WeightManifest(buckets=()), {})

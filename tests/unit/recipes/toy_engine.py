@@ -1,0 +1,46 @@
+"""An engine in one file: what a new one has to bring. It computes nothing real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_api.errors import FieldError, field_error
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Component
+from rljob_runtime.engine.fake import FakeEngine
+from rljob_runtime.offload.states import StateKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    max_num_seqs: int
+    letters: int
+
+
+class ToyEngine(FakeEngine):
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(vocab_size=config.letters, max_num_seqs=config.max_num_seqs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyAdapter:
+    factory: str = f"{__name__}:ToyEngine"
+    packages: Mapping[str, str] = field(default_factory=lambda: {"json": "it is part of Python"})
+    concurrency: int = 2
+    releases: frozenset[StateKind] = frozenset()
+    spares_lost: bool = False
+
+    def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> ToyConfig:
+        assert component.engine is not None
+        return ToyConfig(max_num_seqs=component.engine.max_running_requests, letters=component.engine.extra_args.get("letters", 26))
+
+    def environment(self, config: ToyConfig) -> Mapping[str, str]:
+        return {"TOY_LETTERS": str(config.letters), "OMP_NUM_THREADS": "99"}
+
+    def argument_problems(self, path: str, arguments: Mapping[str, Any]) -> Sequence[FieldError]:
+        return [field_error(f"{path}.{name}", value, "is unknown", "remove it") for name, value in arguments.items() if name != "letters"]
+
+
+ADAPTER = ToyAdapter()

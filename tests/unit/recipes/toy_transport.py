@@ -1,0 +1,73 @@
+"""A weight transport in one file: what a new one has to bring. Like a collective, it transfers while the engine stands still."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rljob_runtime.errors import DeadlineError, WeightSyncError
+from rljob_runtime.records import Bucket, WeightManifest
+from rljob_runtime.weightsync.assembly import verify_manifest
+from rljob_runtime.weightsync.transport import ByteArray, Shapes, SyncLink, WeightSource
+
+WIRES: Mapping[str, queue.Queue[ByteArray]] = defaultdict(queue.Queue)
+"""One for each engine: stands for a network."""
+
+
+class WireTransport:
+    async def prepare(self, link: SyncLink) -> None:
+        wires = {index: f"wire-{index}" for index in link.engines}
+        made = link.on_trainers("prepare_sender", f"{__name__}:WireSender", link.manifest, {"wires": list(wires.values())})
+        ends = {i: engine.start("prepare_receiver", f"{__name__}:WireReceiver", {"wire": wires[i]}) for i, engine in link.engines.items()}
+        await link.trainers_done(made)
+        await link.engines_done(ends)
+
+    async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+        await link.engines_done(link.on_engines("begin_update", link.manifest, version))
+        finishing = link.finish()  # before the sender: both sides of a collective have to be there
+        sent = link.on_trainers("send_weights", version, 0)
+        served = await link.engines_done(finishing)
+        await link.trainers_done(sent)
+        return served
+
+
+class WireSender:
+    def __init__(self, source: WeightSource, manifest: WeightManifest, wires: list[str]) -> None:
+        self._source, self._manifest, self._wires = source, manifest, wires
+
+    def send(self, version: int, part: int) -> None:
+        for bucket in self._manifest.buckets:
+            data = self._source.pack_bucket(bucket)
+            for wire in self._wires if data is not None else ():
+                WIRES[wire].put(data)
+
+
+class WireReceiver:
+    def __init__(self, wire: str) -> None:
+        self._wire = wire
+
+    def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> WireUpdate:
+        if expected is not None:
+            verify_manifest(manifest, expected)
+        return WireUpdate(self._wire, manifest, version)
+
+
+class WireUpdate:
+    def __init__(self, wire: str, manifest: WeightManifest, version: int) -> None:
+        self.manifest, self.version, self._wire = manifest, version, wire
+
+    def take(self, part: int, data: Any) -> None:
+        raise WeightSyncError("nothing comes aside over a wire")
+
+    def check(self) -> None:
+        """Everything comes later."""
+
+    def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
+        for bucket in self.manifest.buckets:
+            try:
+                yield bucket, WIRES[self._wire].get(timeout=max(deadline - time.monotonic(), 0.0))
+            except queue.Empty:
+                raise DeadlineError(f"bucket {bucket.index} did not come over {self._wire}") from None
