@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rljob_api.engine_rules import OWN_ARGUMENTS
 
 from rljob_api.crd.reference import index
 from rljob_api.errors import SpecInvalidError
+from rljob_api.rules.engine_arguments import OWN_ARGUMENTS
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import EngineType
 from rljob_api.validation import check

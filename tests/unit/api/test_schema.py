@@ -144,4 +144,4 @@ def test_the_generator_refuses(model: type[SpecModel], message: str, monkeypatch
     docs = {} if model is Undocumented else {"name": "Text."}
     monkeypatch.setattr(schema, "attribute_docs", lambda cls: docs)
     with pytest.raises(SchemaError, match=message):
-        schema._Structural(model).schema("x")
+        schema.structural(model, "x")

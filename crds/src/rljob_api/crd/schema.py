@@ -126,7 +126,7 @@ def job_schema() -> Schema:
     Raises:
         SchemaError: see :func:`crd`.
     """
-    spec = _Structural(RLJobSpec).schema("spec")
+    spec = structural(RLJobSpec, "spec")
     _add_immutability(spec)
     root: Schema = {
         "type": "object",
@@ -137,7 +137,7 @@ def job_schema() -> Schema:
             "kind": {"type": "string", "description": "Always RLJob."},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": _Structural(RLJobStatus).schema("status"),
+            "status": structural(RLJobStatus, "status"),
         },
     }
     _add_rules(root, "")
@@ -196,6 +196,15 @@ def _add_immutability(spec: Schema) -> None:
         if key not in spec["required"] and "default" not in child:
             rule = {"rule": f"has(self.{key}) == has(oldSelf.{key})", "message": f"{key} cannot be added or removed; make a new RLJob"}
             spec["x-kubernetes-validations"].append(rule)
+
+
+def structural(model: type[BaseModel], path: str) -> Schema:
+    """The structural schema of one model and all below it; ``path`` is where it stands, for messages.
+
+    Raises:
+        SchemaError: a field cannot be expressed, or lacks a docstring or a bound.
+    """
+    return _Structural(model).schema(path)
 
 
 class _Structural:
