@@ -35,20 +35,25 @@ class Target:
 
 
 @pytest.fixture
-def worker() -> Iterator[InProcessWorker]:
-    found = InProcessWorker("a-0", Target(), log_file="a-0.log")
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def worker(target: Target) -> Iterator[InProcessWorker]:
+    found = InProcessWorker("a-0", target, log_file="a-0.log")
     yield found
-    found._target.go.set()  # type: ignore[attr-defined]
+    target.go.set()
     found.stop()
 
 
-def test_values_calls_as_arguments_and_order(worker: InProcessWorker) -> None:
+def test_values_calls_as_arguments_and_order(worker: InProcessWorker, target: Target) -> None:
     async def main() -> None:
         typed: Worker = worker
         one = typed.start("add", 1, 2)
         assert await gather_all([typed.start("add", one, 10), one], 5) == [13, 3]
         assert await typed.call("add", 1, 1, timeout_s=5) == 2
-        assert worker._target.done == [(1, 2), (3, 10), (1, 1)]  # type: ignore[attr-defined]
+        assert target.done == [(1, 2), (3, 10), (1, 1)]
 
     asyncio.run(main())
 
@@ -65,25 +70,25 @@ def test_errors_come_as_from_a_process(worker: InProcessWorker) -> None:
     asyncio.run(main())
 
 
-def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(worker: InProcessWorker) -> None:
+def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(worker: InProcessWorker, target: Target) -> None:
     async def main() -> None:
         started = time.monotonic()
         with pytest.raises(DeadlineError, match=r"a-0.wait did not answer within 0.1 s"):
             await worker.call("wait", timeout_s=0.1)
         assert time.monotonic() - started < 5
         later = worker.start("add", 1, 2)
-        worker._target.go.set()  # type: ignore[attr-defined]
+        target.go.set()
         assert await later.result(10) == 3
-        assert worker._target.done == ["waited", (1, 2)]  # type: ignore[attr-defined]
+        assert target.done == ["waited", (1, 2)]
 
     asyncio.run(main())
 
 
-def test_a_stopped_worker_is_lost(worker: InProcessWorker) -> None:
+def test_a_stopped_worker_is_lost(worker: InProcessWorker, target: Target) -> None:
     async def main() -> None:
         worker.start("wait")
         queued = worker.start("add", 1, 2)
-        asyncio.get_running_loop().call_later(0.05, worker._target.go.set)  # type: ignore[attr-defined]
+        asyncio.get_running_loop().call_later(0.05, target.go.set)
         await asyncio.to_thread(worker.stop)
         with pytest.raises(WorkerLostError, match=r"worker a-0 is gone \(stopped\)"):
             await queued.result(5)

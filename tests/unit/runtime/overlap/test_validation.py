@@ -11,6 +11,7 @@ from rljob_runtime.errors import DeadlineError
 from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
 from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.samples import Sample
+from rljob_runtime.overlap.scheduler import ScoreResponses
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling
 from tests.support.fake_workers import no_texts
@@ -73,24 +74,25 @@ def score_of(request: RewardRequest) -> RewardResult:
     return RewardResult(sample_id=request.sample_id, score=score, parts={"task": score, "brevity": -score}, passed=score >= 3)
 
 
+async def score_all(requests: list[RewardRequest]) -> list[RewardResult]:
+    return [score_of(request) for request in requests]
+
+
 def within(
     body: Callable[[EngineFleet, Validator], Coroutine[Any, Any, None]],
     *,
     engines: Sequence[TimedEngine] | None = None,
     slots: int = 4,
-    score: Callable[[RewardRequest], RewardResult] = score_of,
+    score: ScoreResponses | None = None,
     prompts: Sequence[Prompt] = PROMPTS,
     **config: Any,
 ) -> None:
-    """Run ``body`` beside a fleet."""
-
-    async def scored(requests: list[RewardRequest]) -> list[RewardResult]:
-        return [score(request) for request in requests]
+    """Run ``body`` beside a fleet; ``score_of`` scores if ``score`` does not."""
 
     async def main() -> None:
         made: list[Any] = list(engines) if engines is not None else [CuttingEngine("e0", slots=slots, length_of=length_of)]
         fleet = EngineFleet(made, config=FleetConfig(capacities=(Capacity(slots=slots),) * len(made), stall_timeout_s=1000.0))
-        validator = Validator(fleet=fleet, prompts=prompts, decode=no_texts, score=scored, config=replace(CONFIG, **config))
+        validator = Validator(fleet=fleet, prompts=prompts, decode=no_texts, score=score or score_all, config=replace(CONFIG, **config))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(fleet.run())
             await asyncio.sleep(0)
@@ -133,10 +135,13 @@ def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
 def test_where_no_response_can_be_scored_there_is_no_mean() -> None:
     told: dict[str, float] = {}
 
+    async def failing(requests: list[RewardRequest]) -> list[RewardResult]:
+        return [RewardResult(sample_id=request.sample_id, score=None, error="reward task: no such module") for request in requests]
+
     async def body(fleet: EngineFleet, validator: Validator) -> None:
         told.update(await validator.run(0))
 
-    within(body, score=lambda request: RewardResult(sample_id=request.sample_id, score=None, error="reward task: no such module"))
+    within(body, score=failing)
     assert told["validation/errors"] == 6
     assert not {
         name for name in told if name.startswith(("validation/mean", "validation/pass", "validation/source", "validation/part"))
@@ -238,11 +243,10 @@ def test_a_reward_that_takes_too_long_is_bounded_too() -> None:
         return []
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
-        validator._score = never
         with pytest.raises(DeadlineError, match="validation of weights v3: 6 of 6 responses within 50 s"):
             await validator.run(3)
 
-    within(body)
+    within(body, score=never)
 
 
 def test_a_validation_that_is_given_up_withdraws_its_requests() -> None:
