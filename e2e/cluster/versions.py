@@ -107,7 +107,7 @@ def version(name: str) -> str:
 
 
 def linker_flags(item: Program) -> str:
-    """Flags for ``-ldflags``; Kubernetes programs call themselves v0.0.0 unless told their version, and clients then complain."""
+    """Flags for ``-ldflags``; Kubernetes programs report v0.0.0 unless their version is set, and clients then complain."""
     flags = "-s -w"
     if item.module == _KUBERNETES:
         full = version(item.name)

@@ -128,7 +128,7 @@ def test_suspended_before_its_start_and_while_running(world: World):
     world.until_condition("pause", "Running", "True/Running")
 
     world.patch("rljob", "pause", {"spec": {"suspend": True}})
-    world.until("the child is told", lambda: world.get("rayjob", "pause-a1")["spec"].get("suspend") is True)
+    world.until("the RayJob is suspended", lambda: world.get("rayjob", "pause-a1")["spec"].get("suspend") is True)
     world.rayjob_status("pause-a1", jobDeploymentStatus="Suspending")
     world.rayjob_status("pause-a1", jobDeploymentStatus="Suspended", jobStatus="", rayClusterName="")
     world.until_condition("pause", "Suspended", "True/Suspended")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from rljob_api import termination as driver_failure
+from rljob_api import termination
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.validation import CheckedJob, check
@@ -97,7 +97,7 @@ def child(attempt: int = 1, deployment_status: str = "", **fields: Any) -> Child
 
 def failed_log(reason: Reason, message: str = "it broke", worker: str | None = None) -> str:
     """A driver's log that ends with a termination message."""
-    encoded = driver_failure.encode(driver_failure.DriverFailure(reason=reason, message=message, worker=worker))
+    encoded = termination.encode(termination.DriverFailure(reason=reason, message=message, worker=worker))
     return f"Job entrypoint command failed with exit code 1\nTraceback\n{encoded}\n"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from rljob_api import termination as driver_failure
+from rljob_api import termination
 from rljob_api.naming import rayjob_name
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
@@ -120,7 +120,7 @@ def _fit(status: dict[str, Any]) -> dict[str, Any]:
     """Shorten messages, longest first, until the status is small enough."""
     for limit in MESSAGE_LIMITS:
         for entry in (*status["conditions"], status.get("lastFailure", {"message": ""})):
-            entry["message"] = driver_failure.shorten(entry["message"], limit)
+            entry["message"] = termination.shorten(entry["message"], limit)
         if len(json.dumps(status, ensure_ascii=False).encode()) <= MAX_STATUS_BYTES:
             break
     return status

@@ -1,4 +1,4 @@
-"""A proxy between operator and API server that answers with errors, delays, and cuts watches when told to.
+"""A proxy between operator and API server that answers with errors, delays, and cuts watches on demand.
 
 Upstream is ``kubectl proxy`` (it authenticates), so that both hops are plain HTTP on loopback.
 """

@@ -113,7 +113,7 @@ def test_modules_of_the_map_exist():
     page = (ROOT / "docs" / "architecture.md").read_text()
     names = {word for word in code(page) for word in re.findall(r"^[a-z_/]+(?:\.py|/)$", word)}
     known = {path for source in [*SOURCES, ROOT / "tests"] for path in source.rglob("*")}
-    suffixes = {"/".join(path.parts[-count:]) for path in known for count in (1, 2)}
+    suffixes = {"/".join(path.parts[-count:]) for path in known for count in (1, 2, 3)}
     beyond = {name for name in names if name.split("/")[0] in TOP_LEVEL}
     assert len(names - beyond) > 20
     assert sorted(name for name in names - beyond if name.rstrip("/") not in suffixes) == []

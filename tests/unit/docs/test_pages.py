@@ -1,4 +1,4 @@
-"""What the user pages say is what the code does, as far as a test can see it: reasons, rights, options, links."""
+"""The user pages agree with the code where a test can check it: reasons, permissions, options, links."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_every_reason_is_explained(reason: Reason):
     assert f"`{reason}`" in TROUBLESHOOTING
 
 
-def test_every_failure_has_a_row_that_says_whether_it_is_repeated():
-    said = {cells[0].strip("`"): cells[1] for cells in rows(section(TROUBLESHOOTING, "The job failed"))[1:]}
-    told = {name: again for name, again in said.items() if name in set(Reason)}
-    assert told == {name: "yes" if Reason(name).is_machine_failure else "no" for name in told}
-    assert {str(reason) for reason in Reason if reason.is_machine_failure} <= set(told)
+def test_every_failure_has_a_row_with_whether_it_is_retried():
+    listed = {cells[0].strip("`"): cells[1] for cells in rows(section(TROUBLESHOOTING, "The job failed"))[1:]}
+    retried = {name: answer for name, answer in listed.items() if name in set(Reason)}
+    assert retried == {name: "yes" if Reason(name).is_machine_failure else "no" for name in retried}
+    assert {str(reason) for reason in Reason if reason.is_machine_failure} <= set(retried)
 
 
 def test_the_conditions_are_all_there():

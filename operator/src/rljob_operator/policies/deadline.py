@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from rljob_api import termination as driver_failure
+from rljob_api import termination
 from rljob_api.vocabulary import Reason
 from rljob_operator import times
 from rljob_operator.model import Failure
@@ -30,4 +30,4 @@ def overdue(situation: Situation) -> Failure | None:
     last = situation.last_failure
     if last is not None:
         message += f" Attempt {last.failure.attempt} failed earlier: {last.failure.reason}: {last.failure.message}"
-    return Failure(attempt=situation.attempt, reason=Reason.ACTIVE_DEADLINE_EXCEEDED, message=driver_failure.shorten(message, MAX_MESSAGE))
+    return Failure(attempt=situation.attempt, reason=Reason.ACTIVE_DEADLINE_EXCEEDED, message=termination.shorten(message, MAX_MESSAGE))

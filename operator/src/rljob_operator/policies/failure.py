@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from rljob_api import termination as driver_failure
+from rljob_api import termination
 from rljob_api.naming import RAY_CONTAINER
 from rljob_api.vocabulary import Reason
 from rljob_operator.model import ChildView, Failure, PodView
@@ -62,7 +62,7 @@ def find(situation: Situation) -> Failure | None:
 
 def headline(message: str) -> str:
     """First line of a failure message, shortened, with final punctuation."""
-    line = driver_failure.shorten(message.partition("\n")[0].strip(), MAX_HEADLINE)
+    line = termination.shorten(message.partition("\n")[0].strip(), MAX_HEADLINE)
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
@@ -70,7 +70,7 @@ def _ended(situation: Situation, child: ChildView) -> Failure:
     if child.deployment_status == "ValidationFailed":
         return _failure(child, Reason.CHILD_REJECTED, f"KubeRay rejected RayJob {child.name}: {child.message}")
     killed = _oom_killed(situation)
-    reported = driver_failure.decode(child.message)
+    reported = termination.decode(child.message)
     if reported is not None:
         return _reported(situation, child, reported, killed)
     if killed is not None:
@@ -80,7 +80,7 @@ def _ended(situation: Situation, child: ChildView) -> Failure:
     return _by_kuberay(situation, child)
 
 
-def _reported(situation: Situation, child: ChildView, reported: driver_failure.DriverFailure, killed: PodView | None) -> Failure:
+def _reported(situation: Situation, child: ChildView, reported: termination.DriverFailure, killed: PodView | None) -> Failure:
     """The driver's own termination message, with the pod that explains a lost worker in front."""
     reason, pod = reported.reason, None
     if reason is Reason.WORKER_LOST:
@@ -141,7 +141,7 @@ def _culprit(situation: Situation) -> PodView | None:
 
 def _with_log(what: str, log: str) -> str:
     """``what``, then the tail of the driver's log without its termination message, which ``what`` repeats."""
-    lines = [line for line in log.splitlines() if driver_failure.MARKER not in line]
+    lines = [line for line in log.splitlines() if termination.MARKER not in line]
     return "\n".join([what, *lines])
 
 
@@ -151,7 +151,7 @@ def _failure(child: ChildView, reason: Reason, message: str, pod: PodView | None
     return Failure(
         attempt=child.attempt,
         reason=reason,
-        message=driver_failure.shorten(message, MAX_MESSAGE),
+        message=termination.shorten(message, MAX_MESSAGE),
         pod_name=pod.name if pod is not None else None,
         exit_code=exit_code,
     )
