@@ -1,4 +1,4 @@
-"""The driver's last word: one line of its log that says why it ended, written by the runtime, read by the operator.
+"""The driver's termination message: one line of its log with the reason it ended, written by the runtime, read by the operator.
 
 KubeRay deletes pods, but keeps the last 20,000 characters of the driver's log in the RayJob's ``status.message``; a line printed last
 survives there.

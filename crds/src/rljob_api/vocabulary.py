@@ -50,7 +50,7 @@ class Aggregation(StrEnum):
 
 
 class KLEstimator(StrEnum):
-    """Estimator of KL(policy || reference) on drawn tokens (Schulman, "Approximating KL divergence")."""
+    """Estimator of KL(policy || reference) on sampled tokens (Schulman, "Approximating KL divergence")."""
 
     K1 = "K1"
     """Log ratio: unbiased, high variance."""
@@ -113,7 +113,7 @@ class CorrectionLevel(StrEnum):
     GEOMETRIC = "Geometric"
     """The geometric mean over the response."""
     SEGMENT = "Segment"
-    """The geometric mean over a contiguous stretch of drawn tokens: a turn."""
+    """The geometric mean over a contiguous stretch of sampled tokens: a turn."""
 
 
 class ProximalPolicy(StrEnum):
@@ -167,7 +167,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     """Nodes or workers of the current attempt are starting; the message counts them."""
     CHILD_NAME_TAKEN = "ChildNameTaken"
-    """Another object already has the name of the RayJob to make; delete it or rename the RLJob."""
+    """Another object already has the name of the RayJob to create; delete it or rename the RLJob."""
     UNSCHEDULABLE = "Unschedulable"
     """A pod finds no node with what it needs; the message is the scheduler's."""
     IMAGE_UNAVAILABLE = "ImageUnavailable"

@@ -38,7 +38,7 @@ class Kind(StrEnum):
     DISAGGREGATED = "disaggregated"
     """Every role has devices of its own."""
     COLLOCATED = "collocated"
-    """All open roles are on the same devices: they stay or take turns, as offload.residency says."""
+    """All open roles are on the same devices: they stay or switch, as offload.residency says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Candidate:
     shared_nodes: int
     """Nodes on which two roles meet, collocated ones aside."""
     room_is_known: bool
-    """Of the job, see :attr:`Request.room_is_known`."""
+    """Whether the job says so, see :attr:`Request.room_is_known`."""
     position: int
     """In the order of enumeration, which decides between equals."""
 

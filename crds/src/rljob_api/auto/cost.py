@@ -6,7 +6,7 @@
 | reference| 2 P FLOPs a token                                                                                       |
 | train    | 6 P FLOPs a token, 8 with recomputed activations, per epoch; plus the exchange of shards in each update |
 | sync     | the weights once over the slowest link                                                                  |
-| switch   | where roles take turns on devices: training states and engine weights out and in over PCIe              |
+| switch   | where roles share devices:        training states and engine weights out and in over PCIe              |
 
 with P parameters. With ``spec.measured``, generation and training are the measured times, scaled by the number of devices.
 
@@ -34,13 +34,13 @@ from rljob_api.v1alpha1.rljob import RLJobSpec
 PEAK_FLOPS = 989e12
 TRAIN_UTILISATION = 0.4
 DECODE_UTILISATION = 0.15
-"""Of the peak FLOPs at large batches, attention and sampling included: a judgement."""
+"""Share of the peak FLOPs reached at large batches, attention and sampling included: an estimate."""
 MEMORY_BYTES_PER_S = 3.35e12 * 0.6
-"""What decoding reaches of the memory's bandwidth: a judgement."""
+"""What decoding reaches of the memory's bandwidth: an estimate."""
 LINK_BYTES_PER_S = 450e9
-"""Of one device inside a node: NVLink."""
+"""Bandwidth of one device inside a node: NVLink."""
 NETWORK_BYTES_PER_S = 50e9
-"""Of one device between nodes: one 400 Gbit/s card each."""
+"""Bandwidth of one device between nodes: one 400 Gbit/s card each."""
 SYNC_LINK_BYTES_PER_S = 20e9
 """Weight sync inside a node: 30 B parameters in 3.0 s (slime's bucketed IPC on 8 H200, vllm-project/vime#175)."""
 SYNC_NETWORK_BYTES_PER_S = 8.25e9
@@ -49,7 +49,7 @@ PCIE_BYTES_PER_S = 50e9
 TRAIN_STATE_BYTES = 12
 """Per parameter: float32 master weights and AdamW's two moments."""
 CPU_SPEED = 1e-3
-"""Of a virtual CPU device against an accelerator, both in memory bandwidth and in FLOPs, as an order of magnitude."""
+"""Speed of a virtual CPU device against an accelerator, both in memory bandwidth and in FLOPs, as an order of magnitude."""
 UNKNOWN_PARAMETERS = 1_000_000_000
 """Stands for a model of unknown size: all phases are proportional to it, so their ratios stay."""
 
@@ -74,14 +74,14 @@ class Use:
     reference_devices: int
     """0 without a Reference."""
     trainer_speed: float = 1.0
-    """Of one device: 1 is an accelerator, with measured times the fastest kind the job has."""
+    """Speed of one device: 1 is an accelerator, with measured times the fastest kind the job has."""
     rollout_speed: float = 1.0
     reference_speed: float = 1.0
     trainer_spans_nodes: bool = False
     sync_spans_nodes: bool = False
     """Whether weights leave a node on their way to the engines."""
     shares_devices: bool = False
-    """Whether Trainer and Rollout take turns on the same devices."""
+    """Whether Trainer and Rollout share the same devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Cost:
     sync_s: float
     switch_s: float
     hidden_s: float
-    """Of generation, beside the Trainer's work."""
+    """Seconds of generation, beside the Trainer's work."""
     step_s: float
     """Six significant digits: closer costs count as equal."""
 

@@ -27,7 +27,7 @@ class Fixed:
     """Components of one role that the spec places itself."""
 
     index: int
-    """Of the first of them in spec.components."""
+    """Index of the first of them in spec.components."""
     num_processes: int
     num_devices: int
     resource: str
@@ -50,14 +50,14 @@ class Request:
 
     @property
     def engine(self) -> Engine:
-        """Of the Rollout to place, else of the first Rollout."""
+        """Engine of the Rollout to place, else of the first Rollout."""
         rollouts = [c for c in self.spec.components if c.role is Role.ROLLOUT]
         index = self.auto.get(Role.ROLLOUT)
         chosen = self.spec.components[index] if index is not None else rollouts[0] if rollouts else None
         return chosen.engine or Engine() if chosen is not None else Engine()
 
     def speed(self, resource: str) -> float:
-        """Of one device: against an accelerator, or, with measured times, the fastest kind that the job has."""
+        """Speed of one device: against an accelerator, or, with measured times, the fastest kind that the job has."""
         own = CPU_SPEED if resource == CPU_RESOURCE else 1.0
         return own if self.spec.measured is None else own / self.fastest
 

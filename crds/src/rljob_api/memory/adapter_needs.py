@@ -20,7 +20,7 @@ class AdapterNeeds(PolicyNeeds):
 
     @property
     def adapter_parameters(self) -> int:
-        """Of all adapters; of a mixture's experts those that one token passes. 0 where sizes are not known."""
+        """Parameters of all adapters; of a mixture's experts those that one token passes. 0 where sizes are not known."""
         decoder, lora = self.shape.decoder, self.spec.model.lora
         if decoder is None or lora is None:
             return 0
@@ -31,7 +31,7 @@ class AdapterNeeds(PolicyNeeds):
         return decoder.num_layers * lora.rank * sum(sum(sizes[name]) for name in chosen)
 
     def trained(self) -> ProcessNeeds:
-        """Of a frozen policy with trained adapters, whose merged weights go to the engines."""
+        """Needs of a frozen policy with trained adapters, whose merged weights go to the engines."""
         (passes, step), size, process = self.phases, self.compute_bytes, process_need(self.on_cuda)
         weights = self._sharded(Kind.WEIGHT, f"{self.spec.model.dtype} weights", size)
         adapters = self._adapters(Kind.WEIGHT, "float32 adapters", MASTER_BYTES)

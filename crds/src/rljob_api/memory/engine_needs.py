@@ -44,11 +44,11 @@ class EngineNeeds:
     spec: RLJobSpec
     component: str
     path: str
-    """Of the component in the spec."""
+    """Path of the component in the spec."""
     engine: Engine
     shape: ModelShape
     num_engines: int
-    """Of all Rollout components, which share the responses of a step."""
+    """Engines of all Rollout components, which share the responses of a step."""
     group: str
     on_cuda: bool
     limit_bytes: int | None
@@ -140,7 +140,7 @@ class EngineNeeds:
     def _capacity(self, kv_bytes: int, formula: str) -> KVCapacity:
         rollout, decoder = self.spec.rollout, self.shape.decoder
         block = CUDA_BLOCK_TOKENS if self.on_cuda else CPU_BLOCK_TOKENS
-        ahead = rollout.prompts_per_step * rollout.samples_per_prompt * (1 + self.spec.overlap.async_generation_ratio)
+        in_flight = rollout.prompts_per_step * rollout.samples_per_prompt * (1 + self.spec.overlap.async_generation_ratio)
         return KVCapacity(
             component=self.component,
             path=f"{self.path}.engine",
@@ -151,7 +151,7 @@ class EngineNeeds:
             block_tokens=block,
             full_tokens=rollout.max_prompt_tokens + rollout.max_response_tokens,
             mean_tokens=rollout.max_prompt_tokens + ceil_div(rollout.max_response_tokens, 2),
-            wanted_sequences=min(self.engine.max_running_requests, ceil_div(int(ahead), max(1, self.num_engines))),
+            wanted_sequences=min(self.engine.max_running_requests, ceil_div(int(in_flight), max(1, self.num_engines))),
         )
 
     def _bytes_per_token(self, decoder: DecoderShape) -> int:

@@ -254,7 +254,7 @@ class _Estimator:
         return self._pool(PoolKind.HOST, situation, ("spec.offload.hostMemoryBytes", str(limit)), phases)
 
     def capacities(self) -> tuple[KVCapacity, ...]:
-        """Of all engines seen, by component and group."""
+        """KV cache capacity of all engines seen, by component and group."""
         return tuple(needs.capacity for _, needs in sorted(self._needs.items()) if needs.capacity is not None)
 
     def _pool(self, kind: PoolKind, situation: Situation, limit: tuple[str, str | None], phases: tuple[PhaseEstimate, ...]) -> PoolEstimate:
@@ -289,7 +289,7 @@ class _Estimator:
         ]
 
     def of(self, resident: Resident, group: str) -> ProcessNeeds:
-        """Of one process on a device of a group."""
+        """Needs of one process on a device of a group."""
         found = self._needs.get((resident, group))
         if found is None:
             found = self._needs[resident, group] = self._compute(resident, self._groups[group][1])
@@ -349,7 +349,7 @@ def _merged(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def _start_up(occupants: Sequence[_Occupant]) -> tuple[Term, ...]:
-    """All start at once, except that engines start where policies that take turns have stepped aside: the worse of both moments."""
+    """All start at once, except that engines start where policies that share their devices have released them: the worse moment."""
 
     def at(engines_start: bool) -> tuple[Term, ...]:
         terms: list[Term] = []
@@ -364,7 +364,7 @@ def _start_up(occupants: Sequence[_Occupant]) -> tuple[Term, ...]:
 
 
 def _host_phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
-    """Of the memory of a node with accelerators; ``copied`` stays there from the first switch on."""
+    """Phases of the memory of a node with accelerators; ``copied`` stays there from the first switch on."""
     loading = _merged(term for one in occupants for term in one.terms(one.needs.host_starting))
     phases = [PhaseEstimate(phase=Phase.START_UP, terms=loading)] if loading else []
     if travelling or copied:

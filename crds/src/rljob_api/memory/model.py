@@ -86,11 +86,11 @@ class Term:
     component: str
     need: Need
     processes: int = 1
-    """Of the component in this pool; each has the need."""
+    """Processes of the component in this pool; each has the need."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all processes together."""
+        """Bytes of all processes together."""
         return self.need.num_bytes * self.processes
 
 
@@ -137,13 +137,13 @@ class KVCapacity:
 
     component: str
     path: str
-    """Of the engine in the spec."""
+    """Path of the engine in the spec."""
     group: str
     kv_bytes: int
-    """Of one device; 0 when nothing is left for it."""
+    """KV cache of one device; 0 when nothing is left for it."""
     formula: str
     bytes_per_token: int | None
-    """Of one device; None where the model's sizes are not known."""
+    """Bytes of one token on one device; None where the model's sizes are not known."""
     block_tokens: int
     """Tokens are kept in blocks of this many."""
     full_tokens: int
@@ -151,7 +151,7 @@ class KVCapacity:
     mean_tokens: int
     """Prompt at its longest and half a response: what a running request holds on average, roughly."""
     wanted_sequences: int
-    """Requests that shall run at the same time in one engine."""
+    """Requests that should run at the same time in one engine."""
 
     @property
     def tokens(self) -> int | None:
@@ -169,7 +169,7 @@ class SharedFraction:
     """Engines on one device that together want more of it than there is."""
 
     path: str
-    """Of the last of them."""
+    """Field of the last of them."""
     value: float
     """Its memoryFraction."""
     group: str

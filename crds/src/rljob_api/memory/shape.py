@@ -33,7 +33,7 @@ class DecoderShape:
     vocab_size: int
     tied_embeddings: bool
     layer_parameters: int
-    """Of the largest layer."""
+    """Parameters of the largest layer."""
     qk_norm: bool = False
     """Whether queries and keys are normalized per head."""
     num_experts: int = 0
@@ -41,12 +41,12 @@ class DecoderShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embedding, which is also the size of the head."""
+        """Parameters of the input embedding, which is also the size of the head."""
         return self.vocab_size * self.hidden_size
 
     @property
     def root_parameters(self) -> int:
-        """Of everything outside the layers: embedding, head unless tied, final norm."""
+        """Parameters outside the layers: embedding, head unless tied, final norm."""
         return self.embedding_parameters * (1 if self.tied_embeddings else 2) + self.hidden_size
 
     @property
@@ -65,7 +65,7 @@ class ModelShape:
     """How large a model is."""
 
     parameters: int
-    """Of the whole model, tied weights once."""
+    """Parameters of the whole model, tied weights once."""
     decoder: DecoderShape | None = None
     """Its sizes; None where only the count is known, and then what depends on them is left out of an estimate."""
 

@@ -24,7 +24,7 @@ from rljob_api.v1alpha1.rljob import RLJobSpec
 
 DTYPE_BYTES: Mapping[DType, int] = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
 MASTER_BYTES = 4
-"""Of one float32 number."""
+"""Bytes of one float32 number."""
 ONE_UNIT_BYTES = 32 * MIB
 """``rljob_runtime.training.model.ONE_UNIT_BYTES``: a model up to this size is gathered as a whole."""
 CUDA_PROCESS_BYTES = GIB
@@ -67,12 +67,12 @@ class PolicyNeeds:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return self.shape.parameters
 
     @property
     def root_parameters(self) -> int:
-        """Of everything outside the layers; 0 where sizes are not known."""
+        """Parameters outside the layers; 0 where sizes are not known."""
         return 0 if self.shape.decoder is None else self.shape.decoder.root_parameters
 
     @property
@@ -82,12 +82,12 @@ class PolicyNeeds:
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in the computation."""
+        """Bytes of one number in the computation."""
         return DTYPE_BYTES[self.spec.model.dtype]
 
     @property
     def full_tokens(self) -> int:
-        """Of the longest sequence."""
+        """Tokens of the longest sequence."""
         return self.spec.rollout.max_prompt_tokens + self.spec.rollout.max_response_tokens
 
     @property
@@ -99,7 +99,7 @@ class PolicyNeeds:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Of the largest micro-batch; a single sequence may be longer than the budget."""
+        """Tokens of the largest micro-batch; a single sequence may be longer than the budget."""
         return min(self.update_tokens, max(self.spec.training.micro_batch_tokens, self.full_tokens))
 
     @property
@@ -109,7 +109,7 @@ class PolicyNeeds:
         return self.tensor if decoder is not None and decoder.vocab_size % self.tensor == 0 else 1
 
     def trained(self) -> ProcessNeeds:
-        """Of a policy with gradients and optimizer, whose weights go to the engines."""
+        """Needs of a policy with gradients and optimizer, whose weights go to the engines."""
         passes, step = self.phases
         weights = self._sharded(Kind.WEIGHT, "float32 weights", MASTER_BYTES)
         optimizer = self._sharded(Kind.OPTIMIZER, "AdamW m and v", 2 * MASTER_BYTES)
@@ -131,7 +131,7 @@ class PolicyNeeds:
         )
 
     def frozen(self) -> ProcessNeeds:
-        """Of a reference, held in the dtype of the computation."""
+        """Needs of a reference, held in the dtype of the computation."""
         process, size = process_need(self.on_cuda), self.compute_bytes
         weights = self._sharded(Kind.WEIGHT, f"{self.spec.model.dtype} weights", size)
         return ProcessNeeds(
@@ -179,7 +179,7 @@ class PolicyNeeds:
         return self.parameters * size <= ONE_UNIT_BYTES
 
     def _unit_parameters(self, size: int) -> int:
-        """Of the largest FSDP unit; 0 where sizes are not known."""
+        """Parameters of the largest FSDP unit; 0 where sizes are not known."""
         if self._is_one_unit(size):
             return self.parameters
         decoder = self.shape.decoder
@@ -334,7 +334,7 @@ class PolicyNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceNeeds(PolicyNeeds):
-    """Of a reference: frozen, on data-parallel processes alone whatever ``training.tensorParallelSize`` says."""
+    """Needs of a reference: frozen, on data-parallel processes alone whatever ``training.tensorParallelSize`` says."""
 
     @property
     def tensor(self) -> int:
@@ -344,11 +344,11 @@ class ReferenceNeeds(PolicyNeeds):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticNeeds(PolicyNeeds):
-    """Of a critic: the layers of the policy, trained whole and on data-parallel processes alone; a value head instead of logits."""
+    """Needs of a critic: the layers of the policy, trained whole and on data-parallel processes alone; a value head instead of logits."""
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
-        """Passes, and the optimizer's step: turns of their own where the Trainer has the same devices."""
+        """Passes, and the optimizer's step: phases of their own where the Trainer has the same devices."""
         return Phase.TRAIN_CRITIC, Phase.CRITIC_STEP
 
     @property
@@ -363,7 +363,7 @@ class CriticNeeds(PolicyNeeds):
 
     @property
     def root_parameters(self) -> int:
-        """Of everything outside the layers; 0 where sizes are not known."""
+        """Parameters outside the layers; 0 where sizes are not known."""
         return 0 if self.shape.decoder is None else self.shape.decoder.root_parameters - self._head_parameters
 
     @property

@@ -30,7 +30,7 @@ class NodeShare:
 
     node: Node
     index: int
-    """Of the node among those that the component uses."""
+    """Index of the node among those that the component uses."""
     seats: Sequence[Seat]
     """At least one, by rank."""
 

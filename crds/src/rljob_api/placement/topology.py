@@ -22,7 +22,7 @@ from types import MappingProxyType
 from rljob_api.errors import PlacementError, did_you_mean, show
 
 ACCELERATOR = "Accelerator"
-"""Hardware type of accelerators, whatever their make."""
+"""Hardware type of accelerators, whatever their type."""
 NO_ACCELERATOR = "NO_ACCEL"
 """Accelerator type of a node without any."""
 CLUSTER = "cluster"
@@ -44,7 +44,7 @@ class Node:
     """Position in :attr:`Topology.nodes`."""
     num_accelerators: int = 0
     accelerator_type: str = NO_ACCELERATOR
-    """Make of its accelerators, for example ``NV_GPU``; the same for all of a node."""
+    """Type of its accelerators, for example ``NV_GPU``; the same for all of a node."""
     hardware: Mapping[str, int] = field(default_factory=dict)
     """Pieces of other hardware by type, for example ``{"Franka": 2}``."""
     name: str = ""
@@ -91,7 +91,7 @@ class Selection:
     labels: tuple[str, ...]
     segments: tuple[Segment, ...]
     hardware_types: tuple[str, ...]
-    """Of the selected groups, in their order, without repetition; empty when nodes are counted."""
+    """What the selected groups count, in their order, without repetition; empty when nodes are counted."""
     _starts: tuple[int, ...] = field(repr=False)
 
     @property

@@ -265,7 +265,7 @@ class ComponentPlanner:
             what = " and ".join(f"{kind} (node {rank})" for kind, rank in types.items())
             raise PlacementError(
                 "F8",
-                f"mixes {what}; the processes of a {self._component.role} exchange tensors, which needs one make",
+                f"mixes {what}; the processes of a {self._component.role} exchange tensors, which needs one device type",
                 "use one kind of device",
             )
 

@@ -29,7 +29,7 @@ VARIABLES: Mapping[str, str] = {
     "NODE_LOCAL_RANK": "index of the process among the component's processes on its node",
     "NODE_LOCAL_WORLD_SIZE": "processes of the component on the node",
     "NODE_GROUP_LABEL": "node group that the placement counted the process in; may be the reserved cluster or node",
-    "ACCELERATOR_TYPE": "make of the node's devices, for example NV_GPU; NO_ACCEL without any",
+    "ACCELERATOR_TYPE": "accelerator type of the node, for example NV_GPU; NO_ACCEL without any",
     "LOCAL_ACCELERATOR_RANK": "index on the node of the first device of the process, -1 without one",
     "LOCAL_HARDWARE_RANKS": "indexes on the node of the devices or robots of the process, with commas; empty without any",
     "VISIBLE_DEVICES": "indexes on the node of the devices of the process, with commas; empty without any",
@@ -80,7 +80,7 @@ def hardware_parameters(group: NodeGroup, node_index: int, pieces: Sequence[int]
 def _system(group: NodeGroup, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
     node = plan.nodes[process.node_rank]
     devices = _joined(process.local_devices)
-    make = ACCELERATOR_TYPES.get(node.device_resource, node.device_resource)
+    accelerator_type = ACCELERATOR_TYPES.get(node.device_resource, node.device_resource)
     return {
         "RANK": str(process.rank),
         "WORLD_SIZE": str(component.world_size),
@@ -91,7 +91,7 @@ def _system(group: NodeGroup, plan: Plan, component: PlannedComponent, process: 
         "NODE_LOCAL_RANK": str(process.local_rank),
         "NODE_LOCAL_WORLD_SIZE": str(process.local_world_size),
         "NODE_GROUP_LABEL": process.node_group,
-        "ACCELERATOR_TYPE": make if node.num_devices else NO_ACCELERATOR,
+        "ACCELERATOR_TYPE": accelerator_type if node.num_devices else NO_ACCELERATOR,
         "LOCAL_ACCELERATOR_RANK": str(process.local_devices[0] if process.local_devices else -1),
         "LOCAL_HARDWARE_RANKS": devices or _joined(process.local_hardware),
         "VISIBLE_DEVICES": devices,

@@ -117,7 +117,7 @@ def arrange(document: Document, errors: Iterable[FieldError], surplus: int = 0) 
 
 
 def _and_more(count: int) -> FieldError:
-    return FieldError(path="", problem=f"{count} more problems are not listed", remedy="mend the first ones")
+    return FieldError(path="", problem=f"{count} more problems are not listed", remedy="fix the first ones")
 
 
 def _line(document: Document, path: str) -> int | None:

@@ -64,7 +64,7 @@ def _advantage(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 def _updates(spec: RLJobSpec) -> int:
-    """Of one step."""
+    """Number of optimizer updates of one step."""
     return spec.training.mini_batches * spec.training.epochs
 
 
@@ -206,12 +206,12 @@ def _filters(spec: RLJobSpec) -> Iterator[FieldError]:
     if low is not None and high is not None and low >= high:
         problem = f"is not below maxGroupMean, {high:g}, so that no group is trained"
         yield _error(f"{path}.minGroupMean", low, problem, "write a smaller one, or a larger maxGroupMean")
-    drawn = spec.rollout.group_filter
-    if drawn is not None and low is not None and drawn.min_mean is not None and drawn.min_mean >= low:
-        problem = f"has no effect, rollout.groupFilter.minMean ({drawn.min_mean:g}) leaves those groups out already"
+    sampled = spec.rollout.group_filter
+    if sampled is not None and low is not None and sampled.min_mean is not None and sampled.min_mean >= low:
+        problem = f"has no effect, rollout.groupFilter.minMean ({sampled.min_mean:g}) leaves those groups out already"
         yield _error(f"{path}.minGroupMean", low, problem, "remove one of them")
-    if drawn is not None and high is not None and drawn.max_mean is not None and drawn.max_mean <= high:
-        problem = f"has no effect, rollout.groupFilter.maxMean ({drawn.max_mean:g}) leaves those groups out already"
+    if sampled is not None and high is not None and sampled.max_mean is not None and sampled.max_mean <= high:
+        problem = f"has no effect, rollout.groupFilter.maxMean ({sampled.max_mean:g}) leaves those groups out already"
         yield _error(f"{path}.maxGroupMean", high, problem, "remove one of them")
     limit = spec.rollout.max_response_tokens
     if filters.max_failed_tokens is not None and filters.max_failed_tokens > limit:

@@ -1,4 +1,4 @@
-"""Rules about drawing responses: groups, overlap with training, validation."""
+"""Rules about generation: groups, overlap with training, validation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _groups(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.redundantSamples", redundant, problem, f"use at most {MAX_GROUP - samples}")
     if spec.rollout.group_routing is GroupRouting.TOGETHER and samples + redundant == 1:
         problem = "has no effect, samplesPerPrompt is 1, so a group is a single response"
-        yield _error(f"{path}.groupRouting", GroupRouting.TOGETHER, problem, "remove it, or draw several samples per prompt")
+        yield _error(f"{path}.groupRouting", GroupRouting.TOGETHER, problem, "remove it, or sample several responses per prompt")
 
 
 def _group_filter(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -44,7 +44,7 @@ def _group_filter(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.minMean", chosen.min_mean, problem, "write a smaller one, or a larger maxMean")
     if chosen.min_std is not None and samples == 1:
         problem = "leaves out every group: with samplesPerPrompt 1 the scores of a group do not deviate"
-        yield _error(f"{path}.minStd", chosen.min_std, problem, "remove it, or draw 2 or more samples per prompt")
+        yield _error(f"{path}.minStd", chosen.min_std, problem, "remove it, or sample 2 or more responses per prompt")
 
 
 def _routing(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
@@ -92,7 +92,7 @@ def _validation(spec: RLJobSpec) -> Iterator[FieldError]:
         problem = "has nothing to ask, data.validation is empty"
         yield _error(f"{path}.everySteps", validation.every_steps, problem, "add data.validation, or write 0")
     if validation.temperature == 0 and validation.samples_per_prompt > 1:
-        problem = "draws equal responses: temperature 0 is greedy"
+        problem = "samples equal responses: temperature 0 is greedy"
         yield _error(f"{path}.samplesPerPrompt", validation.samples_per_prompt, problem, "write 1, or set validation.temperature")
     if validation.temperature == 0 and validation.top_p != 1:
         problem = "has no effect: temperature 0 is greedy"

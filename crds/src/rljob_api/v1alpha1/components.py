@@ -23,7 +23,7 @@ class Role(StrEnum):
     CRITIC = "Critic"
     """Estimates values for GAE."""
     REWARD = "Reward"
-    """Judges responses in CPU processes."""
+    """Scores responses in CPU processes."""
     ENVIRONMENT = "Environment"
     """Runs the environments of agentic jobs."""
 

@@ -21,15 +21,15 @@ class ConditionType(StrEnum):
     ACCEPTED = "Accepted"
     """The spec is valid and placed."""
     SUSPENDED = "Suspended"
-    """The job holds no devices because it was told so."""
+    """The job holds no devices because it is suspended."""
     CLUSTER_READY = "ClusterReady"
     """All nodes of the current attempt are there and hold the devices the plan counts on."""
     RUNNING = "Running"
     """Workers are placed and training steps are made."""
     SUCCEEDED = "Succeeded"
-    """True when all steps are done, False when the job has failed for good, Unknown before."""
+    """True when all steps are done, False when the job has failed permanently, Unknown before."""
     FAILED = "Failed"
-    """The job has failed for good."""
+    """The job has failed permanently."""
 
 
 class ConditionStatus(StrEnum):

@@ -67,7 +67,7 @@ class ReasoningGym(SpecModel):
     task: ShortText
     """Name of the task, for example basic_arithmetic."""
     size: Annotated[int, Field(ge=1, le=100_000_000)] = 10_000
-    """How many entries to draw before an epoch ends."""
+    """How many entries to sample before an epoch ends."""
     parameters: FreeForm = Field(default={})
     """Parameters of the task."""
 
@@ -126,7 +126,7 @@ class Reward(SpecModel):
     name: Label
     """Unique name, shown in metrics."""
     type: RewardType
-    """How it judges."""
+    """How it scores a response."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the sum."""
     extraction: Extraction = Extraction.WHOLE

@@ -1,4 +1,4 @@
-"""Rollout and training: how responses are drawn and the policy is updated."""
+"""Rollout and training: how responses are generated and the policy is updated."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class GroupFilter(SpecModel):
 
 
 class Rollout(SpecModel):
-    """How responses are drawn."""
+    """How responses are generated."""
 
     prompts_per_step: Count = 32
     """Prompts (groups) of one training step."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Responses drawn per prompt: the group size."""
+    """Responses sampled per prompt: the group size."""
     redundant_samples: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Further responses drawn per prompt: the first samplesPerPrompt that end make the group, the others are cancelled."""
+    """Further responses sampled per prompt: the first samplesPerPrompt that end make the group, the others are cancelled."""
     extra_prompts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Further prompts that may be answered at the same time: a step trains those whose groups are complete first."""
     group_filter: GroupFilter | None = None
@@ -47,7 +47,7 @@ class Rollout(SpecModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling; 1 switches it off."""
     top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Draw from the k most likely tokens; 0 switches it off."""
+    """Sample from the k most likely tokens; 0 switches it off."""
     min_p: Fraction = 0.0
     """Leave out tokens below this share of the most likely one; 0 switches it off."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...] = Field(default=(), max_length=64)

@@ -35,7 +35,7 @@ class Overlap(SpecModel):
 
 
 class Residency(StrEnum):
-    """Whether components that share devices stay in device memory. They compute in turns either way."""
+    """Whether components that share devices stay in device memory. They compute one after the other either way."""
 
     RESIDENT = "Resident"
     """All stay; their sum must fit."""

@@ -43,11 +43,11 @@ class LossInput(StrEnum):
     """What a loss may read besides the policy's log-probs and the advantages."""
 
     OLD_LOGPROBS = "old log-probs"
-    """Of the proximal policy: the loss has a ratio."""
+    """Log-probs of the proximal policy: the loss has a ratio."""
     SCORES = "scores"
     """Raw score of each response."""
     REFERENCE_LOGPROBS = "reference log-probs"
-    """Of the frozen reference, which then needs a component."""
+    """Log-probs of the frozen reference, which then needs a component."""
 
 
 class LossSettings(SpecModel):

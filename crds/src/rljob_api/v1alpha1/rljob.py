@@ -87,7 +87,7 @@ class RLJobSpec(SpecModel):
     algorithm: Algorithm = Algorithm()
     """The learning rule."""
     rollout: Rollout = Rollout()
-    """How responses are drawn."""
+    """How responses are generated."""
     training: Training = Training()
     """How the policy is updated."""
     validation: Validation = Validation()

@@ -83,7 +83,7 @@ class RLJobStatus(SpecModel):
     start_time: Time | None = None
     """When the first attempt was made since the job was last suspended; activeDeadlineSeconds counts from here."""
     completion_time: Time | None = None
-    """When the job succeeded or failed for good; ttlSecondsAfterFinished counts from here."""
+    """When the job succeeded or failed permanently; ttlSecondsAfterFinished counts from here."""
     nodes: Annotated[str, Field(max_length=32)] | None = None
     """Ready and desired nodes over all groups, for example 3/4; for people."""
     node_groups: tuple[NodeGroupStatus, ...] = Field(default=(), max_length=16)

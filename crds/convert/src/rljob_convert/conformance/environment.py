@@ -15,7 +15,7 @@ _VISIBLE: Mapping[str, tuple[str, ...]] = {
     "INTEL_GPU": ("ONEAPI_DEVICE_SELECTOR",),
     "MUSA_GPU": ("MUSA_VISIBLE_DEVICES",),
 }
-"""Variables that list the devices a process may see, by make."""
+"""Variables that list the devices a process may see, by accelerator type."""
 _ALSO_UNSET_BY_RAY: Mapping[str, tuple[str, ...]] = {"AMD_GPU": ("ROCR_VISIBLE_DEVICES",)}
 """Further variables that Ray must leave alone."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_CASE_CHARACTERS = 262_144
-"""Of one case, all its texts together, and of one line."""
+"""Characters of one case, all its texts together, and of one line."""
 MAX_CASE_VALUES = 100_000
 """Maps, lists and single values of one case."""
 MAX_DEPTH = 64
@@ -19,7 +19,7 @@ MAX_GROUP_NODES = 262_144
 MAX_COMPONENTS = 256
 """Names in component_placement."""
 MAX_PROCESSES = 16_384
-"""Of all components of one case together."""
+"""Processes of all components of one case together."""
 MAX_WORKERS = 4_096
 """Processes whose environment is written down."""
 MAX_LISTED_DEVICES = 262_144

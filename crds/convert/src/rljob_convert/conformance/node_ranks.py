@@ -20,7 +20,7 @@ class Machine:
 
     num_accelerators: int = 0
     accelerator_type: str = "NV_GPU"
-    """Make of its accelerators, whether it has any or not."""
+    """Type of its accelerators, whether it has any or not."""
     accelerator_model: str = "H100"
     ip: str = ""
     given_rank: object = None

@@ -38,7 +38,7 @@ class PlacementMode(StrEnum):
     """How the components of a job share units."""
 
     COLLOCATED = "COLLOCATED"
-    """Trainer and engines have the same units, and take turns."""
+    """Trainer and engines have the same units, one at a time."""
     DISAGGREGATED = "DISAGGREGATED"
     """Every model has units of its own."""
     HYBRID = "HYBRID"

@@ -10,17 +10,17 @@ class Placement:
     """The place of one worker process."""
 
     rank: int
-    """Of the process within its component, from 0."""
+    """Rank of the process within its component, from 0."""
     cluster_node_rank: int
-    """Of its node in the cluster."""
+    """Rank of its node in the cluster."""
     placement_node_rank: int
-    """Of its node among the nodes that the component uses, from 0 without gaps."""
+    """Index of its node among the nodes that the component uses, from 0 without gaps."""
     local_accelerator_rank: int
     """Index on the node of the first accelerator it owns; -1 when it owns none."""
     accelerator_type: str
-    """Make of the node's accelerators, ``NO_ACCEL`` without any."""
+    """Type of the node's accelerators, ``NO_ACCEL`` without any."""
     local_rank: int
-    """Of the process among the component's processes on its node."""
+    """Index of the process among the component's processes on its node."""
     local_world_size: int
     """The component's processes on its node."""
     visible_accelerators: tuple[str, ...]

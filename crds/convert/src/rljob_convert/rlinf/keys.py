@@ -145,7 +145,7 @@ _DROPPED = {
     "algorithm.calculate_entropy": Drop(why="RLJob always measures the entropy", same=(True, False)),
     "algorithm.shuffle_rollout": Drop(why="mini-batches keep the order of the prompts", same=(False,)),
     "algorithm.use_valid_token_scale": Drop(why="algorithm.policyLoss.aggregation decides", same=(False,)),
-    "algorithm.max_num_gen_batches": Drop(why="RLJob draws no further batches", same=(1,)),
+    "algorithm.max_num_gen_batches": Drop(why="RLJob samples no further batches", same=(1,)),
     "algorithm.use_critic": Drop(why="a Critic component decides", same=(False,)),
     "algorithm.use_value_loss": Drop(why="a Critic component decides", same=(False,)),
     "algorithm.sampling_params": Drop(why="rollout has temperature, topP, topK, minP and stopTokenIds"),

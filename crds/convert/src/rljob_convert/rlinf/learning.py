@@ -157,8 +157,8 @@ def rollout(source: Source) -> Section:
     )
 
 
-def training(source: Source, drawn: Section) -> Section:
-    """The trainer's settings; ``drawn`` is the section rollout."""
+def training(source: Source, generation: Section) -> Section:
+    """The trainer's settings; ``generation`` is the section rollout."""
     steps = _steps(source)
     optim, schedule = ("actor", "optim"), _schedule(source)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
@@ -173,7 +173,7 @@ def training(source: Source, drawn: Section) -> Section:
             "epsilon": source.number(*optim, "adam_eps", above=0.0),
             "weightDecay": source.number(*optim, "weight_decay"),
             "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
-            "miniBatches": _mini_batches(source, drawn),
+            "miniBatches": _mini_batches(source, generation),
             "microBatchTokens": _micro_batch(source),
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": tensor if tensor > 1 else None,
@@ -220,10 +220,10 @@ def _warmup(source: Source, steps: int, most: int) -> int | None:
     return None
 
 
-def _mini_batches(source: Source, drawn: Section) -> int | None:
+def _mini_batches(source: Source, generation: Section) -> int | None:
     where = ("algorithm", "n_minibatches")
     number = source.integer(*where, low=1)
-    prompts = drawn.get("promptsPerStep", 32)
+    prompts = generation.get("promptsPerStep", 32)
     if number is None:
         return None
     result = common.largest_divisor(prompts, number)

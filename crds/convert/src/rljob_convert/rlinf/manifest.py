@@ -27,8 +27,8 @@ def convert(source: Source, name: str | None, devices_per_node: int | None) -> S
     is_agentic = _is_agentic(source, placed)
     _engines(source, placed)
     offload = _offload(source, placed)
-    drawn = rollout(source)
-    trained = training(source, drawn)
+    generation = rollout(source)
+    trained = training(source, generation)
     learning = common.without_idle_value_clip(source, ("algorithm", "value_clip"), rule.section, trained.get("miniBatches", 1))
     every = _validation_steps(source)
     spec: Section = {
@@ -40,7 +40,7 @@ def convert(source: Source, name: str | None, devices_per_node: int | None) -> S
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source, placed) if is_agentic else None,
         "algorithm": learning,
-        "rollout": drawn,
+        "rollout": generation,
         "training": trained,
         "validation": {"everySteps": every} if every else None,
         "offload": offload,

@@ -298,7 +298,7 @@ def _count(cluster: Cluster, entry: Entry) -> int:
 
 
 def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: bool) -> None:
-    """A job needs a Trainer and a Rollout, with a KL term a Reference, and someone to judge."""
+    """A job needs a Trainer and a Rollout, with a KL term a Reference, and a Reward."""
     by_role = {component["role"]: component for component in reversed(placed.components)}
     other = by_role.get("Trainer") or by_role.get("Rollout")
     wanted = {"actor": "Trainer", "rollout": "Rollout"} | ({"inference": "Reference"} if has_kl else {})
@@ -313,7 +313,7 @@ def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: 
         placed.components.insert(position, {**component, "placement": placement})
         other = other or placed.components[position]
     if "Reward" not in by_role:
-        source.assume((*PLACEMENT, "reward"), 1, "the file places no reward, one CPU worker judges", "set workers of the Reward component")
+        source.assume((*PLACEMENT, "reward"), 1, "the file places no reward, one CPU worker scores", "set workers of the Reward component")
         name = common.component_name("reward", (item["name"] for item in placed.components))
         placed.components.append({"name": name, "role": "Reward", "placement": {"workers": 1}})
 

@@ -294,7 +294,7 @@ def _sample_weights(source: Source) -> Section:
 def off_policy(source: Source, rule: Rule, updates: int) -> Section | None:
     """The correction between trainer and engines; ROLL takes it between the policy at the beginning of the step and the engines.
 
-    ROLL computes that policy's log-probs where it is told to, and by itself where a step has more than one update.
+    ROLL computes that policy's log-probs where it is configured to, and by itself where a step has more than one update.
 
     Args:
         source: the configuration.

@@ -66,7 +66,7 @@ def _group_size(source: Source) -> int:
     if source.peek(*where) == 1:
         source.take(*where)
     elif source.has(*where):
-        source.drop(where, "agentic jobs draw one response per turn")
+        source.drop(where, "agentic jobs sample one response per turn")
     size = source.integer("train_env_manager", "group_size", low=1, high=4096)
     if size is not None:
         return size

@@ -36,7 +36,7 @@ def convert(source: Source, name: str | None) -> Section:
     correction = off_policy(source, rule, updates)
     learning = common.without_idle_value_clip(source, ("value_clip",), rule.section, updates)
     validated = every_steps(source)
-    drawn = rollout(source, numbers, placed.num_engines)
+    generation = rollout(source, numbers, placed.num_engines)
     spec: Section = {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
@@ -45,8 +45,8 @@ def convert(source: Source, name: str | None) -> Section:
         "data": _data(source, is_agentic=is_agentic, validates=validated > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source) if is_agentic else None,
-        "algorithm": compact({**without_repeats(source, learning, drawn), "offPolicy": correction}),
-        "rollout": drawn,
+        "algorithm": compact({**without_repeats(source, learning, generation), "offPolicy": correction}),
+        "rollout": generation,
         "training": trained,
         "validation": validation(source, validated, numbers),
         "overlap": overlap(source),
@@ -157,7 +157,7 @@ def _rewards(source: Source, *, is_agentic: bool) -> list[Section]:
         kind = domain if worker is None else f"{domain} ({worker.rsplit('.', 1)[-1]})"
         rewards.append(common.reward_rule(source, kind, name, where if worker is None else (*where, "worker_cls")))
     if len(rewards) > 1:
-        why = "ROLL chooses one of these by the tag of a prompt; RLJob judges every response with all and sums the scores"
+        why = "ROLL chooses one of these by the tag of a prompt; RLJob scores every response with all and sums the scores"
         source.assume(("rewards",), "sum of all", why, "let each score 0 for prompts that are not its own")
     if not rewards and not is_agentic:
         source.assume(("rewards",), "math_rule", "the manifest needs a reward", "choose rewards[].type")
@@ -212,7 +212,7 @@ def _offload(source: Source, placed: Placed) -> Section | None:
             next(component for component in placed.components if component["name"] == "actor_train")["offload"] = trainer
     else:
         for parts in places:
-            source.drop(parts, "state leaves only devices that roles share in turn, and actor_train does not")
+            source.drop(parts, "state leaves only devices that roles share, and actor_train shares none")
     if not placed.sharing:
         return None
     if leaves is None:

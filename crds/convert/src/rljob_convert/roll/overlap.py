@@ -25,7 +25,7 @@ _BOUNDS = {
 
 
 def rollout(source: Source, numbers: Batch, num_engines: int) -> Section:
-    """How responses are drawn.
+    """How responses are generated.
 
     Args:
         source: the configuration.
@@ -98,9 +98,9 @@ def _bound(source: Source, where: Parts) -> float | None:
     return source.number(*where, low=-1e6, high=1e6)
 
 
-def without_repeats(source: Source, rule: Section, drawn: Section) -> Section:
+def without_repeats(source: Source, rule: Section, generation: Section) -> Section:
     """The learning rule without bounds of group means that ``rollout.groupFilter`` holds already: its groups never arrive."""
-    given, filters = drawn.get("groupFilter", {}), dict(rule.get("filters", {}))
+    given, filters = generation.get("groupFilter", {}), dict(rule.get("filters", {}))
     low, high = filters.get("minGroupMean"), filters.get("maxGroupMean")
     repeated = {"minGroupMean": low is not None and given.get("minMean", low - 1) >= low}
     repeated["maxGroupMean"] = high is not None and given.get("maxMean", high + 1) <= high

@@ -225,7 +225,7 @@ def _cpu_components(source: Source, *, is_agentic: bool) -> list[Section]:
         counts.append(_reward_workers(source, ("reward",)))
     if len(counts) > 1:
         source.assume(
-            ("rewards",), sum(counts), "one Reward component judges for all rewards, with the sum of their workers", "set its workers"
+            ("rewards",), sum(counts), "one Reward component scores for all rewards, with the sum of their workers", "set its workers"
         )
     if not counts and not is_agentic:
         counts = [source.assume(("rewards",), 1, "responses are judged by CPU workers", "set workers of the Reward component")]
