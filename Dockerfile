@@ -74,7 +74,8 @@ COPY crds/pyproject.toml /usr/share/rljob/crds/
 COPY operator/pyproject.toml /usr/share/rljob/operator/
 RUN --mount=type=cache,target=/var/cache/uv \
     set -eu; \
-    export UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=180 PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
+    uv_cache=/var/cache/host-uv; [ -d $uv_cache ] || uv_cache=/var/cache/uv; \
+    export UV_CACHE_DIR=$uv_cache UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=180 PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$PIP_INDEX_URL"; fi; \
     python3 -m venv /tmp/uv; \
     /tmp/uv/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check -r /usr/share/rljob/uv.txt; \
@@ -125,7 +126,8 @@ COPY runtime/pyproject.toml /usr/share/rljob/runtime/
 COPY --from=wheels /wheels /usr/share/rljob/wheels
 RUN --mount=type=cache,target=/var/cache/uv \
     set -eu; \
-    export UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=180 PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
+    uv_cache=/var/cache/host-uv; [ -d $uv_cache ] || uv_cache=/var/cache/uv; \
+    export UV_CACHE_DIR=$uv_cache UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=180 PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$PIP_INDEX_URL"; fi; \
     python3 -m venv /tmp/uv; \
     /tmp/uv/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check -r /usr/share/rljob/uv.txt; \

@@ -36,11 +36,15 @@ models/tiny/config.json: | $(STAMP)
 run: $(STAMP) models/tiny/config.json ## Quickstart: a whole GRPO run on this machine's CPU
 	rljob run examples/quickstart.yaml --overwrite
 
+# Files side by side in one process of pytest more than there are cores (tests/conftest.py), longest first.
+PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
+
 test: $(STAMP) ## Unit, property, layout and integration tests
-	pytest -m "not slow" --durations=10 --durations-min=1 $(ARGS)
+	@! command -v go > /dev/null || python -m e2e.cluster build --mode api || [ -z "$${CI:-}" ] # without it, its tests are skipped
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## The slow tests
-	pytest -m slow -v -o timeout=600 --durations=10 --durations-min=1 $(ARGS)
+	$(PYTEST) -m slow -v $(ARGS)
 
 check: $(STAMP) ## Lint, format, types, import contracts, layout gates, generated files
 	@tools/check

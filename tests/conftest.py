@@ -1,4 +1,7 @@
-"""What every test gets: no network through Hugging Face, no telemetry, caches of its own, deterministic examples."""
+"""What every test gets: no network through Hugging Face, no telemetry, caches of its own, deterministic examples.
+
+`make test` runs files side by side in several processes of pytest (pytest-xdist), longest first; fixtures of a module are made once.
+"""
 
 import os
 import resource
@@ -12,6 +15,17 @@ from hypothesis import settings
 from tests.support.golden import SWITCH, Golden
 
 TESTS = Path(__file__).parent
+LONGEST_FIRST = (
+    "test_quickstart.py",
+    "test_run.py",
+    "test_incluster.py",
+    "test_overlap_run.py",
+    "test_time_division.py",
+    "test_convert.py",
+)
+"""Files of a minute and more: begun last, one of them would run alone at the end."""
+GIB_PER_PROCESS = 5
+"""Of pytest and a small job that it waits for."""
 
 # Set before any test module is imported, because the libraries read these at import time; child processes (Ray workers) inherit them.
 _HF_HOME = tempfile.mkdtemp(prefix="rljob-tests-hf-")
@@ -26,6 +40,10 @@ os.environ.update(
 )
 # With it, every process the tests start would compile vLLM anew instead of reading its bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Several processes share the cores; threads of torch that wait for each other in turn would be most of the work.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A runaway test must end in MemoryError, not take down the machine and whatever else runs there. Per process, inherited by children.
 _MEMORY_CEILING_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -48,11 +66,19 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(updating=request.config.getoption(SWITCH))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores, because tests of jobs wait for processes that start; fewer where memory is short."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, int(memory_gib / GIB_PER_PROCESS)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything under tests/integration is an integration test, without saying so in each file."""
+    """Everything under tests/integration is an integration test, without saying so in each file; the longest files come first."""
     for item in items:
         if (TESTS / "integration") in item.path.parents:
             item.add_marker(pytest.mark.integration)
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_unconfigure() -> None:

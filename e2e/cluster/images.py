@@ -28,12 +28,20 @@ _RECIPE = b"1"
 _DEBOOTSTRAP_TIMEOUT_S = 1800.0
 _TAR_TIMEOUT_S = 300.0
 _CONTEXT_KEY_NAME = "localhost/rljob-{target}:{key}"
+_UV_CACHE_IN_BUILD = "/var/cache/host-uv"
+"""Where the Dockerfile looks for packages before it uses a cache of its own."""
 _HOST_FILES = ("/etc/ssl/certs", "/etc/resolv.conf")
 """Lent to the build: the machine's own certificates and name servers are what downloads need."""
 
 
-def image(target: str, folder: StateFolder, say: Say) -> str:
+def image(target: str, folder: StateFolder, say: Say, *, archived: bool = False) -> str:
     """Build an image unless its content is there already, and put it on the node if the cluster is up; returns its name.
+
+    Args:
+        target: one of :data:`TARGETS`.
+        folder: state of the cluster.
+        say: gets one line per step.
+        archived: write the archive that a node loads also while no cluster is up.
 
     Raises:
         ClusterError: not root, a program is missing, or the build failed.
@@ -44,6 +52,8 @@ def image(target: str, folder: StateFolder, say: Say) -> str:
     state = folder.load()
     if target != "base" and state is not None and state.mode is Mode.CLUSTER:
         load(folder, name, say)
+    elif archived:
+        _archived(*_find(name), say)
     return name
 
 
@@ -62,13 +72,19 @@ def load(folder: StateFolder, name: str, say: Say) -> None:
     if loaded.get(full_name) == identity and full_name in containerd.images(folder):
         say(f"{full_name} is on the node already")
         return
+    archive = _archived(identity, full_name, say)
+    say(f"import {full_name} ...")
+    containerd.import_archive(folder, archive)
+    notes.write_text(json.dumps({**loaded, full_name: identity}, indent=1))
+
+
+def _archived(identity: str, full_name: str, say: Say) -> Path:
+    """The image's archive in the cache."""
     archive = archives.path(full_name.rpartition(":")[0].rpartition("/")[2], content_key([full_name.encode(), identity.encode()]))
     if not archive.exists():
         say(f"export {full_name} ...")
         archives.export(full_name, archive)
-    say(f"import {full_name} ...")
-    containerd.import_archive(folder, archive)
-    notes.write_text(json.dumps({**loaded, full_name: identity}, indent=1))
+    return archive
 
 
 def _find(name: str) -> tuple[str, str]:
@@ -148,12 +164,18 @@ def _from_dockerfile(target: str, say: Say) -> str:
     say(f"build {name} ...")
     index = os.environ.get("PIP_INDEX_URL")
     archives.buildah(
-        "build", "--layers", "--network", "host", *(f"--volume={path}:{path}:ro" for path in _HOST_FILES),
+        "build", "--layers", "--network", "host", *(f"--volume={path}:{path}:ro" for path in _HOST_FILES), *_packages(),
         "--target", target, "--build-arg", f"BASE_IMAGE={base}", *(("--build-arg", f"PIP_INDEX_URL={index}") if index else ()),
         "--tag", name, "--file", file, REPOSITORY,
     )  # fmt: skip
     _remove_superseded(name, say)
     return name
+
+
+def _packages() -> list[str]:
+    """uv's cache of this machine, where set-up has left the same packages: they are not downloaded a second time."""
+    uv_cache = Path(os.environ.get("UV_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uv")
+    return [f"--volume={uv_cache}:{_UV_CACHE_IN_BUILD}"] if uv_cache.is_dir() else []
 
 
 def _remove_superseded(name: str, say: Say) -> None:

@@ -1,4 +1,8 @@
-"""Which programs there are, and where their versions are written: the ``go.mod`` of each folder under ``tools/``, and nowhere else."""
+"""Which programs there are, and where their versions are written: the ``go.mod`` of each folder under ``tools/``, and nowhere else.
+
+Programs that can have the same libraries are in one module, so that these are compiled once: etcd and Helm in the versions that belong to
+this Kubernetes, and a CoreDNS with the plugins that the node uses. KubeRay has its own, because it is what the tests are about.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +52,27 @@ def _kubernetes(name: str, modes: frozenset[Mode] = frozenset({Mode.CLUSTER})) -
 
 _ETCD = "go.etcd.io/etcd/server/v3"
 _COREDNS = "github.com/coredns/coredns"
+_HELM = "helm.sh/helm/v4"
 
 PROGRAMS: tuple[Program, ...] = (
-    Program(name="etcd", folder="etcd", module=_ETCD, package=_ETCD, modes=_ALL),
+    Program(name="etcd", folder="kubernetes", module=_ETCD, package=_ETCD, modes=_ALL),
     _kubernetes("kube-apiserver", _ALL),
     _kubernetes("kube-controller-manager", _ALL),
     _kubernetes("kubectl", _ALL),
     _kubernetes("kube-scheduler"),
     _kubernetes("kubelet"),
     _kubernetes("kube-proxy"),
-    Program(name="coredns", folder="coredns", module=_COREDNS, package=_COREDNS),
+    Program(name="coredns", folder="kubernetes", module=_COREDNS, package="./coredns"),
     Program(name="ray-operator", folder="ray-operator", module=KUBERAY_MODULE, package=KUBERAY_MODULE),
-    Program(name="helm", folder="helm", module="helm.sh/helm/v4", package="helm.sh/helm/v4/cmd/helm", modes=_ALL),
+    Program(name="helm", folder="kubernetes", module=_HELM, package=f"{_HELM}/cmd/helm", modes=_ALL),
     Program(name="pause", folder="pause", module=None, package="."),
 )
+
+
+def output_name(item: Program) -> str:
+    """File name that ``go build -o FOLDER/`` gives the program: the last part of its package's path that is not a version."""
+    path = item.folder if item.package == "." else item.package
+    return [part for part in path.split("/") if not re.fullmatch(r"v\d+", part)][-1]
 
 
 def programs(mode: Mode) -> tuple[Program, ...]:
@@ -106,11 +117,11 @@ def version(name: str) -> str:
     return required_version((TOOLS / item.folder / "go.mod").read_text(), item.module)
 
 
-def linker_flags(item: Program) -> str:
-    """Flags for ``-ldflags``; Kubernetes programs report v0.0.0 unless their version is set, and clients then complain."""
+def linker_flags(folder: str) -> str:
+    """Flags for ``-ldflags`` of all programs of a module; Kubernetes programs report v0.0.0 by default, and clients then complain."""
     flags = "-s -w"
-    if item.module == _KUBERNETES:
-        full = version(item.name)
+    if folder == "kubernetes":
+        full = version("kube-apiserver")
         major, minor, _ = full.removeprefix("v").split(".", 2)
         values = {"gitVersion": full, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
         flags += "".join(f" -X k8s.io/component-base/version.{key}={value}" for key, value in values.items())

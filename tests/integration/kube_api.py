@@ -18,8 +18,6 @@ __all__ = ["ApiServer", "api_server", "build_for", "namespace"]
 CRDS = ("rayclusters", "rayjobs")
 FIXTURES = {"api_server", "helm"}
 """Fixtures that need programs of the cache."""
-START_LIMIT_S = 240
-"""Limit of a test that may have to start the server, on a machine with much else to do."""
 
 _numbers = itertools.count(1)
 
@@ -50,12 +48,8 @@ def namespace(api_server: ApiServer) -> Iterator[str]:
 
 def build_for(session: pytest.Session) -> None:
     """Build the programs that a collected test needs, before the clock of any test runs: cold, that takes minutes."""
-    users = [item for item in session.items if FIXTURES & set(getattr(item, "fixturenames", ()))]
-    if not users:
+    if not any(FIXTURES & set(getattr(item, "fixturenames", ())) for item in session.items):
         return
-    for item in users:
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(START_LIMIT_S))
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         try:

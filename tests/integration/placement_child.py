@@ -29,14 +29,17 @@ from rljob_api.naming import NODE_RANK_LABEL
 from rljob_api.planner import plan
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Role
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec
 from rljob_runtime.cluster.ray_cluster import RayCluster
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.job import launch
+from rljob_runtime.job.roles import ROLES
+from tests.support.pace import HANG_S
 from tests.unit.api.manifests import spec
 
-START_S = 90.0
+START_S = HANG_S
 ANSWERS = 100
 """File descriptor of what was standard output; Ray prints on that, so :func:`main` turns it to standard error."""
 
@@ -63,6 +66,8 @@ def nodes(planned: Plan, folder: Path) -> None:
 
 def probes(wanted: RLJobSpec, planned: Plan, component: PlannedComponent, folder: Path) -> list[WorkerSpec]:
     """The very specs of a real job's workers, but for what is constructed."""
+    for role in Role:  # those that no job may have yet are placed as the others
+        ROLES.setdefault(role, ROLES[Role.REWARD])  # type: ignore[attr-defined]
     specs = launch.worker_specs(wanted, planned, component, None, folder)
     return [dataclasses.replace(s, factory="tests.integration.placement_probe:Probe", kwargs={}, concurrency=1) for s in specs]
 

@@ -20,9 +20,10 @@ import torch
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
+from tests.support.pace import HANG_S
 from tests.support.ports import free_ports
 
-DEADLINE_S = 180.0
+DEADLINE_S = HANG_S
 """Of all ranks together, and of every rendezvous: ranks that sit out some layouts wait for the others."""
 
 Arrays = dict[str, np.ndarray]

@@ -36,8 +36,6 @@ from tests.integration.test_vllm_engine import (
     weights,
 )
 
-pytestmark = [pytest.mark.timeout(120)]
-
 PARAMS, CACHE = StateKind.PARAMS, StateKind.KV_CACHE
 BOTH = frozenset({PARAMS, CACHE})
 CACHE_BYTES = 32 << 20

@@ -18,6 +18,7 @@ from e2e.cluster.build import binary
 from tests.layout.tree import ROOT
 from tests.support.chart import CHART
 from tests.support.golden import Golden
+from tests.support.pace import HANG_S
 
 GOLDEN = ROOT / "tests" / "golden" / "helm"
 KUBE_VERSION = "1.36.3"
@@ -36,7 +37,7 @@ def helm() -> Path:
 
 
 def run(helm: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([helm, *args], capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run([helm, *args], capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def render(helm: Path, *args: str | Path) -> str:

@@ -36,8 +36,6 @@ from tests.integration.rank_processes import (
 )
 from tests.support.trainers import StartPolicy, one_at_a_time, save_model
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 20.0)
-
 VOCAB = 62
 LORA = LoraConfig(rank=3, alpha=6.0)  # an odd rank, so that shards of A are uneven
 SMALL: dict[str, Any] = {

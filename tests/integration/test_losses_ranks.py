@@ -34,8 +34,6 @@ LOSS = LossConfig(
     entropy_coefficient=0.2,
 )
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 20.0)
-
 
 def make_batch(part: slice) -> TrainBatch:
     batch = random_batch(VOCAB, part=part)

@@ -19,9 +19,10 @@ from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.test_trainer_ranks import make_batch, make_model
 from tests.layout.tree import ROOT
 from tests.support.offload_fakes import FailingCopies, bytes_of
+from tests.support.pace import HANG_S
 from tests.support.ports import free_ports
 
-DEADLINE_S = 60.0
+DEADLINE_S = HANG_S
 
 
 def run_rank(rank: int, port: int, folder: str, fails: bool) -> dict[str, object]:

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.jobs import RULE_METRICS, VALIDATION_METRICS, Running, job, untrained_model
-
-pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return untrained_model(tmp_path_factory.mktemp("models") / "tiny")
+from tests.integration.jobs import RULE_METRICS, VALIDATION_METRICS, Running, job
 
 
 def held_out(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,6 +63,7 @@ def test_a_killed_engine_costs_no_response(model: Path, tmp_path: Path) -> None:
     assert "actor_infer-1 is gone" in run.output
 
 
+@pytest.mark.slow
 def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: Path) -> None:
     manifest = job(
         model,

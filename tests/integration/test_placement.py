@@ -18,8 +18,6 @@ from rljob_runtime.job import worker_settings
 from tests.integration.placement_child import START_S, job
 from tests.layout.tree import ROOT
 
-pytestmark = pytest.mark.timeout(300)
-
 GROUPS: list[dict[str, Any]] = [
     {"name": "small", "devicesPerNode": 2, "deviceResource": "cpu", "env": [{"name": "SITE", "value": "small"}]},
     {"name": "large", "devicesPerNode": 4, "env": [{"name": "SITE", "value": "large"}, {"name": "OWNER", "value": "group"}]},

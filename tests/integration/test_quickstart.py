@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 def rljob(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "rljob_runtime.commands.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=800
+        [sys.executable, "-m", "rljob_runtime.commands.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

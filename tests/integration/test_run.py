@@ -12,15 +12,10 @@ import pytest
 import yaml
 
 from rljob_runtime.report import METRICS
-from tests.integration.jobs import LENGTH_REWARD, RARE_METRICS, SWITCH_METRICS, Running, job, untrained_model
+from tests.integration.jobs import LENGTH_REWARD, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
+from tests.support.pace import slowdown
 
-pytestmark = pytest.mark.timeout(600)
 LOSSES = ("step", "reward/mean", "train/total_loss", "train/grad_norm", "response/mean_tokens", "rollout/logprob_mean")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return untrained_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +60,7 @@ def test_ctrl_c_checkpoints_leaves_nothing_behind_and_resume_repeats_the_uninter
     run = Running(tmp_path, job(model, steps=6, rewards=slow))
     run.until("step 2", lambda: len(run.metrics()) >= 2)
     run.interrupt()
-    assert run.wait(60) == 130, run.output
+    assert run.wait() == 130, run.output
     assert run.summary()["status"] == "interrupted"
     assert run.left_behind() == []
     done = len(run.metrics())
@@ -75,14 +70,16 @@ def test_ctrl_c_checkpoints_leaves_nothing_behind_and_resume_repeats_the_uninter
     assert losses(again) == losses(whole)
 
 
-@pytest.mark.parametrize(("worker", "role"), [("actor_infer-0", "engine"), ("actor_train-0", "trainer")])
+@pytest.mark.parametrize(
+    ("worker", "role"), [("actor_infer-0", "engine"), pytest.param("actor_train-0", "trainer", marks=pytest.mark.slow)]
+)
 def test_a_killed_worker_fails_the_run_within_30_s_and_is_named(model: Path, tmp_path: Path, worker: str, role: str) -> None:
     run = Running(tmp_path, job(model, steps=100_000))
     run.until("the first checkpoint", lambda: bool(list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))))
     killed_s = time.monotonic()
     os.kill(run.worker_pid(worker), signal.SIGKILL)
-    assert run.wait(60) == 3, run.output
-    assert time.monotonic() - killed_s < 30
+    assert run.wait() == 3, run.output
+    assert time.monotonic() - killed_s < 30 * slowdown()
     failure = run.summary()["failure"]
     assert f"worker {worker} is gone" in failure, failure
     assert f"logs/{worker}.log" in failure
@@ -112,7 +109,7 @@ def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_p
         weightSync={"bucketBytes": 65536},
     )
     run = Running(tmp_path, manifest)
-    assert run.wait(400) == 0, run.output
+    assert run.wait() == 0, run.output
     metrics = run.metrics()
     assert [m["sync/version"] for m in metrics] == [1, 2, 3]
     assert 0 < metrics[0]["train/kl_loss"] < 0.01, "the policy starts as the reference"
@@ -152,7 +149,9 @@ def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_pa
     )
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S
+    )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "actor_infer-0 and the trainer disagree by" in done.stdout
     assert "the engine does not hold the trainer's weights" in done.stdout

@@ -72,7 +72,6 @@ PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), sli
 RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1)]
 """Whose checkpoint is loaded, and at which dp and tp."""
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 20.0)
 
 NUM_PORTS = 20
 CLIP = 0.05

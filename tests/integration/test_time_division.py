@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.jobs import SWITCH_METRICS, Running, shortened, untrained_model
+from tests.integration.jobs import SWITCH_METRICS, Running, shortened
+from tests.support.pace import HANG_S
 
-pytestmark = pytest.mark.timeout(600)
 STEPS = 4
 APART, TOGETHER = "quickstart", "quickstart-collocated"
 RESIDENT = {"offload": {"residency": "Resident"}}
@@ -25,15 +25,10 @@ ENGINE, TRAINER = "actor_infer-0", "actor_train-0"
 HELD_STEP = 3
 LONG_TOKENS = 96
 """At a high temperature: with few at a time, some are running when the trainer needs a device."""
-SWITCH_S = 30.0
+SWITCH_S = HANG_S
 STEP_TIMEOUT_S = 20
-ENDS_S = 30.0
+ENDS_S = HANG_S
 """Bound of the end of a run after the death of a worker, or after a deadline."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return untrained_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def with_reference(manifest: dict[str, Any], device: str) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """The quickstart model's folder: loads, round-trips, is reused or refused. The full warm start's figures stand in tiny.json."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rljob_runtime.data.tokenizer import load_tokenizer
 from rljob_runtime.errors import ModelError
 from rljob_runtime.tiny import QUICKSTART, TINY_FILE, TinySize, TinyTask, make_tiny_model
 from rljob_runtime.tiny.model import make
@@ -40,6 +44,39 @@ def test_the_folder_loads_in_transformers_and_round_trips(made):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert model.config.hidden_size // model.config.num_attention_heads == 32
     assert {p.name for p in folder.iterdir()} >= {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", TINY_FILE}
+
+
+DRIVER_IMPORTS = """
+import sys
+import rljob_runtime.entry.local_run
+import rljob_runtime.training.model_info  # what trainers answer
+from rljob_runtime.data.tokenizer import load_tokenizer
+print(load_tokenizer(sys.argv[1], trust_remote_code=False)("134")["input_ids"])
+print(*sorted({"torch", "vllm"} & set(sys.modules)))
+"""
+
+
+def test_a_driver_loads_the_tokenizer_without_torch_and_of_the_class_that_transformers_chooses(made):
+    folder = made[0].folder
+    ids, heavy = subprocess.run(
+        [sys.executable, "-c", DRIVER_IMPORTS, folder], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    chosen = AutoTokenizer.from_pretrained(folder)
+    assert type(load_tokenizer(str(folder), trust_remote_code=False)) is type(chosen)
+    assert (ids, heavy) == (str(chosen("134")["input_ids"]), "")
+
+
+def test_a_tokenizer_of_another_class_is_left_to_transformers(made, tmp_path):
+    AutoTokenizer.from_pretrained(made[0].folder).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    shutil.copy(made[0].folder / "config.json", tmp_path)
+    assert type(load_tokenizer(str(tmp_path), trust_remote_code=False)) is type(AutoTokenizer.from_pretrained(tmp_path))
+
+
+def test_a_folder_without_tokenizer_is_refused_with_the_field_to_set(tmp_path):
+    with pytest.raises(ModelError, match=r"cannot be loaded(?s:.*)set spec\.model\.tokenizerPath"):
+        load_tokenizer(str(tmp_path), trust_remote_code=False)
 
 
 def test_the_summary_is_stored_and_progress_was_told(made):

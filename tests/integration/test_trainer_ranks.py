@@ -25,10 +25,11 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
+from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 from tests.support.trainers import VOCAB, save_model, tiny_qwen2
 
-DEADLINE_S = 55.0
+DEADLINE_S = HANG_S
 
 
 def make_model(folder: Path) -> None:

@@ -20,11 +20,11 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
 Rule = Callable[[str, str], web.Response | None]
 """Method and path -> an answer instead of the API server's, or None."""
-START_S = 15.0
 HOP_BY_HOP = {"transfer-encoding", "content-encoding", "content-length", "connection"}
 
 
@@ -50,7 +50,7 @@ class FaultyProxy:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._started = threading.Event()
         self._thread.start()
-        assert self._started.wait(START_S), "the proxy did not start"
+        assert self._started.wait(HANG_S), "the proxy did not start"
         self._wait_for_upstream()
         self.kubeconfig = folder / "proxy-kubeconfig"
         self.kubeconfig.write_text(
@@ -72,12 +72,12 @@ class FaultyProxy:
         return done.result(10)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(START_S)
-        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result(START_S)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(HANG_S)
+        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result(HANG_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(HANG_S)
         self._upstream.terminate()
-        self._upstream.wait(10)
+        self._upstream.wait(HANG_S)
 
     async def _cut(self) -> int:
         transports = list(self._watches)
@@ -86,13 +86,13 @@ class FaultyProxy:
         return len(transports)
 
     def _wait_for_upstream(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + HANG_S
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self._upstream_port}/readyz", timeout=2):
                     return
             except (urllib.error.URLError, OSError):
-                assert time.monotonic() < deadline, f"kubectl proxy did not answer within {START_S:.0f} s"
+                assert time.monotonic() < deadline, f"kubectl proxy did not answer within {HANG_S:.0f} s"
                 time.sleep(0.05)
 
     def _serve(self) -> None:

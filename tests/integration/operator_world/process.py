@@ -11,10 +11,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.support.pace import HANG_S
 from tests.support.ports import free_port
-
-READY_S = 60.0
-STOP_S = 20.0
 
 
 class OperatorProcess:
@@ -38,10 +36,10 @@ class OperatorProcess:
         assert self._process is None
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "rljob_operator"], env=self._env, stdout=log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + HANG_S
         while not self._healthy():
             assert self._process.poll() is None, f"the operator ended: {self.log_file.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"the operator was not healthy within {READY_S:.0f} s: {self.log_file.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"the operator was not healthy within {HANG_S:.0f} s: {self.log_file.read_text()[-3000:]}"
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -67,11 +65,11 @@ class OperatorProcess:
         process, self._process = self._process, None
         process.send_signal(number)
         try:
-            return process.wait(STOP_S)
+            return process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(STOP_S)
-            raise AssertionError(f"the operator did not end within {STOP_S:.0f} s: {self.log_file.read_text()[-3000:]}") from None
+            process.wait(HANG_S)
+            raise AssertionError(f"the operator did not end within {HANG_S:.0f} s: {self.log_file.read_text()[-3000:]}") from None
 
     def _healthy(self) -> bool:
         try:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import yaml
 
 from tests.integration.kube_api import ApiServer
+from tests.support.pace import HANG_S
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 20.0
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 
@@ -66,7 +66,7 @@ class World:
     def message(self, name: str, condition: str) -> str:
         return next(c["message"] for c in self.status(name)["conditions"] if c["type"] == condition)
 
-    def until(self, what: str, probe: Callable[[], T], timeout_s: float = DEADLINE_S) -> T:
+    def until(self, what: str, probe: Callable[[], T], timeout_s: float = HANG_S) -> T:
         deadline = time.monotonic() + timeout_s
         while not (answer := probe()):
             assert time.monotonic() < deadline, (
@@ -75,7 +75,7 @@ class World:
             time.sleep(0.1)
         return answer
 
-    def until_condition(self, name: str, condition: str, wanted: str, timeout_s: float = DEADLINE_S) -> None:
+    def until_condition(self, name: str, condition: str, wanted: str, timeout_s: float = HANG_S) -> None:
         self.until(f"{condition} becomes {wanted}", lambda: self.conditions(name).get(condition) == wanted, timeout_s)
 
     def until_child(self, name: str) -> dict[str, Any]:

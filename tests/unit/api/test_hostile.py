@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.layout.tree import ROOT
 from tests.unit.api.cost import limit_s
 
@@ -13,7 +11,6 @@ MAX_CPU_S = 2.0
 MAX_BYTES = 200 * 2**20
 
 
-@pytest.mark.timeout(240)
 def test_hostile_inputs_are_answered_soon_and_small() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.api.hostile"], cwd=ROOT, capture_output=True, text=True, timeout=220, check=False

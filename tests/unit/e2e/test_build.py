@@ -33,7 +33,7 @@ def test_the_versions():
     kubernetes = dict.fromkeys(
         ("kube-apiserver", "kube-controller-manager", "kubectl", "kube-scheduler", "kubelet", "kube-proxy"), "v1.36.3"
     )
-    assert found == {**kubernetes, "etcd": "v3.6.7", "coredns": "v1.12.4", "ray-operator": "v1.6.2", "helm": "v4.0.0"}
+    assert found == {**kubernetes, "etcd": "v3.6.8", "coredns": "v1.12.4", "ray-operator": "v1.6.2", "helm": "v4.2.4"}
 
 
 def test_the_api_mode_needs_what_tests_without_a_node_use_and_the_cluster_all():
@@ -70,16 +70,22 @@ def test_a_module_that_is_not_required():
 
 
 def test_kubernetes_programs_are_told_their_version():
-    flags = versions.linker_flags(versions.program("kubelet"))
+    flags = versions.linker_flags("kubernetes")
     assert "gitVersion=v1.36.3 " in flags
     assert "gitMajor=1 " in flags
-    assert "gitVersion" not in versions.linker_flags(versions.program("etcd"))
+    assert "gitVersion" not in versions.linker_flags("ray-operator")
+
+
+def test_programs_have_the_file_names_that_go_gives_them():
+    found = {program.name: versions.output_name(program) for program in versions.PROGRAMS}
+    assert {name: output for name, output in found.items() if name != output} == {"etcd": "server"}
+    assert len(set(found.values())) == len(found)
 
 
 def test_the_path_names_program_version_and_key(tmp_path: Path):
     path = build.binary("etcd")
     assert path.name == "etcd"
-    assert path.parent.name.startswith("etcd-v3.6.7-")
+    assert path.parent.name.startswith("etcd-v3.6.8-")
     assert path.is_relative_to(tmp_path / "cache")
     assert build.binary("kubelet").parent.name.rpartition("-")[2] == build.binary("kube-proxy").parent.name.rpartition("-")[2]
 

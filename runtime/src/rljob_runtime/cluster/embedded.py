@@ -25,6 +25,9 @@ HEAD_STORE_BYTES = 100 * 2**20
 NODE_STORE_SHARE = 0.3
 """Share of the free shared memory that all nodes' object stores may map; only touched pages count."""
 MIN_STORE_BYTES = 100 * 2**20
+QUIET = {"include_log_monitor": False}
+"""Without the process that forwards workers' output to a driver's terminal: each worker writes its own log into the run folder. The head is
+also started without the autoscaler's monitor, because the nodes never change. Each would import Ray for nothing."""
 
 
 class EmbeddedCluster(RayCluster):
@@ -71,11 +74,18 @@ class EmbeddedCluster(RayCluster):
         store_bytes = max(int(shutil.disk_usage("/dev/shm").free * NODE_STORE_SHARE) // len(plan.nodes), MIN_STORE_BYTES)
         self._processes = RayProcesses(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "object_store_memory": HEAD_STORE_BYTES},
+            head_node_args={
+                "num_cpus": 0,
+                "num_gpus": 0,
+                "object_store_memory": HEAD_STORE_BYTES,
+                "include_dashboard": False,
+                "no_monitor": True,
+                **QUIET,
+            },
         )
         self._address = self._processes.address
         for node in plan.nodes:
-            self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node))
+            self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node), **QUIET)
 
     def _node_arguments(self, node: PlannedNode) -> dict[str, object]:
         resource = ray_resource(node.device_resource)

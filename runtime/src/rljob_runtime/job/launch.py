@@ -18,6 +18,7 @@ from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
+from rljob_runtime.data import tokenizer
 from rljob_runtime.data.source import open_rows
 from rljob_runtime.engine.registry import check_engines
 from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
@@ -210,14 +211,7 @@ def load_tokenizer(spec: RLJobSpec) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: it cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
-    path = spec.model.tokenizer_path or spec.model.path
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the tokenizer of {path} cannot be loaded: {error}; set spec.model.tokenizerPath if it lies elsewhere") from error
-    return tokenizer
+    return tokenizer.load_tokenizer(spec.model.tokenizer_path or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
 
 
 def _check_model_path(path: str) -> None:

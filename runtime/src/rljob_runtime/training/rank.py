@@ -29,27 +29,11 @@ from rljob_runtime.training import checkpoint
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
 from rljob_runtime.training.model import reshard, resolve_folder
+from rljob_runtime.training.model_info import ModelInfo
 from rljob_runtime.training.optimizer import build_optimizer, clip_gradients, learning_rate_at
 from rljob_runtime.training.parallel import make_mesh
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import TRAINED_STATE, policy_state, prepare_offload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What was loaded."""
-
-    folder: str
-    """Local folder of the loaded checkpoint."""
-    model_type: str
-    num_parameters: int
-    """Of the whole model, tied weights once."""
-    vocab_size: int
-    max_positions: int | None
-    """Longest sequence the model was made for; None if its config does not say."""
-    tied_embeddings: bool
-    device: str
-    load_s: float
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,53 @@
+"""Loads the tokenizer of the policy, without torch where the class is known.
+
+``AutoTokenizer`` imports torch before it looks at a file, five seconds of processor time in a driver that computes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_runtime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_QWEN_MODELS = ("qwen2", "qwen3")
+_QWEN_CLASS = "Qwen2Tokenizer"
+"""What ``AutoTokenizer`` returns for these model types if ``tokenizer_config.json`` names it too."""
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub id, of the class that ``AutoTokenizer`` chooses.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    try:
+        if _is_qwen(Path(path)):
+            from transformers import Qwen2Tokenizer
+
+            known: PreTrainedTokenizerBase = Qwen2Tokenizer.from_pretrained(path)
+            return known
+        from transformers import AutoTokenizer
+
+        chosen: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer of {path} cannot be loaded: {error}; set spec.model.tokenizerPath if it lies elsewhere") from error
+    return chosen
+
+
+def _is_qwen(folder: Path) -> bool:
+    named, model = _json(folder / "tokenizer_config.json"), _json(folder / "config.json")
+    return named.get("tokenizer_class") == _QWEN_CLASS and "auto_map" not in named and model.get("model_type") in _QWEN_MODELS
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The file's object; empty if there is none, and what is wrong with a file is for the loader to say."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
