@@ -84,7 +84,7 @@ def main() -> None:
     """Answer one question."""
     question = json.load(sys.stdin)
     _, problems = parse(question["path"], question["arguments"])
-    print(json.dumps([dataclasses.asdict(problem) for problem in problems]))
+    sys.stdout.write(json.dumps([dataclasses.asdict(problem) for problem in problems]) + "\n")
 
 
 if __name__ == "__main__":
