@@ -138,10 +138,3 @@ def test_only_equality_of_nodes_and_devices_counts(layout: tuple[TrainerLayout, 
         ),
     )
     assert (other.sources, other.transports, other.figures) == (plan.sources, plan.transports, plan.figures)
-
-
-@given(layouts(), st.integers(1, 12))
-def test_text_accounts_for_every_route(layout: tuple[TrainerLayout, EngineLayout], max_lines: int) -> None:
-    plan = planned(layout)
-    assert len(plan.text(max_lines).splitlines()) <= 2 + max_lines + 1
-    assert "more route" not in plan.text(10_000)
