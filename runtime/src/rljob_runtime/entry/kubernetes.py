@@ -87,7 +87,7 @@ class TerminationMessage:
 
     def __init__(self) -> None:
         """Assume the best."""
-        self.exit_code = ExitCode.OK
+        self.exit_code: int = ExitCode.OK
         self.checking = False
         """Whether the job is still being checked and nothing has been started."""
 
@@ -164,8 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _stopped_early)
     with contextlib.ExitStack() as outputs:
-        pod = outputs.enter_context(contextlib.closing(PodOutput(POD_OUTPUT, "[driver] "))) if _in_pod() else None
-        outputs.enter_context(_copied_to([pod] if pod is not None else []))
+        output = outputs.enter_context(contextlib.closing(PodOutput(POD_OUTPUT, "[driver] "))) if _in_pod() else None
+        outputs.enter_context(_copied_to([output] if output is not None else []))
         with TerminationMessage() as last:
             pod = pod_context(os.environ)
             folder = RunFolder.open(pod.run_folder, FolderMode.RESUME_OR_NEW)

@@ -149,6 +149,7 @@ def lease_devices(
         leased = [pair for pair in zip(component.processes, running[component.name], strict=True) if _is_leased(component, pair[0], shared)]
         if not leased:
             continue
+        units: list[tuple[str, Sequence[tuple[PlannedProcess, StateMover]]]]
         if ROLES[component.role].lease is LeaseUnit.PROCESS:
             units = [(worker.name, [(process, EngineMover(worker))]) for process, worker in leased]
         else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rljob_runtime.cluster.protocol import gather_all
 from rljob_runtime.loop.workers import Component, JobWorkers, Scoring
@@ -76,7 +77,8 @@ class BatchBuilder:
         """The samples with the results of every forward pass that the job asks for."""
         for component, scoring in self._workers.scorers:
             async with component.leased(step.version + 1):
-                step = replace(step, **{scoring.result: await self._pass(step, component, scoring)})
+                result: dict[str, Any] = {scoring.result: await self._pass(step, component, scoring)}
+                step = replace(step, **result)
         return step
 
     async def _pass(self, step: StepSamples, component: Component, scoring: Scoring) -> FloatArray:
