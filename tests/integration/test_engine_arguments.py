@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,13 +25,13 @@ GIVEN = {
     "max_num_batched_tokens": 4096,
 }
 BUILD = f"""
-import json
+import json, sys
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.arguments import parse
 from rljob_runtime.engine.vllm.loop import _engine_args
 values, problems = parse("extraArgs", {GIVEN!r})
 assert not problems, problems
-built = _engine_args(EngineConfig(model_path="model", max_model_len=512, extra_args=values))
+built = _engine_args(EngineConfig(model_path=sys.argv[1], max_model_len=512, extra_args=values))
 print(json.dumps({{name: getattr(built, name) for name in [*{list(GIVEN)!r}, "max_model_len"]}}))
 """
 
@@ -46,6 +47,7 @@ def test_problems_are_told_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(problems) == 4
 
 
-def test_values_reach_the_arguments_of_the_engine() -> None:
-    done = subprocess.run([sys.executable, "-c", BUILD], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+def test_values_reach_the_arguments_of_the_engine(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUILD, str(tmp_path)]  # a folder: offline, vLLM looks a model's name up in the cache
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert json.loads(done.stdout.splitlines()[-1]) == GIVEN | {"max_model_len": 512}
