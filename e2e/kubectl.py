@@ -14,7 +14,7 @@ import yaml
 
 T = TypeVar("T")
 POLL_S = 0.5
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 180.0
 
 
 class KubectlError(AssertionError):

@@ -10,7 +10,7 @@ from e2e.cluster.errors import ClusterError
 
 _ROOT = Path("/sys/fs/cgroup")
 _NAME = "kubepods"
-_DEADLINE_S = 10.0
+_DEADLINE_S = 60.0
 _POLL_S = 0.1
 
 

@@ -15,7 +15,7 @@ from e2e.cluster.versions import version
 
 PAUSE_IMAGE = "localhost/rljob-e2e-pause:1"
 
-_START_DEADLINE_S = 60.0
+_START_DEADLINE_S = 300.0
 _CTR_TIMEOUT_S = 600.0
 _UNUSED_PLUGINS = ("aufs", "btrfs", "devmapper", "zfs")
 

@@ -17,7 +17,7 @@ API_PORTS = ("etcd", "etcd-peer", "kube-apiserver", "kube-controller-manager")
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 LOOPBACK = "127.0.0.1"
 
-_START_DEADLINE_S = 90.0
+_START_DEADLINE_S = 300.0
 _AUDIT_POLICY = """\
 apiVersion: audit.k8s.io/v1
 kind: Policy

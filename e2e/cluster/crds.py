@@ -13,7 +13,7 @@ from e2e.cluster.wait import wait_until
 
 RLJOB_CRD = REPOSITORY / "crds" / "rljobs.rljob.dev.yaml"
 
-_ESTABLISHED_DEADLINE_S = 60.0
+_ESTABLISHED_DEADLINE_S = 300.0
 
 
 def install(kubectl: Kubectl, files: list[Path]) -> None:

@@ -11,7 +11,7 @@ from e2e.cluster.state import StateFolder
 
 PORTS = ("ray-operator-health",)
 
-_START_DEADLINE_S = 60.0
+_START_DEADLINE_S = 300.0
 
 
 def start_kuberay(folder: StateFolder) -> None:

@@ -27,7 +27,7 @@ PORTS = ("kubelet", "kubelet-health", "kube-proxy-health", "kube-proxy-metrics",
 FIXED_FILES = tuple(Path("/var/lib/kubelet/device-plugins", name) for name in ("kubelet.sock", "kubelet_internal_checkpoint"))
 """The kubelet's files whose place cannot be chosen."""
 
-_DEADLINE_S = 90.0
+_DEADLINE_S = 300.0
 
 
 def start_node(folder: StateFolder) -> None:

@@ -159,8 +159,10 @@ def test_startup_deadline_names_what_was_missing(world: World):
 
 
 def test_active_deadline_ends_the_job_whatever_restarts_are_left(world: World):
-    world.job("long", activeDeadlineSeconds=4, failurePolicy={"maxRestarts": 5})
+    world.job("long", activeDeadlineSeconds=3600, failurePolicy={"maxRestarts": 5})
     world.runs("long-a1", "l1")
+    world.until_condition("long", "Running", "True/Running")
+    world.patch("rljob", "long", {"spec": {"activeDeadlineSeconds": 1}})
     world.until_condition("long", "Failed", "True/ActiveDeadlineExceeded")
     world.until("the child is deleted", lambda: world.get("rayjob", "long-a1") is None)
     assert world.get("rayjob", "long-a2") is None, "no restart although five are left"
