@@ -60,7 +60,7 @@ class WireUpdate:
         self.manifest, self.version, self._wire = manifest, version, wire
 
     def take(self, part: int, data: Any) -> None:
-        raise WeightSyncError("nothing comes aside over a wire")
+        raise WeightSyncError("nothing comes in parts over a wire")
 
     def check(self) -> None:
         """Everything comes later."""

@@ -9,7 +9,7 @@
 The publisher calls ``transfer`` and knows nothing else of the transport; which version is served, the probe and engines that are lost are
 its business. The engine knows the manifest and checks it against its model; how bytes come is the transport's.
 
-Three ways fit. *Aside*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store. *While it stands
+Three ways fit. *Early*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store. *While it stands
 still*: ``receive`` itself is the transfer, so the driver starts ``send`` on every rank and ``finish_update`` on every engine at the same
 time: collectives such as NCCL. *Handles*: ``send`` returns a handle on every rank, ``take`` keeps those of the engine's own devices, and
 ``receive`` opens them: CUDA IPC between co-located ranks.

@@ -6,7 +6,7 @@
     offload, load, memory -> inbox (queue of calls) -> engine thread: drain inbox, step, repeat -> VllmLoop -> vLLM
     collect <- finished responses <- engine thread
 
-The engine thread blocks on the inbox while there is nothing to compute. What a transport brings aside is kept by the calling threads and
+The engine thread blocks on the inbox while there is nothing to compute. What a transport brings early is kept by the calling threads and
 loaded between two steps in ``finish_update``, so generation goes on while weights travel; the rest it receives then.
 """
 

@@ -51,7 +51,7 @@ class PackedSender:
 
 
 class PackedReceiver:
-    """An engine's end: buckets are kept aside until all are there."""
+    """An engine's end: buckets are kept until all are there."""
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
