@@ -100,7 +100,7 @@ def full_gradients(worker: PolicyWorker) -> Arrays:
 
 def shards(worker: PolicyWorker) -> list[torch.Tensor]:
     """Copies of this rank's parts of weights and optimizer states."""
-    optimizer = worker._require().optimizer
+    optimizer = worker.ready.optimizer
     assert optimizer is not None
     moments = [value for state in optimizer.state.values() for value in state.values()]
     found = [*worker.model.parameters(), *moments]

@@ -93,7 +93,7 @@ def full_weights(worker: CriticWorker) -> dict[str, torch.Tensor]:
 
 def gradients(worker: CriticWorker, batch: TrainBatch) -> dict[str, torch.Tensor]:
     """Full gradients of one batch's loss; leaves the model as it was."""
-    (prepared,) = prepare_values([batch], worker.config, CPU, worker._require().costs)
+    (prepared,) = prepare_values([batch], worker.config, CPU, worker.ready.costs)
     accumulate_value_gradients(worker.model, prepared, worker.config, ValueMeter(CPU))
     result = {name: p.grad.full_tensor().clone() for name, p in worker.model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
     worker.model.zero_grad(set_to_none=True)
@@ -291,7 +291,7 @@ def test_offloads_between_all_calls_change_no_bit(start: Start) -> None:
     assert trace(worker, away_and_back) == plain
     worker = start(optimizer_around_step=True)
     assert trace(worker, lambda: None) == plain
-    assert worker._require().store.residence(StateKind.OPTIMIZER) is Residence.OFFLOADED
+    assert worker.ready.store.residence(StateKind.OPTIMIZER) is Residence.OFFLOADED
 
 
 def test_what_is_away_is_not_used(start: Start) -> None:

@@ -74,7 +74,7 @@ def run_rank(rank: int, layout: str, port: int, model_folder: str, out: Path, re
             (out / "metrics.json").write_text(json.dumps([worker.train_step([mine(2)], 2)]))
             return
         set_head(worker)
-        (prepared,) = prepare_values([mine(0)], config, torch.device("cpu"), worker._require().costs)
+        (prepared,) = prepare_values([mine(0)], config, torch.device("cpu"), worker.ready.costs)
         assert any(micro.is_filler for micro in prepared.micro_batches) is (rank // tp_size == 1)  # it has two sequences only
         arrays = {f"grad/{name}": gradient.numpy() for name, gradient in gradients(worker, mine(0)).items()}
         metrics = [worker.train_step([mine(seed), mine(seed + 9)], seed) for seed in range(2)]

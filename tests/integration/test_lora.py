@@ -64,7 +64,7 @@ def settings(folder: Path, **changes: object) -> PolicyConfig:
 def gradients(worker: PolicyWorker, part: slice = slice(None)) -> Arrays:
     """Whole gradients of one batch's loss; leaves the model as it was."""
     cpu = torch.device("cpu")
-    (prepared,) = prepare_batches([random_batch(VOCAB, 3, part)], worker.config, cpu, worker._require().costs)
+    (prepared,) = prepare_batches([random_batch(VOCAB, 3, part)], worker.config, cpu, worker.ready.costs)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
     clip_gradients(worker.model, None)
     arrays = full_gradients(worker)
@@ -154,7 +154,7 @@ def test_base_weights_never_change_and_the_optimizer_knows_only_adapters(start: 
     for name, tensor in full_weights(worker).items():
         assert torch.equal(tensor, before[name]) is not is_adapter(name), name
         assert tensor.dtype is (torch.float32 if is_adapter(name) else torch.bfloat16)
-    optimizer = worker._require().optimizer
+    optimizer = worker.ready.optimizer
     assert optimizer is not None
     assert len(optimizer.state) == sum(is_adapter(name) for name in before)
 

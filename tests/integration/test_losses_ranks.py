@@ -50,7 +50,7 @@ def run_layout(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     batch = make_batch(PARTS[dp][rank // tp])
     cpu = torch.device("cpu")
-    (prepared,) = prepare_batches([batch], config, cpu, worker._require().costs)
+    (prepared,) = prepare_batches([batch], config, cpu, worker.ready.costs)
     accumulate_gradients(worker.model, prepared, config, StepMeter(cpu), fresh=True)
     clip_gradients(worker.model, None)  # completes them over tensor-parallel ranks
     arrays = {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}

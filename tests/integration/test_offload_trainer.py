@@ -154,7 +154,7 @@ def test_the_host_budget_holds(start: StartPolicy) -> None:
     with pytest.raises(HostBudgetError, match=r"raise spec.offload.hostMemoryBytes"):
         worker.reserve_offload(ALL)
     worker.train_step([batch_of(0)], 0)
-    assert worker._require().store.residence(StateKind.PARAMS) is Residence.ON_DEVICE
+    assert worker.ready.store.residence(StateKind.PARAMS) is Residence.ON_DEVICE
 
 
 def test_host_memory_can_be_taken_before_the_first_switch(start: StartPolicy) -> None:
@@ -181,7 +181,7 @@ def test_a_budget_that_is_too_small_ends_the_start_and_is_the_specs_fault(start:
 
 def test_no_host_memory_is_taken_after_the_warm_up(start: StartPolicy, tmp_path: Path) -> None:
     worker = start(reserve=tuple(ALL))
-    slabs = worker._require().store._slabs
+    slabs = worker.ready.store.slabs
     taken = slabs.allocations, slabs.held_bytes
     for step in range(4):
         worker.train_step([batch_of(step)], step)
@@ -202,16 +202,16 @@ class Watch:
     def __init__(self, worker: PolicyWorker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.backward_bytes: list[int] = []
         self.step_bytes: list[int] = []
-        optimizer = worker._require().optimizer
+        optimizer = worker.ready.optimizer
         assert optimizer is not None
         clip, step = rank_module.clip_gradients, optimizer.step
 
         def clipped(*args: Any) -> torch.Tensor:
-            self.backward_bytes.append(worker._require().store.memory().allocated_bytes)
+            self.backward_bytes.append(worker.ready.store.memory().allocated_bytes)
             return clip(*args)
 
         def stepped() -> None:
-            self.step_bytes.append(worker._require().store.memory().allocated_bytes)
+            self.step_bytes.append(worker.ready.store.memory().allocated_bytes)
             step()
 
         monkeypatch.setattr(rank_module, "clip_gradients", clipped)
@@ -239,7 +239,7 @@ def test_optimizer_states_around_the_step_change_no_bit_and_lower_the_peak_of_ba
     assert optimizer_bytes > 0
     assert around.step_bytes == everywhere.step_bytes == everywhere.backward_bytes
     assert around.backward_bytes == [peak - optimizer_bytes for peak in everywhere.backward_bytes]
-    assert worker._require().store._slabs.allocations > 0
+    assert worker.ready.store.slabs.allocations > 0
 
 
 def test_the_moves_around_the_step_are_measured(start: StartPolicy) -> None:
@@ -264,7 +264,7 @@ def test_checkpoints_have_the_moments_although_they_are_away(start: StartPolicy,
         worker.train_step([batch_of(1)], 1)
         assert worker.load_checkpoint(tmp_path / str(not around) if (tmp_path / str(not around)).exists() else tmp_path / str(around)) == 1
         expected.append((worker.train_step([batch_of(2)], 1)["train/grad_norm"], worker.compute_logprobs(*sequences(), 1.0).tobytes()))
-        held = worker._require().store.residence(StateKind.OPTIMIZER)
+        held = worker.ready.store.residence(StateKind.OPTIMIZER)
         assert held is (Residence.OFFLOADED if around else Residence.ON_DEVICE)
     assert expected[0] == expected[1]
 
@@ -285,7 +285,7 @@ def test_a_failure_around_the_step_makes_it_or_does_not_and_loses_no_moment(
     expected = go_on(plain)
     worker = start(optimizer_around_step=True)
     worker.train_step([batch_of(0)], 0)
-    ready = worker._require()
+    ready = worker.ready
     assert ready.optimizer is not None
     with monkeypatch.context() as patch:
         if copy == "step":
@@ -294,7 +294,7 @@ def test_a_failure_around_the_step_makes_it_or_does_not_and_loses_no_moment(
             direction = Direction(copy.split()[0])
             tensors = sum(1 for _ in optimizer_tensors(ready.optimizer))
             first = tensors - 1 if copy.endswith("last") else 0
-            patch.setattr(ready.store, "_copies", FailingDirection(direction, {first, 2 * first + 1}))
+            patch.setattr(ready.store, "copies", FailingDirection(direction, {first, 2 * first + 1}))
         with pytest.raises(RuntimeError, match="device lost" if copy == "step" else "was undone") as caught:
             worker.train_step([batch_of(1)], 1)
     if not made and copy != "step":
@@ -311,11 +311,11 @@ def test_one_failure_around_the_step_is_tried_again(start: StartPolicy, monkeypa
     worker = start(optimizer_around_step=True)
     for direction in Direction:
         copies = FailingDirection(direction, {0})
-        monkeypatch.setattr(worker._require().store, "_copies", copies)
+        monkeypatch.setattr(worker.ready.store, "copies", copies)
         worker.train_step([batch_of(0)], 0)
         assert copies.count > 1
     worker = start(optimizer_around_step=True)
-    monkeypatch.setattr(worker._require().store, "_copies", FailingDirection(Direction.LOAD, {0}))
+    monkeypatch.setattr(worker.ready.store, "copies", FailingDirection(Direction.LOAD, {0}))
     assert trace(worker, lambda _: None) == expected
 
 
@@ -323,7 +323,7 @@ def test_lost_moments_are_never_stepped_with(start: StartPolicy, monkeypatch: py
     worker = start(optimizer_around_step=True)
     worker.train_step([batch_of(0)], 0)
     before = worker.compute_logprobs(*sequences(), 1.0)
-    monkeypatch.setattr(worker._require().store, "_copies", LosingCopies())
+    monkeypatch.setattr(worker.ready.store, "copies", LosingCopies())
     with pytest.raises(OffloadError, match=r"update 0 of step 1 was not made on any rank: .*restart the worker") as caught:
         worker.train_step([batch_of(1)], 1)
     assert not caught.value.rolled_back

@@ -29,18 +29,18 @@ def run_rank(rank: int, port: int, folder: str, fails: bool) -> dict[str, object
     """A step, one that fails on rank 0 alone if asked, and two more."""
     worker = PolicyWorker(PolicyConfig(model_path=folder, learning_rate=1e-2, optimizer_around_step=True), rank, 2)
     worker.setup("127.0.0.1", port, timeout_s=30.0)
-    store, found = worker._require().store, {}
+    store, found = worker.ready.store, {}
     try:
         worker.train_step([make_batch(rank, 2, seed=0)], 0)
         if fails:
-            copies = store._copies
-            store._copies = FailingCopies(0, 1) if rank == 0 else copies
+            copies = store.copies
+            store.copies = FailingCopies(0, 1) if rank == 0 else copies
             before = digest(worker)
             try:
                 worker.train_step([make_batch(rank, 2, seed=1)], 1)
             except OffloadError as error:
                 found = {"error": str(error), "rolled_back": error.rolled_back, "untouched": digest(worker) == before}
-            store._copies = copies
+            store.copies = copies
         norms = [worker.train_step([make_batch(rank, 2, seed=step)], step)["train/grad_norm"].hex() for step in (2, 3)]
         return found | {"norms": norms, "weights": digest(worker)}
     finally:

@@ -107,7 +107,7 @@ def gradients_and_norms(worker: PolicyWorker, dp: int, dp_rank: int, vocab: int)
     """Gradients of the first batch and their norm; leaves the model as it was."""
     cpu = torch.device("cpu")
     batch = random_batch(vocab, part=PARTS[dp][dp_rank])
-    (prepared,) = prepare_batches([batch], worker.config, cpu, worker._require().costs)
+    (prepared,) = prepare_batches([batch], worker.config, cpu, worker.ready.costs)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
     norm = clip_gradients(worker.model, None)
     arrays = {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}

@@ -79,7 +79,7 @@ def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> Tr
 def gradients(worker: PolicyWorker, batch: TrainBatch, *, shared: bool = False) -> dict[str, torch.Tensor]:
     """Full gradients of one batch's loss; leaves the model as it was."""
     device = torch.device("cpu")
-    (prepared,) = prepare_batches([batch], worker.config, device, worker._require().costs if shared else None)
+    (prepared,) = prepare_batches([batch], worker.config, device, worker.ready.costs if shared else None)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(device), fresh=True)
     result = {name: p.grad.full_tensor().clone() for name, p in worker.model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
     worker.model.zero_grad(set_to_none=True)
@@ -117,7 +117,7 @@ def make_group_batch(seed: int = 0, reference: bool = False) -> TrainBatch:
 
 
 def assert_layout(worker: PolicyWorker, batch: TrainBatch, *, shared: bool) -> None:
-    costs = worker._require().costs if shared else None
+    costs = worker.ready.costs if shared else None
     (prepared,) = prepare_batches([batch], worker.config, torch.device("cpu"), costs)
     assert {micro.until is not None for micro in prepared.micro_batches} == {shared}
 
@@ -205,7 +205,7 @@ def test_metrics_do_not_depend_on_the_layout(start: StartPolicy) -> None:
     batch = make_group_batch()
     shared = worker.train_step([batch], step=0)
     worker = start(attn_implementation="eager")
-    assert not worker._require().costs.may_share
+    assert not worker.ready.costs.may_share
     plain = worker.train_step([batch], step=0)
     for name, value in plain.items():
         if not name.startswith("time/"):
@@ -366,7 +366,7 @@ def test_changed_settings_survive_loading(start: StartPolicy, tmp_path: Path) ->
     start(weight_decay=0.1).save_checkpoint(tmp_path / "c")
     worker = start(weight_decay=0.5, betas=(0.5, 0.6))
     worker.load_checkpoint(tmp_path / "c")
-    optimizer = worker._require().optimizer
+    optimizer = worker.ready.optimizer
     assert optimizer is not None
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.5, 0.0]
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)

@@ -84,7 +84,7 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
         worker.compute_logprobs(*((everything.token_ids, everything.lengths) if rank == 0 else (empty, empty)), 1.0)
 
         cpu = torch.device("cpu")
-        (prepared,) = prepare_batches([make_batch(rank, world_size)], worker.config, cpu, worker._require().costs)
+        (prepared,) = prepare_batches([make_batch(rank, world_size)], worker.config, cpu, worker.ready.costs)
         assert any(micro.until is not None for micro in prepared.micro_batches) is (rank == 0)  # the two of rank 1 differ in prompts
         accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
         arrays |= {f"grad/{n}": p.grad.full_tensor().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[union-attr]

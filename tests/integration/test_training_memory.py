@@ -121,7 +121,7 @@ def test_a_trainer_holds_what_the_estimate_says(worker: PolicyWorker) -> None:
     terms = train_terms(config, dtype=worker.config.dtype)
     parameters = list(worker.model.parameters())
     assert terms["float32 weights"] == sum(local_tensor(p.detach()).nbytes for p in parameters)
-    ready = worker._require()
+    ready = worker.ready
     assert ready.optimizer is not None
     states = [local_tensor(t) for state in ready.optimizer.state.values() for name, t in state.items() if name != "step"]
     assert terms["AdamW m and v"] == sum(tensor.nbytes for tensor in states)

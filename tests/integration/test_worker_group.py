@@ -139,7 +139,7 @@ def test_a_call_past_its_deadline_gives_the_device_to_the_next_only_when_it_is_i
         with pytest.raises(DeadlineError, match=r"trainer-0.train_step did not answer within 0.0 s"):
             await groups["trainer"].call("train_step", [batch_of(0)], 0, timeout_s=0.001)
         await groups["reference"].call("compute_logprobs", *sequences(), 1.0)
-        assert pair.policies["trainer"]._require().store.residence(StateKind.OPTIMIZER) is Residence.OFFLOADED
+        assert pair.policies["trainer"].ready.store.residence(StateKind.OPTIMIZER) is Residence.OFFLOADED
         (metrics,) = await groups["trainer"].call("train_step", [batch_of(1)], 1)
         assert metrics["train/grad_norm"] > 0
 

@@ -219,7 +219,7 @@ def test_shards_and_moments_survive_random_updates_moves_failures_and_checkpoint
     """Against a twin whose state never moves: every byte of weights, buffers and moments, or Broken and refused."""
     moved, twin = sharded(), sharded()
     store = policy_state(moved.model, moved.optimizer, CPU, None, "policy")
-    store._copies = FailingCopies(*failing)
+    store.copies = FailingCopies(*failing)
     for step in range(data.draw(st.integers(1, 5))):
         if data.draw(st.integers(0, 3)) == 0:
             for one in (moved, twin):
@@ -229,7 +229,7 @@ def test_shards_and_moments_survive_random_updates_moves_failures_and_checkpoint
         for out, kinds in data.draw(MOVES):
             with contextlib.suppress(OffloadError):
                 (store.offload if out else store.load)(kinds)
-        store._copies = FailingCopies()
+        store.copies = FailingCopies()
         with contextlib.suppress(OffloadError):
             store.load([kind for kind in StateKind if store.residence(kind) is Residence.OFFLOADED])
         if Residence.BROKEN in {store.residence(kind) for kind in StateKind}:
@@ -238,7 +238,7 @@ def test_shards_and_moments_survive_random_updates_moves_failures_and_checkpoint
             return
         store.require(TRAINED_STATE, "update")
         assert moved.bytes() == twin.bytes()
-        store._copies = FailingCopies(*(index - 10 * step for index in failing))
+        store.copies = FailingCopies(*(index - 10 * step for index in failing))
 
 
 @dataclass

@@ -21,10 +21,13 @@ from rljob_runtime.cluster.host import KEEP_VISIBLE_DEVICES, POD_VISIBLE_DEVICES
 from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
 from rljob_runtime.errors import ClusterError
 
+logger = logging.getLogger(__name__)
 HEAD_STORE_BYTES = 100 * 2**20
 NODE_STORE_SHARE = 0.3
 """Share of the free shared memory that all nodes' object stores may map; only touched pages count."""
 MIN_STORE_BYTES = 100 * 2**20
+START_ATTEMPTS = 2
+"""Ray waits a fixed 30 s for its processes; a second try finds their files in the page cache, which is what a slow machine lacks."""
 QUIET = {"include_log_monitor": False}
 """Without the process that forwards workers' output to a driver's terminal: each worker writes its own log into the run folder. The head is
 also started without the autoscaler's monitor, because the nodes never change. Each would import Ray for nothing."""
@@ -56,19 +59,27 @@ class EmbeddedCluster(RayCluster):
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
             os.environ[POD_VISIBLE_DEVICES] = visible
         logging.getLogger("ray").setLevel(logging.ERROR)
-        try:
-            with own_signal_handlers():
-                self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
-        except Exception as error:  # that a node timed out comes as a bare Exception of Ray
-            raise ClusterError(f"the embedded Ray cluster did not start: {error}") from error
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                with own_signal_handlers():
+                    self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
+                break
+            except Exception as error:  # that a node timed out comes as a bare Exception of Ray
+                self._stop_processes()
+                if attempt == START_ATTEMPTS:
+                    raise ClusterError(f"the embedded Ray cluster did not start in {attempt} attempts: {error}") from error
+                logger.warning("the embedded Ray cluster did not start and is started once more: %s", error)
         return self._address
 
     async def stop(self) -> None:
         """See the protocol."""
         await super().stop()
+        await asyncio.to_thread(self._stop_processes)
+
+    def _stop_processes(self) -> None:
         if self._processes is not None:
             processes, self._processes = self._processes, None
-            await asyncio.to_thread(processes.shutdown)
+            processes.shutdown()
 
     def _start_processes(self, plan: Plan) -> None:
         store_bytes = max(int(shutil.disk_usage("/dev/shm").free * NODE_STORE_SHARE) // len(plan.nodes), MIN_STORE_BYTES)

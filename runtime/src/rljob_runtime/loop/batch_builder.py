@@ -44,7 +44,7 @@ class BatchBuilder:
         """Wire the parts; ``timeout_s`` bounds one forward pass."""
         self._rule = rule
         self._workers = workers
-        self._batching = batching
+        self.batching = batching
         self._timeout_s = timeout_s
 
     def rule_state(self) -> Mapping[str, object]:
@@ -63,13 +63,13 @@ class BatchBuilder:
         """
         step = await self._scored(arrange(groups, version))
         outcome = self._rule.apply(step)
-        policy = train_batches(step, split(step, self._batching), outcome, self._batching)
+        policy = train_batches(step, split(step, self.batching), outcome, self.batching)
         metrics = outcome.metrics
         if policy.skipped_updates:
-            metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates * self._batching.epochs)}
+            metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates * self.batching.epochs)}
         critic: list[list[TrainBatch]] = []
         if self._workers.critic is not None:
-            config = replace(self._batching, num_ranks=len(self._workers.critic.workers))
+            config = replace(self.batching, num_ranks=len(self._workers.critic.workers))
             critic = train_batches(step, split(step, config), outcome, config).by_rank
         return Prepared(policy=policy.by_rank, critic=critic, metrics=metrics)
 
@@ -84,8 +84,8 @@ class BatchBuilder:
     async def _pass(self, step: StepSamples, component: Component, scoring: Scoring) -> FloatArray:
         """One forward pass over all samples, shared out over the workers; every rank takes part, for it holds collectives."""
         workers, together = component.workers, component.ranks_per_share
-        settings = (self._batching.temperature,) if scoring.takes_temperature else ()
-        batches = score_batches(step, len(workers) // together, self._batching)
+        settings = (self.batching.temperature,) if scoring.takes_temperature else ()
+        batches = score_batches(step, len(workers) // together, self.batching)
         shares = [batches[rank // together] for rank in range(len(workers))]
         calls = [w.start(scoring.method, b.token_ids, b.lengths, *settings, b.wanted) for w, b in zip(workers, shares, strict=True)]
         answers = await gather_all(calls, self._timeout_s)

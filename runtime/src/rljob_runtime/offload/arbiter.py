@@ -65,10 +65,10 @@ class DeviceArbiter:
         self._switch_timeout_s = switch_timeout_s
         self._hold_s = hold_s
         self._journal = SwitchJournal(on_switch)
-        self._clients: dict[str, ClientAccount] = {}
+        self.clients: dict[str, ClientAccount] = {}
         self._workers: dict[str, tuple[ClientAccount, ProcessAccount]] = {}
         self._book = ClaimBook(budget_bytes)
-        self._mover = Mover(self._clients, switch_timeout_s, self._retire)
+        self._mover = Mover(self.clients, switch_timeout_s, self._retire)
         self._departing: dict[ClientAccount, None] = {}
         """Clients with state that is to leave."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,7 +87,7 @@ class DeviceArbiter:
             NoRoomError: with what is there already it is over the budget of a device.
         """
         unknown = sorted(str(device) for device in client.devices if device not in self._budget_bytes)
-        if client.name in self._clients or unknown:
+        if client.name in self.clients or unknown:
             raise ValueError(f"client {client.name}: " + (f"no budget is known of {', '.join(unknown)}" if unknown else "added already"))
         account = ClientAccount(client, client.kinds if resident is None else frozenset(resident))
         totals = {device: sum(p.num_bytes for _, p in self._book.on[device]) for device in account.devices}
@@ -97,7 +97,7 @@ class DeviceArbiter:
         full = [f"{d}: {num:,} B of {self._budget_bytes[d]:,} B" for d, num in totals.items() if num > self._budget_bytes[d]]
         if full:
             raise NoRoomError(f"{client.name} was started where others leave no room: {'; '.join(full)}; offload them before it starts")
-        self._clients[client.name] = account
+        self.clients[client.name] = account
         for process in account.processes:
             self._workers[process.spec.worker.name] = (account, process)
             for device in process.spec.devices:
@@ -250,9 +250,9 @@ class DeviceArbiter:
         await self.settle()
 
     def _account(self, client: str) -> ClientAccount:
-        account = self._clients.get(client)
+        account = self.clients.get(client)
         if account is None:
-            raise ValueError(f"no client is called {client!r}; there are {', '.join(sorted(self._clients)) or 'none'}")
+            raise ValueError(f"no client is called {client!r}; there are {', '.join(sorted(self.clients)) or 'none'}")
         return account
 
     def _kinds(self, account: ClientAccount, kinds: Iterable[StateKind] | None) -> frozenset[StateKind]:
@@ -371,7 +371,7 @@ class DeviceArbiter:
 
     def _start(self, switch: Switch, claim: Claim | None, account: ClientAccount) -> None:
         """Run a switch in a task of its own; its workers are busy until its end."""
-        processes = [self._clients[client].processes[index] for client, index in switch.processes]
+        processes = [self.clients[client].processes[index] for client, index in switch.processes]
         for process in processes:
             process.busy = True
         moves: list[MoveRecord] = []

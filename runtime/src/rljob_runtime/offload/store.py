@@ -65,9 +65,9 @@ class StateStore:
             copies: how bytes travel; None takes the device's own.
         """
         self._device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
-        self._slabs = slabs
+        self.slabs = slabs
         self._name = name
-        self._copies = copies_for(self._device) if copies is None else copies
+        self.copies = copies_for(self._device) if copies is None else copies
         self._sources: dict[StateKind, list[_Source]] = {kind: [] for kind in StateKind}
         self._residence = dict.fromkeys(StateKind, Residence.ON_DEVICE)
         self._away: dict[StateKind, list[Item]] = {}
@@ -152,7 +152,7 @@ class StateStore:
             OffloadError: the machine has no memory left.
         """
         found = self._find_by_kind(StateKind if kinds is None else kinds)
-        self._slabs.require({self._region_name(kind): self._layout(of_kind)[1] for kind, of_kind in found.items()})
+        self.slabs.require({self._region_name(kind): self._layout(of_kind)[1] for kind, of_kind in found.items()})
         for of_kind in found.values():
             self._place(of_kind)
 
@@ -174,13 +174,13 @@ class StateStore:
         dropped = [source.drop for kind in chosen for source in self._sources[kind] if source.drop is not None]
         dropped_bytes = {kind: sum(f.size_bytes for f in found[kind] if f.source.drop is not None) for kind in chosen}
         self._owned.clear()
-        self._run(chosen, Direction.OFFLOAD, lambda ledger: move_out(items, self._copies, dropped, ledger))
+        self._run(chosen, Direction.OFFLOAD, lambda ledger: move_out(items, self.copies, dropped, ledger))
         for kind in chosen:
             self._residence[kind] = Residence.OFFLOADED
             self._away[kind] = [item for item in items if item.kind is kind]
         self._account(-sum(dropped_bytes.values()))
         if release:
-            self._copies.release()
+            self.copies.release()
         return self._report(Direction.OFFLOAD, chosen, items, dropped_bytes, started, before)
 
     def load(self, kinds: Iterable[StateKind]) -> SwitchReport:
@@ -195,7 +195,7 @@ class StateStore:
         changed = [f"{item.name} ({item.kind})" for item in items if item.storage.size() != 0]
         if changed:
             raise OffloadError(f"{self._name}: {', '.join(changed[:5])} got memory while off the device; nothing may write to it there")
-        self._run(chosen, Direction.LOAD, lambda ledger: move_in(items, self._copies, ledger))
+        self._run(chosen, Direction.LOAD, lambda ledger: move_in(items, self.copies, ledger))
         for kind in chosen:
             self._residence[kind] = Residence.ON_DEVICE
             del self._away[kind]
@@ -207,7 +207,7 @@ class StateStore:
         if self._device.type != "cuda":
             here = [kind for kind in StateKind if self._residence[kind] is Residence.ON_DEVICE]
             self._account(sum(f.size_bytes for f in self._find(here)) - self._resident_bytes)
-        taken = snapshot(self._device, self._slabs.held_bytes, resident_bytes=self._resident_bytes, peak_bytes=self._peak_bytes)
+        taken = snapshot(self._device, self.slabs.held_bytes, resident_bytes=self._resident_bytes, peak_bytes=self._peak_bytes)
         self._peak_bytes = self._resident_bytes
         return taken
 
@@ -293,7 +293,7 @@ class StateStore:
         placed, size_bytes = self._layout(found)
         if not placed:
             return []
-        region = self._slabs.region(self._region_name(placed[0][0].kind), size_bytes)
+        region = self.slabs.region(self._region_name(placed[0][0].kind), size_bytes)
         return [
             Item(
                 kind=one.kind,

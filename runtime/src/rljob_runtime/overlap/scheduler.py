@@ -137,8 +137,8 @@ class RolloutScheduler:
         self._prompts = prompts
         self._decode = decode
         self._score = score
-        self._gate = gate
-        self._config = config
+        self.gate = gate
+        self.config = config
         self._next_group_id = next_group_id
         self._done: set[int] = set(done)
         self._newest = -1
@@ -191,7 +191,7 @@ class RolloutScheduler:
 
     def advance(self, version: int) -> None:
         """New weights are served by every engine: more groups may be admitted."""
-        self._gate.advance(version)
+        self.gate.advance(version)
         self._cancel_too_stale(version)
         self._room.set()
 
@@ -236,7 +236,7 @@ class RolloutScheduler:
         Raises:
             DeadlineError: an engine did not give its requests back.
         """
-        finish_s = self._config.drain_timeout_s if self._config.drains and not at_once else 0.0
+        finish_s = self.config.drain_timeout_s if self.config.drains and not at_once else 0.0
         self._count_change(await self.fleet.pause(engines, what=what, finish_s=finish_s))
 
     def resume(self, engines: Collection[int]) -> None:
@@ -250,11 +250,11 @@ class RolloutScheduler:
         Raises:
             DeadlineError: responses that are to end before did not.
         """
-        self._cancel_too_stale(self._gate.version + 1)
-        if not self._config.drains:
+        self._cancel_too_stale(self.gate.version + 1)
+        if not self.config.drains:
             yield
             return
-        async with self.fleet.quiet(what=what, timeout_s=self._config.drain_timeout_s):
+        async with self.fleet.quiet(what=what, timeout_s=self.config.drain_timeout_s):
             yield
 
     def _count_change(self, change: FleetChange) -> None:
@@ -266,9 +266,9 @@ class RolloutScheduler:
         while True:
             await self._room.wait()
             self._room.clear()
-            count = self._gate.capacity
+            count = self.gate.capacity
             if count:
-                self._gate.admit(count)
+                self.gate.admit(count)
                 self._submit(self._next_prompts(count))
 
     def _next_prompts(self, count: int) -> list[Prompt]:
@@ -286,7 +286,7 @@ class RolloutScheduler:
         for prompt in prompts:
             group_id = self._next_group_id
             self._next_group_id += 1
-            count = self._config.samples_per_prompt + self._config.redundant_samples
+            count = self.config.samples_per_prompt + self.config.redundant_samples
             affinity = GroupAffinity()
             made = [Sample(owner=self, group_id=group_id, index=index, prompt=prompt, affinity=affinity) for index in range(count)]
             self._open[group_id] = _OpenGroup(group_id, prompt, made)
@@ -296,8 +296,8 @@ class RolloutScheduler:
 
     def request_of(self, sample: Sample) -> GenerationRequest:
         """The next part of a sample; its first one starts its group."""
-        self._started.setdefault(sample.group_id, self._gate.version)
-        return sample.request(self._config.sampling, self._config.seed)
+        self._started.setdefault(sample.group_id, self.gate.version)
+        return sample.request(self.config.sampling, self.config.seed)
 
     def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
         """Gather responses; groups that are complete are scored."""
@@ -311,9 +311,9 @@ class RolloutScheduler:
                 self._counters.tokens_cancelled += len(completion.token_ids)
                 continue
             group.completions[sample.index] = completion
-            if len(group.completions) == self._config.samples_per_prompt:
+            if len(group.completions) == self.config.samples_per_prompt:
                 complete.append(self._open.pop(sample.group_id))
-                if self._config.redundant_samples:
+                if self.config.redundant_samples:
                     self.fleet.cancel(group.samples)
         if complete:
             task = asyncio.create_task(self._score_groups(complete))
@@ -362,22 +362,22 @@ class RolloutScheduler:
     def _sort_out(self, group_id: int, kept: Sequence[Trajectory]) -> None:
         """Keep a scored group for the trainer, or replace it."""
         scores = [t.reward.score for t in kept if t.reward.score is not None]
-        if len(scores) < min(MIN_GROUP_SAMPLES, self._config.samples_per_prompt):
+        if len(scores) < min(MIN_GROUP_SAMPLES, self.config.samples_per_prompt):
             self._drop(group_id)
-        elif self._config.group_filter is not None and not self._config.group_filter.keeps(scores):
+        elif self.config.group_filter is not None and not self.config.group_filter.keeps(scores):
             self._counters.groups_filtered += 1
             self._filtered_in_row.append(sum(scores) / len(scores))
-            self._check_filter(self._config.group_filter)
+            self._check_filter(self.config.group_filter)
             self._release(group_id)
         else:
             self._filtered_in_row.clear()
             self._started.pop(group_id, None)
-            failed = self._config.samples_per_prompt - len(kept)
+            failed = self.config.samples_per_prompt - len(kept)
             self.buffer.put(Group(group_id=group_id, trajectories=tuple(kept), failed_samples=failed))
 
     def _check_filter(self, group_filter: GroupFilter) -> None:
         """Raises FilteredOutError where nothing seems to pass."""
-        if len(self._filtered_in_row) >= self._config.max_filtered_in_row:
+        if len(self._filtered_in_row) >= self.config.max_filtered_in_row:
             means = ", ".join(f"{mean:.3g}" for mean in self._filtered_in_row[-5:])
             raise FilteredOutError(
                 f"{len(self._filtered_in_row)} groups in a row were filtered: kept is {group_filter}, their last mean scores are {means}; "
@@ -392,7 +392,7 @@ class RolloutScheduler:
 
     def _cancel_too_stale(self, version: int) -> None:
         """Give up groups that are still being generated and would be too stale for a batch trained from ``version``."""
-        for group in [g for i, g in self._open.items() if self._gate.too_stale(self._started.get(i, version), version)]:
+        for group in [g for i, g in self._open.items() if self.gate.too_stale(self._started.get(i, version), version)]:
             del self._open[group.group_id]
             self.fleet.cancel(group.samples)
             self._counters.groups_cancelled += 1
@@ -408,6 +408,6 @@ class RolloutScheduler:
         """A group is done without being trained: its place goes to another prompt."""
         self._done.add(self._admitted.pop(group_id).index)
         self._started.pop(group_id, None)
-        self._gate.drop()
+        self.gate.drop()
         self._room.set()
         self.buffer.changed()

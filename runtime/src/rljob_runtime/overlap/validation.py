@@ -79,7 +79,7 @@ class Validator:
     ) -> None:
         """Wire the parts; ``prompts`` are answered in every validation."""
         self._fleet = fleet
-        self._prompts = prompts
+        self.prompts = prompts
         self._decode = decode
         self._score = score
         self.config = config
@@ -108,7 +108,7 @@ class Validator:
         """
         samples = [
             Sample(owner=self, group_id=number, index=index, prompt=prompt, prefix=f"v{version}/")
-            for number, prompt in enumerate(self._prompts)
+            for number, prompt in enumerate(self.prompts)
             for index in range(self.config.samples_per_prompt)
         ]
         self._completions, self._wanted = {}, len(samples)
@@ -155,7 +155,7 @@ class Validator:
         scored = [(sample, result) for sample, result in zip(samples, results, strict=True) if result.score is not None]
         metrics = {
             "validation/version": float(version),
-            "validation/prompts": float(len(self._prompts)),
+            "validation/prompts": float(len(self.prompts)),
             "validation/errors": float(len(results) - len(scored)),
             "validation/tokens": float(lengths.sum()),
             "validation/mean_tokens": float(lengths.mean()),

@@ -140,13 +140,22 @@ class ModelRank(ABC):
         )
 
     @property
+    def ready(self) -> Ready:
+        """What exists between :meth:`setup` and :meth:`shutdown`.
+
+        Raises:
+            ModelError: before the one or after the other.
+        """
+        return self._require()
+
+    @property
     def model(self) -> PreTrainedModel:
         """The sharded model.
 
         Raises:
             ModelError: before :meth:`setup` or after :meth:`shutdown`.
         """
-        return self._require().model
+        return self.ready.model
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write training state into a new folder; the caller marks it complete.
@@ -183,7 +192,7 @@ class ModelRank(ABC):
             HostBudgetError: the budget does not suffice.
             OffloadError: the machine has no memory left.
         """
-        self._require().store.reserve(kinds)
+        self.ready.store.reserve(kinds)
 
     def offload(self, kinds: Iterable[StateKind]) -> SwitchReport:
         """Move kinds of state to host memory; what is off already stays off. No collective: ranks need not agree on when.
@@ -192,7 +201,7 @@ class ModelRank(ABC):
             HostBudgetError: the host budget does not suffice.
             OffloadError: it failed; the message says whether everything is as before.
         """
-        ready = self._require()
+        ready = self.ready
         prepare_offload(ready.model)
         report = ready.store.offload(kinds)
         return dataclasses.replace(report, before=_with_inner_peak(ready, report.before))
@@ -203,13 +212,13 @@ class ModelRank(ABC):
         Raises:
             OffloadError: it failed; the message says whether everything is as before.
         """
-        ready = self._require()
+        ready = self.ready
         report = ready.store.load(set(kinds) - ({StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()))
         return dataclasses.replace(report, before=_with_inner_peak(ready, report.before))
 
     def memory(self) -> MemorySnapshot:
         """Memory of this process and its device now; the peak starts again."""
-        ready = self._require()
+        ready = self.ready
         return _with_inner_peak(ready, ready.store.memory())
 
     def shutdown(self) -> None:
@@ -316,7 +325,7 @@ class ModelRank(ABC):
 
     def _trained(self, method: str) -> tuple[Ready, torch.optim.AdamW]:
         """State with its optimizer, all on the device, or an error naming the call."""
-        ready = self._require()
+        ready = self.ready
         if ready.optimizer is None:
             raise ModelError(f"{method} on a frozen {self.role}; only a trained one has state to keep (export_hf writes weights)")
         self._require_trained(ready, method)

@@ -54,7 +54,7 @@ class PolicyWorker(ModelRank):
             OffloadError: weights, gradients or optimizer are off the device; or with ``optimizer_around_step`` AdamW's states could not
                 come, then weights are on all ranks those before the failing update; or not leave, then the update was made.
         """
-        ready = self._require()
+        ready = self.ready
         if ready.optimizer is None:
             raise ModelError("train_step on a frozen policy; set trainable=True in its PolicyConfig")
         self._require_trained(ready, "train_step")

@@ -242,7 +242,7 @@ def test_residents_exclude_each_other_and_nothing_moves() -> None:
 
 
 def processes_of(arbiter: DeviceArbiter) -> dict[str, Any]:
-    return {name: account for name, account in arbiter._clients.items()}
+    return {name: account for name, account in arbiter.clients.items()}
 
 
 def test_without_sizes_every_idle_component_leaves() -> None:

@@ -417,18 +417,18 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     parts, loop = assembled(spec)
     scheduler, validator = parts.scheduler, parts.validator
     policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1)
-    gate = scheduler._gate
+    gate = scheduler.gate
     settings: dict[str, Any] = {
-        "rollout": scheduler._config,
+        "rollout": scheduler.config,
         "gate": {"capacity": gate.capacity, "max_staleness": gate.max_staleness, "spare": gate.spare},
         "publisher.on_running": parts.publisher.on_running,
-        "batching": parts.batches._batching,
+        "batching": parts.batches.batching,
         "ranks_per_share": parts.workers.trainer.ranks_per_share,
         "loop": replace(loop, spec_fingerprint=""),
         "policy": policy,
     }
     if validator is not None:
-        settings |= {"validation": validator.config, "validation.prompts": len(validator._prompts)}
+        settings |= {"validation": validator.config, "validation.prompts": len(validator.prompts)}
     if parts.workers.critic:
         settings["critic"] = learning_settings.critic_config(spec, policy)
     return dict(leaf for name, value in settings.items() for leaf in leaves(name, value))

@@ -1,0 +1,63 @@
+"""The embedded cluster's start, over Ray's process helper replaced by one that fails when asked to."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rljob_api.naming import NODE_RANK_LABEL
+from rljob_runtime.cluster import embedded
+from rljob_runtime.cluster.embedded import EmbeddedCluster
+from rljob_runtime.errors import ClusterError
+
+PLAN = SimpleNamespace(
+    nodes=[SimpleNamespace(group="local", rank=rank, num_devices=0, hardware=None, device_resource="nvidia.com/gpu") for rank in (0, 1)]
+)
+
+
+class Processes:
+    """Ray's ``Cluster`` by its protocol; the second node of the first ``failures`` clusters times out."""
+
+    failures = 0
+    made: list["Processes"] = []
+
+    def __init__(self, *, initialize_head: bool, head_node_args: dict[str, object]) -> None:
+        self.address = f"127.0.0.1:{len(self.made)}"
+        self.nodes: list[dict[str, object]] = []
+        self.stopped = False
+        self.made.append(self)
+
+    def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
+        if labels[NODE_RANK_LABEL] == "1" and len(self.made) <= self.failures:
+            raise Exception("The current node timed out during startup")  # noqa: TRY002 - what Ray raises
+        self.nodes.append({"labels": labels, **arguments})
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def starting(failures: int, made: list[Processes]) -> str:
+        monkeypatch.setattr(embedded, "RayProcesses", type("Failing", (Processes,), {"failures": failures, "made": made}))
+        return EmbeddedCluster(tmp_path, {"local": 1}, {"local": {}}).start_processes(PLAN)
+
+    return starting
+
+
+def test_a_start_that_timed_out_is_made_once_more(start, caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Processes] = []
+    with caplog.at_level(logging.WARNING):
+        address = start(1, made)
+    assert address == made[1].address
+    assert [processes.stopped for processes in made] == [True, False]
+    assert [len(processes.nodes) for processes in made] == [1, 2]
+    assert "timed out during startup" in caplog.text
+
+
+def test_a_start_that_never_succeeds_is_an_error_that_leaves_nothing(start) -> None:
+    made: list[Processes] = []
+    with pytest.raises(ClusterError, match="did not start in 2 attempts: The current node timed out"):
+        start(9, made)
+    assert [processes.stopped for processes in made] == [True, True]
