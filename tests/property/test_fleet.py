@@ -155,20 +155,21 @@ def test_free_slots_are_filled_first_and_queues_only_while_enough_wait(
 
 
 @given(
-    groups=st.lists(st.integers(1, 8), max_size=8),
+    groups=st.lists(st.tuples(st.integers(1, 8), st.none() | st.integers(0, 8), st.integers(0, 3)), max_size=8),
     loads=LOADS,
     limit=st.integers(1, 40),
     margin=st.sampled_from([0, AFFINITY_MARGIN]),
 )
-def test_mates_stay_together_unless_their_home_is_full_or_busier_with_others(
-    groups: list[int], loads: dict[int, int], limit: int, margin: int
+def test_a_group_stays_together_unless_its_engine_is_full_or_busier_with_others(
+    groups: list[tuple[int, int | None, int]], loads: dict[int, int], limit: int, margin: int
 ) -> None:
-    affinity = [m for m, size in zip([GroupAffinity() for _ in groups], groups, strict=True) for _ in range(size)]
+    begun = [GroupAffinity(engine, num_there) for (_, engine, num_there) in groups]
+    affinity = [m for m, (size, _, _) in zip(begun, groups, strict=True) for _ in range(size)]
     chosen = route([None] * len(affinity), loads, dict.fromkeys(loads, limit), margin, affinity)
-    assert all(m.engine is None for m in affinity)
+    assert [(m.engine, m.num_there) for m in begun] == [(engine, num_there) for _, engine, num_there in groups]
     now = dict(loads)
-    homes: dict[GroupAffinity, int] = {}
-    own: dict[GroupAffinity, int] = {}
+    homes = {m: m.engine for m in begun if m.engine in loads}  # an engine that is lost or paused is nobody's home
+    own = {m: m.num_there for m in homes}
     for group, engine in zip(affinity, chosen, strict=True):
         least = min(now.values(), default=limit)
         if engine is None:

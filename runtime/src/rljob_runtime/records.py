@@ -66,12 +66,12 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
     seed: int
-    """Makes the drawn tokens a function of (weights, prompt, seed), whatever else the engine runs."""
+    """Makes the sampled tokens a function of (weights, prompt, seed), whatever else the engine runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """Response tokens ``[start, end)`` were drawn under weights ``version``."""
+    """Response tokens ``[start, end)`` were sampled under weights ``version``."""
 
     start: int
     end: int
@@ -84,9 +84,9 @@ class Completion:
 
     request_id: str
     token_ids: tuple[int, ...]
-    """Length R, the end-of-sequence token included where one was drawn."""
+    """Length R, the end-of-sequence token included where one was sampled."""
     logprobs: tuple[float, ...]
-    """Length R, log-prob of each drawn token under the behaviour distribution (after temperature, top-k, top-p)."""
+    """Length R, log-prob of each sampled token under the behaviour distribution (after temperature, top-k, top-p)."""
     version_spans: tuple[VersionSpan, ...]
     """Contiguous, covering [0, R)."""
     finish_reason: str
@@ -144,7 +144,7 @@ class TrainBatch:
     lengths: IntArray
     """Shape (S,): prompt plus response tokens of each sequence; sums to T."""
     response_mask: FloatArray
-    """Shape (T,): 1 where a token was drawn by the policy and is trained, else 0."""
+    """Shape (T,): 1 where a token was sampled by the policy and is trained, else 0."""
     behaviour_logprobs: FloatArray
     """Shape (T,): from the engine; 0 where the mask is 0."""
     advantages: FloatArray
@@ -156,7 +156,7 @@ class TrainBatch:
     staleness: FloatArray | None = None
     """Shape (T,) when old log-probs are interpolated: by how many versions the token is older than the trainer."""
     values: FloatArray | None = None
-    """Shape (T,) with a critic: its value before the token is drawn, at the beginning of the step."""
+    """Shape (T,) with a critic: its value before the token is sampled, at the beginning of the step."""
     returns: FloatArray | None = None
     """Shape (T,) with a critic: what the value should have been."""
     scores: FloatArray | None = None

@@ -14,7 +14,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJob
 from rljob_convert import conversion
 from rljob_convert.keys import is_accounted
-from rljob_convert.notes import is_secret
+from rljob_convert.notes import Note, is_secret
 from rljob_convert.rlinf import manifest as rlinf
 from rljob_convert.roll import manifest as roll
 from rljob_convert.source import Source, leaves, read
@@ -30,6 +30,20 @@ def configurations(framework: str) -> list[Path]:
 
 def converted(path: Path, **options: Any) -> conversion.Converted:
     return conversion.convert(path.stem.split("-")[0], path.read_text(encoding="utf-8"), **options)
+
+
+def spec_of(framework: str, text: str, **options: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = conversion.convert(framework, text, **options).manifest["spec"]
+    return spec
+
+
+def component(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(item for item in spec["components"] if item["name"] == name)
+
+
+def notes(framework: str, text: str, path: str) -> list[Note]:
+    """Those about one key."""
+    return [note for note in conversion.convert(framework, text).notes if note.path == path]
 
 
 def compare_with_golden(path: Path, golden: Golden) -> None:

@@ -1,63 +1,23 @@
-"""RLinf configurations to manifests: golden results, every one planned, nothing lost."""
+"""RLinf configurations to manifests, key by key; test_configurations.py does whole files."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rljob_convert import conversion
 from rljob_convert.notes import Note, NoteKind
-from rljob_convert.rlinf.keys import TABLE
-from tests.support.golden import Golden
 from tests.unit.convert import cases
-
-CONFIGURATIONS = cases.configurations("rlinf")
-every = pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+from tests.unit.convert.cases import component
 
 
 def spec_of(text: str, **options: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = conversion.convert("rlinf", text, **options).manifest["spec"]
-    return spec
-
-
-def component(spec: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(item for item in spec["components"] if item["name"] == name)
+    return cases.spec_of("rlinf", text, **options)
 
 
 def notes(text: str, path: str) -> list[Note]:
-    return [note for note in conversion.convert("rlinf", text).notes if note.path == path]
-
-
-@every
-def test_golden(path: Path, golden: Golden) -> None:
-    cases.compare_with_golden(path, golden)
-
-
-@every
-def test_it_plans(path: Path) -> None:
-    assert cases.plan(cases.converted(path)).components
-    assert cases.offload_problems(cases.converted(path)) == []
-
-
-@every
-def test_every_leaf_is_used_or_noted(path: Path) -> None:
-    assert cases.lost("rlinf", path.read_text()) == []
-
-
-@every
-def test_changing_a_leaf_shows(path: Path) -> None:
-    """Nothing is only marked as used: whatever a leaf says must show in the manifest or in a note."""
-    assert cases.silent_leaves("rlinf", path.read_text()) == []
-
-
-@every
-def test_every_used_key_is_in_the_table(path: Path) -> None:
-    source = cases.source_of("rlinf", path.read_text())
-    for parts in source.used:
-        known = any(TABLE.pattern(parts[:length]) for length in range(1, len(parts) + 1))
-        assert known or parts in source.serving or parts[0] == "cluster", parts
+    return cases.notes("rlinf", text, path)
 
 
 class TestGroups:

@@ -1,8 +1,7 @@
-"""ROLL configurations to manifests: golden results, every one planned, nothing lost."""
+"""ROLL configurations to manifests, key by key; test_configurations.py does whole files."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,59 +9,16 @@ import pytest
 from rljob_api.errors import SpecInvalidError
 from rljob_convert import conversion
 from rljob_convert.notes import Note, NoteKind
-from rljob_convert.roll.keys import TABLE
-from tests.support.golden import Golden
 from tests.unit.convert import cases
-
-CONFIGURATIONS = cases.configurations("roll")
-every = pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+from tests.unit.convert.cases import component
 
 
-def spec_of(text: str) -> dict[str, Any]:
-    spec: dict[str, Any] = conversion.convert("roll", text).manifest["spec"]
-    return spec
-
-
-def component(spec: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(item for item in spec["components"] if item["name"] == name)
+def spec_of(text: str, **options: Any) -> dict[str, Any]:
+    return cases.spec_of("roll", text, **options)
 
 
 def notes(text: str, path: str) -> list[Note]:
-    return [note for note in conversion.convert("roll", text).notes if note.path == path]
-
-
-@every
-def test_golden(path: Path, golden: Golden) -> None:
-    cases.compare_with_golden(path, golden)
-
-
-@every
-def test_it_plans(path: Path) -> None:
-    assert cases.plan(cases.converted(path)).components
-    assert cases.offload_problems(cases.converted(path)) == []
-
-
-@every
-def test_every_leaf_is_used_or_noted(path: Path) -> None:
-    assert cases.lost("roll", path.read_text()) == []
-
-
-@every
-def test_changing_a_leaf_shows(path: Path) -> None:
-    """Nothing is only marked as used: whatever a leaf says must show in the manifest or in a note."""
-    assert cases.silent_leaves("roll", path.read_text()) == []
-
-
-@every
-def test_secrets_are_not_shown(path: Path) -> None:
-    assert "not-to-be-shown" not in conversion.render(cases.converted(path))
-
-
-@every
-def test_every_used_key_is_in_the_table(path: Path) -> None:
-    source = cases.source_of("roll", path.read_text())
-    known = [parts for parts in source.used if TABLE.pattern(parts) or any(TABLE.pattern(parts[:n]) for n in range(1, len(parts)))]
-    assert {parts for parts in source.used if parts not in known and parts not in source.serving} <= {("code_sandbox", "world_size")}
+    return cases.notes("roll", text, path)
 
 
 class TestPlacement:

@@ -74,14 +74,14 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
     samples = tuple(t for g in ordered for t in sorted(g.trajectories, key=lambda t: t.sample_index))
     lengths = np.array([len(t.prompt.token_ids) + len(t.completion.token_ids) for t in samples], dtype=np.int32)
     responses = np.array([len(t.completion.token_ids) for t in samples], dtype=np.int32)
-    total, drawn_total = int(lengths.sum()), int(responses.sum())
+    total, sampled_total = int(lengths.sum()), int(responses.sum())
     mask, behaviour, staleness = np.zeros((3, total), dtype=np.float32)
     for sample, end, response in zip(samples, np.cumsum(lengths).tolist(), responses.tolist(), strict=True):
         start = end - response
         mask[start:end] = 1.0
         for span in sample.completion.version_spans:
             staleness[start + span.start : start + span.end] = version - span.version
-    behaviour[mask > 0] = np.fromiter((x for t in samples for x in t.completion.logprobs), dtype=np.float32, count=drawn_total)
+    behaviour[mask > 0] = np.fromiter((x for t in samples for x in t.completion.logprobs), dtype=np.float32, count=sampled_total)
     tokens = (x for t in samples for part in (t.prompt.token_ids, t.completion.token_ids) for x in part)
     return StepSamples(
         trajectories=samples,

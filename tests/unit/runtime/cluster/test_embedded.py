@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -20,7 +21,7 @@ class Processes:
     """Ray's ``Cluster`` by its protocol; the second node of the first ``failures`` clusters times out."""
 
     failures = 0
-    made: list["Processes"] = []
+    made: ClassVar[list["Processes"]] = []
 
     def __init__(self, *, initialize_head: bool, head_node_args: dict[str, object]) -> None:
         self.address = f"127.0.0.1:{len(self.made)}"
