@@ -137,3 +137,9 @@ def test_cluster_ready_gives_the_reason_of_running_except_for_restarts() -> None
 def test_a_head_that_exited_with_0_is_reported_without_a_reason() -> None:
     decision = scene().running().pod("head", head=True, phase="Succeeded").decide()
     assert messages(decision)["Failed"] == "The driver was lost: Pod head terminated."
+
+
+def test_a_restarted_job_waits_for_the_nodes_of_its_own_attempt() -> None:
+    built = scene().restarts(3).failed(1).stored(attempt=2, failure=None).child(2, "Initializing")
+    running = built.decide(400).conditions[ConditionType.RUNNING]
+    assert running.message == "Attempt 2 is waiting for its nodes."
