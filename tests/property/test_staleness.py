@@ -1,13 +1,14 @@
 """BOUND: no group is started further ahead of training than declared, for any order of events."""
 
 import math
+from collections import Counter
 from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_runtime.overlap.staleness import StalenessGate, enough
+from rljob_runtime.overlap.staleness import GroupVersions, StalenessGate, enough
 
 EVENTS = st.lists(st.sampled_from(["admit", "admit_one", "drop", "train"]), max_size=200)
 
@@ -111,4 +112,20 @@ def test_a_wait_is_made_only_where_it_saves_a_group(
         return sum(s + max_staleness - version <= left for s in rest) - left * count
 
     saves = [missed(ready, alive, left) > max(spare, missed(ready + alive, [], left)) for left in range(max_staleness + 1)]
-    assert enough(ready, unfinished, version=version, max_staleness=max_staleness, count=count, spare=spare) is not any(saves)
+    found = enough(Counter(ready), Counter(unfinished), version=version, max_staleness=max_staleness, count=count, spare=spare)
+    assert found is not any(saves)
+
+
+@given(changes=st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 3)), max_size=30))
+def test_versions_of_groups_are_counted(changes: list[tuple[int, int | None]]) -> None:
+    """None forgets a group; the version first noted stays."""
+    versions, expected = GroupVersions(), dict[int, int]()
+    for group_id, version in changes:
+        if version is None:
+            versions.discard(group_id)
+            expected.pop(group_id, None)
+        else:
+            versions.add(group_id, version)
+            expected.setdefault(group_id, version)
+    assert versions.counts == Counter(expected.values())
+    assert {group_id: versions.get(group_id) for group_id in range(6)} == {group_id: expected.get(group_id) for group_id in range(6)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rljob_runtime.errors import DeadlineError
-from rljob_runtime.overlap.staleness import StalenessGate, enough
+from rljob_runtime.overlap.staleness import GroupVersions, StalenessGate, enough
 from rljob_runtime.records import Trajectory
 
 
@@ -31,18 +31,19 @@ class Group:
 class TrajectoryBuffer:
     """Holds groups between scoring and training; every group is taken once or dropped once (ONCE)."""
 
-    def __init__(self, *, gate: StalenessGate, unfinished: Callable[[], Iterable[int]], on_drop: Callable[[Group], None]) -> None:
+    def __init__(self, *, gate: StalenessGate, unfinished: GroupVersions, on_drop: Callable[[Group], None]) -> None:
         """Start empty.
 
         Args:
             gate: knows how old a token may be; notified of every batch taken.
-            unfinished: versions under which the groups that are still being made were started.
+            unfinished: groups that are still being made.
             on_drop: called for every group that is too stale, so that admission can refill it.
         """
         self._gate = gate
         self._unfinished = unfinished
         self._on_drop = on_drop
         self._groups: dict[int, Group] = {}
+        self._versions = GroupVersions()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -53,6 +54,7 @@ class TrajectoryBuffer:
     def put(self, group: Group) -> None:
         """Add a scored group."""
         self._groups[group.group_id] = group
+        self._versions.add(group.group_id, group.oldest_version)
         self._changed.set()
 
     def changed(self) -> None:
@@ -83,13 +85,19 @@ class TrajectoryBuffer:
             raise self._failure
         oldest = sorted(self._groups.values(), key=lambda group: (group.oldest_version, group.group_id))[:count]
         self._gate.taken()
-        return [self._groups.pop(group.group_id) for group in oldest]
+        return [self._pop(group.group_id) for group in oldest]
+
+    def _pop(self, group_id: int) -> Group:
+        self._versions.discard(group_id)
+        return self._groups.pop(group_id)
 
     def _ready(self, count: int, version: int) -> bool:
-        for group in [g for g in self._groups.values() if self._gate.too_stale(g.oldest_version, version)]:
-            self._on_drop(self._groups.pop(group.group_id))
+        """O(versions) per change of the buffer; O(groups) where some have become too stale."""
+        gate = self._gate
+        if any(gate.too_stale(started, version) for started in self._versions.counts):
+            for group in [g for g in self._groups.values() if gate.too_stale(g.oldest_version, version)]:
+                self._on_drop(self._pop(group.group_id))
         if len(self._groups) < count:
             return False
-        ready = [group.oldest_version for group in self._groups.values()]
-        gate = self._gate
-        return enough(ready, self._unfinished(), version=version, max_staleness=gate.max_staleness, count=count, spare=gate.spare)
+        found, making = self._versions.counts, self._unfinished.counts
+        return enough(found, making, version=version, max_staleness=gate.max_staleness, count=count, spare=gate.spare)

@@ -188,26 +188,26 @@ class EngineFleet:
         self._hand_out()
 
     def cancel(self, samples: Iterable[Sample]) -> int:
-        """Stop generating these without notifying their owner. Those that have ended, or were never added, are ignored.
+        """Stop generating these without notifying their owner. Those that have ended, or were never added, are ignored. O(samples).
 
         Returns:
             How many were withdrawn. Tokens that running ones turn out to have are counted when they come back.
         """
-        wanted = set(samples)
-        waiting = [sample for sample in wanted if sample in self._waiting]
-        for sample in waiting:
-            self._waiting.withdraw(sample)
-        count = len(waiting)
-        lost_tokens = sum(len(sample.token_ids) for sample in waiting)
-        for engine in self._engines if len(waiting) < len(wanted) else ():
-            running = [i for i, sample in engine.running.items() if sample in wanted and i not in engine.cancelled]
-            engine.cancelled.update(running)
-            engine.abort(running)
-            count += len(running)
-            lost_tokens += sum(len(engine.running[i].token_ids) for i in running)
-        self._counts.requests_cancelled += count
-        self._counts.tokens_cancelled += lost_tokens
-        return count
+        withdrawn: list[Sample] = []
+        aborted: dict[int, list[str]] = {}
+        for sample in dict.fromkeys(samples):
+            if sample in self._waiting:
+                self._waiting.withdraw(sample)
+                withdrawn.append(sample)
+            elif (engine := self._engine_of(sample)) is not None and sample.request_id not in engine.cancelled:
+                engine.cancelled.add(sample.request_id)
+                aborted.setdefault(engine.index, []).append(sample.request_id)
+                withdrawn.append(sample)
+        for index, request_ids in aborted.items():
+            self._engines[index].abort(request_ids)
+        self._counts.requests_cancelled += len(withdrawn)
+        self._counts.tokens_cancelled += sum(len(sample.token_ids) for sample in withdrawn)
+        return len(withdrawn)
 
     def lose(self, index: int, error: WorkerLostError) -> None:
         """The worker of an engine is gone: others take its requests over, without the tokens it had not returned yet.
@@ -332,6 +332,11 @@ class EngineFleet:
             if not await self._until_idle(engines, spared, timeout_s):
                 raise DeadlineError(f"{what}: called back, but not returned within {timeout_s:.0f} s: {_requests_of(engines)}")
         return FleetChange(elapsed_s=now_s() - began_s, moved=self._moved - moved, kept_tokens=self._kept_tokens - kept_tokens)
+
+    def _engine_of(self, sample: Sample) -> _Engine | None:
+        """The engine that runs it."""
+        engine = None if sample.engine is None else self._engines[sample.engine]
+        return engine if engine is not None and engine.running.get(sample.request_id) is sample else None
 
     async def _until_idle(self, engines: Sequence[_Engine], spared: Owner | None, timeout_s: float) -> bool:
         """Whether the engines ran empty in time, but for requests of ``spared``."""

@@ -45,6 +45,8 @@ class Sample:
     attempts: int = 0
     engine: int | None = None
     """Engine that was given it last: its prefix may still be cached there."""
+    request_id: str = ""
+    """Of the last request, at that engine."""
 
     @property
     def key(self) -> str:
@@ -56,10 +58,10 @@ class Sample:
 
         Each attempt samples with a seed of its own: with the first one's the same random numbers would meet other positions.
         """
-        request_id = f"{self.key}+{self.attempts}" if self.attempts else self.key
+        self.request_id = f"{self.key}+{self.attempts}" if self.attempts else self.key
         self.attempts += 1
         return GenerationRequest(
-            request_id=request_id,
+            request_id=self.request_id,
             prompt_token_ids=self.prompt.token_ids + self.token_ids,
             sampling=replace(sampling, max_tokens=sampling.max_tokens - len(self.token_ids)) if self.token_ids else sampling,
             seed=sample_seed(job_seed, self.prompt.index, self.index, len(self.token_ids)),

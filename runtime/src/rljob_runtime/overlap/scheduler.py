@@ -19,7 +19,7 @@ from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, OnLost, now_s
 from rljob_runtime.overlap.routing import GroupAffinity
 from rljob_runtime.overlap.samples import Sample
-from rljob_runtime.overlap.staleness import StalenessGate
+from rljob_runtime.overlap.staleness import GroupVersions, StalenessGate
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, Trajectory
 
 MIN_GROUP_SAMPLES = 2
@@ -146,8 +146,8 @@ class RolloutScheduler:
         self._positions: deque[tuple[int, Mapping[str, object]]] = deque()
         self._open: dict[int, _OpenGroup] = {}
         self._admitted: dict[int, Prompt] = {}
-        self._started: dict[int, int] = {}
-        """Weights version under which each group was started that is not in the buffer yet."""
+        self._started = GroupVersions()
+        """Of groups that are not in the buffer yet."""
         self._room = asyncio.Event()
         self._scoring: set[asyncio.Task[None]] = set()
         self._scoring_failed: asyncio.Future[None] | None = None
@@ -155,7 +155,7 @@ class RolloutScheduler:
         self._filtered_in_row: list[float] = []
         """Mean scores of the groups filtered since one was kept."""
         self.fleet = EngineFleet(engines, config=config.fleet, on_lost=on_lost)
-        self.buffer = TrajectoryBuffer(gate=gate, unfinished=self._started.values, on_drop=lambda group: self._drop(group.group_id))
+        self.buffer = TrajectoryBuffer(gate=gate, unfinished=self._started, on_drop=lambda group: self._drop(group.group_id))
 
     @property
     def priority(self) -> int:
@@ -296,7 +296,7 @@ class RolloutScheduler:
 
     def request_of(self, sample: Sample) -> GenerationRequest:
         """The next part of a sample; its first one starts its group."""
-        self._started.setdefault(sample.group_id, self.gate.version)
+        self._started.add(sample.group_id, self.gate.version)
         return sample.request(self.config.sampling, self.config.seed)
 
     def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
@@ -371,7 +371,7 @@ class RolloutScheduler:
             self._release(group_id)
         else:
             self._filtered_in_row.clear()
-            self._started.pop(group_id, None)
+            self._started.discard(group_id)
             failed = self.config.samples_per_prompt - len(kept)
             self.buffer.put(Group(group_id=group_id, trajectories=tuple(kept), failed_samples=failed))
 
@@ -392,7 +392,8 @@ class RolloutScheduler:
 
     def _cancel_too_stale(self, version: int) -> None:
         """Give up groups that are still being generated and would be too stale for a batch trained from ``version``."""
-        for group in [g for i, g in self._open.items() if self.gate.too_stale(self._started.get(i, version), version)]:
+        started = {group_id: self._started.get(group_id) for group_id in self._open}
+        for group in [self._open[i] for i, v in started.items() if v is not None and self.gate.too_stale(v, version)]:
             del self._open[group.group_id]
             self.fleet.cancel(group.samples)
             self._counters.groups_cancelled += 1
@@ -407,7 +408,7 @@ class RolloutScheduler:
     def _release(self, group_id: int) -> None:
         """A group is done without being trained: its place goes to another prompt."""
         self._done.add(self._admitted.pop(group_id).index)
-        self._started.pop(group_id, None)
+        self._started.discard(group_id)
         self.gate.drop()
         self._room.set()
         self.buffer.changed()

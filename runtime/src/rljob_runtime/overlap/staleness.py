@@ -11,7 +11,8 @@ below, and with spare groups, what gets too old is dropped as a group and its pl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from itertools import accumulate
 
 
@@ -104,7 +105,41 @@ class StalenessGate:
         self._taken = False
 
 
-def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max_staleness: int, count: int, spare: int = 0) -> bool:
+class GroupVersions:
+    """Weights version under which each of some groups was started, and how many there are of each; O(1) per change."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._version: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
+
+    @property
+    def counts(self) -> Mapping[int, int]:
+        """Groups by version; only versions that some group has."""
+        return self._counts
+
+    def add(self, group_id: int, version: int) -> None:
+        """Note the version of a group; a group that has one keeps it."""
+        if group_id not in self._version:
+            self._version[group_id] = version
+            self._counts[version] += 1
+
+    def get(self, group_id: int) -> int | None:
+        """Version of a group, None where none is noted."""
+        return self._version.get(group_id)
+
+    def discard(self, group_id: int) -> None:
+        """Forget a group, if it is known."""
+        version = self._version.pop(group_id, None)
+        if version is not None:
+            self._counts[version] -= 1
+            if not self._counts[version]:
+                del self._counts[version]
+
+
+def enough(
+    ready: Mapping[int, int], unfinished: Mapping[int, int], *, version: int, max_staleness: int, count: int, spare: int = 0
+) -> bool:
     """Whether the oldest ``count`` of the ready groups can be trained now without making others too old that a wait would save.
 
     A group started under version s is trained in the steps up to s + max_staleness. Groups started up to s that this step leaves must fit
@@ -114,7 +149,7 @@ def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max
     not made: this step's places are filled with groups of that deadline, whichever.
 
     Args:
-        ready: versions under which the finished groups were started, none too old for this step.
+        ready: finished groups by the version under which they were started, none too old for this step.
         unfinished: the same of groups that are being made.
         version: the trainer's weights.
         max_staleness: how many versions older a group may be.
@@ -122,17 +157,17 @@ def enough(ready: Sequence[int], unfinished: Iterable[int], *, version: int, max
         spare: how many groups were admitted so that they may be lost.
 
     Returns:
-        False while some unfinished group has to be waited for. O(groups in flight + max_staleness).
+        False while some unfinished group has to be waited for. O(versions in flight + max_staleness).
     """
     late = [0] * (max_staleness + 1)
     """Unfinished groups by the number of versions they still have: 0, this step is their last."""
-    for started in unfinished:
+    for started, groups in unfinished.items():
         if 0 <= (left := started + max_staleness - version) <= max_staleness:  # what is too old already is lost whether waited for or not
-            late[left] += 1
+            late[left] += groups
     if not any(late):
         return True
     finished = [0] * (max_staleness + 1)
-    for started in ready:
-        finished[min(max(started + max_staleness - version, 0), max_staleness)] += 1
+    for started, groups in ready.items():
+        finished[min(max(started + max_staleness - version, 0), max_staleness)] += groups
     pairs = zip(accumulate(late), accumulate(finished), strict=True)
     return all(done >= count or open_ <= left * count + spare for left, (open_, done) in enumerate(pairs))
