@@ -313,4 +313,6 @@ def test_groups_that_cannot_be_counted_together() -> None:
         with pytest.raises(PlacementError) as caught:
             there.select(labels)
         assert caught.value.check == check
+    with pytest.raises(PlacementError, match='ranks of "cpu" count nodes, ranks of "a" count hardware'):
+        there.select(["a", "cpu"])
     assert there.select(["a", "b"], together=False).num_units == 12
