@@ -1,0 +1,34 @@
+"""The peers' results as a small table, so that unit tests compare with them where TRL and verl are not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.fidelity.batches import KINDS
+from bench.fidelity.compare import digest
+from bench.fidelity.exchange import Batch, Result
+from bench.fidelity.shared import cases
+
+EXPECTED = Path(__file__).with_name("expected.json")
+SEED = 0
+
+
+def expected(
+    batches: Mapping[str, Batch], found: Mapping[str, tuple[Mapping[tuple[str, str], Result], Mapping[str, str]]]
+) -> dict[str, Any]:
+    """Digests of every shared case by peer, case, batch and result; of the batches too, because they come from numpy's generator."""
+    return {
+        "source": "python -m bench.fidelity --write-expected; digests as in bench/fidelity/compare.py",
+        "versions": {peer: versions for peer, (_, versions) in found.items()},
+        "batches": {kind: digest(batches[f"{kind} {SEED}"]) for kind in KINDS},
+        "peers": {
+            peer: {
+                case.name: {kind: digest(results[case.name, f"{kind} {SEED}"], case.only) for kind in case.batches}
+                for case in cases()
+                if peer in case.peers
+            }
+            for peer, (results, _) in found.items()
+        },
+    }
