@@ -8,6 +8,7 @@ from numpy.random import Generator
 from bench.fidelity.exchange import Array, Batch
 
 GROUPS, SAMPLES, TOKENS = 3, 4, 10
+VOCABULARY = 7
 EXTREME_SHARE = {"extreme": 0.2, "beyond": 0.6}
 """Of the tokens, those with an extreme ratio."""
 
@@ -66,6 +67,8 @@ def make(kind: str, seed: int) -> Batch:
         "sequence_advantages": np.repeat(rng.normal(0.0, 1.0, (rows, 1)), TOKENS, axis=1),
     }
     padded = {name: (array * present if array.ndim == 2 else array).astype(np.float32) for name, array in batch.items()}
+    padded["logits"] = rng.normal(0.0, 2.0, (*present.shape, VOCABULARY)).astype(np.float32)
+    padded["tokens"] = rng.integers(0, VOCABULARY, present.shape)
     return {**padded, "lengths": lengths, "groups": np.arange(rows) // samples}
 
 

@@ -25,6 +25,8 @@ class Case:
     """Group advantages by themselves, with this number added to the standard deviation."""
     loss: LossConfig | None = None
     value: ValueLossConfig | None = None
+    head_temperature: float | None = None
+    """Log-probs and entropies of logits divided by this."""
     given: Literal["token", "sequence"] = "token"
     """Whether given advantages differ within a response."""
     verl: Mapping[str, Any] | None = None

@@ -134,6 +134,14 @@ def _denominators() -> list[Case]:
             why=rejected,
         ),
         Case(
+            name="bounds of verl's token_k1",
+            loss=loss(masks=(CorrectionMaskConfig(level=CorrectionLevel.TOKEN, low=0.5, high=5.0),)),
+            verl={"correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_5.0"}, "actor": actor()},
+            batches=("extreme",),
+            why="verl's K1 options bound the engine's over the trainer's probability, RLJob's masks the inverse: [low, high] "
+            "there is [1/high, 1/low] here; and the denominators as above",
+        ),
+        Case(
             name="entropy bonus with sequence means (TRL)",
             loss=loss(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, entropy_coefficient=0.01),
             trl={"loss_type": "grpo", "entropy_coef": 0.01},

@@ -21,12 +21,25 @@ Batch = Mapping[str, Array]
 """``lengths`` (S,) int: tokens of each response; ``mask`` 1 where a token is trained; ``groups`` (S,) int: equal means same prompt;
 ``scores`` (S,); log-probs ``logprobs`` of the policy being trained, ``proximal`` of the trainer at the beginning of the step,
 ``behaviour`` of the engine, ``reference``; ``entropy`` of the policy; ``values`` of the critic, ``old_values`` at the beginning of the
-step, ``returns``; ``token_advantages`` and ``sequence_advantages``, the second with one number a response."""
+step, ``returns``; ``token_advantages`` and ``sequence_advantages``, the second with one number a response; ``logits`` (S, R, V) and the
+``tokens`` (S, R) int sampled from them, which have nothing to do with the log-probs above."""
 Result = dict[str, Array]
 
-RESULTS = ("advantages", "returns", "loss", "d_logprobs", "d_entropy", "value_loss", "d_values")
+RESULTS = (
+    "advantages",
+    "returns",
+    "loss",
+    "d_logprobs",
+    "d_entropy",
+    "value_loss",
+    "d_values",
+    "head_logprobs",
+    "head_entropy",
+    "d_logits",
+)
 """Advantages and returns are 0 where the mask is; ``d_x`` is the gradient of the loss (of the value loss for values) with respect to x;
-losses have the shape ()."""
+losses have the shape (). ``head_x`` are computed from logits, and ``d_logits`` is the gradient of the sum of ``token_advantages`` times
+``head_logprobs`` and ``returns`` times ``head_entropy`` over trained tokens."""
 _VERSIONS = "versions"
 
 

@@ -19,6 +19,10 @@ from rljob_runtime.overlap.arrange import StepSamples
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import Completion, Prompt, RewardResult, Trajectory
+from rljob_runtime.training.logprob import selected_logprobs
+
+CHUNK_TOKENS = 16
+"""Less than a batch has, so that the head works in several chunks."""
 
 
 def run(case: Case, batch: Batch) -> Result:
@@ -38,6 +42,8 @@ def run(case: Case, batch: Batch) -> Result:
         result |= _policy(case.loss, flat, advantages)
     if case.value is not None:
         result |= _value(case.value, flat, result.get("returns", batch["returns"]))
+    if case.head_temperature is not None:
+        result |= _head(case.head_temperature, flat)
     return result
 
 
@@ -147,3 +153,18 @@ def _value(config: ValueLossConfig, flat: _Flat, returns: Array) -> Result:
     loss = torch.dot(terms.loss, flat.weights(Aggregation.TOKEN_MEAN))
     loss.backward()
     return {"value_loss": loss.detach().numpy(), "d_values": flat.gradient(values)}
+
+
+def _head(temperature: float, flat: _Flat) -> Result:
+    """Log-probs and entropies by the trainer's head, whose weight is the identity: hidden states are logits."""
+    rows = torch.from_numpy(flat.batch["mask"]) > 0
+    logits = torch.from_numpy(flat.batch["logits"]).clone().requires_grad_()
+    targets = torch.from_numpy(flat.batch["tokens"])[rows]
+    found = selected_logprobs(
+        logits[rows], torch.eye(logits.shape[-1]), targets, temperature=temperature, chunk_tokens=CHUNK_TOKENS, with_entropy=True
+    )
+    logprobs, entropy = found[0], found[1]
+    (logprobs @ flat.tensor("token_advantages") + entropy @ flat.tensor("returns")).backward()
+    padded = [torch.zeros(rows.shape).masked_scatter(rows, values.detach()).numpy() for values in (logprobs, entropy)]
+    assert logits.grad is not None
+    return {"head_logprobs": padded[0], "head_entropy": padded[1], "d_logits": logits.grad.numpy()}

@@ -48,7 +48,7 @@ def actor(**settings: Any) -> dict[str, Any]:
 
 def cases() -> tuple[Case, ...]:
     """All of them, in the order of the report."""
-    return (*_recipes(), *_other_recipes(), *_advantages(), *_losses(), *_aggregations(), *_kl(), *_corrections(), *_values())
+    return (*_recipes(), *_other_recipes(), *_advantages(), *_losses(), *_aggregations(), *_kl(), *_corrections(), *_values(), *_heads())
 
 
 def _recipes() -> list[Case]:
@@ -359,4 +359,17 @@ def _values() -> list[Case]:
     return [
         Case(name="value loss", value=ValueLossConfig(value_clip=None), verl={"value_clip": NEVER}),
         Case(name="value loss with value clip 0.2", value=ValueLossConfig(value_clip=0.2), verl={"value_clip": 0.2}),
+    ]
+
+
+def _heads() -> list[Case]:
+    """From logits to log-probs and entropies."""
+    return [
+        Case(
+            name=f"log-probs and entropy of logits at temperature {temperature}",
+            head_temperature=temperature,
+            verl={"head": temperature},
+            trl={"head": temperature, "loss": False},
+        )
+        for temperature in (1.0, 0.7)
     ]

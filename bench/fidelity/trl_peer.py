@@ -10,6 +10,7 @@ trainer         ``grpo`` (default) or ``rloo``
 estimator       true: advantages from the scores; else they are given
 scale_rewards   ``group`` or ``none``
 mode, low, high vLLM's importance sampling ratio: ``token_truncate`` and so on, and its bounds
+head            temperature: log-probs and entropies of logits
 any other       attribute of the trainer (``loss_type``, ``epsilon_low``, ``beta`` and so on) or, for ``delta``, of its arguments
 =============== =============================================================================================
 """
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer, RLOOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from bench.fidelity.exchange import Batch, Result, serve
 
@@ -98,7 +100,42 @@ def run(given: str, settings: Mapping[str, Any], batch: Batch) -> Result:
         result |= {"loss": loss.detach().numpy(), "d_logprobs": logprobs.grad.numpy()}
         if settings.get("entropy_coef"):
             result["d_entropy"] = entropy.grad.numpy()
+    if "head" in settings:
+        result |= _head(settings["head"], trainer, tensors)
     return result
+
+
+class _Headed(torch.nn.Module):
+    """A model whose hidden states are the batch's logits, and whose head is the identity."""
+
+    config = SimpleNamespace(get_text_config=SimpleNamespace)
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self._hidden = torch.nn.functional.pad(logits, (0, 0, 0, 1))  # entry t speaks of token t + 1, the last of none
+        self._head = torch.nn.Linear(logits.shape[-1], logits.shape[-1], bias=False)
+        self._head.weight = torch.nn.Parameter(torch.eye(logits.shape[-1]), requires_grad=False)
+
+    def base_model(self, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(last_hidden_state=self._hidden)
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        return self._head
+
+    def forward(self) -> None:
+        raise NotImplementedError
+
+
+def _head(temperature: float, trainer: Any, tensors: Mapping[str, torch.Tensor]) -> Result:
+    """Log-probs and entropies by the head that TRL gives to a model."""
+    logits, mask = tensors["logits"].clone().requires_grad_(), tensors["mask"]
+    model = _Headed(logits)
+    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    tokens = torch.nn.functional.pad(tensors["tokens"], (1, 0))
+    outputs = trainer._get_per_token_logps_and_entropies(model, tokens, torch.ones_like(tokens), mask.shape[1], compute_entropy=True)
+    logprobs, entropy = outputs[0] * mask, outputs[1] * mask
+    (logprobs * tensors["token_advantages"] + entropy * tensors["returns"]).sum().backward()
+    return {"head_logprobs": logprobs.detach().numpy(), "head_entropy": entropy.detach().numpy(), "d_logits": logits.grad.numpy()}
 
 
 def _trainer(kind: type[Any], settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:

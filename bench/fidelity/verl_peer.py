@@ -9,6 +9,7 @@ kl_reward  ``[kind, coefficient]``: the KL to the reference is subtracted from t
 old        ``proximal`` or ``behaviour``: old_log_probs of the loss
 actor      fields of ActorConfig; ``policy_loss`` those of PolicyLossConfig, in it ``rollout_correction``
 correction arguments of compute_rollout_correction_and_rejection_mask: the weights for the loss, and the mask
+head       temperature: log-probs and entropies of logits
 value_clip of the value loss, 1e9 without; ``whiten`` false: whitened advantages are left out of the results
 ========== =======================================================================================================
 """
@@ -33,6 +34,7 @@ from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage  # noqa: E402
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask  # noqa: E402
 from verl.utils.tensordict_utils import get_tensordict  # noqa: E402
+from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits  # noqa: E402
 from verl.workers.config import ActorConfig, CriticConfig  # noqa: E402
 from verl.workers.config.actor import PolicyLossConfig  # noqa: E402
 from verl.workers.utils.losses import ppo_loss, value_loss  # noqa: E402
@@ -59,7 +61,18 @@ def run(given: str, settings: Mapping[str, Any], batch: Batch) -> Result:
         result |= _policy(settings, tensors)
     if "value_clip" in settings:
         result |= _value(settings["value_clip"], tensors)
+    if "head" in settings:
+        result |= _head(settings["head"], tensors)
     return result
+
+
+def _head(temperature: float, tensors: Tensors) -> Result:
+    logits, mask = tensors["logits"].clone().requires_grad_(), tensors["mask"]
+    scaled = logits / temperature
+    logprobs, entropy = logprobs_from_logits(scaled, tensors["tokens"]), entropy_from_logits(scaled)
+    ((logprobs * tensors["token_advantages"] + entropy * tensors["returns"]) * mask).sum().backward()
+    outputs = {"head_logprobs": logprobs * mask, "head_entropy": entropy * mask}
+    return {**{name: value.detach().numpy() for name, value in outputs.items()}, "d_logits": logits.grad.numpy()}
 
 
 def _advantages(settings: Mapping[str, Any], tensors: Tensors, batch: Batch) -> DataProto:

@@ -44,7 +44,7 @@ def test_a_shared_variant_agrees_with_the_peer(case, peer):
         mine = digest(ours.run(case, BATCHES[kind]))
         common = mine.keys() & theirs.keys()
         assert common, f"{kind}: ours {sorted(mine)}, {peer}'s {sorted(theirs)}"
-        assert {"loss", "value_loss", "advantages"} & common
+        assert {"loss", "value_loss", "advantages", "d_logits"} & common
         for name in common:
             assert digests_apart(mine[name], theirs[name]) <= TOLERANCE, f"{kind}, {name}"
 
