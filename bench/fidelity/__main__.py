@@ -20,7 +20,7 @@ from bench.fidelity.compare import TOLERANCE, difference
 from bench.fidelity.differences import differences
 from bench.fidelity.environment import EnvironmentFailedError, verl_python
 from bench.fidelity.exchange import Batch, Result, read_results, write_batches
-from bench.fidelity.expected import EXPECTED, expected
+from bench.fidelity.expected import EXPECTED, dumped, expected
 from bench.fidelity.shared import cases
 from bench.measure import ChildFailedError, machine, run_child, write_results
 
@@ -50,7 +50,7 @@ def main() -> int:
     write_results("fidelity", values, report.markdown(values))
     console.print("written: bench/results/fidelity.json, fidelity.md", highlight=False)
     if arguments.write_expected:
-        EXPECTED.write_text(json.dumps(expected(batches, found), indent=0) + "\n")
+        EXPECTED.write_text(dumped(expected(batches, found)))
         console.print(f"written: {EXPECTED.relative_to(ROOT)}", highlight=False)
     for problem in values["problems"]:
         console.print(f"[bold red]failed:[/] {problem}", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,3 +33,13 @@ def expected(
             for peer, (results, _) in found.items()
         },
     }
+
+
+def dumped(table: Mapping[str, Any]) -> str:
+    """The table as JSON with a line for each case, so that a change shows which cases it is about."""
+    peers = [
+        f"{json.dumps(peer)}: {{\n" + ",\n".join(f"{json.dumps(case)}: {json.dumps(found)}" for case, found in cases_found.items()) + "\n}"
+        for peer, cases_found in table["peers"].items()
+    ]
+    rest = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table.items() if key != "peers"]
+    return "{\n" + ",\n".join([*rest, '"peers": {\n' + ",\n".join(peers) + "\n}"]) + "\n}\n"
