@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.policy_loss import PPOLoss
 from rljob_api.validation import check
 from rljob_runtime.job import worker_settings
 from rljob_runtime.rewards import functions
@@ -107,6 +108,8 @@ def make_trainer(
 ) -> TimedTrainer:
     """A trainer that does the manifest's work: GRPO with standard deviation, clipped ratio, mean over tokens, no KL."""
     rollout, training = spec.rollout, spec.training
+    loss = spec.algorithm.policy_loss.settings
+    assert isinstance(loss, PPOLoss), f"{loss} has no counterpart in the comparison"
     batch = rollout.prompts_per_step * rollout.samples_per_prompt
     tokenizer = AutoTokenizer.from_pretrained(spec.model.path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(spec.model.path, dtype=torch.float32)
@@ -126,8 +129,9 @@ def make_trainer(
         top_k=rollout.top_k,
         shuffle_dataset=False,
         beta=spec.algorithm.kl.coefficient,
-        epsilon=spec.algorithm.policy_loss.clip_low,
-        epsilon_high=spec.algorithm.policy_loss.clip_high,
+        epsilon=loss.clip_low,
+        epsilon_high=loss.clip_high,
+        delta=loss.dual_clip,
         loss_type="dapo",
         scale_rewards="group" if spec.algorithm.advantage.normalize_std else "none",
         learning_rate=training.learning_rate,

@@ -71,10 +71,11 @@ HEAVY = Workload(
 WORKLOADS = (QUICK, HEAVY)
 
 
-def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path) -> Prepared:
+def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path, seed: int = SEED) -> Prepared:
     """Make model, manifest and prompts of a workload.
 
-    ``steps`` are the measured ones; the quickstart's model is made in ``tiny_model`` unless it is there already.
+    ``steps`` are the measured ones; the quickstart's model is made in ``tiny_model`` unless it is there already. ``seed`` is the job's: of
+    prompts and samples, not of the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     total = workload.warmup_steps + steps
@@ -83,7 +84,7 @@ def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path) -
         num_parameters = _quick(manifest["spec"], tiny_model)
     else:
         num_parameters = _heavy(manifest["spec"], folder, total)
-    _for_timing(manifest, workload, total)
+    _for_timing(manifest, workload, total, seed)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(manifest, sort_keys=False))
     job = check(job_file.read_text()).job
@@ -124,11 +125,11 @@ def _heavy(spec: dict[str, Any], folder: Path, total: int) -> int:
     return num_parameters
 
 
-def _for_timing(manifest: dict[str, Any], workload: Workload, total: int) -> None:
+def _for_timing(manifest: dict[str, Any], workload: Workload, total: int, seed: int) -> None:
     """What both workloads change for a measurement: nothing of the work itself."""
     manifest["metadata"]["name"] = f"bench-trl-{workload.key}"
     spec = manifest["spec"]
-    spec["seed"] = SEED
+    spec["seed"] = seed
     spec["training"]["steps"] = total
     spec["checkpoint"] = {"everySteps": 0}
     spec["report"] = {"trajectoriesEverySteps": 1, "trajectoriesPerStep": TRAJECTORIES_ALL} if workload.key == HEAVY.key else {}

@@ -1,0 +1,1 @@
+"""Learning curves of the quickstart, RLJob beside TRL's GRPOTrainer, over several seeds."""

@@ -1,0 +1,1 @@
+"""Losses, gradients and advantages of RLJob beside those of TRL and verl, on the same batches."""
