@@ -22,6 +22,7 @@ from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.job import learning_settings, worker_settings
 from rljob_runtime.job.launch import load_tokenizer
+from rljob_runtime.job.models import LOCAL, ModelSources, with_folders
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
@@ -47,16 +48,22 @@ Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
 
 async def assemble(
-    spec: RLJobSpec, workers: JobWorkers, store: Checkpoints, state: DriverState | None, reporter: Reporter, job_folder: Path | None = None
+    spec: RLJobSpec,
+    workers: JobWorkers,
+    store: Checkpoints,
+    state: DriverState | None,
+    reporter: Reporter,
+    job_folder: Path | None = None,
+    sources: ModelSources = LOCAL,
 ) -> tuple[Parts, LoopConfig]:
-    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on.
+    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on, ``sources`` where the tokenizer comes from.
 
     Raises:
         DataError: of the data, or of a saved position that is not of this data.
         ModelError: the tokenizer cannot be loaded.
         PluginError: a Custom advantage estimator cannot be imported.
     """
-    tokenizer = await asyncio.to_thread(load_tokenizer, spec)
+    tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
     source = await asyncio.to_thread(training_source, spec, tokenizer)
     probe = _probe(spec, source.next(spec.weight_sync.probe.sequences))
     source = await asyncio.to_thread(training_source, spec, tokenizer)
