@@ -35,7 +35,8 @@ from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
 from rljob_runtime.weightsync.packing import plan_buckets
-from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.probe import ProbeLimits, default_limits
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transports import transport
 
 if TYPE_CHECKING:
@@ -176,9 +177,15 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
 def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
     """Probes are the first prompts of the data, cut to a length that costs nothing."""
     wanted = spec.weight_sync.probe
+    mean, tail = default_limits([spec.model.dtype.value])
     return ProbeConfig(
         every_syncs=wanted.every_syncs,
-        max_difference=wanted.max_difference or MAX_DIFFERENCE[spec.model.dtype.value],
+        limits=ProbeLimits(
+            mean=wanted.mean_difference or mean,
+            tail=wanted.tail_difference or tail,
+            fail_factor=wanted.fail_factor,
+            fail_after=wanted.fail_after,
+        ),
         sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
     )
 
