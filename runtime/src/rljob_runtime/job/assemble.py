@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
@@ -88,11 +88,10 @@ async def assemble(
         done=state.done if state else (),
         on_lost=log_loss,
     )
-    specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
     publisher = WeightPublisher(
         trainers=workers.trainer.workers,
         engines=workers.engines,
-        manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
+        manifest=plan_buckets(await _weight_specs(workers), spec.weight_sync.bucket_bytes),
         transport=transport(spec.weight_sync.backend),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=probe,
@@ -109,6 +108,11 @@ async def assemble(
         reporter=reporter,
     )
     return parts, _loop_config(spec)
+
+
+async def _weight_specs(workers: JobWorkers) -> Any:
+    """Names, shapes and types of what the trainer sends."""
+    return await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
 
 
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:

@@ -8,13 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
+from rljob_runtime.entry.local_run import run_job
 from rljob_runtime.errors import DownloadError, ModelError
+from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.hub.download import Downloader, fetch_files
 from rljob_runtime.hub.resolve import resolve
 from rljob_runtime.hub.source import HubFile, HubModel, is_hub_id, small_files
+from tests.integration.jobs import job
 from tests.support.fake_hub import TOKEN, FakeHub, serving
 
 REPO = "team/tiny"
@@ -218,6 +222,27 @@ def test_too_small_a_disk_is_said_before_the_first_byte(hub: FakeHub, repository
     with pytest.raises(ModelError, match=r"needs 1073741824\.0 GiB more in .*; set HF_HOME to a folder on a larger volume"):
         fetch_files(huge)
     assert len(hub.requests) == asked
+
+
+def run_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a run of a job with the model says that is refused."""
+    code = run_job(yaml.safe_dump(job(Path(REPO), steps=1)), tmp_path / "job.yaml", tmp_path / "run", overwrite=False, resume=False)
+    assert code == ExitCode.INVALID
+    assert not (tmp_path / "run").exists()
+    return capsys.readouterr().err
+
+
+def test_a_run_ends_before_anything_starts_when_the_model_is_gated_or_of_a_kind_that_cannot_be_trained(
+    hub: FakeHub, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "it has no such model" in run_text(tmp_path, capsys)
+    hub.add(REPO, repository, gated=True)
+    assert "spec.model.path 'team/tiny' is gated and no token was given" in run_text(tmp_path, capsys)
+    (repository / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    hub.add(REPO, repository)
+    said = 'spec.model.path: "team/tiny": config.json has model_type mixtral and num_local_experts 8: mixtures of experts'
+    assert said in run_text(tmp_path, capsys)
+    assert hub.downloads() == []
 
 
 def test_what_is_a_hub_id(tmp_path: Path) -> None:
