@@ -60,7 +60,7 @@ def check(
         source: YAML or JSON text, or a manifest that is already parsed.
         name: which RLJob to take when the text holds several.
         runnable: whether fields that have no effect yet are problems; planning alone can do without.
-        config_of: reads the model's config.json, so that a model that a run would refuse is told.
+        config_of: reads the model's config.json, so that a model that a run would refuse is reported.
         shape_of: says how large the model is, for the memory estimate; without it, or where it does not know, spec.model.parameterCount.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What config.json says about whether a run would refuse a model, and that it is told before a device is taken."""
+"""What config.json says about whether a run would refuse a model, and that it is reported before a device is taken."""
 
 from pathlib import Path
 from typing import Any

@@ -211,7 +211,7 @@ class Driver:
         return report
 
     async def _probe(self, version: int) -> ProbeReport | None:
-        """What the probe of ``version`` found, when it is due; engines that are suspect are told."""
+        """What the probe of ``version`` found, when it is due; suspect engines are reported."""
         report = await self._parts.publisher.probe(version)
         for warning in report.warnings if report is not None else ():
             self._parts.reporter.event(warning, Level.WARNING)

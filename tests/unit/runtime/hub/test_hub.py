@@ -154,7 +154,7 @@ def test_a_gated_model_says_so_before_anything_starts(
     assert fetch_files(find()[0]).is_dir()
 
 
-def test_a_missing_model_a_wrong_revision_and_a_hub_that_is_not_there_are_told_apart(hub: FakeHub, repository: Path) -> None:
+def test_a_missing_model_a_wrong_revision_and_a_hub_that_is_not_there_have_errors_of_their_own(hub: FakeHub, repository: Path) -> None:
     with pytest.raises(ModelError, match=r"'team/tiny': no such folder here .*it has no such model, or not for this HF_TOKEN"):
         find()
     hub.add(REPO, repository, revisions=("main", "v1"))
