@@ -18,6 +18,7 @@ from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.planning.plan import Plan
 from rljob_api.reading import manifest
 from rljob_api.rules import algorithm, components, data, engine_arguments, offload, pods, rollout, trainer, workers
+from rljob_api.rules.model import model_problems
 from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
 
@@ -32,7 +33,7 @@ class CheckedJob:
     job: RLJob
     plan: Plan
     not_yet: tuple[FieldError, ...] = ()
-    """What a run would refuse because it has no effect yet; only where that was allowed, else such a job does not check."""
+    """What a run would refuse because it has no effect yet or of its model; only where that was allowed, else such a job does not check."""
     shape: ModelShape | None = None
     """Size of its model, where that is known."""
 
@@ -41,8 +42,17 @@ ShapeReader = Callable[[RLJobSpec], "ModelShape | None"]
 """Finds out how large a job's model is; None where that cannot be known."""
 
 
+ConfigReader = Callable[[RLJobSpec], Mapping[str, object] | None]
+"""Finds a job's config.json; None where it is not at hand."""
+
+
 def check(
-    source: str | Mapping[str, object], *, name: str | None = None, runnable: bool = True, shape_of: ShapeReader | None = None
+    source: str | Mapping[str, object],
+    *,
+    name: str | None = None,
+    runnable: bool = True,
+    shape_of: ShapeReader | None = None,
+    config_of: ConfigReader | None = None,
 ) -> CheckedJob:
     """Read, validate and plan a job.
 
@@ -50,6 +60,7 @@ def check(
         source: YAML or JSON text, or a manifest that is already parsed.
         name: which RLJob to take when the text holds several.
         runnable: whether fields that have no effect yet are problems; planning alone can do without.
+        config_of: reads the model's config.json, so that a model that a run would refuse is reported.
         shape_of: says how large the model is, for the memory estimate; without it, or where it does not know, spec.model.parameterCount.
 
     Raises:
@@ -58,16 +69,19 @@ def check(
     document = manifest.read(source, name=name) if isinstance(source, str) else manifest.Document(data=dict(source))
     job = manifest.to_job(document)
     shape = shape_of(job.spec) if shape_of is not None else None
-    plan, errors, not_yet = _examined(job.spec, shape)
+    config = config_of(job.spec) if config_of is not None else None
+    plan, errors, not_yet = _examined(job.spec, shape, config)
     if plan is None or errors or (runnable and not_yet):
         raise SpecInvalidError(manifest.arrange(document, [*errors, *not_yet]))
     return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape)
 
 
-def _examined(spec: RLJobSpec, shape: ModelShape | None) -> tuple[Plan | None, list[FieldError], list[FieldError]]:
-    """The plan, if there is one; all problems; what has no effect yet."""
+def _examined(
+    spec: RLJobSpec, shape: ModelShape | None, config: Mapping[str, object] | None
+) -> tuple[Plan | None, list[FieldError], list[FieldError]]:
+    """The plan, if there is one; all problems; what has no effect yet, or a model that cannot be trained yet."""
     errors = [error for rule in RULES for error in rule(spec)]
-    not_yet = unsupported(spec)
+    not_yet = unsupported(spec) + (model_problems(spec, config) if config is not None else [])
     plan = planner.plan_or_errors(spec)
     if not isinstance(plan, Plan):
         return None, [*errors, *plan], not_yet

@@ -14,6 +14,7 @@
     ├── DataError                                     empty or malformed data
     │   └── FilteredOutError                          the dynamic-sampling filter keeps nothing
     ├── ModelError                                    model folder missing or not loadable
+    ├── DownloadError                                 a model could not be downloaded to a node
     ├── OffloadError                                  state could not be moved, or is not to be used after such a failure
     │   ├── HostBudgetError                           spec.offload.hostMemoryBytes is too small
     │   ├── NoRoomError                               what shall be on a device is more than its budget
@@ -168,6 +169,10 @@ class ModelError(RuntimeFault):
     """Raised when a model or tokenizer cannot be loaded."""
 
     reason = Reason.MODEL_INVALID
+
+
+class DownloadError(RuntimeFault):
+    """Raised when files of a model do not reach a node although the Hub has them; the next attempt goes on with those that did."""
 
 
 class DeadlineError(RuntimeFault, TimeoutError):

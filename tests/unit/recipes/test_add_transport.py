@@ -18,6 +18,7 @@ from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transport import ByteArray
 from rljob_runtime.weightsync.transports import TRANSPORTS, transport
@@ -65,7 +66,7 @@ class Setting:
             manifest=self.manifest,
             transport=transport(backend),
             timeout_s=timeout_s,
-            probe=ProbeConfig(every_syncs=0, max_difference=0.0, sequences=()),
+            probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
             goes_on_without=self._goes_on_without,
         )
 

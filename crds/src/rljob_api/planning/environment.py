@@ -56,6 +56,11 @@ def worker_environment(spec: RLJobSpec, plan: Plan, component: PlannedComponent,
     return {**_literal(group.env), **_literal(own.env), **_system(group, plan, component, process)}
 
 
+def group_environment(spec: RLJobSpec, group: str) -> dict[str, str]:
+    """Variables that every process on a group's nodes gets, without those from a Secret."""
+    return _literal(next(each.env for each in spec.node_groups if each.name == group))
+
+
 def node_group(spec: RLJobSpec, plan: Plan, process: PlannedProcess) -> NodeGroup:
     """The node group whose node a process runs on, whichever group its placement named."""
     name = plan.nodes[process.node_rank].group

@@ -37,7 +37,10 @@ class Model(SpecModel):
     """The policy to train."""
 
     path: PathText
-    """A local Hugging Face folder (relative paths start at the working directory) or a Hub id."""
+    """A local Hugging Face folder (relative paths start at the working directory) or a Hub id owner/name, which every node downloads once
+    before any worker starts."""
+    revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Branch, tag or commit of a model on the Hub; its default branch when not set. A run keeps the commit it started with."""
     tokenizer_path: PathText | None = None
     """Tokenizer folder or Hub id when it is not the model's."""
     dtype: DType = DType.BFLOAT16

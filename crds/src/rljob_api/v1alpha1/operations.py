@@ -72,8 +72,15 @@ class Probe(SpecModel):
     """Check every n-th sync; 0 switches it off."""
     sequences: Annotated[int, Field(ge=1, le=1024)] = 4
     """Sequences compared."""
-    max_difference: Positive | None = None
-    """Largest allowed difference of a token's log-prob; when not set 1e-4 for float32 and 0.15 for 16-bit types."""
+    mean_difference: Positive | None = None
+    """Mean absolute difference of a token's log-prob from which on a check is suspect; when not set 2e-5 for float32 and 0.08 for 16-bit
+    types, where healthy pairs differ by an RMS of 0.03 to 0.04 nats."""
+    tail_difference: Positive | None = None
+    """The same of the 95th percentile; when not set 5e-5 for float32 and 0.25 for 16-bit types."""
+    fail_factor: Annotated[float, Field(ge=1.0, le=1000.0)] = 2.0
+    """A difference of this many times its limit fails the run at once; a suspect check only warns."""
+    fail_after: Annotated[int, Field(ge=1, le=1_000_000)] = 3
+    """Suspect checks of one engine in a row that fail the run."""
 
 
 class WeightSync(SpecModel):

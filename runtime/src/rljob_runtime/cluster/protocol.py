@@ -104,6 +104,9 @@ class Cluster(Protocol):
             StartupDeadlineError, WorkerLostError, WorkerFailedError.
         """
 
+    def end_workers(self, workers: Sequence[Worker]) -> None:
+        """End some workers of :meth:`start_workers`, whose work is done."""
+
     async def stop(self) -> None:
         """End all workers and whatever :meth:`start` brought up; never what it only connected to. Safe to call twice."""
 

@@ -169,6 +169,12 @@ class RayCluster:
             placement_group=self._reserved, placement_group_bundle_index=self._bundle_of_rank[node_rank]
         )
 
+    def end_workers(self, workers: Sequence[Worker]) -> None:
+        """See the protocol."""
+        for worker in workers:
+            if isinstance(worker, RayWorker):
+                worker.end()
+
     async def stop(self) -> None:
         """See the protocol."""
         if not self._connected:
@@ -231,6 +237,10 @@ class RayWorker:
             await RayPending(self, "start", self._actor.build.remote()).result(timeout_s)
         except DeadlineError as error:
             raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
+
+    def end(self) -> None:
+        """End its process; may be called again."""
+        ray.kill(self._actor, no_restart=True)
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """See the protocol."""

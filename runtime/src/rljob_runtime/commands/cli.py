@@ -339,10 +339,10 @@ def _check_text(text: str, file: str, name: str | None, *, runnable: bool = True
     """The checked job; problems are printed and end the command."""
     from rljob_api.errors import SpecInvalidError
     from rljob_api.validation import check
-    from rljob_runtime.job.model_shape import read_shape
+    from rljob_runtime.job.model_shape import read_config, read_shape
 
     try:
-        return check(text, name=name, runnable=runnable, shape_of=read_shape)
+        return check(text, name=name, runnable=runnable, shape_of=read_shape, config_of=read_config)
     except SpecInvalidError as error:
         _fail(_problems(file, error))
 

@@ -27,7 +27,8 @@ import yaml
 from rljob_api.validation import CheckedJob
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.errors import ActiveDeadlineError, Interrupted, RuntimeFault
-from rljob_runtime.job import assemble, launch
+from rljob_runtime.job import assemble, launch, models
+from rljob_runtime.job.models import LOCAL, ModelSources
 from rljob_runtime.job.worker_settings import devices_in_words, spec_fingerprint
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import Driver
@@ -53,6 +54,8 @@ class Attempt:
     """The driver's part of that checkpoint."""
     job_folder: Path | None
     """Searched first for reward functions."""
+    sources: ModelSources = LOCAL
+    """Where the model comes from."""
     notes: tuple[str, ...] = ()
     """What users should know about this run; shown once, at its start."""
 
@@ -65,6 +68,7 @@ def prepare(
     resume: bool,
     job_folder: Path | None,
     model_folder: Path | None,
+    sources: ModelSources = LOCAL,
     notes: tuple[str, ...] = (),
 ) -> Attempt:
     """An attempt that goes on from the newest complete checkpoint of ``store`` when ``resume`` is set and there is one.
@@ -81,6 +85,7 @@ def prepare(
         resume_folder=newest,
         state=store.load(newest, spec_fingerprint(checked.job.spec)) if newest else None,
         job_folder=job_folder,
+        sources=sources,
         notes=notes,
     )
 
@@ -101,6 +106,7 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
         devices=devices_in_words(attempt.checked.plan),
         total_steps=spec.training.steps,
         seed=spec.seed,
+        model_commit=attempt.sources.commits.get(spec.model.path),
         spec_yaml=yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False),
     )
     sampling = TrajectorySampling(
@@ -108,6 +114,7 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
     )
     reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.state.step if attempt.state else None, sampling=sampling)
     with reporter:
+        models.record(attempt.folder.path, spec, attempt.sources)
         for note in attempt.notes:
             reporter.event(note, Level.WARNING)
         asyncio.run(_run(attempt, cluster, reporter))
@@ -120,7 +127,8 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     with interrupt.handling_signals():
         try:
             async with _deadline(job.spec.active_deadline_seconds):
-                workers = await launch.launch(job, plan, cluster, reporter, attempt.job_folder, attempt.folder.logs.resolve())
+                log_dir = attempt.folder.logs.resolve()
+                workers = await launch.launch(job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
                 await _train(attempt, workers, reporter, interrupt)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
@@ -137,7 +145,7 @@ async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, inte
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
             await launch.load_checkpoint(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
-    parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter, attempt.job_folder)
+    parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter, attempt.job_folder, attempt.sources)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()
@@ -146,7 +154,7 @@ async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, inte
         reporter.event("the trained model is not written: no storage outlives the pods; set spec.storage", Level.WARNING)
         return
     with reporter.phase("writing the model"):
-        await launch.export(spec, workers, attempt.model_folder)
+        await launch.export(spec, workers, attempt.model_folder, attempt.sources)
 
 
 @contextlib.asynccontextmanager

@@ -36,8 +36,8 @@ from rljob_runtime.entry import attempt, progress
 from rljob_runtime.entry.termination_message import failure_of
 from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
 from rljob_runtime.exit_codes import ExitCode
-from rljob_runtime.job import launch
-from rljob_runtime.job.model_shape import read_shape
+from rljob_runtime.job import launch, models
+from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, NoCheckpoints
 from rljob_runtime.report import Display, Displays, FolderMode, PlainDisplay, RunFolder
 
@@ -117,8 +117,8 @@ def exit_code_of(error: BaseException, *, checking: bool) -> int:
     return ExitCode.INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else ExitCode.FAILED
 
 
-def checked_job(spec_file: Path) -> CheckedJob:
-    """The job, and all it names is there.
+def checked_job(spec_file: Path, run_folder: Path) -> tuple[CheckedJob, models.ModelSources]:
+    """The job, and all it names is there: where its model comes from; an earlier attempt's commit of it goes on.
 
     Raises:
         SpecInvalidError, RuntimeFault: not so.
@@ -127,12 +127,11 @@ def checked_job(spec_file: Path) -> CheckedJob:
         text = spec_file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"the job's spec {spec_file} cannot be read: {error}; the operator mounts it into the head") from error
-    checked = check(text, shape_of=read_shape)
-    launch.preflight(checked.job.spec, None)
-    return checked
+    checked = check(text, shape_of=read_shape, config_of=read_config)
+    return checked, launch.preflight(checked.job.spec, None, models.recorded(run_folder, checked.job.spec))
 
 
-def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob) -> None:
+def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: models.ModelSources) -> None:
     """Run the attempt to its end.
 
     Raises:
@@ -149,6 +148,7 @@ def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob) -> None:
         resume=True,
         job_folder=None,
         model_folder=folder.model if pod.has_storage else None,
+        sources=sources,
         notes=() if pod.has_storage else (NO_STORAGE,),
     )
     from rljob_runtime.cluster.ray_cluster import RayCluster
@@ -173,9 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outputs.enter_context(_copied_to([log]))
             _claim(pid_file.driver_file(options.state_folder))
             last.checking = True
-            checked = checked_job(options.spec_file)
+            checked, sources = checked_job(options.spec_file, folder.path)
             last.checking = False
-            drive(pod, folder, checked)
+            drive(pod, folder, checked, sources)
     return last.exit_code
 
 

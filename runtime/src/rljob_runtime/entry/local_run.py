@@ -21,8 +21,8 @@ from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.entry import attempt, local_checks
 from rljob_runtime.errors import Interrupted, RuntimeFault
 from rljob_runtime.exit_codes import ExitCode
-from rljob_runtime.job import launch
-from rljob_runtime.job.model_shape import read_shape
+from rljob_runtime.job import launch, models
+from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.worker_settings import node_cpus
 from rljob_runtime.loop.checkpointing import CheckpointStore
 from rljob_runtime.report import FolderMode, RunFolder, make_display
@@ -40,19 +40,21 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     """
     job_folder = path.resolve().parent
     try:
-        checked = check(text, shape_of=read_shape)
-        local_checks.check(checked.job.spec, os.environ)
-        launch.preflight(checked.job.spec, job_folder)
+        checked = check(text, shape_of=read_shape, config_of=read_config)
+        spec = checked.job.spec
+        local_checks.check(spec, os.environ)
+        run_path = run_dir or Path("runs") / checked.job.metadata.name
+        sources = launch.preflight(spec, job_folder, models.recorded(run_path, spec) if resume else {})
     except (SpecInvalidError, RuntimeFault) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.INVALID
     try:
-        prepared = _prepare(checked, job_folder, run_dir, overwrite, resume)
+        prepared = _prepare(checked, job_folder, run_path, overwrite, resume, sources)
     except RuntimeFault as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.FAILED
     try:
-        cluster = make_cluster(checked.job.spec, prepared.folder.logs)
+        cluster = make_cluster(spec, prepared.folder.logs)
         attempt.run(prepared, cluster, make_display(sys.stdout, clock=time.monotonic))
     except (Interrupted, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
@@ -70,11 +72,20 @@ def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
     return EmbeddedCluster(log_dir.resolve(), node_cpus(spec), {g.name: dict(g.labels) for g in spec.node_groups})
 
 
-def _prepare(checked: CheckedJob, job_folder: Path, run_dir: Path | None, overwrite: bool, resume: bool) -> attempt.Attempt:
+def _prepare(
+    checked: CheckedJob, job_folder: Path, run_path: Path, overwrite: bool, resume: bool, sources: models.ModelSources
+) -> attempt.Attempt:
     spec = checked.job.spec
     mode = FolderMode.RESUME if resume else FolderMode.OVERWRITE if overwrite else FolderMode.NEW
-    folder = RunFolder.open(run_dir or Path("runs") / checked.job.metadata.name, mode)
+    folder = RunFolder.open(run_path, mode)
     store = CheckpointStore(local_checks.checkpoint_folder(spec, folder.checkpoints), spec.checkpoint.keep)
     return attempt.prepare(
-        checked, folder, store, resume=resume, job_folder=job_folder, model_folder=folder.model, notes=local_checks.notes(spec)
+        checked,
+        folder,
+        store,
+        resume=resume,
+        job_folder=job_folder,
+        model_folder=folder.model,
+        sources=sources,
+        notes=local_checks.notes(spec),
     )

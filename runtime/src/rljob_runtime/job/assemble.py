@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
@@ -22,6 +22,7 @@ from rljob_runtime.data.source import PromptSource, open_rows
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.job import learning_settings, worker_settings
 from rljob_runtime.job.launch import load_tokenizer
+from rljob_runtime.job.models import LOCAL, ModelSources, with_folders
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
@@ -34,7 +35,8 @@ from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
 from rljob_runtime.weightsync.packing import plan_buckets
-from rljob_runtime.weightsync.publisher import MAX_DIFFERENCE, ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.probe import ProbeLimits, default_limits
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transports import transport
 
 if TYPE_CHECKING:
@@ -47,16 +49,22 @@ Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
 
 async def assemble(
-    spec: RLJobSpec, workers: JobWorkers, store: Checkpoints, state: DriverState | None, reporter: Reporter, job_folder: Path | None = None
+    spec: RLJobSpec,
+    workers: JobWorkers,
+    store: Checkpoints,
+    state: DriverState | None,
+    reporter: Reporter,
+    job_folder: Path | None = None,
+    sources: ModelSources = LOCAL,
 ) -> tuple[Parts, LoopConfig]:
-    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on.
+    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on, ``sources`` where the tokenizer comes from.
 
     Raises:
         DataError: of the data, or of a saved position that is not of this data.
         ModelError: the tokenizer cannot be loaded.
         PluginError: a Custom advantage estimator cannot be imported.
     """
-    tokenizer = await asyncio.to_thread(load_tokenizer, spec)
+    tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
     source = await asyncio.to_thread(training_source, spec, tokenizer)
     probe = _probe(spec, source.next(spec.weight_sync.probe.sequences))
     source = await asyncio.to_thread(training_source, spec, tokenizer)
@@ -80,11 +88,10 @@ async def assemble(
         done=state.done if state else (),
         on_lost=log_loss,
     )
-    specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
     publisher = WeightPublisher(
         trainers=workers.trainer.workers,
         engines=workers.engines,
-        manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
+        manifest=plan_buckets(await _weight_specs(workers), spec.weight_sync.bucket_bytes),
         transport=transport(spec.weight_sync.backend),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=probe,
@@ -101,6 +108,11 @@ async def assemble(
         reporter=reporter,
     )
     return parts, _loop_config(spec)
+
+
+async def _weight_specs(workers: JobWorkers) -> Any:
+    """Names, shapes and types of what the trainer sends."""
+    return await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
 
 
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
@@ -169,9 +181,15 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
 def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
     """Probes are the first prompts of the data, cut to a length that costs nothing."""
     wanted = spec.weight_sync.probe
+    mean, tail = default_limits([spec.model.dtype.value])
     return ProbeConfig(
         every_syncs=wanted.every_syncs,
-        max_difference=wanted.max_difference or MAX_DIFFERENCE[spec.model.dtype.value],
+        limits=ProbeLimits(
+            mean=wanted.mean_difference or mean,
+            tail=wanted.tail_difference or tail,
+            fail_factor=wanted.fail_factor,
+            fail_after=wanted.fail_after,
+        ),
         sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
     )
 

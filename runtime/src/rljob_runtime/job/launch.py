@@ -12,18 +12,22 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import Plan, PlannedComponent
+from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data import tokenizer
 from rljob_runtime.data.source import open_rows
 from rljob_runtime.engine.registry import check_engines
-from rljob_runtime.errors import DeadlineError, ModelError, SetupError, StartupDeadlineError
-from rljob_runtime.job import device_sharing, learning_settings, worker_settings
-from rljob_runtime.job.model_shape import read_shape
+from rljob_runtime.errors import DeadlineError, SetupError, StartupDeadlineError
+from rljob_runtime.job import device_sharing, learning_settings, models, worker_settings
+from rljob_runtime.job.model_shape import read_config, read_shape
+from rljob_runtime.job.models import ModelSources
 from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
@@ -35,19 +39,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHUTDOWN_TIMEOUT_S = 20.0
-HUB_TIMEOUT_S = 10.0
 
 
-def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
-    """Find out before any process starts what the spec names and is not there: about a second.
+def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping[str, str] = MappingProxyType({})) -> ModelSources:
+    """Find out before any process starts what the spec names and is not there: about a second, and a few requests for a model on the Hub.
 
     The user's own functions and the engines' packages are only looked for when there is a job folder: in a cluster the workers' image
-    decides, not this one.
+    decides, not this one. ``earlier_commits`` are those of Hub models that the run used before (:func:`.models.recorded`).
+
+    Returns:
+        Where the model comes from.
 
     Raises:
         SetupError: another Ray is installed than ``spec.rayVersion`` asks for, or an engine's package is not.
-        SpecInvalidError: an engine does not take an argument of ``engine.extraArgs``.
-        ModelError: neither a local folder nor a Hub id that can be resolved.
+        SpecInvalidError: an engine does not take an argument of ``engine.extraArgs``, or the model is of a kind that cannot be trained.
+        ModelError: neither a local folder nor a model of the Hub that this machine may read.
         DataError: a file or task that cannot be read, or is empty.
         PluginError: a policy loss or an advantage estimator that cannot be imported from ``job_folder``.
         RewardSetupError: a reward function that cannot be imported from ``job_folder``.
@@ -55,8 +61,10 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     installed = version("ray")
     if spec.ray_version not in (None, installed):
         raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
-    for path in {spec.model.path, spec.model.tokenizer_path or spec.model.path}:
-        _check_model_path(path)
+    sources = models.locate(spec, earlier_commits)
+    config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
+    if config is not None and (problems := model_problems(spec, config)):
+        raise SpecInvalidError(problems)
     for source in (*spec.data.train, *spec.data.validation):
         open_rows(worker_settings.source_config(source), spec.seed)
     if job_folder is not None:
@@ -66,13 +74,16 @@ def preflight(spec: RLJobSpec, job_folder: Path | None) -> None:
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
+    return sources
 
 
-async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path | None, log_dir: Path) -> JobWorkers:
-    """Start the cluster and all workers; returns when all that hold a model have loaded it.
+async def launch(
+    job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path | None, log_dir: Path, sources: ModelSources
+) -> JobWorkers:
+    """Start the cluster, have every node download what lies on the Hub, start all workers; returns when all have loaded their model.
 
     Raises:
-        ClusterError, WorkerLostError, WorkerFailedError, ModelError, RewardSetupError, StartupDeadlineError.
+        ClusterError, WorkerLostError, WorkerFailedError, ModelError, DownloadError, RewardSetupError, StartupDeadlineError.
     """
     spec = job.spec
     deadline = time.monotonic() + spec.startup_deadline_seconds
@@ -82,18 +93,22 @@ async def launch(job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, j
 
     with reporter.phase("starting the Ray cluster"):
         await cluster.start(plan, left_s(), reporter.event)
+    folders: Mapping[int, models.Folders] = {}
+    if sources.models:
+        with reporter.phase("downloading the model"):
+            folders = await models.download(sources, spec, plan, cluster, left_s(), reporter.event)
     running: dict[str, list[Worker]] = {}
     with reporter.phase("loading model and engines"):
         stages = device_sharing.start_stages(spec, plan)
         for stage in stages:
-            specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir) for c in stage}
+            specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders) for c in stage}
             started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
             running |= {name: [next(started) for _ in part] for name, part in specs.items()}
             groups = [running[c.name] for c in stage if ROLES[c.role].process_group]
             await _set_up_all(groups, left_s(), float(spec.startup_deadline_seconds))
             if stage is not stages[-1]:
                 await device_sharing.release_devices(spec, stage, running, left_s())
-    leases = device_sharing.lease_devices(spec, plan, running, read_shape(spec), reporter.switched)
+    leases = device_sharing.lease_devices(spec, plan, running, read_shape(models.with_folders(spec, sources.here)), reporter.switched)
     workers = job_workers(spec, plan, running, leases)
     reporter.resident(workers.residency())
     return workers
@@ -134,7 +149,7 @@ async def load_checkpoint(workers: JobWorkers, folder: Path, step: int) -> None:
                 await gather_all([w.start("load_checkpoint", path) for w in component.workers], IO_TIMEOUT_S)
 
 
-async def export(spec: RLJobSpec, workers: JobWorkers, folder: Path) -> None:
+async def export(spec: RLJobSpec, workers: JobWorkers, folder: Path, sources: ModelSources) -> None:
     """Write the trained policy as a Hugging Face folder, with its tokenizer also when that came from elsewhere.
 
     Raises:
@@ -143,7 +158,7 @@ async def export(spec: RLJobSpec, workers: JobWorkers, folder: Path) -> None:
     async with workers.trainer.leased(spec.training.steps):
         await gather_all([w.start("export_hf", str(folder)) for w in workers.trainer.workers], IO_TIMEOUT_S)
     if spec.model.tokenizer_path is not None:
-        await asyncio.to_thread(lambda: load_tokenizer(spec).save_pretrained(folder))
+        await asyncio.to_thread(lambda: load_tokenizer(models.with_folders(spec, sources.here)).save_pretrained(folder))
 
 
 async def shut_down(cluster: Cluster, workers: JobWorkers | None = None) -> None:
@@ -173,13 +188,23 @@ async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_
     await gather_all([w.start("setup", host, port, collective_timeout_s) for w in group], timeout_s)
 
 
-def worker_specs(spec: RLJobSpec, plan: Plan, component: PlannedComponent, job_folder: Path | None, log_dir: Path) -> list[WorkerSpec]:
-    """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python."""
+def worker_specs(
+    spec: RLJobSpec,
+    plan: Plan,
+    component: PlannedComponent,
+    job_folder: Path | None,
+    log_dir: Path,
+    folders: Mapping[int, models.Folders] = MappingProxyType({}),
+) -> list[WorkerSpec]:
+    """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python.
+
+    ``folders`` says by rank of the node where models of the Hub lie there.
+    """
     made = []
     devices = device_sharing.device_uses(spec, plan)
     for process in component.processes:
         context = WorkerContext(
-            spec=spec,
+            spec=models.with_folders(spec, folders.get(process.node_rank, {})),
             plan=plan,
             component=component,
             process=process,
@@ -212,22 +237,3 @@ def load_tokenizer(spec: RLJobSpec) -> PreTrainedTokenizerBase:
         ModelError: it cannot be loaded.
     """
     return tokenizer.load_tokenizer(spec.model.tokenizer_path or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
-
-
-def _check_model_path(path: str) -> None:
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{path} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
-        return
-    from huggingface_hub import model_info, try_to_load_from_cache
-
-    try:
-        if isinstance(try_to_load_from_cache(path, "config.json"), str):
-            return
-        model_info(path, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # errors of whichever HTTP library the client carries come through; all mean: not to be had
-        raise ModelError(
-            f"spec.model.path {path!r}: no such folder here ({Path.cwd()}), and not to be had from the Hub ({type(error).__name__}); "
-            "make the quickstart's model with `rljob model tiny --out models/tiny`, or name a folder that exists"
-        ) from error

@@ -1,4 +1,4 @@
-"""How large a job's model is: from its config.json where that is at hand, else from the spec."""
+"""What a job's model is: from its config.json where that is at hand, in its folder or in the Hub's cache, else from the spec."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from rljob_api.errors import ModelShapeError
 from rljob_api.memory import ModelShape, shape_from_config, shape_of
 from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_runtime.hub.source import is_hub_id
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -17,7 +18,7 @@ def read_shape(spec: RLJobSpec) -> ModelShape | None:
 
     Nothing is downloaded, and nothing is refused: whether the model is usable is found out when a run begins.
     """
-    config = _config(Path(spec.model.path))
+    config = read_config(spec)
     if config is not None:
         try:
             return shape_from_config(config)
@@ -26,8 +27,17 @@ def read_shape(spec: RLJobSpec) -> ModelShape | None:
     return shape_of(spec)
 
 
-def _config(folder: Path) -> dict[str, object] | None:
-    path = folder / "config.json"
+def read_config(spec: RLJobSpec) -> dict[str, object] | None:
+    """The model's config.json; None where it is neither in its folder nor in the Hub's cache of this machine, or is not readable.
+
+    Nothing is downloaded, and nothing is refused.
+    """
+    path = Path(spec.model.path) / "config.json"
+    if is_hub_id(spec.model.path):
+        cached = _cached(spec.model.path, spec.model.revision)
+        if cached is None:
+            return None
+        path = cached
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             return None
@@ -35,3 +45,15 @@ def _config(folder: Path) -> dict[str, object] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
+
+
+def _cached(repo: str, revision: str | None) -> Path | None:
+    """The file in the Hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repo, "config.json", revision=revision)
+    except HFValidationError:  # no name of a repository
+        return None
+    return Path(found) if isinstance(found, str) else None

@@ -88,6 +88,17 @@ def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process
     return env | environment.worker_environment(spec, plan, component, process)
 
 
+def download_env(spec: RLJobSpec, plan: Plan, node_rank: int) -> dict[str, str]:
+    """Environment of the process that downloads models on a node: HF_HOME, HF_TOKEN, HF_ENDPOINT, proxies.
+
+    That of the node group, over it what components with processes there set; of several that set a variable, the first.
+    """
+    group = environment.group_environment(spec, plan.nodes[node_rank].group)
+    there = [component_spec(spec, c.name) for c in plan.components if any(p.node_rank == node_rank for p in c.processes)]
+    own = {v.name: v.value for component in reversed(there) for v in component.env if v.value is not None}
+    return group | own
+
+
 def policy_config(
     spec: RLJobSpec,
     *,

@@ -49,7 +49,8 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import StepRecord
-from rljob_runtime.report import Reporter
+from rljob_runtime.report import Level, Reporter
+from rljob_runtime.weightsync.probe import ProbeReport
 from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0
@@ -128,8 +129,7 @@ class _Outcome:
     """When the batch was there; engines that share devices release them after it."""
     trained: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
-    difference: float | None = None
-    """Largest difference that the probe found."""
+    probe: ProbeReport | None = None
     sync: SyncReport | None = None
 
 
@@ -171,14 +171,14 @@ class Driver:
                 groups = await self._take()
                 outcome.taken_s = time.monotonic()
                 if groups is not None and self._leased_engines:
-                    outcome.difference = await self._parts.publisher.probe(self._step)
+                    outcome.probe = await self._probe(self._step)
                     outcome.validated = await self._end_validation()
             if groups is None:
                 await self._save()
                 raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
             await self._train_on(groups, outcome)
         async with self._generating():
-            await self._parts.publisher.probe(self._step)
+            await self._probe(self._step)
         await self._save()
 
     @property
@@ -210,6 +210,13 @@ class Driver:
                 await self._parts.publisher.expected()
         return report
 
+    async def _probe(self, version: int) -> ProbeReport | None:
+        """What the probe of ``version`` found, when it is due; suspect engines are reported."""
+        report = await self._parts.publisher.probe(version)
+        for warning in report.warnings if report is not None else ():
+            self._parts.reporter.event(warning, Level.WARNING)
+        return report
+
     async def _take(self) -> list[Group] | None:
         """The next batch, or None when the run is to stop."""
         take = asyncio.ensure_future(
@@ -239,14 +246,14 @@ class Driver:
         times = _Times(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
         probing = None  # must pass before anything is kept
         if not self._leased_engines:
-            probing = asyncio.ensure_future(self._parts.publisher.probe(version))
+            probing = asyncio.ensure_future(self._probe(version))
         prepared = await self._parts.batches.build(groups, version)
         times.scored_s = time.monotonic()
         critic = await self._train_critic(prepared, version)
         async with self._parts.workers.trainer.leased(version + 1):
             outcome.trained = await self._update(prepared, critic, version)
             if probing is not None:
-                outcome.difference = await probing
+                outcome.probe = await probing
             times.trained_s = time.monotonic()
             self._step = version + 1
             self._parts.scheduler.trained(groups)
@@ -329,8 +336,9 @@ class Driver:
             metrics |= {"sync/version": float(outcome.sync.version), "sync/bytes": float(outcome.sync.size_bytes)}
         if self._leased_engines:
             metrics["time/engine_pause_s"] = counters.engine_pause_s
-        if outcome.difference is not None:
-            metrics["sync/probe_max_abs_diff"] = outcome.difference
+        if (probe := outcome.probe) is not None:
+            metrics |= {"sync/probe_mean_abs_diff": probe.mean, "sync/probe_p95_abs_diff": probe.tail}
+            metrics["sync/probe_max_abs_diff"] = probe.largest
         for message in sorted(set(counters.reward_messages))[:3]:
             reporter.event(f"step {self._step}: {message}")
         for lane, phase, start_s, end_s in times.phases():

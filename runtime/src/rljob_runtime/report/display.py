@@ -50,6 +50,8 @@ class RunInfo:
     seed: int
     spec_yaml: str
     """The resolved spec, shown in the report and kept as spec.yaml."""
+    model_commit: str | None = None
+    """Of a model on the Hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@
     <run>/
       .rljob-run            marks the folder as a run's; without it nothing is ever overwritten
       spec.yaml             the resolved spec
+      models.json           commits of models that came from a Hub (job.models)
       metrics.jsonl         one line a step                 (report.names documents each metric)
       timeline.jsonl        one line a span {lane, phase, start_s, end_s, step}
       switches.jsonl        one line a move of state onto or off a device, with memory before and after (report.switches)

@@ -86,6 +86,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("sync/version", "1", "weight version that all engines confirmed after the step"),
     ("sync/bytes", "bytes", "bytes of weights sent to the engines, summed over engines"),
     (
+        "sync/probe_mean_abs_diff",
+        "nats",
+        "mean difference of a probe's log-probs, trainer against engine, of the worst engine; spec.weightSync.probe limits it",
+    ),
+    ("sync/probe_p95_abs_diff", "nats", "95th percentile of the same differences, which spec.weightSync.probe limits, too"),
+    (
         "sync/probe_max_abs_diff",
         "nats",
         "largest difference of a probe's log-probs, trainer against engine, under the weights that sampled the step's responses",

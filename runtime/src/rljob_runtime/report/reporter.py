@@ -256,6 +256,7 @@ class Reporter:
                     total_s=now - self._zero_s,
                     startup_s=max(0.0, started - self._started_s),
                     seed=self._info.seed,
+                    model_commit=self._info.model_commit,
                     packages=self._packages,
                 )
                 save_summary(self._folder.summary_json, summary)

@@ -79,6 +79,8 @@ class RunSummary:
     seed: int
     packages: Mapping[str, str]
     """Versions of the packages that shape results, and of Python."""
+    model_commit: str | None = None
+    """Of a model that came from the Hub."""
 
 
 def package_versions() -> dict[str, str]:
@@ -119,6 +121,7 @@ def summarize(
     startup_s: float,
     seed: int,
     packages: Mapping[str, str],
+    model_commit: str | None = None,
 ) -> RunSummary:
     """Compute the summary from all steps."""
     rewards = table.column("reward/mean") or (math.nan,) * len(table.steps)
@@ -144,6 +147,7 @@ def summarize(
         weight_version=table.versions[-1] if table.versions else None,
         seed=seed,
         packages=dict(packages),
+        model_commit=model_commit,
     )
 
 

@@ -36,7 +36,7 @@ class PolicyConfig:
     """Everything one policy worker needs to know; equal on all ranks."""
 
     model_path: str
-    """Local folder as ``save_pretrained`` writes it, or a Hub id ``owner/name``."""
+    """Local folder as ``save_pretrained`` writes it."""
     dtype: str = "float32"
     """``float32`` or ``bfloat16``: of the arithmetic, of the weights sent to engines and of exports. A trained policy keeps float32
     masters and reduces gradients in float32 either way; a frozen one, and the frozen weights under adapters, are held in this dtype."""

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -24,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from rljob_api.rules.model import LOGIT_CHANGES
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.logprob import VocabularyPart, selected_logprobs
@@ -31,34 +30,22 @@ from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-"""What of a Hub repository is needed; leaves out the same weights in other formats."""
-
 ONE_UNIT_BYTES = 32 * 2**20
 """A model up to this size is gathered as one unit: layer by layer saves little memory, and took a tenth longer per step (quickstart)."""
 
-LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Config keys of models whose logits are more than ``hidden @ head``; their log-probs would be silently wrong here."""
-
 
 def resolve_folder(model_path: str) -> Path:
-    """The local folder of a model, downloaded first where ``model_path`` is a Hub id.
+    """The folder of a model.
 
     Raises:
-        ModelError: neither an existing folder with a config.json nor a reachable Hub id.
+        ModelError: it is not there, or has no config.json.
     """
     folder = Path(model_path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"model folder {folder} has no config.json; point model_path at a folder written by save_pretrained")
-        return folder
-    remedy = "give an existing folder, mount the volume that holds it, or use a Hub id owner/name with network access or a filled cache"
-    if folder.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
-        raise ModelError(f"model folder {model_path} does not exist; {remedy}")
-    try:
-        return Path(snapshot_download(model_path, allow_patterns=HUB_FILES))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise ModelError(f"model {model_path!r} is no folder here and cannot be fetched from the Hub ({error}); {remedy}") from error
+    if not folder.is_dir():
+        raise ModelError(f"model folder {model_path} does not exist; give an existing folder, or mount the volume that holds it")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} has no config.json; point model_path at a folder written by save_pretrained")
+    return folder
 
 
 def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:

@@ -23,11 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
+from rljob_api.rules.model import DIVIDED_SIZES, TENSOR_PARALLEL_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.lora import LoraLinear, merged_linear
-
-PLANNED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
-"""``model_type`` of the models whose layers are known to be as the plan below says."""
 
 COLUMN = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
 """Linear layers divided by output channels; each rank has the whole input."""
@@ -189,10 +187,10 @@ def _require_plan(model: PreTrainedModel, layers: list[nn.Module], tp_size: int)
     """
     config = model.config.get_text_config()
     remedy = "set tensor_parallel_size to 1"
-    if config.model_type not in PLANNED_MODELS or type(model.get_input_embeddings()) is not nn.Embedding:
-        known = ", ".join(PLANNED_MODELS)
+    if config.model_type not in TENSOR_PARALLEL_MODELS or type(model.get_input_embeddings()) is not nn.Embedding:
+        known = ", ".join(TENSOR_PARALLEL_MODELS)
         raise ModelError(f"model type {config.model_type} has no tensor-parallel plan (there is one for {known}); {remedy}")
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+    for key in DIVIDED_SIZES:
         value = getattr(config, key)
         if value % tp_size != 0:
             raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")

@@ -16,10 +16,8 @@ import numpy as np
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import OnRunning, WeightManifest
+from rljob_runtime.weightsync.probe import ProbeHistory, ProbeLimits, ProbeReport
 from rljob_runtime.weightsync.transport import SyncLink, Transport
-
-MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15}
-"""Allowed difference of a token's log-prob between trainer and engine where the spec sets none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +26,7 @@ class ProbeConfig:
 
     every_syncs: int
     """0 switches it off."""
-    max_difference: float
+    limits: ProbeLimits
     sequences: tuple[tuple[int, ...], ...]
     """Token ids of each probe, at least two tokens."""
 
@@ -85,6 +83,7 @@ class WeightPublisher:
         self._prepared = False
         self._timeout_s = timeout_s
         self._probe = probe
+        self._history = ProbeHistory(probe.limits)
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
         self._expected: list[Pending] = []
         self._scored: list[np.ndarray] = []
@@ -135,32 +134,23 @@ class WeightPublisher:
         if self._expected:
             self._scored, self._expected = await gather_all(self._expected, self._timeout_s), []
 
-    async def probe(self, version: int) -> float | None:
-        """Largest difference of a probe token's log-prob between trainer and engines under ``version``; None when not due.
+    async def probe(self, version: int) -> ProbeReport | None:
+        """How far trainer and engines are apart in a probe token's log-prob under ``version``; None when not due.
 
         Called between :meth:`expect` and the next :meth:`publish`; costs least while the engines have nothing to generate.
 
         Raises:
-            WeightSyncError: the difference is above the limit, or not a number.
+            WeightSyncError: they are too far apart, see :class:`~rljob_runtime.weightsync.probe.ProbeHistory`.
         """
         if not self._expected and not self._scored:
             return None
         scoring = self._link.on_engines("score", self._probe.sequences, self._timeout_s)
         expected, scores = await asyncio.gather(gather_all(self._expected, self._timeout_s), self._link.engines_done(scoring))
         wanted = _without_first((self._scored + expected)[0], self._lengths)
-        worst = 0.0
-        for index, score in scores.items():
-            engine = self._link.engines[index]
-            found = np.array([x for s in score for x in s], dtype=np.float32)
-            difference = float(np.max(np.abs(found - wanted)))
-            if not difference <= self._probe.max_difference:
-                raise WeightSyncError(
-                    f"after publishing v{version} {engine.name} and the trainer disagree by {difference:.3g} in a token's log-prob, "
-                    f"allowed {self._probe.max_difference:.3g} (spec.weightSync.probe.maxDifference): "
-                    "the engine does not hold the trainer's weights"
-                )
-            worst = max(worst, difference)
-        return worst
+        found = {
+            self._link.engines[index].name: np.array([x for s in score for x in s], dtype=np.float32) for index, score in scores.items()
+        }
+        return self._history.test(version, wanted, found)
 
 
 def _without_first(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:

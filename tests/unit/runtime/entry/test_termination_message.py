@@ -37,6 +37,7 @@ REASONS = {
     "DataError": Reason.DATA_INVALID,
     "FilteredOutError": Reason.DATA_INVALID,
     "ModelError": Reason.MODEL_INVALID,
+    "DownloadError": Reason.DRIVER_FAILED,
     "DeadlineError": Reason.DEADLINE_EXCEEDED,
     "StartupDeadlineError": Reason.STARTUP_DEADLINE_EXCEEDED,
     "ActiveDeadlineError": Reason.ACTIVE_DEADLINE_EXCEEDED,
@@ -162,7 +163,9 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
     failure = decode(done.stdout.splitlines()[-1])
     assert (done.returncode, failure and failure.reason) == (ExitCode.INVALID, Reason.SPEC_INVALID), done.stderr
     assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == done.stdout
-    killed = code + "kubernetes.checked_job = lambda path: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(kubernetes.main(sys.argv[1:]))"
+    killed = (
+        code + "kubernetes.checked_job = lambda path, folder: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(kubernetes.main(sys.argv[1:]))"
+    )
     stopped = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=50)
     failure = decode(stopped.stdout.splitlines()[-1])
     assert (stopped.returncode, failure and failure.reason) == (ExitCode.INTERRUPTED, Reason.STOPPED), stopped.stderr

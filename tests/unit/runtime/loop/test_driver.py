@@ -22,6 +22,7 @@ from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
+from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from tests.support.fake_workers import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine, no_texts
@@ -72,7 +73,7 @@ class Run:
             next_group_id=self.start.next_group_id if self.start else 0,
             done=self.start.done if self.start else (),
         )
-        probe = ProbeConfig(every_syncs=1, max_difference=1e-4, sequences=((1, 2, 3),))
+        probe = ProbeConfig(every_syncs=1, limits=ProbeLimits(mean=2e-5, tail=5e-5), sequences=((1, 2, 3),))
         config = LoopConfig(
             total_steps=STEPS,
             groups_per_step=BATCH,
@@ -225,7 +226,7 @@ def test_an_engine_that_serves_another_version_is_named(tmp_path: Path) -> None:
 def test_the_probe_catches_an_engine_whose_weights_differ(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.engine.wrong_from = 3
-    with pytest.raises(WeightSyncError, match=r"after publishing v3 engine-0 and the trainer disagree by 0.01 .* allowed 0.0001"):
+    with pytest.raises(WeightSyncError, match=r"after publishing v3 engine-0 and the trainer disagree by 0\.00.*, more than 2 times what"):
         run.drive()
     assert [m["step"] for m in run.metrics()] == [1, 2, 3]
 

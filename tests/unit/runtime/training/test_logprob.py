@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rljob_runtime.training import logprob
 from rljob_runtime.training.logprob import selected_logprobs
 
 
@@ -16,7 +17,7 @@ def inputs(dtype: torch.dtype, rows: int = 13) -> tuple[torch.Tensor, torch.Tens
 
 
 def full_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = (hidden @ weight.T).float() / temperature
+    logits = (hidden.float() @ weight.float().T) / temperature
     return logits.log_softmax(-1)[torch.arange(targets.numel()), targets]
 
 
@@ -31,9 +32,16 @@ def test_equals_full_logits(chunk_tokens: int, temperature: float, dtype: torch.
     expected = full_logprobs(hidden, weight, targets, temperature)
     expected_gradients = torch.autograd.grad((expected * upstream).sum(), (hidden, weight))
     assert result.dtype is torch.float32
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=2e-6)  # also for bfloat16 inputs: float32 after the product
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=2e-6)  # also for bfloat16 inputs: their logits are never rounded
     for got, want in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_a_head_wider_than_one_block_is_widened_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets = inputs(torch.bfloat16)
+    monkeypatch.setattr(logprob, "WIDENED_ROWS", 7)
+    result = selected_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=5)
+    torch.testing.assert_close(result, full_logprobs(hidden, weight, targets, 1.0), rtol=1e-6, atol=2e-6)
 
 
 def test_frozen_head_gets_no_gradient() -> None:
@@ -66,7 +74,7 @@ def test_entropy_equals_full_logits(chunk_tokens: int, temperature: float, dtype
     upstream = torch.stack([torch.linspace(-1, 1, targets.numel()), torch.linspace(2, -1, targets.numel())])
     result = selected_logprobs(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=True)
     gradients = torch.autograd.grad((result * upstream).sum(), (hidden, weight))
-    everything = ((hidden @ weight.T).float() / temperature).log_softmax(-1)
+    everything = ((hidden.float() @ weight.float().T) / temperature).log_softmax(-1)
     entropy = -(everything.exp() * everything).sum(-1)
     expected = torch.stack([full_logprobs(hidden, weight, targets, temperature), entropy])
     expected_gradients = torch.autograd.grad((expected * upstream).sum(), (hidden, weight))

@@ -1,0 +1,125 @@
+"""What a model's ``config.json`` says about whether a run would refuse it, so that it is said before a device is taken.
+
+The runtime refuses the same when it loads the model (``rljob_runtime.training.model``, ``.parallel``), where it has the real module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+Config = Mapping[str, object]
+
+TENSOR_PARALLEL_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+"""``model_type`` of the models whose layers the trainer can divide."""
+DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
+LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Config keys of models whose logits are more than ``hidden @ head``; their log-probs would be silently wrong."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""How the families of mixtures call the number of experts of a layer."""
+OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "video_config": "video"}
+"""Sections of models that read more than text."""
+_DENSE = "use a dense text model"
+
+
+def model_problems(spec: RLJobSpec, config: Config) -> list[FieldError]:
+    """Why a run with the model of this ``config.json`` would be refused.
+
+    Args:
+        spec: of the job.
+        config: the file as an object; keys that are missing or of another type say nothing.
+    """
+    text = config.get("text_config")
+    decoder: Config = text if isinstance(text, Mapping) else config
+    return [problem for rule in RULES for problem in rule(spec, config, decoder)]
+
+
+def _mixture(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    key = next((k for k in EXPERT_COUNTS if (_count(decoder, k) or 0) > 1), None)
+    if key is not None:
+        problem = f"config.json has model_type {_type(decoder)} and {key} {_count(decoder, key)}: mixtures of experts cannot be trained yet"
+        yield _error("spec.model.path", spec.model.path, problem, _DENSE)
+
+
+def _other_senses(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    key = next((k for k in OTHER_SENSES if isinstance(config.get(k), Mapping)), None)
+    if key is not None:
+        problem = f"config.json has model_type {_type(config)} and {key}: a model that reads {OTHER_SENSES[key]} cannot be trained yet"
+        yield _error("spec.model.path", spec.model.path, problem, _DENSE)
+
+
+def _not_causal(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    if config.get("is_encoder_decoder") is True:
+        problem = f"config.json has model_type {_type(config)} and is_encoder_decoder true: only causal language models can be trained"
+        yield _error("spec.model.path", spec.model.path, problem, _DENSE)
+
+
+def _quantized(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    found = config.get("quantization_config")
+    if isinstance(found, Mapping):
+        problem = f"config.json has quantization_config with quant_method {found.get('quant_method')}: quantized weights cannot be trained"
+        yield _error("spec.model.path", spec.model.path, problem, "name the checkpoint that it was made from, in bfloat16 or float32")
+
+
+def _logits(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    for key in LOGIT_CHANGES:
+        if decoder.get(key) not in (None, 1, 1.0):
+            problem = f"config.json has {key} {decoder[key]}: models that change logits after the head are not supported"
+            yield _error("spec.model.path", spec.model.path, problem, "use another model")
+
+
+def _trainer_tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    tensor = spec.training.tensor_parallel_size
+    if tensor == 1:
+        return
+    path = "spec.training.tensorParallelSize"
+    if _type(decoder) not in TENSOR_PARALLEL_MODELS:
+        known = ", ".join(TENSOR_PARALLEL_MODELS)
+        problem = f"config.json has model_type {_type(decoder)}, whose layers the trainer cannot divide (it can for {known})"
+        yield _error(path, tensor, problem, "write 1, or use a model of one of these types")
+        return
+    for key in DIVIDED_SIZES:
+        size = _count(decoder, key)
+        if size is not None and size % tensor:
+            yield _error(path, tensor, f"does not divide {key} {size} of config.json", f"use {_divisors(size, tensor)}")
+
+
+def _engine_tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    heads = _count(decoder, "num_attention_heads")
+    for index, component in enumerate(spec.components):
+        tensor = component.engine.tensor_parallel_size if component.engine is not None else 1
+        if heads is not None and heads % tensor:
+            path = f"spec.components[{index}].engine.tensorParallelSize"
+            yield _error(path, tensor, f"does not divide num_attention_heads {heads} of config.json", f"use {_divisors(heads, tensor)}")
+
+
+def _type(config: Config) -> str:
+    return str(config.get("model_type"))
+
+
+def _count(config: Config, key: str) -> int | None:
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _divisors(size: int, near: int) -> str:
+    """The divisors of ``size`` on both sides of ``near``."""
+    below = next(count for count in range(min(near, size), 0, -1) if size % count == 0)
+    above = next((count for count in range(near + 1, min(size, 64) + 1) if size % count == 0), None)
+    return f"{below}" if above is None else f"{below} or {above}"
+
+
+RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] = (
+    _mixture,
+    _other_senses,
+    _not_causal,
+    _quantized,
+    _logits,
+    _trainer_tensor_parallel,
+    _engine_tensor_parallel,
+)
+"""Each independent of the others; gets the whole config and that of its text decoder."""

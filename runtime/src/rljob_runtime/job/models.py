@@ -1,0 +1,225 @@
+"""Where a job's model and tokenizer come from: folders that the spec names, or a Hub, from which each node downloads them once.
+
+::
+
+    spec ── locate (driver, before anything starts) ──> ModelSources ── download (a worker per node) ──> folders by node
+                                                                └── spec with local folders: for the driver, for the workers of a node
+
+No other worker asks the Hub, and engines could not: they run with HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rljob_api.planning.plan import Plan
+from rljob_api.v1alpha1 import RLJobSpec
+from rljob_runtime.cluster.protocol import Cluster, Pending, Worker, WorkerSpec
+from rljob_runtime.errors import DownloadError, ModelError, StartupDeadlineError
+from rljob_runtime.hub.resolve import resolve
+from rljob_runtime.hub.source import HubModel, is_hub_id
+from rljob_runtime.job import worker_settings
+from rljob_runtime.job.roles import ROLES
+from rljob_runtime.report.disk import replace_text
+from rljob_runtime.report.text import format_bytes
+
+SAY_EVERY_S = 10.0
+"""How often a download reports how far it is."""
+ANSWER_S = 10.0
+"""For a worker to say how far it is; one that does not is left out of that line."""
+RECORD = "models.json"
+"""In the run folder: which commit of a Hub model the run uses, so that a resumed run uses the same."""
+
+Folders = Mapping[str, str]
+"""Local folder by what the spec names, for what the spec names on a Hub."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSources:
+    """What to download, and what the driver has already."""
+
+    models: tuple[HubModel, ...] = ()
+    """Empty where the spec names folders only."""
+    here: Folders = field(default_factory=dict)
+    """Folders on the driver's machine, without weights."""
+
+    @property
+    def commits(self) -> dict[str, str]:
+        """Commit by repository."""
+        return {model.repo: model.commit for model in self.models}
+
+
+LOCAL = ModelSources()
+"""Folders only."""
+
+
+def locate(spec: RLJobSpec, earlier: Mapping[str, str]) -> ModelSources:
+    """Find model and tokenizer: folders on this machine, or on the Hub.
+
+    Args:
+        spec: of the job.
+        earlier: commits that an earlier attempt of the run used, from :func:`recorded`.
+
+    Raises:
+        ModelError: one of them is not to be had.
+    """
+    models: list[HubModel] = []
+    here: dict[str, str] = {}
+    for path, name in _named(spec).items():
+        if not is_hub_id(path):
+            _check_folder(spec, path, name)
+            continue
+        is_model = path == spec.model.path
+        revision = earlier.get(path) or (spec.model.revision if is_model else None)
+        model, folder = resolve(path, revision, field=name, weights=is_model, code=spec.model.trust_remote_code)
+        models.append(model)
+        here[path] = str(folder)
+    return ModelSources(models=tuple(models), here=here)
+
+
+def with_folders(spec: RLJobSpec, folders: Folders) -> RLJobSpec:
+    """The spec as a machine sees it on which what it names on the Hub lies in ``folders``."""
+    if not folders:
+        return spec
+    tokenizer = spec.model.tokenizer_path
+    changes = {
+        "path": folders.get(spec.model.path, spec.model.path),
+        "tokenizer_path": None if tokenizer is None else folders.get(tokenizer, tokenizer),
+    }
+    return spec.model_copy(update={"model": spec.model.model_copy(update=changes)})
+
+
+def record(folder: Path, spec: RLJobSpec, sources: ModelSources) -> None:
+    """Keep in the run folder which commits are used.
+
+    Raises:
+        RuntimeFault: it cannot be written.
+    """
+    if sources.models:
+        kept = {"revision": spec.model.revision, "commits": sources.commits}
+        replace_text(folder / RECORD, json.dumps(kept, indent=2) + "\n", "the commits of the models")
+
+
+def recorded(folder: Path, spec: RLJobSpec) -> dict[str, str]:
+    """Commits by repository that the run in ``folder`` used; none where it asked for another revision, or there is no such run."""
+    try:
+        kept = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return dict(kept["commits"]) if kept["revision"] == spec.model.revision else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+async def download(
+    sources: ModelSources, spec: RLJobSpec, plan: Plan, cluster: Cluster, timeout_s: float, notify: Callable[[str], None]
+) -> dict[int, Folders]:
+    """Download everything on each node that loads a model; returns the folders by rank of the node.
+
+    Raises:
+        ModelError: a node may not read it, or has too small a disk; names the node.
+        DownloadError: the connection of a node failed for good.
+        StartupDeadlineError: it took too long; says which nodes are how far.
+        ClusterError, WorkerLostError, WorkerFailedError.
+    """
+    if not sources.models:
+        return {}
+    deadline = time.monotonic() + timeout_s
+    ranks = _nodes_with_models(plan)
+    workers = await cluster.start_workers([_worker(sources, spec, plan, rank) for rank in ranks], timeout_s)
+    try:
+        fetching = {rank: worker.start("fetch") for rank, worker in zip(ranks, workers, strict=True)}
+        tasks = {asyncio.ensure_future(_named_result(plan, rank, call, timeout_s)): rank for rank, call in fetching.items()}
+        try:
+            while waiting := [task for task in tasks if not task.done()]:
+                left_s = deadline - time.monotonic()
+                await asyncio.wait(waiting, timeout=max(0.0, min(SAY_EVERY_S, left_s)), return_when=asyncio.FIRST_EXCEPTION)
+                _raise_first(tasks)
+                slow = [(tasks[t], workers[ranks.index(tasks[t])]) for t in tasks if not t.done()]
+                if slow:
+                    text = f"downloading {_in_words(sources)}: {await _progress(sources, plan, slow)}"
+                    if time.monotonic() >= deadline:
+                        raise StartupDeadlineError(f"{text} after {timeout_s:.0f} s (spec.startupDeadlineSeconds)")
+                    notify(text)
+            return {rank: task.result() for task, rank in tasks.items()}
+        finally:
+            for task in tasks:
+                task.cancel()
+    finally:
+        cluster.end_workers(workers)
+
+
+def _named(spec: RLJobSpec) -> dict[str, str]:
+    """What the spec names, and by which field; the model comes first."""
+    named = {spec.model.path: "spec.model.path"}
+    if spec.model.tokenizer_path is not None:
+        named.setdefault(spec.model.tokenizer_path, "spec.model.tokenizerPath")
+    return named
+
+
+def _check_folder(spec: RLJobSpec, path: str, name: str) -> None:
+    folder, is_model = Path(path), path == spec.model.path
+    if not folder.exists():
+        raise ModelError(
+            f"{name} {path!r}: no such folder here ({Path.cwd()}), and no Hub id, which is owner/name; mount the volume that holds it, or "
+            "correct the path"
+        )
+    if not (folder / "config.json").is_file() and is_model:
+        raise ModelError(f"{path} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
+    if spec.model.revision is not None and is_model:
+        raise ModelError(
+            f"spec.model.revision {spec.model.revision!r}: {name} {path} is a folder here, which has no revisions; remove the field, or "
+            "write a Hub id as the path"
+        )
+
+
+def _nodes_with_models(plan: Plan) -> list[int]:
+    """Ranks of nodes with a process that loads the model: those whose state takes memory of a device."""
+    return sorted({p.node_rank for c in plan.components if ROLES[c.role].state_kinds for p in c.processes})
+
+
+def _worker(sources: ModelSources, spec: RLJobSpec, plan: Plan, rank: int) -> WorkerSpec:
+    return WorkerSpec(
+        name=f"download-{rank}",
+        factory="rljob_runtime.hub.download:Downloader",
+        kwargs={"models": sources.models},
+        node_rank=rank,
+        env=worker_settings.download_env(spec, plan, rank),
+        concurrency=2,
+    )
+
+
+async def _named_result(plan: Plan, rank: int, call: Pending, timeout_s: float) -> Folders:
+    try:
+        folders: Folders = await call.result(timeout_s)
+    except (ModelError, DownloadError) as error:
+        raise type(error)(f"{_node(plan, rank)}: {error}") from error
+    return folders
+
+
+def _raise_first(tasks: Mapping[asyncio.Task[Folders], int]) -> None:
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+async def _progress(sources: ModelSources, plan: Plan, slow: Sequence[tuple[int, Worker]]) -> str:
+    """How far each node is that is not done."""
+    total = [model.size_bytes for model in sources.models]
+    of = "" if None in total else f" of {format_bytes(sum(size or 0 for size in total))}"
+    answers = await asyncio.gather(*(w.call("received_bytes", timeout_s=ANSWER_S) for _, w in slow), return_exceptions=True)
+    return ", ".join(
+        f"{_node(plan, rank)} {format_bytes(answer)}{of}" if isinstance(answer, int) else f"{_node(plan, rank)} does not say"
+        for (rank, _), answer in zip(slow, answers, strict=True)
+    )
+
+
+def _in_words(sources: ModelSources) -> str:
+    return " and ".join(f"{model.repo} ({model.commit[:12]})" for model in sources.models)
+
+
+def _node(plan: Plan, rank: int) -> str:
+    return f"node {rank} ({plan.nodes[rank].group})"
