@@ -34,7 +34,7 @@ class Downloader:
 
         Raises:
             ModelError: a file is not there any more, or this node's token may not read it, or the disk is too small.
-            DownloadError: the connection failed for good, or the files are not whole.
+            DownloadError: the connection failed, or the files are not whole.
         """
         return {model.repo: str(fetch_files(model, self._received)) for model in self._models}
 
@@ -60,7 +60,7 @@ def fetch_files(model: HubModel, received: _Received | None = None) -> Path:
 
     Raises:
         ModelError: a file is not there any more, or this machine's token may not read it, or the disk is too small.
-        DownloadError: the connection failed for good, or the files are not whole.
+        DownloadError: the connection failed, or the files are not whole.
     """
     counter = received or _Received()
     _require_space(model)
