@@ -109,6 +109,13 @@ def test_gae_with_its_critic() -> None:
     assert paths(job(CRITIC, algorithm=algorithm, training={"miniBatches": 2})) == []
 
 
+def test_a_critic_may_end_where_the_policys_schedule_does_not_begin() -> None:
+    policy = {"schedule": "Cosine", "learningRate": 1e-6, "minLearningRate": 1e-7, "warmupSteps": 50}
+    own = {"learningRate": 1e-4, "minLearningRate": 1e-5, "learningRateWarmupSteps": 0, "weightDecay": 0.1, "maxGradNorm": 0.5}
+    for critic in (own, {"schedule": "Constant"}, {"learningRate": 1e-8}):
+        assert paths(job(CRITIC, algorithm={"advantage": {"estimator": "GAE"}, "critic": critic}, training=policy)) == []
+
+
 @pytest.mark.parametrize(
     "kl",
     [

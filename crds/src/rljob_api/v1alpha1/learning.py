@@ -63,6 +63,8 @@ class Training(SpecModel):
     """Training steps; each consumes promptsPerStep groups and publishes one version of the weights."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
+    min_learning_rate: NonNegative = 0.0
+    """Where the schedules Linear and Cosine end."""
     schedule: Schedule = Schedule.CONSTANT
     """Learning rate over the steps."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
