@@ -15,15 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
-from rljob_api.v1alpha1.data import DType
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-DTYPE_BYTES: Mapping[DType, int] = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
 MASTER_BYTES = 4
 """Bytes of one float32 number."""
 ONE_UNIT_BYTES = 32 * MIB
@@ -404,6 +403,6 @@ class CriticNeeds(PolicyNeeds):
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
     """Bytes of the largest bucket of a weight sync: bucketBytes, or the embedding where that is larger, at most all weights."""
-    number = DTYPE_BYTES[spec.model.dtype]
+    number = DTYPE_BYTES[sync_dtype(spec)]
     embedding = 0 if shape.decoder is None else shape.decoder.embedding_parameters * number
     return min(shape.parameters * number, max(spec.weight_sync.bucket_bytes, embedding))

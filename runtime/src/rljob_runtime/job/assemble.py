@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_api.dtypes import engine_dtypes, sync_dtype
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import UpdateMode
@@ -81,10 +82,11 @@ async def assemble(
         on_lost=log_loss,
     )
     specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    travelling = [(name, sync_dtype(spec).value, shape) for name, _, shape in specs]
     publisher = WeightPublisher(
         trainers=workers.trainer.workers,
         engines=workers.engines,
-        manifest=plan_buckets(specs, spec.weight_sync.bucket_bytes),
+        manifest=plan_buckets(travelling, spec.weight_sync.bucket_bytes),
         transport=transport(spec.weight_sync.backend),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=probe,
@@ -171,7 +173,7 @@ def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
     wanted = spec.weight_sync.probe
     return ProbeConfig(
         every_syncs=wanted.every_syncs,
-        max_difference=wanted.max_difference or MAX_DIFFERENCE[spec.model.dtype.value],
+        max_difference=wanted.max_difference or max(MAX_DIFFERENCE[dtype] for dtype in {spec.model.dtype, *engine_dtypes(spec)}),
         sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
     )
 

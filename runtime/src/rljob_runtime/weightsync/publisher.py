@@ -18,8 +18,8 @@ from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import OnRunning, WeightManifest
 from rljob_runtime.weightsync.transport import SyncLink, Transport
 
-MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15}
-"""Allowed difference of a token's log-prob between trainer and engine where the spec sets none."""
+MAX_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.15}
+"""Allowed difference of a token's log-prob between trainer and engine where the spec sets none; the larger where their types differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

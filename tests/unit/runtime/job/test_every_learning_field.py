@@ -397,7 +397,7 @@ class SpecifiedTrainer(CountingTrainer):
     """Has one tensor."""
 
     def weight_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        return [("model.embed_tokens.weight", "float32", (2, 2))]
+        return [("model.embed_tokens.weight", "trainer's own", (2, 2))]
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
