@@ -101,7 +101,10 @@ class OffPolicy(SpecModel):
 
 
 class KL(SpecModel):
-    """Penalty for leaving the reference policy; needs a Reference component when the coefficient is above 0."""
+    """Penalty for leaving the reference policy.
+
+    A coefficient above 0 needs a Reference component, or adapters (model.lora), whose base then is the reference.
+    """
 
     coefficient: NonNegative = 0.0
     """Weight of the penalty; 0 switches it and the reference off."""

@@ -420,7 +420,7 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
         rollout=[ScriptedEngine()],
         reward=[SpecifiedTrainer("reward-0")],
         tensor_parallel_size=ROLES[Role.TRAINER].ranks_per_share(spec),
-        recomputes=ROLES[Role.TRAINER].scores_in(spec),
+        trainer_scores=[scoring.result for scoring in ROLES[Role.TRAINER].scorings_in(spec)],
         names={component.role: component.name for component in spec.components},
     )
     nothing = cast(Any, None)
