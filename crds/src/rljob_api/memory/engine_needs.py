@@ -70,7 +70,7 @@ class EngineNeeds:
         cache, capacity = self._cache(fixed)
         states = (*fixed, *cache)
         return ProcessNeeds(
-            active=frozenset({Phase.GENERATE, Phase.WEIGHT_SYNC}),
+            active=frozenset({Phase.GENERATE} if self.spec.validates_only else {Phase.GENERATE, Phase.WEIGHT_SYNC}),
             states=states,
             starting=states,
             working={Phase.WEIGHT_SYNC: self._reloading()},

@@ -27,6 +27,8 @@ def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
 
 def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
     steps, alone = spec.training.steps, spec.algorithm.critic.warmup_steps
+    if spec.validates_only:
+        return
     described = f"training.steps ({steps})" + (f" less algorithm.critic.warmupSteps ({alone})" if alone else "")
     yield from _warmup(spec.training, "spec.training.warmupSteps", steps - alone, described)
     yield from _min_learning_rate(spec.training, "spec.training.minLearningRate", "training")
@@ -56,6 +58,8 @@ def _min_learning_rate(training: Training, path: str, section: str) -> Iterator[
 def _critic_schedule(spec: RLJobSpec) -> Iterator[FieldError]:
     """What the critic's own settings make of those that it takes over."""
     critic, steps, path = spec.algorithm.critic, spec.training.steps, "spec.algorithm.critic"
+    if spec.validates_only:
+        return
     training = critic.over(spec.training)
     if critic.learning_rate_warmup_steps is not None or critic.schedule is not None:
         yield from _warmup(training, f"{path}.learningRateWarmupSteps", steps, f"training.steps ({steps})")
@@ -64,7 +68,7 @@ def _critic_schedule(spec: RLJobSpec) -> Iterator[FieldError]:
 
 def _critic_warmup(spec: RLJobSpec) -> Iterator[FieldError]:
     warmup, steps = spec.algorithm.critic.warmup_steps, spec.training.steps
-    if warmup >= steps:
+    if warmup >= steps > 0:
         problem = f"leaves none of training.steps ({steps}) to train the policy"
         yield _error("spec.algorithm.critic.warmupSteps", warmup, problem, f"use at most {steps - 1}")
 

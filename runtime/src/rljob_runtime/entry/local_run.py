@@ -41,7 +41,7 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     job_folder = path.resolve().parent
     try:
         checked = check(text, shape_of=read_shape)
-        local_checks.check(checked.job.spec, os.environ)
+        local_checks.check(checked.job.spec, os.environ, resume=resume)
         launch.preflight(checked.job.spec, job_folder)
     except (SpecInvalidError, RuntimeFault) as error:
         sys.stderr.write(f"{error}\n")

@@ -26,11 +26,12 @@ from rljob_runtime.job.launch import load_tokenizer
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
+from rljob_runtime.loop.evaluation import Evaluation
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.overlap.reward_router import RewardRouter
 from rljob_runtime.overlap.rule import Rule
-from rljob_runtime.overlap.scheduler import RolloutScheduler, ScoreResponses
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, ScoreResponses
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
@@ -64,22 +65,17 @@ async def assemble(
     if state is not None:
         source.restore(state.source_state)
     decode: Decode = partial(_decode, tokenizer)
-    score = RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).score
-
-    def log_loss(index: int, error: WorkerLostError) -> None:
-        reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
-
-    num_engines = {component.group.name: len(component.workers) for component in workers.with_role(Role.ROLLOUT)}
+    score = _router(spec, workers).score
     scheduler = RolloutScheduler(
         prompts=source,
         decode=decode,
         engines=workers.engines,
         score=score,
         gate=learning_settings.staleness_gate(spec, state.step if state else 0),
-        config=learning_settings.rollout_config(spec, num_engines, survives_engine_loss=not workers.leased_engines),
+        config=_rollout_config(spec, workers),
         next_group_id=state.next_group_id if state else 0,
         done=state.done if state else (),
-        on_lost=log_loss,
+        on_lost=partial(_log_loss, workers, reporter),
     )
     specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
     travelling = [(name, sync_dtype(spec).value, shape) for name, _, shape in specs]
@@ -103,6 +99,38 @@ async def assemble(
         reporter=reporter,
     )
     return parts, _loop_config(spec)
+
+
+async def assemble_evaluation(spec: RLJobSpec, workers: JobWorkers, reporter: Reporter) -> Evaluation:
+    """Wire a validation-only run over running workers.
+
+    Raises:
+        DataError: of the data.
+        ModelError: the tokenizer cannot be loaded.
+    """
+    tokenizer = await asyncio.to_thread(load_tokenizer, spec)
+    fleet = EngineFleet(workers.engines, config=_rollout_config(spec, workers).fleet, on_lost=partial(_log_loss, workers, reporter))
+    validator = Validator(
+        fleet=fleet,
+        prompts=await asyncio.to_thread(validation_prompts, spec, tokenizer),
+        decode=partial(_decode, tokenizer),
+        score=_router(spec, workers).score,
+        config=learning_settings.validation_config(spec),
+    )
+    return Evaluation(workers=workers, fleet=fleet, validator=validator, reporter=reporter)
+
+
+def _rollout_config(spec: RLJobSpec, workers: JobWorkers) -> RolloutConfig:
+    num_engines = {component.group.name: len(component.workers) for component in workers.with_role(Role.ROLLOUT)}
+    return learning_settings.rollout_config(spec, num_engines, survives_engine_loss=not workers.leased_engines)
+
+
+def _router(spec: RLJobSpec, workers: JobWorkers) -> RewardRouter:
+    return RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards))
+
+
+def _log_loss(workers: JobWorkers, reporter: Reporter, index: int, error: WorkerLostError) -> None:
+    reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
 
 
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
