@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from safetensors.numpy import load_file
 
 from rljob_runtime.report import METRICS
 from tests.integration.jobs import LENGTH_REWARD, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
@@ -123,8 +123,8 @@ def test_adapters_with_their_base_as_the_reference_beside_an_engine_of_another_t
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
     first, last = run.metrics()
-    sizes = [tensor.nbytes for tensor in load_file(run.run_dir / "model" / "model.safetensors").values()]
-    assert first["sync/bytes"] == pytest.approx(sum(sizes), rel=0.01), "what travels is bfloat16, as the trainer has it"
+    exported = (run.run_dir / "model" / "model.safetensors").stat().st_size
+    assert first["sync/bytes"] == pytest.approx(exported, rel=0.05), "what travels is bfloat16, as the trainer has it"
     assert all(1e-4 < m["sync/probe_max_abs_diff"] < 0.15 for m in (first, last)), "one side rounds to bfloat16, the other does not"
     assert abs(first["train/kl_loss"]) < 1e-6, "the policy starts as its base"
     assert last["train/kl_loss"] > 1e-6
@@ -143,7 +143,7 @@ def test_a_validation_only_run_scores_the_model_and_starts_no_trainer(model: Pat
     assert 1 <= row["validation/mean_tokens"] <= 6
     summary = run.summary()
     assert (summary["status"], summary["validation_mean"]) == ("succeeded", row["validation/mean"])
-    assert f"validation: {row['validation/mean']:.3f}" in run.output
+    assert re.search(rf"^validation +{row['validation/mean']:.3f}, ", run.output, re.MULTILINE), run.output
     assert (run.run_dir / "report.html").stat().st_size > 10_000
     assert not (run.run_dir / "model").exists()
     assert {log.stem for log in (run.run_dir / "logs").glob("*-0.log")} == {"actor_infer-0", "reward-0"}
