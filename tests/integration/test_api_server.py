@@ -73,7 +73,6 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ("spec.nodeGroups[]", f"{', '.join(RESERVED_GROUP_NAMES)} are names of the system"): changed(
         lambda m: m["spec"]["nodeGroups"][0].update(name="head")
     ),
-    ("spec.components", "exactly one component must have role Trainer"): component(1, role="Trainer"),
     ("spec.components", "a component must have role Rollout"): component(1, role="Reference"),
     ("spec.components[]", "only a Rollout has an engine"): component(0, engine={}),
     ("spec.components[].placement", "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"): placed(
@@ -97,6 +96,11 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ("spec", "training.warmupSteps must not exceed training.steps"): changed(
         lambda m: m["spec"].update(training={"steps": 5, "warmupSteps": 6})
     ),
+    ("spec", "exactly one component must have role Trainer, unless training.steps is 0"): component(1, role="Trainer"),
+    ("spec", "components must have role Rollout or Reward where training.steps is 0"): changed(
+        lambda m: m["spec"].update(training={"steps": 0})
+    ),
+    ("spec", "give data.train, or training.steps: 0 and data.validation alone"): changed(lambda m: m["spec"].update(data={})),
 }  # fmt: skip
 
 

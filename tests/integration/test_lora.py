@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from rljob_runtime.errors import CheckpointError, ModelError
+from rljob_runtime.errors import CheckpointError, ModelError, OffloadError
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.training import model as model_module
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
@@ -147,6 +147,28 @@ def test_engines_get_the_weights_the_trainer_computes_with(start: StartPolicy, t
     assert np.array_equal(plain.compute_logprobs(batch.token_ids, batch.lengths, 1.0), trained)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_base_answers_for_a_reference_of_its_own(start: StartPolicy, dtype: str) -> None:
+    worker = start(dtype=dtype)
+    for step in range(2):
+        worker.train_step([random_batch(VOCAB, step)], step)
+    batch = random_batch(VOCAB, 7)
+    trained = worker.compute_logprobs(batch.token_ids, batch.lengths, 0.7)
+    base = worker.compute_base_logprobs(batch.token_ids, batch.lengths, 0.7)
+    again = worker.compute_logprobs(batch.token_ids, batch.lengths, 0.7)
+    worker.offload({StateKind.PARAMS})
+    with pytest.raises(OffloadError, match="compute_logprobs"):
+        worker.compute_base_logprobs(batch.token_ids, batch.lengths, 0.7)
+    worker.load({StateKind.PARAMS})
+    assert np.array_equal(worker.compute_base_logprobs(batch.token_ids, batch.lengths, 0.7), base)
+    assert np.array_equal(again, trained), "adapters count again afterwards"
+    reference = start(dtype=dtype, lora=None, trainable=False)
+    assert np.array_equal(reference.compute_logprobs(batch.token_ids, batch.lengths, 0.7), base)
+    assert np.abs(trained - base).max() > 1e-2
+    with pytest.raises(ModelError, match="which has no adapters"):
+        reference.compute_base_logprobs(batch.token_ids, batch.lengths, 0.7)
+
+
 def test_base_weights_never_change_and_the_optimizer_knows_only_adapters(start: StartPolicy) -> None:
     worker = start(weight_decay=0.1, dtype="bfloat16")
     before = full_weights(worker)
@@ -198,6 +220,8 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) ->
     part = slice(None) if dp == 1 else (slice(0, 9), slice(9, 11))[rank // tp]
     metrics = worker.train_step([random_batch(VOCAB, 0, part)], step=0)
     arrays = {f"grad/{key}": value for key, value in gradients(worker, part).items()}
+    scored = random_batch(VOCAB, 7)
+    base_logprobs = worker.compute_base_logprobs(scored.token_ids, scored.lengths, 1.0)
     before = shards(worker)
     worker.offload(StateKind)
     worker.load(StateKind)
@@ -210,7 +234,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) ->
         arrays |= {f"loaded/{key}": value for key, value in packed_weights(worker).items()}
     worker.shutdown()
     if rank == 0:
-        write(base / name / f"{dp}x{tp}", "result", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+        write(base / name / f"{dp}x{tp}", "result", arrays | {"norm": np.array(metrics["train/grad_norm"]), "base": base_logprobs})
 
 
 def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
@@ -249,6 +273,7 @@ def test_two_ranks_equal_one(base: Path, name: str, dp: int, tp: int) -> None:
         difference = max(float(np.abs(value - got[key]).max()) for key, value in expected.items())
         print(f"{name} {dp}x{tp} {prefix} largest difference {difference:.1e}")
         assert difference < tolerance
+    np.testing.assert_allclose(read(two, "result", "base")[""], read(one, "result", "base")[""], atol=1e-6, rtol=0)
     assert read(two, "result", "norm")[""] == pytest.approx(read(one, "result", "norm")[""], rel=1e-6)
 
 

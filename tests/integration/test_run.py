@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import yaml
 
 from rljob_runtime.report import METRICS
 from tests.integration.jobs import LENGTH_REWARD, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
+from tests.layout.tree import ROOT
 
 LOSSES = ("step", "reward/mean", "train/total_loss", "train/grad_norm", "response/mean_tokens", "rollout/logprob_mean")
 
@@ -112,6 +114,43 @@ def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_p
     assert metrics[0]["train/kl_loss"] < metrics[-1]["train/kl_loss"]
     assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)
     assert run.left_behind() == []
+
+
+def test_adapters_with_their_base_as_the_reference_beside_an_engine_of_another_type(model: Path, tmp_path: Path) -> None:
+    manifest = job(model, steps=2, algorithm={"kl": {"coefficient": 0.1}}, training={"steps": 2, "learningRate": 1e-2})
+    manifest["spec"]["model"] |= {"dtype": "bfloat16", "lora": {"rank": 4}}
+    manifest["spec"]["components"][1]["engine"] = {"dtype": "float32"}
+    run = Running(tmp_path, manifest)
+    assert run.wait() == 0, run.output
+    first, last = run.metrics()
+    exported = (run.run_dir / "model" / "model.safetensors").stat().st_size
+    assert first["sync/bytes"] == pytest.approx(exported, rel=0.05), "what travels is bfloat16, as the trainer has it"
+    assert all(1e-4 < m["sync/probe_max_abs_diff"] < 0.15 for m in (first, last)), "one side rounds to bfloat16, the other does not"
+    assert abs(first["train/kl_loss"]) < 1e-6, "the policy starts as its base"
+    assert last["train/kl_loss"] > 1e-6
+    assert not list((run.run_dir / "logs").glob("reference*"))
+
+
+def test_a_validation_only_run_scores_the_model_and_starts_no_trainer(model: Path, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "examples" / "evaluate.yaml").read_text())
+    manifest["spec"]["model"]["path"] = str(model)
+    manifest["spec"]["rewards"] = [{"name": "digits", "type": "Function", "function": "length_reward:score"}]
+    manifest["spec"]["validation"] = {"maxPrompts": 5, "samplesPerPrompt": 2, "temperature": 0.9, "maxResponseTokens": 6}
+    run = Running(tmp_path, manifest)
+    assert run.wait() == 0, run.output
+    (row,) = run.metrics()
+    assert (row["step"], row["validation/prompts"], row["validation/errors"]) == (0, 5, 0)
+    assert 1 <= row["validation/mean_tokens"] <= 6
+    summary = run.summary()
+    assert (summary["status"], summary["validation_mean"]) == ("succeeded", row["validation/mean"])
+    assert re.search(rf"^validation +{row['validation/mean']:.3f}, ", run.output, re.MULTILINE), run.output
+    assert (run.run_dir / "report.html").stat().st_size > 10_000
+    assert not (run.run_dir / "model").exists()
+    assert {log.stem for log in (run.run_dir / "logs").glob("*-0.log")} == {"actor_infer-0", "reward-0"}
+    assert run.left_behind() == []
+    again = Running(tmp_path, manifest, "--resume")
+    assert again.wait() == 2, again.output
+    assert "there is nothing to resume, spec.training.steps is 0" in again.output
 
 
 def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tmp_path: Path) -> None:

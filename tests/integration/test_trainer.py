@@ -438,12 +438,18 @@ def test_model_with_absolute_positions_works_too(start: StartPolicy, tmp_path: P
 
 
 def test_learning_rate_schedules() -> None:
-    def rates(schedule: Schedule, steps: list[int]) -> list[float]:
-        config = PolicyConfig(model_path="m", learning_rate=1.0, warmup_steps=2, total_steps=6, lr_schedule=schedule)
+    def rates(schedule: Schedule, steps: list[int], smallest: float = 0.0) -> list[float]:
+        config = PolicyConfig(
+            model_path="m", learning_rate=1.0, min_learning_rate=smallest, warmup_steps=2, total_steps=6, lr_schedule=schedule
+        )
         return [learning_rate_at(config, step) for step in steps]
 
     assert rates(Schedule.CONSTANT, [0, 1, 2, 100]) == [0.5, 1.0, 1.0, 1.0]
     assert rates(Schedule.LINEAR, [0, 2, 4, 6, 9]) == [0.5, 1.0, 0.5, 0.0, 0.0]
     assert rates(Schedule.COSINE, [2, 4, 6]) == pytest.approx([1.0, 0.5, 0.0])
+    assert rates(Schedule.LINEAR, [0, 2, 4, 6, 9], smallest=0.2) == pytest.approx([0.5, 1.0, 0.6, 0.2, 0.2])
+    assert rates(Schedule.COSINE, [2, 4, 6, 9], smallest=0.2) == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    with pytest.raises(ValueError, match="must be at most learning_rate, 1e-06"):
+        PolicyConfig(model_path="m", learning_rate=1e-6, min_learning_rate=1e-5)
     with pytest.raises(ValueError, match="set total_steps above warmup_steps"):
         PolicyConfig(model_path="m", lr_schedule=Schedule.LINEAR)

@@ -40,7 +40,7 @@ def make_job_workers(
     log: list[str] | None = None,
     leased_engines: Sequence[int] = (),
     tensor_parallel_size: int = 1,
-    recomputes: bool = False,
+    trainer_scores: Sequence[str] = (),
     names: Mapping[Role, str] | None = None,
     **by_role: Sequence[Any],
 ) -> JobWorkers:
@@ -50,7 +50,7 @@ def make_job_workers(
         log: takes the beginning and end of every lease.
         leased_engines: ranks of rollout workers that share devices.
         tensor_parallel_size: of the trainer.
-        recomputes: whether the trainer scores a step before its update.
+        trainer_scores: results of the passes that the trainer makes over a step before its update.
         names: of components; those not listed are called as their role.
         by_role: workers by the role's name in lower case.
     """
@@ -66,7 +66,7 @@ def make_job_workers(
                 role=role,
                 group=LoggedGroup(name, workers, [] if log is None else log, leased),
                 phase=description.phase,
-                scoring=None if role is Role.TRAINER and not recomputes else description.scoring,
+                scorings=tuple(s for s in description.scorings if role is not Role.TRAINER or s.result in trainer_scores),
                 ranks_per_share=tensor_parallel_size if role is Role.TRAINER else 1,
                 checkpoint_folder=description.checkpoint_folder,
             )

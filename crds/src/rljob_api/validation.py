@@ -17,7 +17,7 @@ from rljob_api import planner
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.planning.plan import Plan
 from rljob_api.reading import manifest
-from rljob_api.rules import algorithm, components, data, engine_arguments, offload, pods, rollout, trainer, workers
+from rljob_api.rules import algorithm, components, data, engine_arguments, offload, pods, rollout, trainer, validation_only, workers
 from rljob_api.rules.model import model_problems
 from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
@@ -110,6 +110,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *algorithm.RULES,
     *rollout.RULES,
     *trainer.RULES,
+    *validation_only.RULES,
 )
 """Rules between fields, each independent of the others."""
 

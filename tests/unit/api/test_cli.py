@@ -189,7 +189,7 @@ def test_schema_and_explain() -> None:
     assert yaml.safe_load(rljob("schema").stdout)["kind"] == "CustomResourceDefinition"
     assert json.loads(rljob("schema", "--json").stdout)["additionalProperties"] is False
     text = rljob("explain", "spec.training.steps").stdout
-    assert text.startswith("spec.training.steps  (integer, default 100, at least 1")
+    assert text.startswith("spec.training.steps  (integer, default 100, at least 0")
     assert "promptsPerStep" in rljob("explain", "spec.rollout").stdout
 
 

@@ -56,6 +56,17 @@ def test_a_critic_trains_the_layers_and_has_no_logits() -> None:
     assert {one.phase for one in pool.phases} == {memory.Phase.START_UP, TRAIN_CRITIC, memory.Phase.CRITIC_STEP}
 
 
+def test_a_critics_own_token_budget_bounds_its_activations_alone() -> None:
+    smaller = {"advantage": {"estimator": "GAE"}, "critic": {"microBatchTokens": 4096}}
+    shared, own = estimated(CRITIC), estimated(CRITIC, algorithm=smaller)
+    activations = [terms(device(e, 2), TRAIN_CRITIC, "critic")["activations"] for e in (shared, own)]
+    assert activations[0] == 4 * activations[1]  # 16384 tokens is the default
+    assert terms(device(shared, 0), TRAIN, "actor_train") == terms(device(own, 0), TRAIN, "actor_train")
+    (pool,) = [one for one in device(own, 2).phases if one.phase is TRAIN_CRITIC]
+    remedies = {term.need.name: term.need.remedy for term in pool.terms}
+    assert remedies["activations"] == "a smaller algorithm.critic.microBatchTokens"
+
+
 def test_tensor_parallelism_is_the_trainers_alone() -> None:
     estimate = estimated(CRITIC, training={"tensorParallelSize": 2})
     assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["gathered weights"] == (HEAD + HIDDEN + 2 * LAYER) * 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api import memory
 from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import PlacementMode
 from rljob_api.rules import rollout
@@ -107,6 +108,31 @@ def test_gae_with_its_critic() -> None:
         "critic": {"learningRate": 1e-4, "valueClip": 0.2, "warmupSteps": 99},
     }
     assert paths(job(CRITIC, algorithm=algorithm, training={"miniBatches": 2})) == []
+
+
+def test_a_validation_only_run_has_engines_rewards_and_prompts_alone() -> None:
+    document = job(
+        training={"steps": 0, "stepTimeoutSeconds": 60},
+        validation={"maxPrompts": 5, "samplesPerPrompt": 4, "maxResponseTokens": 8, "temperature": 0.7, "topP": 0.9},
+        rollout={"maxPromptTokens": 64, "maxResponseTokens": 16, "stopTokenIds": [3], "stallTimeoutSeconds": 60},
+    )
+    spec = document["spec"]
+    spec["components"] = [c for c in spec["components"] if c["role"] != "Trainer"]
+    spec["data"] = {"validation": spec["data"]["train"]}
+    assert paths(document) == []
+    spec["model"]["parameterCount"] = 1_000_000
+    checked = check(document)
+    estimate = memory.estimate(checked.job.spec, checked.plan, memory.shape_of(checked.job.spec))
+    assert {phase.phase for pool in estimate.pools for phase in pool.phases} == {memory.Phase.START_UP, memory.Phase.GENERATE}
+    spec["training"]["steps"] = 1
+    assert {"spec.components", "spec.data.train", "spec.data.validation"} <= set(paths(document))
+
+
+def test_a_critic_may_end_where_the_policys_schedule_does_not_begin() -> None:
+    policy = {"schedule": "Cosine", "learningRate": 1e-6, "minLearningRate": 1e-7, "warmupSteps": 50}
+    own = {"learningRate": 1e-4, "minLearningRate": 1e-5, "learningRateWarmupSteps": 0, "weightDecay": 0.1, "maxGradNorm": 0.5}
+    for critic in (own, {"schedule": "Constant"}, {"learningRate": 1e-8}):
+        assert paths(job(CRITIC, algorithm={"advantage": {"estimator": "GAE"}, "critic": critic}, training=policy)) == []
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rljob_api.dtypes import DTYPE_BYTES, engine_dtype, sync_dtype
 from rljob_api.v1alpha1.components import Engine
-from rljob_api.v1alpha1.data import DType
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
@@ -120,7 +120,9 @@ class CostModel:
         self._prompt_tokens = prompts * rollout.max_prompt_tokens
         self._train_tokens = self.sequences * (rollout.max_prompt_tokens + rollout.max_response_tokens)
         self._flops_per_token = 8 if spec.training.activation_checkpointing else 6
-        self._number_bytes = 4 if spec.model.dtype is DType.FLOAT32 else 2
+        self._number_bytes = DTYPE_BYTES[spec.model.dtype]
+        self._engine_bytes = DTYPE_BYTES[engine_dtype(spec, engine)]
+        self._sync_bytes = DTYPE_BYTES[sync_dtype(spec)]
         self._switches = spec.offload.residency is Residency.SWITCHING
         self._ahead = min(spec.overlap.async_generation_ratio, 1.0)
         self._parameters, self.basis = self._size(spec.model.parameter_count, fastest)
@@ -168,7 +170,7 @@ class CostModel:
     def _decode_step(self, running: int, speed: float) -> float:
         """A token for each running request: all weights are read once, whatever their number."""
         devices = self._engine_devices * speed
-        reading = self._parameters * self._number_bytes / (devices * MEMORY_BYTES_PER_S)
+        reading = self._parameters * self._engine_bytes / (devices * MEMORY_BYTES_PER_S)
         return max(reading, 2 * self._parameters * running / (devices * PEAK_FLOPS * DECODE_UTILISATION))
 
     def _train(self, use: Use) -> float:
@@ -195,7 +197,7 @@ class CostModel:
     def _sync(self, use: Use) -> float:
         if self._measured is not None and self._measured.sync_seconds:
             return self._measured.sync_seconds
-        return self._parameters * self._number_bytes / (SYNC_NETWORK_BYTES_PER_S if use.sync_spans_nodes else SYNC_LINK_BYTES_PER_S)
+        return self._parameters * self._sync_bytes / (SYNC_NETWORK_BYTES_PER_S if use.sync_spans_nodes else SYNC_LINK_BYTES_PER_S)
 
     def _switch(self, use: Use) -> float:
         """The trainer's state out and in; an engine's weights come with the sync, and nothing moves where everything stays."""

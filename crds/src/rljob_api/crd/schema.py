@@ -57,10 +57,7 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
             f"{', '.join(RESERVED_GROUP_NAMES)} are names of the system",
         ),
     ),
-    "spec.components": (
-        ("self.exists_one(c, c.role == 'Trainer')", "exactly one component must have role Trainer"),
-        ("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),
-    ),
+    "spec.components": (("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),),
     "spec.components[]": (("!has(self.engine) || self.role == 'Rollout'", "only a Rollout has an engine"),),
     "spec.components[].placement": (
         (_ONE_PLACEMENT, "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"),
@@ -77,6 +74,15 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec": (
         ("self.rollout.promptsPerStep % self.training.miniBatches == 0", "training.miniBatches must divide rollout.promptsPerStep"),
         ("self.training.warmupSteps <= self.training.steps", "training.warmupSteps must not exceed training.steps"),
+        (
+            "self.training.steps == 0 || self.components.exists_one(c, c.role == 'Trainer')",
+            "exactly one component must have role Trainer, unless training.steps is 0",
+        ),
+        (
+            "self.training.steps > 0 || self.components.all(c, c.role == 'Rollout' || c.role == 'Reward')",
+            "components must have role Rollout or Reward where training.steps is 0",
+        ),
+        ("(self.training.steps == 0) == (size(self.data.train) == 0)", "give data.train, or training.steps: 0 and data.validation alone"),
     ),
 }
 """Rules the API server checks itself, by path: expression and message.

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.dtypes import DTYPE_BYTES, engine_dtype
 from rljob_api.memory.model import Kind, KVCapacity, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
-from rljob_api.memory.training_needs import DTYPE_BYTES, largest_bucket
+from rljob_api.memory.training_needs import largest_bucket
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
 from rljob_api.v1alpha1.components import Engine, EngineType
+from rljob_api.v1alpha1.data import DType
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
@@ -55,8 +57,12 @@ class EngineNeeds:
     """Memory of the device; None when not known, or on CPU."""
 
     @property
+    def _dtype(self) -> DType:
+        return engine_dtype(self.spec, self.engine)
+
+    @property
     def _number(self) -> int:
-        return DTYPE_BYTES[self.spec.model.dtype]
+        return DTYPE_BYTES[self._dtype]
 
     def needs(self) -> ProcessNeeds:
         """States, work and the capacity of its cache."""
@@ -64,7 +70,7 @@ class EngineNeeds:
         cache, capacity = self._cache(fixed)
         states = (*fixed, *cache)
         return ProcessNeeds(
-            active=frozenset({Phase.GENERATE, Phase.WEIGHT_SYNC}),
+            active=frozenset({Phase.GENERATE} if self.spec.validates_only else {Phase.GENERATE, Phase.WEIGHT_SYNC}),
             states=states,
             starting=states,
             working={Phase.WEIGHT_SYNC: self._reloading()},
@@ -92,7 +98,7 @@ class EngineNeeds:
             text, shards = f"({layers} layers and an embedding: {show_count(parameters)})", tensor
         return Need(
             kind=Kind.WEIGHT,
-            name=f"{self.spec.model.dtype} weights",
+            name=f"{self._dtype} weights",
             formula=f"{text} x {self._number} B{f' / {shards}' if shards > 1 else ''}",
             num_bytes=ceil_div(parameters, shards) * self._number,
             remedy="a larger engine.tensorParallelSize",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapter_needs import AdapterNeeds
 from rljob_api.memory.engine_needs import EngineNeeds
 from rljob_api.memory.model import (
@@ -31,7 +32,7 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
-from rljob_api.memory.training_needs import DTYPE_BYTES, CriticNeeds, PolicyNeeds, ReferenceNeeds
+from rljob_api.memory.training_needs import CriticNeeds, PolicyNeeds, ReferenceNeeds
 from rljob_api.memory.units import quantity_bytes, show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.roles import TRAITS
@@ -321,7 +322,7 @@ class _Estimator:
 
     def _travelling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""
-        number, parameters = DTYPE_BYTES[self._spec.model.dtype], self._shape.parameters
+        number, parameters = DTYPE_BYTES[sync_dtype(self._spec)], self._shape.parameters
         formula = f"{show_count(parameters)} x {number} B, once per node"
         need = Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=formula, num_bytes=parameters * number)
         return (Term(component="weight sync", need=need),)

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
-from rljob_api.v1alpha1.data import DType
+from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-DTYPE_BYTES: Mapping[DType, int] = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
 MASTER_BYTES = 4
 """Bytes of one float32 number."""
 ONE_UNIT_BYTES = 32 * MIB
@@ -33,7 +33,6 @@ CPU_PROCESS_BYTES = 700 * MIB
 """A process that imported torch and transformers, without its model: 702 MiB resident, measured with torch 2.13."""
 
 MORE_SHARDS = "more devices for that component"
-LESS_WORK = "a smaller training.microBatchTokens"
 
 
 def process_need(on_cuda: bool) -> Need:
@@ -98,9 +97,19 @@ class PolicyNeeds:
         return ceil_div(samples, self.data) * self.full_tokens
 
     @property
+    def training(self) -> Training:
+        """Settings that it is trained by."""
+        return self.spec.training
+
+    @property
+    def less_work(self) -> str:
+        """Remedy for what grows with a micro-batch."""
+        return "a smaller training.microBatchTokens"
+
+    @property
     def micro_batch_tokens(self) -> int:
         """Tokens of the largest micro-batch; a single sequence may be longer than the budget."""
-        return min(self.update_tokens, max(self.spec.training.micro_batch_tokens, self.full_tokens))
+        return min(self.update_tokens, max(self.training.micro_batch_tokens, self.full_tokens))
 
     @property
     def vocabulary_parts(self) -> int:
@@ -235,14 +244,14 @@ class PolicyNeeds:
             name="gradients flowing through a layer",
             formula=f"{show_count(tokens)} tokens x {numbers} x {number} B",
             num_bytes=tokens * numbers * number,
-            remedy=LESS_WORK,
+            remedy=self.less_work,
         )
         if self.spec.training.activation_checkpointing:
             kept = decoder.num_layers * decoder.hidden_size * number + layer
-            text, remedy = f"({decoder.num_layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", LESS_WORK
+            text, remedy = f"({decoder.num_layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", self.less_work
         else:
             kept, text = decoder.num_layers * layer, f"{decoder.num_layers} layers x {layer:,} B"
-            remedy = f"training.activationCheckpointing: true, {LESS_WORK}"
+            remedy = f"training.activationCheckpointing: true, {self.less_work}"
         saved = Need(
             kind=Kind.WORKSPACE,
             name="activations",
@@ -259,7 +268,9 @@ class PolicyNeeds:
             return ()
         layer = self._layer_bytes_per_token(decoder)
         formula = f"{show_count(tokens)} tokens x {layer:,} B"
-        return (Need(kind=Kind.WORKSPACE, name="one layer's activations", formula=formula, num_bytes=tokens * layer, remedy=LESS_WORK),)
+        return (
+            Need(kind=Kind.WORKSPACE, name="one layer's activations", formula=formula, num_bytes=tokens * layer, remedy=self.less_work),
+        )
 
     def _layer_bytes_per_token(self, decoder: DecoderShape) -> int:
         """What autograd keeps of one layer.
@@ -297,7 +308,7 @@ class PolicyNeeds:
             name="last hidden states",
             formula=f"{show_count(tokens)} tokens x {per_token:,} B",
             num_bytes=tokens * per_token,
-            remedy=LESS_WORK,
+            remedy=self.less_work,
         )
         if not trained:
             return (states, logits)
@@ -352,6 +363,17 @@ class CriticNeeds(PolicyNeeds):
         return Phase.TRAIN_CRITIC, Phase.CRITIC_STEP
 
     @property
+    def training(self) -> Training:
+        """Settings that it is trained by."""
+        return self.spec.algorithm.critic.over(self.spec.training)
+
+    @property
+    def less_work(self) -> str:
+        """Remedy for what grows with a micro-batch."""
+        own = self.spec.algorithm.critic.micro_batch_tokens is not None
+        return f"a smaller {'algorithm.critic' if own else 'training'}.microBatchTokens"
+
+    @property
     def tensor(self) -> int:
         """Tensor parallel size."""
         return 1
@@ -381,6 +403,6 @@ class CriticNeeds(PolicyNeeds):
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
     """Bytes of the largest bucket of a weight sync: bucketBytes, or the embedding where that is larger, at most all weights."""
-    number = DTYPE_BYTES[spec.model.dtype]
+    number = DTYPE_BYTES[sync_dtype(spec)]
     embedding = 0 if shape.decoder is None else shape.decoder.embedding_parameters * number
     return min(shape.parameters * number, max(spec.weight_sync.bucket_bytes, embedding))

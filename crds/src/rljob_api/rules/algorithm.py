@@ -179,15 +179,26 @@ def _bounds(mask: CorrectionMask) -> str:
     return f"{mask.low:g} to {mask.high:g}"
 
 
+def reads_reference(spec: RLJobSpec) -> bool:
+    """Whether the rule compares with the reference policy."""
+    return spec.algorithm.kl.coefficient > 0 or LossInput.REFERENCE_LOGPROBS in spec.algorithm.policy_loss.settings.needs
+
+
+def base_is_reference(spec: RLJobSpec) -> bool:
+    """Whether the trainer answers for the reference: with adapters it still has the weights that the policy began with."""
+    return spec.model.lora is not None and reads_reference(spec) and not spec.with_role(Role.REFERENCE)
+
+
 def _kl(spec: RLJobSpec) -> Iterator[FieldError]:
     references, kl, path = spec.with_role(Role.REFERENCE), spec.algorithm.kl, "spec.algorithm.kl"
     loss = spec.algorithm.policy_loss
-    if not references and kl.coefficient > 0:
-        remedy = "add a component with role: Reference, or write 0"
+    lacks = not references and not base_is_reference(spec)
+    if lacks and kl.coefficient > 0:
+        remedy = "add a component with role: Reference, or train adapters (model.lora), or write 0"
         yield _error(f"{path}.coefficient", kl.coefficient, "needs a Reference component to compare with", remedy)
     needed = LossInput.REFERENCE_LOGPROBS in loss.settings.needs
-    if not references and needed:
-        remedy = "add a component with role: Reference"
+    if lacks and needed:
+        remedy = "add a component with role: Reference, or train adapters (model.lora)"
         yield _error("spec.algorithm.policyLoss.variant", loss.variant, "needs a Reference component to compare with", remedy)
     if kl.coefficient == 0:
         for index, component in references if not (needed or isinstance(loss.settings, CustomLoss)) else ():

@@ -16,7 +16,7 @@ def _number_of_components(spec: RLJobSpec) -> Iterator[FieldError]:
     """As many components of every role as a job has."""
     for role, traits in TRAITS.items():
         present = spec.with_role(role)
-        if len(present) < traits.min_components:
+        if len(present) < (0 if spec.validates_only and traits.is_trained else traits.min_components):
             how_many = "one component" if traits.max_components == 1 else "a component"
             yield _error("spec.components", None, f"has no {role}", f"add {how_many} with role: {role}")
         for index, _ in present[traits.max_components :] if traits.max_components is not None else ():

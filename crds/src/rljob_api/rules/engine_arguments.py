@@ -18,7 +18,7 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
         "model": "write spec.model.path",
         "tokenizer": "write spec.model.tokenizerPath",
         "trust_remote_code": "write spec.model.trustRemoteCode",
-        "dtype": "write spec.model.dtype",
+        "dtype": "write engine.dtype",
         "seed": "write spec.seed",
         "tensor_parallel_size": "write engine.tensorParallelSize",
         "pipeline_parallel_size": "write engine.pipelineParallelSize",

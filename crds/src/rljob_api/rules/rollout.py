@@ -81,14 +81,14 @@ def _staleness(spec: RLJobSpec) -> Iterator[FieldError]:
 def _validation(spec: RLJobSpec) -> Iterator[FieldError]:
     """Settings and prompts of validation need each other."""
     validation, path = spec.validation, "spec.validation"
-    if validation.every_steps == 0:
+    if validation.every_steps == 0 and not spec.validates_only:
         if spec.data.validation:
             problem = "is never asked, validation.everySteps is 0"
             yield _error("spec.data.validation", None, problem, "set validation.everySteps, or remove it")
         for field, value in validation.changed().items():
             yield _error(f"{path}.{field}", value, "has no effect, validation.everySteps is 0", "remove it, or set everySteps")
         return
-    if not spec.data.validation:
+    if not spec.data.validation and not spec.validates_only:
         problem = "has nothing to ask, data.validation is empty"
         yield _error(f"{path}.everySteps", validation.every_steps, problem, "add data.validation, or write 0")
     if validation.temperature == 0 and validation.samples_per_prompt > 1:

@@ -65,7 +65,10 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported(path="environments", when=is_set, waits_for=_AGENTIC),
     Unsupported(path="pipeline", when=one_of("Agentic"), waits_for=_AGENTIC, remedy="write RLVR"),
     Unsupported(
-        path="model.dtype", when=one_of("float16"), waits_for="loss scaling for float16", remedy="write bfloat16, or float32 on CPU devices"
+        path="model.dtype",
+        when=one_of("float16"),
+        waits_for="loss scaling for float16",
+        remedy="write bfloat16, or float32 on CPU devices; engines alone may have engine.dtype: float16",
     ),
     Unsupported(
         path="algorithm.advantage.estimator",

@@ -9,6 +9,7 @@ from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Schedule
 
@@ -25,20 +26,49 @@ def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 def _schedule(spec: RLJobSpec) -> Iterator[FieldError]:
-    warmup, steps = spec.training.warmup_steps, spec.training.steps
-    alone = spec.algorithm.critic.warmup_steps
-    own, described = steps - alone, f"training.steps ({steps})" + (f" less algorithm.critic.warmupSteps ({alone})" if alone else "")
+    steps, alone = spec.training.steps, spec.algorithm.critic.warmup_steps
+    if spec.validates_only:
+        return
+    described = f"training.steps ({steps})" + (f" less algorithm.critic.warmupSteps ({alone})" if alone else "")
+    yield from _warmup(spec.training, "spec.training.warmupSteps", steps - alone, described)
+    yield from _min_learning_rate(spec.training, "spec.training.minLearningRate", "training")
+
+
+def _warmup(training: Training, path: str, own: int, described: str) -> Iterator[FieldError]:
+    """Of ``own`` steps; ``described`` says what they are."""
+    warmup = training.warmup_steps
     if warmup > own >= 0:
         problem = f"is more than {described}, so the peak learning rate is never reached"
-        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {own}")
-    elif warmup == own > 0 and spec.training.schedule is not Schedule.CONSTANT:
-        problem = f"leaves no step of {described} to the schedule {spec.training.schedule}"
-        yield _error("spec.training.warmupSteps", warmup, problem, f"use at most {own - 1}, or schedule: Constant")
+        yield _error(path, warmup, problem, f"use at most {own}")
+    elif warmup == own > 0 and training.schedule is not Schedule.CONSTANT:
+        problem = f"leaves no step of {described} to the schedule {training.schedule}"
+        yield _error(path, warmup, problem, f"use at most {own - 1}, or schedule: Constant")
+
+
+def _min_learning_rate(training: Training, path: str, section: str) -> Iterator[FieldError]:
+    """The end of a schedule lies below its peak, and a constant rate has none."""
+    smallest, peak = training.min_learning_rate, training.learning_rate
+    if smallest and training.schedule is Schedule.CONSTANT:
+        problem = "has no effect with schedule Constant, which stays at learningRate"
+        yield _error(path, smallest, problem, "remove it, or write schedule: Linear or Cosine")
+    elif smallest > peak:
+        yield _error(path, smallest, f"is above {section}.learningRate ({peak:g}), where the schedule begins", f"use at most {peak:g}")
+
+
+def _critic_schedule(spec: RLJobSpec) -> Iterator[FieldError]:
+    """What the critic's own settings make of those that it takes over."""
+    critic, steps, path = spec.algorithm.critic, spec.training.steps, "spec.algorithm.critic"
+    if spec.validates_only:
+        return
+    training = critic.over(spec.training)
+    if critic.learning_rate_warmup_steps is not None or critic.schedule is not None:
+        yield from _warmup(training, f"{path}.learningRateWarmupSteps", steps, f"training.steps ({steps})")
+    yield from _min_learning_rate(training, f"{path}.minLearningRate", "algorithm.critic")
 
 
 def _critic_warmup(spec: RLJobSpec) -> Iterator[FieldError]:
     warmup, steps = spec.algorithm.critic.warmup_steps, spec.training.steps
-    if warmup >= steps:
+    if warmup >= steps > 0:
         problem = f"leaves none of training.steps ({steps}) to train the policy"
         yield _error("spec.algorithm.critic.warmupSteps", warmup, problem, f"use at most {steps - 1}")
 
@@ -90,7 +120,7 @@ def _near_samples(prompts: int, samples: int, processes: int) -> str:
     return " or ".join(str(count) for count in below + above)
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_mini_batches, _schedule, _critic_warmup)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_mini_batches, _schedule, _critic_schedule, _critic_warmup)
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _trainer_parallelism)

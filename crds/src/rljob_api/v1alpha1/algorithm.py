@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import Count, Fraction, FreeForm, FunctionPath, NonNegative, Positive, Score, SpecModel
+from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.policy_loss import PolicyLoss
 from rljob_api.vocabulary import (
     AdvantageEstimator,
@@ -15,6 +16,7 @@ from rljob_api.vocabulary import (
     KLPlacement,
     NormScope,
     ProximalPolicy,
+    Schedule,
 )
 
 LogRatioBound = Annotated[float, Field(ge=0.0, le=1e6)]
@@ -99,7 +101,10 @@ class OffPolicy(SpecModel):
 
 
 class KL(SpecModel):
-    """Penalty for leaving the reference policy; needs a Reference component when the coefficient is above 0."""
+    """Penalty for leaving the reference policy.
+
+    A coefficient above 0 needs a Reference component, or adapters (model.lora), whose base then is the reference.
+    """
 
     coefficient: NonNegative = 0.0
     """Weight of the penalty; 0 switches it and the reference off."""
@@ -136,14 +141,41 @@ class SampleWeights(SpecModel):
 
 
 class Critic(SpecModel):
-    """Training of the value model of GAE."""
+    """Training of the value model of GAE. What is not set here is as training has it for the policy."""
 
     learning_rate: Positive = 1e-5
-    """Peak learning rate; schedule and the rest are those of training."""
+    """Peak learning rate of the critic's own AdamW."""
+    min_learning_rate: NonNegative = 0.0
+    """Where the schedules Linear and Cosine end; goes with learningRate, so that training's own is not taken over."""
+    schedule: Schedule | None = None
+    """Learning rate over the steps."""
+    learning_rate_warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Steps over which the learning rate rises from 0, as training.warmupSteps of the policy."""
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """AdamW's first decay."""
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """AdamW's second decay."""
+    epsilon: Positive | None = None
+    """AdamW's epsilon."""
+    weight_decay: NonNegative | None = None
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: Positive | None = None
+    """Gradients are scaled down to this norm."""
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    """At most this many tokens, padding included, in one forward and backward pass on one device."""
     value_clip: Positive | None = None
     """Values move at most so far from those at the beginning of the step before their loss stops to fall; not set switches it off."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Steps at the beginning that train the critic alone."""
+
+    def over(self, training: Training) -> Training:
+        """The policy's settings with the critic's own in their place: what the critic's optimizer and passes obey."""
+        own = {name: getattr(self, name) for name in _LIKE_TRAINING} | {"warmup_steps": self.learning_rate_warmup_steps}
+        return training.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+
+_LIKE_TRAINING = tuple(name for name in Critic.model_fields if name in Training.model_fields and name != "warmup_steps")
+"""Fields that mean of the critic what those of training mean of the policy; warmupSteps is another thing in each."""
 
 
 class Algorithm(SpecModel):

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import ComponentName, Count, Fraction, FreeForm, Label, PathText, SpecModel
+from rljob_api.v1alpha1.data import DType
 from rljob_api.v1alpha1.nodes import EnvVar
 
 
@@ -84,6 +85,8 @@ class Engine(SpecModel):
 
     type: EngineType = EngineType.VLLM
     """Which engine."""
+    dtype: DType | None = None
+    """Floating-point type of its weights, cache and computation; model.dtype when not set."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1

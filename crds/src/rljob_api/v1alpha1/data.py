@@ -115,8 +115,8 @@ class PromptFormat(SpecModel):
 class Data(SpecModel):
     """What the policy is asked."""
 
-    train: tuple[DataSource, ...] = Field(min_length=1, max_length=64)
-    """Sources of training prompts."""
+    train: tuple[DataSource, ...] = Field(default=(), max_length=64)
+    """Sources of training prompts; at least one, unless training.steps is 0."""
     validation: tuple[DataSource, ...] = Field(default=(), max_length=64)
     """Sources of validation prompts."""
     prompt: PromptFormat = PromptFormat()

@@ -59,10 +59,13 @@ class Rollout(SpecModel):
 class Training(SpecModel):
     """How the policy is updated."""
 
-    steps: Count = 100
-    """Training steps; each consumes promptsPerStep groups and publishes one version of the weights."""
+    steps: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    """Training steps; each consumes promptsPerStep groups and publishes one version of the weights. 0 trains nothing: engines load the
+    model, answer data.validation once and the run ends with the scores."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
+    min_learning_rate: NonNegative = 0.0
+    """Where the schedules Linear and Cosine end."""
     schedule: Schedule = Schedule.CONSTANT
     """Learning rate over the steps."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0

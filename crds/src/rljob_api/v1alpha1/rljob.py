@@ -113,6 +113,11 @@ class RLJobSpec(SpecModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
     """Delete the job this long after its end; not set keeps it."""
 
+    @property
+    def validates_only(self) -> bool:
+        """Whether nothing is trained: the model is validated once as it is."""
+        return self.training.steps == 0
+
     def with_role(self, role: Role) -> list[tuple[int, Component]]:
         """Components of one role with their index."""
         return [(index, component) for index, component in enumerate(self.components) if component.role is role]

@@ -172,7 +172,8 @@ def summary(checked: CheckedJob) -> str:
     num_devices = sum(node.num_devices for node in plan.nodes)
     workers = ", ".join(f"{component.name} {component.world_size}" for component in plan.components)
     steps = checked.job.spec.training.steps
-    return f"{_count(len(plan.nodes), 'node')}, {_count(num_devices, 'device')}, {plan.mode}; {workers}; {_count(steps, 'step')}"
+    what = _count(steps, "step") if steps else "validation alone"
+    return f"{_count(len(plan.nodes), 'node')}, {_count(num_devices, 'device')}, {plan.mode}; {workers}; {what}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -6,7 +6,7 @@
 
 | exit code | meaning                                                          |
 |-----------|------------------------------------------------------------------|
-| 0         | all steps trained                                                |
+| 0         | all steps trained, or the model validated where there are none   |
 | 2         | the spec, or something it names, is invalid; nothing was started |
 | 3         | the run failed; the newest checkpoint is kept                    |
 | 130       | interrupted; a checkpoint of the last finished step was written  |
@@ -102,7 +102,9 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
     info = RunInfo(
         job_name=job.metadata.name,
         model=spec.model.path,
-        algorithm=f"{spec.algorithm.advantage.estimator} {spec.algorithm.policy_loss.variant}",
+        algorithm="validation only"
+        if spec.validates_only
+        else f"{spec.algorithm.advantage.estimator} {spec.algorithm.policy_loss.variant}",
         devices=devices_in_words(attempt.checked.plan),
         total_steps=spec.training.steps,
         seed=spec.seed,
@@ -142,6 +144,10 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
 
 async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, interrupt: Interruption) -> None:
     spec = attempt.checked.job.spec
+    if spec.validates_only:
+        evaluation = await assemble.assemble_evaluation(spec, workers, reporter, attempt.sources)
+        await evaluation.run()
+        return
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
             await launch.load_checkpoint(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)

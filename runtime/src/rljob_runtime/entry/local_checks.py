@@ -33,14 +33,24 @@ def notes(spec: RLJobSpec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def check(spec: RLJobSpec, environment: Mapping[str, str]) -> None:
+def check(spec: RLJobSpec, environment: Mapping[str, str], *, resume: bool = False) -> None:
     """Refuse what cannot be run here as it is meant.
 
+    Args:
+        spec: of the job.
+        environment: of this process.
+        resume: whether an earlier run is to go on.
+
     Raises:
-        SetupError: the job is suspended, or a variable that a Secret would give is not in ``environment``.
+        SetupError: the job is suspended, or has nothing to resume, or a variable that a Secret would give is not in ``environment``.
     """
     if spec.suspend:
         raise SetupError("spec.suspend is true: the job is suspended; write false to run it")
+    if resume and spec.validates_only:
+        raise SetupError(
+            "--resume: there is nothing to resume, spec.training.steps is 0 and a validation keeps no checkpoint; "
+            "run it again with --overwrite, or in another run folder"
+        )
     sources = [(f"nodeGroups[{i}]", g.env) for i, g in enumerate(spec.node_groups)]
     sources += [(f"components[{i}]", c.env) for i, c in enumerate(spec.components)]
     missing = [

@@ -42,7 +42,7 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     try:
         checked = check(text, shape_of=read_shape, config_of=read_config)
         spec = checked.job.spec
-        local_checks.check(spec, os.environ)
+        local_checks.check(spec, os.environ, resume=resume)
         run_path = run_dir or Path("runs") / checked.job.metadata.name
         sources = launch.preflight(spec, job_folder, models.recorded(run_path, spec) if resume else {})
     except (SpecInvalidError, RuntimeFault) as error:

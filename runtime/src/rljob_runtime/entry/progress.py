@@ -144,12 +144,13 @@ class ProgressDisplay:
             self._thread.start()
 
     def step(self, record: StepRecord) -> None:
-        """The newest step replaces what is not written yet."""
+        """The newest step replaces what is not written yet; without steps to train its scores are those of the validation."""
+        scores = "reward" if self._total_steps else "validation"
         self._offer(
             step=record.step,
             weightVersion=record.version,
-            reward=_number(record.metrics.get("reward/mean")),
-            passRate=_number(record.metrics.get("reward/pass_rate")),
+            reward=_number(record.metrics.get(f"{scores}/mean")),
+            passRate=_number(record.metrics.get(f"{scores}/pass_rate")),
             tokensPerSecond=_number(record.metrics.get("rollout/tokens_per_s"), digits=1),
         )
 

@@ -13,8 +13,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rljob_api.dtypes import engine_dtypes, sync_dtype
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import UpdateMode
@@ -26,11 +27,12 @@ from rljob_runtime.job.models import LOCAL, ModelSources, with_folders
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
+from rljob_runtime.loop.evaluation import Evaluation
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.overlap.reward_router import RewardRouter
 from rljob_runtime.overlap.rule import Rule
-from rljob_runtime.overlap.scheduler import RolloutScheduler, ScoreResponses
+from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, ScoreResponses
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import Prompt
 from rljob_runtime.report import Level, Reporter
@@ -71,27 +73,22 @@ async def assemble(
     if state is not None:
         source.restore(state.source_state)
     decode: Decode = partial(_decode, tokenizer)
-    score = RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).score
-
-    def log_loss(index: int, error: WorkerLostError) -> None:
-        reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
-
-    num_engines = {component.group.name: len(component.workers) for component in workers.with_role(Role.ROLLOUT)}
+    score = _router(spec, workers).score
     scheduler = RolloutScheduler(
         prompts=source,
         decode=decode,
         engines=workers.engines,
         score=score,
         gate=learning_settings.staleness_gate(spec, state.step if state else 0),
-        config=learning_settings.rollout_config(spec, num_engines, survives_engine_loss=not workers.leased_engines),
+        config=_rollout_config(spec, workers),
         next_group_id=state.next_group_id if state else 0,
         done=state.done if state else (),
-        on_lost=log_loss,
+        on_lost=partial(_log_loss, workers, reporter),
     )
     publisher = WeightPublisher(
         trainers=workers.trainer.workers,
         engines=workers.engines,
-        manifest=plan_buckets(await _weight_specs(workers), spec.weight_sync.bucket_bytes),
+        manifest=plan_buckets(await _weight_specs(spec, workers), spec.weight_sync.bucket_bytes),
         transport=transport(spec.weight_sync.backend),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=probe,
@@ -110,9 +107,42 @@ async def assemble(
     return parts, _loop_config(spec)
 
 
-async def _weight_specs(workers: JobWorkers) -> Any:
-    """Names, shapes and types of what the trainer sends."""
-    return await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+async def _weight_specs(spec: RLJobSpec, workers: JobWorkers) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Names, types and shapes of what the trainer sends."""
+    specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    return [(name, sync_dtype(spec).value, shape) for name, _, shape in specs]
+
+
+async def assemble_evaluation(spec: RLJobSpec, workers: JobWorkers, reporter: Reporter, sources: ModelSources = LOCAL) -> Evaluation:
+    """Wire a validation-only run over running workers; ``sources`` is where the tokenizer comes from.
+
+    Raises:
+        DataError: of the data.
+        ModelError: the tokenizer cannot be loaded.
+    """
+    tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
+    fleet = EngineFleet(workers.engines, config=_rollout_config(spec, workers).fleet, on_lost=partial(_log_loss, workers, reporter))
+    validator = Validator(
+        fleet=fleet,
+        prompts=await asyncio.to_thread(validation_prompts, spec, tokenizer),
+        decode=partial(_decode, tokenizer),
+        score=_router(spec, workers).score,
+        config=learning_settings.validation_config(spec),
+    )
+    return Evaluation(workers=workers, fleet=fleet, validator=validator, reporter=reporter)
+
+
+def _rollout_config(spec: RLJobSpec, workers: JobWorkers) -> RolloutConfig:
+    num_engines = {component.group.name: len(component.workers) for component in workers.with_role(Role.ROLLOUT)}
+    return learning_settings.rollout_config(spec, num_engines, survives_engine_loss=not workers.leased_engines)
+
+
+def _router(spec: RLJobSpec, workers: JobWorkers) -> RewardRouter:
+    return RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards))
+
+
+def _log_loss(workers: JobWorkers, reporter: Reporter, index: int, error: WorkerLostError) -> None:
+    reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
 
 
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
@@ -181,7 +211,7 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
 def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
     """Probes are the first prompts of the data, cut to a length that costs nothing."""
     wanted = spec.weight_sync.probe
-    mean, tail = default_limits([spec.model.dtype.value])
+    mean, tail = default_limits({dtype.value for dtype in (spec.model.dtype, *engine_dtypes(spec))})
     return ProbeConfig(
         every_syncs=wanted.every_syncs,
         limits=ProbeLimits(

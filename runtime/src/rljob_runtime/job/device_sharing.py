@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.dtypes import DTYPE_BYTES
 from rljob_api.memory import ModelShape, process_needs
-from rljob_api.memory.training_needs import DTYPE_BYTES, MASTER_BYTES
+from rljob_api.memory.training_needs import MASTER_BYTES
 from rljob_api.memory.units import quantity_bytes
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.v1alpha1 import RLJobSpec

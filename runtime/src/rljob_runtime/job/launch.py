@@ -134,7 +134,7 @@ def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Wor
         role=planned.role,
         group=group,
         phase=description.phase,
-        scoring=description.scoring if description.scores_in(spec) else None,
+        scorings=description.scorings_in(spec),
         ranks_per_share=description.ranks_per_share(spec),
         checkpoint_folder=description.checkpoint_folder,
     )

@@ -116,18 +116,16 @@ def lora_config(spec: RLJobSpec) -> LoraConfig | None:
 
 
 def critic_config(spec: RLJobSpec, policy: PolicyConfig) -> CriticConfig:
-    """A critic's settings: the policy's, with its own learning rate, all weights trained, no tensor parallelism."""
-    critic = spec.algorithm.critic
+    """A critic's settings: those of a ``policy`` made for it, with all weights trained, no tensor parallelism."""
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(PolicyConfig)}
     own = {
-        "learning_rate": critic.learning_rate,
         "total_steps": spec.training.steps,
         "trainable": True,
         "lora": None,
         "tensor_parallel_size": 1,
         "loss": LossConfig(),
     }
-    return CriticConfig(**(shared | own), value=ValueLossConfig(value_clip=critic.value_clip))
+    return CriticConfig(**(shared | own), value=ValueLossConfig(value_clip=spec.algorithm.critic.value_clip))
 
 
 def has_critic(spec: RLJobSpec) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.rules.algorithm import base_is_reference
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_runtime.engine.registry import engine_worker
@@ -99,10 +100,8 @@ class RoleDescription:
     """What a lease of its devices is for, with ``{step}``."""
     checkpoint_folder: str | None = None
     """Its folder in a checkpoint."""
-    scoring: Scoring | None = None
-    """The forward pass that it can make over a step's samples."""
-    scores_in: Callable[[RLJobSpec], bool] = lambda spec: True
-    """Whether a job asks for that pass."""
+    scorings: Mapping[Scoring, Callable[[RLJobSpec], bool]] = field(default_factory=dict)
+    """Forward passes that it can make over a step's samples, and whether a job asks for them."""
     ranks_per_share: Callable[[RLJobSpec], int] = lambda spec: 1
     """Neighboring ranks that compute one data-parallel share together."""
     closes: bool = False
@@ -112,6 +111,10 @@ class RoleDescription:
     def trains(self) -> bool:
         """Whether its workers update weights."""
         return StateKind.OPTIMIZER in self.state_kinds
+
+    def scorings_in(self, spec: RLJobSpec) -> tuple[Scoring, ...]:
+        """Forward passes that it makes in a job."""
+        return tuple(scoring for scoring, is_asked in self.scorings.items() if is_asked(spec))
 
 
 def _policy_settings(context: WorkerContext) -> WorkerSettings:
@@ -170,7 +173,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         start_stage=0,
         process_group=True,
         phase="reference log-probs of step {step}",
-        scoring=Scoring(method="compute_logprobs", result="reference_logprobs"),
+        scorings={Scoring(method="compute_logprobs", result="reference_logprobs"): lambda spec: True},
     ),
     Role.TRAINER: RoleDescription(
         settings=_policy_settings,
@@ -180,8 +183,10 @@ ROLES: Mapping[Role, RoleDescription] = {
         process_group=True,
         phase="training of step {step}",
         checkpoint_folder=POLICY_FOLDER,
-        scoring=Scoring(method="compute_logprobs", result="proximal_logprobs"),
-        scores_in=lambda spec: learning_settings.loss_config(spec).needs_proximal,
+        scorings={
+            Scoring(method="compute_base_logprobs", result="reference_logprobs"): base_is_reference,
+            Scoring(method="compute_logprobs", result="proximal_logprobs"): lambda spec: learning_settings.loss_config(spec).needs_proximal,
+        },
         ranks_per_share=lambda spec: spec.training.tensor_parallel_size,
     ),
     Role.CRITIC: RoleDescription(
@@ -192,7 +197,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         process_group=True,
         phase="critic of step {step}",
         checkpoint_folder=CRITIC_FOLDER,
-        scoring=Scoring(method="compute_values", result="values", takes_temperature=False),
+        scorings={Scoring(method="compute_values", result="values", takes_temperature=False): lambda spec: True},
     ),
     Role.ROLLOUT: RoleDescription(
         settings=_engine_settings,

@@ -113,7 +113,7 @@ def policy_config(
 
     Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing; a Custom loss is imported from ``job_folder`` first.
     """
-    training = spec.training
+    training = spec.algorithm.critic.over(spec.training) if role is Role.CRITIC else spec.training
     return PolicyConfig(
         model_path=spec.model.path,
         trust_remote_code=spec.model.trust_remote_code,
@@ -121,6 +121,7 @@ def policy_config(
         dtype=spec.model.dtype.value,
         trainable=role is not Role.REFERENCE,
         learning_rate=training.learning_rate,
+        min_learning_rate=training.min_learning_rate,
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
         weight_decay=training.weight_decay,

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,7 @@ from rljob_runtime.errors import Interrupted, WorkerLostError
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.step_metrics import group_metrics, rollout_metrics
+from rljob_runtime.loop.watching import run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
 from rljob_runtime.overlap.buffer import Group
@@ -156,7 +157,8 @@ class Driver:
         """
         try:
             with lease_owner("driver"):  # phases follow each other, and the leases of one phase belong together
-                await _run_beside(self._train(), [self._parts.scheduler.run(), self._watch_workers()])
+                watching = watch_workers(self._parts.workers, self._lose_engine)
+                await run_beside(self._train(), [self._parts.scheduler.run(), watching])
         finally:
             if self._validating is not None:
                 self._validating.cancel()
@@ -383,40 +385,7 @@ class Driver:
         await asyncio.to_thread(self._parts.checkpoints.complete, folder, state)
         self._saved_step = state.step
 
-    async def _watch_workers(self) -> None:
-        """Fails with WorkerLostError as soon as a worker's process ends that the run cannot do without."""
-        workers = self._parts.workers
-        tasks = [asyncio.ensure_future(w.watch()) for w in workers.indispensable]
-        tasks += [asyncio.ensure_future(self._watch_engine(index)) for index in range(len(workers.engines))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _watch_engine(self, index: int) -> None:
-        """Until the engine's end; fails if no other can take over."""
-        try:
-            await self._parts.workers.engines[index].watch()
-        except WorkerLostError as error:
-            self._parts.scheduler.fleet.lose(index, error)
-            self._parts.publisher.leave_out(index)
-
-
-async def _run_beside(main: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run ``main`` to its end; a background task that ends first can only have failed, and its error ends everything.
-
-    A dead worker also makes calls fail elsewhere; the error that names the dead process is preferred.
-    """
-    main_task = asyncio.ensure_future(main)
-    others = [asyncio.ensure_future(b) for b in background]
-    try:
-        await asyncio.wait({main_task, *others}, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            if task.done():
-                task.result()
-        await main_task
-    finally:
-        for task in (main_task, *others):
-            task.cancel()
-        await asyncio.gather(main_task, *others, return_exceptions=True)
+    def _lose_engine(self, index: int, error: WorkerLostError) -> None:
+        """Go on with the others; fails if none can take over."""
+        self._parts.scheduler.fleet.lose(index, error)
+        self._parts.publisher.leave_out(index)

@@ -45,8 +45,8 @@ class Component:
     group: WorkerGroup
     phase: str
     """What a lease of it is for, with ``{step}``: for messages and the timeline."""
-    scoring: Scoring | None = None
-    """None: it scores nothing in this job."""
+    scorings: tuple[Scoring, ...] = ()
+    """Passes that it makes in this job; each fills another field of the samples."""
     ranks_per_share: int = 1
     """Neighboring ranks that compute one data-parallel share together (tensor parallelism)."""
     checkpoint_folder: str | None = None
@@ -88,7 +88,7 @@ class JobWorkers:
     @property
     def scorers(self) -> tuple[tuple[Component, Scoring], ...]:
         """Components that score a step's samples in this job, and how; those that are never trained first."""
-        found = [(component, component.scoring) for component in self.components if component.scoring is not None]
+        found = [(component, scoring) for component in self.components for scoring in component.scorings]
         return tuple(sorted(found, key=lambda pair: (pair[0].checkpoint_folder is not None, pair[0].role is not Role.TRAINER)))
 
     @property

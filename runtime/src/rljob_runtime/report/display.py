@@ -190,7 +190,9 @@ class PlainDisplay:
         self._line(f"{phase.name}: {'failed after ' if failed else ''}{format_seconds(phase.elapsed_s)}")
 
     def step(self, record: StepRecord) -> None:
-        """A line when it is time for one."""
+        """A line when it is time for one; none for a validation alone, whose scores the closing block has."""
+        if not self._total_steps:
+            return
         self._since_line.append(record)
         now = self._clock()
         due = self._last_line_s is None or now - self._last_line_s >= self._every_s

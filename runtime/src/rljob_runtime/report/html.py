@@ -139,11 +139,15 @@ def _window(window: RewardWindow) -> str:
 
 
 def _tiles(summary: RunSummary) -> str:
-    tiles = [(f"{summary.steps} / {summary.total_steps}", "steps")]
+    tiles = [(f"{summary.steps} / {summary.total_steps}", "steps")] if summary.total_steps else []
     windows = (("first", summary.reward_first), ("last", summary.reward_last), ("best", summary.reward_best))
     tiles += [(f"{w.mean:.3f}", f"reward, {label}: {_window(w)}") for label, w in windows if w is not None]
     if summary.pass_rate_last is not None:
         tiles.append((format_percent(summary.pass_rate_last), "pass rate, last steps"))
+    if summary.validation_mean is not None:
+        tiles.append((f"{summary.validation_mean:.3f}", "score of the last validation"))
+    if summary.validation_pass_rate is not None:
+        tiles.append((format_percent(summary.validation_pass_rate), "of its responses passed"))
     split = f"start-up {format_seconds(summary.startup_s)}, training {format_seconds(summary.training_s)}"
     tiles.append((format_seconds(summary.total_s), f"in all; {split}"))
     if summary.tokens_per_s is not None and summary.tokens:

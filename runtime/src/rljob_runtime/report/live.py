@@ -157,6 +157,9 @@ class LiveDisplay:
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         grid.add_column(ratio=1)
         grid.add_column(no_wrap=True, justify="right")
+        if not total:
+            grid.add_row(Text("validation", style="bold"), "")
+            return grid
         label = Text.assemble((f"step {step}/{total}", "bold"), f"  {format_percent(step / total)}")
         step_s = mean_of(records[-_ETA_STEPS:], "time/step_s")
         if step < total and math.isfinite(step_s):

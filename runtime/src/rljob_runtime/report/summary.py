@@ -64,6 +64,10 @@ class RunSummary:
     """The best 10 successive steps."""
     pass_rate_last: float | None
     """Mean pass rate over the last 10 steps."""
+    validation_mean: float | None
+    """Mean score of the last validation; None when there was none, or nothing in it could be scored."""
+    validation_pass_rate: float | None
+    """Share of its responses that reached the pass threshold."""
     total_s: float
     """Wall time since the run was first started, lost work of earlier attempts included, pauses between them not."""
     startup_s: float
@@ -139,6 +143,8 @@ def summarize(
         reward_last=window_mean(table.steps[-LAST_STEPS:], rewards[-LAST_STEPS:]),
         reward_best=best_window(table.steps, rewards, LAST_STEPS),
         pass_rate_last=last_pass.mean if last_pass is not None else None,
+        validation_mean=_last_finite(table.column("validation/mean")),
+        validation_pass_rate=_last_finite(table.column("validation/pass_rate")),
         total_s=total_s,
         startup_s=startup_s,
         training_s=training_s,
@@ -149,6 +155,10 @@ def summarize(
         packages=dict(packages),
         model_commit=model_commit,
     )
+
+
+def _last_finite(values: Sequence[float] | None) -> float | None:
+    return next((value for value in reversed(values or ()) if math.isfinite(value)), None)
 
 
 def save_summary(path: Path, summary: RunSummary) -> None:
@@ -182,13 +192,11 @@ def _window_text(window: RewardWindow) -> str:
 
 def summary_rows(summary: RunSummary, report: Path | None) -> list[tuple[str, str]]:
     """Label and text of each line of the closing block, for the terminal, the plain output and the HTML page."""
-    rows = [
-        (
-            summary.status.value,
-            f"{summary.steps} of {summary.total_steps} steps in {format_seconds(summary.total_s)} "
-            f"(start-up {format_seconds(summary.startup_s)}, training {format_seconds(summary.training_s)})",
-        )
-    ]
+    done = f"{summary.steps} of {summary.total_steps} steps" if summary.total_steps else "validation alone"
+    split = f"start-up {format_seconds(summary.startup_s)}"
+    if summary.total_steps:
+        split += f", training {format_seconds(summary.training_s)}"
+    rows = [(summary.status.value, f"{done} in {format_seconds(summary.total_s)} ({split})")]
     if summary.failure is not None:
         rows.append(("failure", summary.failure))
     if summary.reward_first is not None and summary.reward_last is not None:
@@ -197,6 +205,9 @@ def summary_rows(summary: RunSummary, report: Path | None) -> list[tuple[str, st
         rows.append(("best", _window_text(summary.reward_best)))
     if summary.pass_rate_last is not None:
         rows.append(("pass rate", f"{format_percent(summary.pass_rate_last)} in the last steps"))
+    if summary.validation_mean is not None:
+        passed = "" if summary.validation_pass_rate is None else f", {format_percent(summary.validation_pass_rate)} passed"
+        rows.append(("validation", f"{summary.validation_mean:.3f}{passed}"))
     if summary.tokens and summary.tokens_per_s is not None:
         rows.append(("tokens", f"{format_count(summary.tokens)} trained, {format_count(summary.tokens_per_s)} per second"))
     if summary.weight_version is not None:

@@ -43,6 +43,8 @@ class PolicyConfig:
     trainable: bool = True
     """False: a frozen reference without gradients or optimizer."""
     learning_rate: float = 1e-6
+    min_learning_rate: float = 0.0
+    """Where Linear and Cosine end; not above ``learning_rate``."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -89,9 +91,11 @@ class PolicyConfig:
         for name in ("token_budget", "logprob_chunk_tokens", "threads", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
+        for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(f"min_learning_rate is {self.min_learning_rate}; it must be at most learning_rate, {self.learning_rate}")
         if self.optimizer_around_step and not self.trainable:
             raise ValueError("optimizer_around_step is True with trainable False; a frozen policy has no optimizer, leave it False")
         if self.lora is not None and not self.trainable:

@@ -12,7 +12,7 @@ from rljob_runtime.training.config import PolicyConfig
 class CriticConfig(PolicyConfig):
     """Everything one critic worker needs to know; equal on all ranks.
 
-    Model, optimizer, micro-batches and offload as for a policy, with the critic's own ``learning_rate``. ``loss`` and
+    Model, optimizer, micro-batches and offload as for a policy, with the critic's own settings where the spec has some. ``loss`` and
     ``logprob_chunk_tokens`` have no effect: a critic has neither a policy loss nor logits.
     """
 

@@ -8,7 +8,8 @@ exists only while a layer computes; backward makes it again, and no gradient of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ class LoraLinear(nn.Linear):
     """Shape (rank, in_features)."""
     lora_b: nn.Parameter
     """Shape (out_features, rank)."""
+    is_adapted: bool = True
+    """False inside :func:`without_adapters`."""
     tp_partial: tuple[str, ...] = ()
     """Adapters whose gradients tensor parallelism sums up over its ranks."""
 
@@ -54,6 +57,8 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shape (..., in_features) to (..., out_features)."""
+        if not self.is_adapted:
+            return F.linear(input, self.weight, self.bias)
         return merged_linear(input, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
 
 
@@ -82,6 +87,19 @@ def add_adapters(layers: Sequence[nn.Module], config: LoraConfig, seed: int) -> 
         for name, module in found:
             if isinstance(module, nn.Linear):
                 layer.set_submodule(name, LoraLinear(module, config.rank, config.alpha, generator))
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Inside the block the model computes as its base: the frozen weights alone, in the same way as a plain linear layer."""
+    adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    for module in adapted:
+        module.is_adapted = False
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.is_adapted = True
 
 
 def merged_weight(weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor, scale: float) -> torch.Tensor:

@@ -41,7 +41,8 @@ def learning_rate_at(config: PolicyConfig, step: int) -> float:
         step: finished training steps before this one: 0 for the first. All updates of a step share its rate.
 
     Returns:
-        ``learning_rate * min(1, (step + 1) / warmup_steps)`` while warming up, then the schedule's share.
+        ``learning_rate * min(1, (step + 1) / warmup_steps)`` while warming up, then the schedule's share of the way from
+        ``min_learning_rate`` to ``learning_rate`` (cosine annealing as in arXiv 1608.03983, without restarts).
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
@@ -49,9 +50,8 @@ def learning_rate_at(config: PolicyConfig, step: int) -> float:
         return config.learning_rate
     assert config.total_steps is not None
     done = min(1.0, (step - config.warmup_steps) / (config.total_steps - config.warmup_steps))
-    if config.lr_schedule is Schedule.LINEAR:
-        return config.learning_rate * (1.0 - done)
-    return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+    share = 1.0 - done if config.lr_schedule is Schedule.LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.min_learning_rate + (config.learning_rate - config.min_learning_rate) * share
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> torch.Tensor:

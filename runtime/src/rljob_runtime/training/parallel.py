@@ -241,7 +241,7 @@ def _row_forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 def _product(module: nn.Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     weight = local_tensor(module.weight)
-    if isinstance(module, LoraLinear):
+    if isinstance(module, LoraLinear) and module.is_adapted:
         return merged_linear(x, weight, bias, local_tensor(module.lora_a), local_tensor(module.lora_b), module.scale)
     return F.linear(x, weight, bias)
 

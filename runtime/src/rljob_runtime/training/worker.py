@@ -19,6 +19,7 @@ from rljob_runtime.errors import ModelError, WeightSyncError
 from rljob_runtime.losses.custom import load_loss
 from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch, WeightManifest
 from rljob_runtime.training import export, weights
+from rljob_runtime.training.lora import without_adapters
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.model import layer_costs, load_model, shard_model
 from rljob_runtime.training.parallel import layout_of
@@ -112,6 +113,23 @@ class PolicyWorker(ModelRank):
         return self._score(
             ready, token_ids, lengths, wanted, costs, lambda micro: run_micro_batch(ready.model, micro, temperature, chunk_tokens)
         )
+
+    def compute_base_logprobs(
+        self, token_ids: IntArray, lengths: IntArray, temperature: float, wanted: FloatArray | None = None
+    ) -> FloatArray:
+        """Score tokens under the frozen weights beneath the adapters: what a reference of the same model folder would answer.
+
+        Arguments and result are those of :meth:`compute_logprobs`.
+
+        Raises:
+            ModelError: the policy has no adapters, so that its first weights are gone.
+            ValueError: malformed arrays or temperature.
+            OffloadError: weights are off the device.
+        """
+        if self.config.lora is None:
+            raise ModelError(f"compute_base_logprobs on {self._name}, which has no adapters; set lora in its PolicyConfig")
+        with without_adapters(self.model):
+            return self.compute_logprobs(token_ids, lengths, temperature, wanted)
 
     def weight_specs(self) -> list[weights.WeightSpec]:
         """(Hugging Face name, dtype, full shape) of every parameter an engine needs; input of ``packing.plan_buckets``."""

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "golden" / "rayjobs"
 SOURCES = {
     "quickstart": ROOT / "examples" / "quickstart.yaml",
+    "evaluate": ROOT / "examples" / "evaluate.yaml",
     **{path.name.removesuffix(".job.yaml"): path for path in sorted(GOLDEN.glob("*.job.yaml"))},
 }
 """Manifests whose objects are golden files, by name."""

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from rljob_api.v1alpha1.status import Progress
 from rljob_runtime.entry import kubernetes, progress
 from rljob_runtime.entry.progress import ApiServer, ProgressDisplay, api_server, apply_progress
+from rljob_runtime.records import StepRecord
 from tests.support.report_fakes import INFO, FakeClock, make_record
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -247,3 +249,12 @@ def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says
     monkeypatch.setattr(progress, "api_server", lambda environment: None)
     kubernetes.display_of(pod)
     assert "progress is not written" in capsys.readouterr().out
+
+
+def test_without_steps_to_train_the_scores_are_those_of_the_validation(tmp_path: Path) -> None:
+    run = Recorder()
+    run.display.started(replace(INFO, total_steps=0), tmp_path, None)
+    run.display.step(StepRecord(step=0, version=0, metrics={"validation/mean": 0.25, "validation/pass_rate": 0.125}))
+    run.display.close()
+    last = run.sent[-1]
+    assert (last.step, last.total_steps, last.reward, last.pass_rate) == (0, 0, "0.2500", "0.1250")

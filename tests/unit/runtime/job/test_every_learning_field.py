@@ -146,6 +146,17 @@ ALGORITHM: Mapping[str, Case] = {
 
 LOOP: Mapping[str, Case] = {
     "algorithm.critic.learningRate": Case(value=0.5, needs=GAE, changes={"critic.learning_rate": 0.5}),
+    "algorithm.critic.minLearningRate": Case(
+        value=1e-6, needs=GAE | {"algorithm.critic.schedule": "Cosine"}, changes={"critic.min_learning_rate": 1e-6}
+    ),
+    "algorithm.critic.schedule": Case(needs=GAE | {"training.schedule": "Linear"}),
+    "algorithm.critic.learningRateWarmupSteps": Case(value=7, needs=GAE, changes={"critic.warmup_steps": 7}),
+    "algorithm.critic.beta1": Case(value=0.8, needs=GAE, changes={"critic.betas": (0.8, 0.999)}),
+    "algorithm.critic.beta2": Case(value=0.95, needs=GAE, changes={"critic.betas": (0.9, 0.95)}),
+    "algorithm.critic.epsilon": Case(value=1e-5, needs=GAE, changes={"critic.eps": 1e-5}),
+    "algorithm.critic.weightDecay": Case(value=0.1, needs=GAE, changes={"critic.weight_decay": 0.1}),
+    "algorithm.critic.maxGradNorm": Case(value=0.5, needs=GAE, changes={"critic.max_grad_norm": 0.5}),
+    "algorithm.critic.microBatchTokens": Case(value=4096, needs=GAE, changes={"critic.token_budget": 4096}),
     "algorithm.critic.valueClip": Case(value=0.5, needs=GAE | {"training.miniBatches": 2}, changes={"critic.value.value_clip": 0.5}),
     "algorithm.critic.warmupSteps": Case(value=3, needs=GAE, changes={"loop.critic_warmup_steps": 3, "policy.total_steps": 97}),
     "overlap.asyncGenerationRatio": Case(value=1.25, changes={"gate.capacity": 9, "gate.max_staleness": 2}),
@@ -177,6 +188,8 @@ LOOP: Mapping[str, Case] = {
     ),
     "rollout.groupFilter.maxInRow": Case(value=7, needs={"rollout.groupFilter.minStd": 0.0}, changes={"rollout.max_filtered_in_row": 7}),
     "rollout.groupRouting": Case(),
+    "training.learningRate": Case(value=0.5, changes={"policy.learning_rate": 0.5}),
+    "training.minLearningRate": Case(value=1e-7, needs={"training.schedule": "Linear"}, changes={"policy.min_learning_rate": 1e-7}),
     "training.tensorParallelSize": Case(value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}),
     "model.lora": Case(
         value={},
@@ -189,7 +202,10 @@ LOOP: Mapping[str, Case] = {
 
 CASES = {**{f"algorithm.{path}": case for path, case in ALGORITHM.items()}, **LOOP}
 SECTIONS = ("algorithm", "overlap", "validation", "model.lora", "rollout.groupFilter")
-FIELDS = ("rollout.redundantSamples", "rollout.extraPrompts", "rollout.groupRouting", "training.tensorParallelSize")
+FIELDS = (
+    *("rollout.redundantSamples", "rollout.extraPrompts", "rollout.groupRouting"),
+    *("training.learningRate", "training.minLearningRate", "training.tensorParallelSize"),
+)
 
 NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("algorithm.advantage.estimator", "GAE"): {"components[critic]": "Critic"},
@@ -381,7 +397,7 @@ class SpecifiedTrainer(CountingTrainer):
     """Has one tensor."""
 
     def weight_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        return [("model.embed_tokens.weight", "float32", (2, 2))]
+        return [("model.embed_tokens.weight", "trainer's own", (2, 2))]
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -404,7 +420,7 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
         rollout=[ScriptedEngine()],
         reward=[SpecifiedTrainer("reward-0")],
         tensor_parallel_size=ROLES[Role.TRAINER].ranks_per_share(spec),
-        recomputes=ROLES[Role.TRAINER].scores_in(spec),
+        trainer_scores=[scoring.result for scoring in ROLES[Role.TRAINER].scorings_in(spec)],
         names={component.role: component.name for component in spec.components},
     )
     nothing = cast(Any, None)
@@ -430,7 +446,8 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     if validator is not None:
         settings |= {"validation": validator.config, "validation.prompts": len(validator.prompts)}
     if parts.workers.critic:
-        settings["critic"] = learning_settings.critic_config(spec, policy)
+        own = worker_settings.policy_config(spec, role=Role.CRITIC, num_threads=1)
+        settings["critic"] = learning_settings.critic_config(spec, own)
     return dict(leaf for name, value in settings.items() for leaf in leaves(name, value))
 
 
@@ -476,6 +493,13 @@ def test_what_new_weights_do_to_running_responses(rows: Path, monkeypatch: pytes
     made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "overlap.updateMode").items()}
     found = {name: (settings["rollout.drains"], settings["publisher.on_running"]) for name, settings in made.items()}
     assert found == {"Drain": (True, "recompute"), "Interrupt": (False, "recompute"), "InFlight": (False, "keep")}
+
+
+def test_the_critics_schedule_is_its_own_or_the_policys(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "algorithm.critic.schedule").items()}
+    found = {name: (settings["critic.lr_schedule"], settings["policy.lr_schedule"]) for name, settings in made.items()}
+    own = {name: (name, "Linear") for name in ENUMS["algorithm.critic.schedule"]}
+    assert found == own | {"not set": ("Linear", "Linear")}
 
 
 def test_where_the_samples_of_a_prompt_go(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,16 @@
 """The table of roles: total over what validation admits, consistent with the planner's half, and enough to start a job by."""
 
+from typing import Any
+
 import pytest
 
+from rljob_api.errors import SpecInvalidError
 from rljob_api.rules.supported import UNSUPPORTED
 from rljob_api.v1alpha1.components import Role
+from rljob_api.validation import check
 from rljob_runtime.job.roles import ROLES, LeaseUnit
 from rljob_runtime.offload.states import StateKind
+from tests.unit.api.manifests import manifest
 
 
 def test_every_role_that_validation_admits_has_a_description() -> None:
@@ -21,7 +26,7 @@ def test_a_description_is_consistent(role: Role) -> None:
     assert bool(description.phase) == on_devices, "a lease says what it is for"
     assert description.rederived_kinds <= description.state_kinds
     assert description.trains == (description.checkpoint_folder is not None), "what is trained is saved"
-    assert description.scoring is None or on_devices
+    assert not description.scorings or on_devices
     assert description.process_group == (description.lease is LeaseUnit.COMPONENT), "collectives compute under one lease"
     assert "{step}" in description.phase or not on_devices
 
@@ -36,3 +41,27 @@ def test_what_components_with_leases_hold_is_released_before_engines_start() -> 
 def test_checkpoint_folders_are_distinct() -> None:
     folders = [d.checkpoint_folder for d in ROLES.values() if d.checkpoint_folder is not None]
     assert len(folders) == len(set(folders))
+
+
+def scorings(*components: dict[str, Any], **sections: Any) -> list[tuple[Role, str, str]]:
+    """Passes over a step's samples by who makes them."""
+    document = manifest()
+    document["spec"]["nodeGroups"][0]["devicesPerNode"] = 3
+    document["spec"]["components"] += components
+    document["spec"]["model"] |= sections.pop("model", {})
+    spec = check(document | {"spec": document["spec"] | sections}).job.spec
+    return [(c.role, scoring.method, scoring.result) for c in spec.components for scoring in ROLES[c.role].scorings_in(spec)]
+
+
+def test_adapters_answer_for_a_reference_that_no_component_holds() -> None:
+    lora, penalized = {"lora": {"rank": 4}}, {"kl": {"coefficient": 0.5}}
+    recomputed = penalized | {"offPolicy": {"proximal": "Recompute"}}
+    reference = {"name": "reference", "role": "Reference", "placement": {"ranks": "2"}}
+    base = (Role.TRAINER, "compute_base_logprobs", "reference_logprobs")
+    proximal = (Role.TRAINER, "compute_logprobs", "proximal_logprobs")
+    assert scorings(model=lora) == []
+    assert scorings(model=lora, algorithm=penalized) == [base]
+    assert scorings(model=lora, algorithm=recomputed, training={"miniBatches": 2}) == [base, proximal]
+    assert scorings(reference, model=lora, algorithm=penalized) == [(Role.REFERENCE, "compute_logprobs", "reference_logprobs")]
+    with pytest.raises(SpecInvalidError, match=r"add a component with role: Reference, or train adapters \(model.lora\)"):
+        scorings(algorithm=penalized)

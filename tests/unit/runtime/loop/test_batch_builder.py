@@ -89,7 +89,7 @@ class World:
                 trainer=self.trainers,
                 critic=self.critics,
                 tensor_parallel_size=tensor,
-                recomputes=True,
+                trainer_scores=("proximal_logprobs",),
                 log=self.log,
             ),
             batching=BatchingConfig(temperature=TEMPERATURE, **settings),

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from rljob_runtime.errors import ClusterError, Interrupted, RuntimeFault
+from rljob_runtime.records import StepRecord
 from rljob_runtime.report import (
     FolderMode,
     Level,
@@ -370,3 +371,22 @@ def test_long_runs_are_drawn_small():
 
 def test_running_mean_skips_what_is_not_finite():
     assert running_mean([1.0, math.nan, 3.0, 5.0], 2) == [1.0, 1.0, 3.0, 4.0]
+
+
+def test_a_validation_alone_has_no_steps_to_show(tmp_path: Path) -> None:
+    info = dataclasses.replace(INFO, total_steps=0)
+    record = StepRecord(step=0, version=0, metrics={"validation/version": 0.0, "validation/mean": 0.25, "validation/pass_rate": 0.125})
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None, _environ={"TERM": "xterm"})
+    live = LiveDisplay(console, clock=FakeClock())
+    live.started(info, tmp_path, None)
+    live.close()
+    live.step(record)
+    out = Console(file=io.StringIO(), width=100, color_system=None, _environ={"TERM": "xterm"})
+    out.print(live.render())
+    assert "validation" in out.file.getvalue()
+    run = FakeRun(tmp_path / "run", info=info)
+    run.reporter.record(record)
+    summary = run.reporter.finish(RunStatus.SUCCEEDED)
+    assert (summary.validation_mean, summary.validation_pass_rate) == (0.25, 0.125)
+    assert "validation  0.250, 12% passed" in run.lines()
+    assert "step 0" not in run.lines()

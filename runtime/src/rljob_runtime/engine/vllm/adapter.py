@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_api.dtypes import engine_dtype
 from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
@@ -38,7 +39,7 @@ class VllmAdapter:
             model_path=spec.model.path,
             tokenizer_path=spec.model.tokenizer_path,
             trust_remote_code=spec.model.trust_remote_code,
-            dtype=spec.model.dtype.value,
+            dtype=engine_dtype(spec, engine).value,
             max_model_len=max(int(passed.pop("max_model_len", longest)), longest),
             max_num_seqs=engine.max_running_requests,
             kv_cache_bytes=engine.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
