@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 PROBE_TOKENS = 64
 """Tokens of one probe sequence at most."""
 
+RETRIED = 2
+"""A reward that runs past its limit is tried once more."""
+
 Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
 
@@ -63,7 +66,7 @@ async def assemble(
     if state is not None:
         source.restore(state.source_state)
     decode: Decode = partial(_decode, tokenizer)
-    score = RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards)).score
+    score = RewardRouter(workers.rewards, RETRIED * sum(r.timeout_seconds for r in spec.rewards)).score
 
     def log_loss(index: int, error: WorkerLostError) -> None:
         reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
