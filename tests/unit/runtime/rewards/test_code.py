@@ -100,8 +100,7 @@ def test_slow_code_is_a_wrong_answer_and_no_time_out(pools):
         ({}, "field 'test_cases' of the entry is missing; write a list of tests, or name the field in tests_field"),
         ({"test_cases": []}, "field 'test_cases' of the entry is []"),
         ({"test_cases": "[1"}, "field 'test_cases' is no JSON"),
-        ({"test_cases": [{"stdin": "1"}]}, 'test 0 is no input test: {"stdin": "1"} (KeyError: \'expected_stdout\')'),
-        ({"test_cases": [{}], "case_type": "text"}, "field 'case_type' is 'text'; it must be one of input, assert, pytest, check_based"),
+        ({"test_cases": [{"stdin": "1"}]}, "is no input test (KeyError: 'expected_stdout')"),
     ],
 )
 def test_an_entry_without_usable_tests_says_what_is_wrong(pools, metadata, message):

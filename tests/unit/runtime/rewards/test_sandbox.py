@@ -278,7 +278,7 @@ def test_model_written_code_finds_no_expected_output(code_pool):
     search = """
 import gc, sys
 def texts(values):
-    return [v for v in values if isinstance(v, str) and v.startswith("expe" + "cted-")]
+    return [v for v in values if isinstance(v, str) and v[::-1].endswith("-detcepxe")]
 found, frame = [], sys._getframe()
 for o in gc.get_objects():
     found += texts(list(o.values())) if isinstance(o, dict) else texts(o) if isinstance(o, (list, tuple)) else []
