@@ -16,8 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rljob_runtime.rewards.child import LENGTH, RESULT, Setup
 
@@ -34,9 +34,8 @@ class BrokenProtocolError(Exception):
     """What came from the process is no result: code in it wrote to the socket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One evaluation, as the process reports it."""
+class Result(NamedTuple):
+    """One evaluation, as the process reports it; a tuple, because a hundred thousand a second are made."""
 
     position: int
     reward: int
