@@ -45,6 +45,8 @@ PROBE_TOKENS = 64
 
 RETRIED = 2
 """A reward that runs past its limit is tried once more."""
+REPLACED_S = 10.0
+"""Allowed for a fresh scoring process after each."""
 
 Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
@@ -66,7 +68,7 @@ async def assemble(
     if state is not None:
         source.restore(state.source_state)
     decode: Decode = partial(_decode, tokenizer)
-    score = RewardRouter(workers.rewards, RETRIED * sum(r.timeout_seconds for r in spec.rewards)).score
+    score = RewardRouter(workers.rewards, RETRIED * sum(r.timeout_seconds + REPLACED_S for r in spec.rewards)).score
 
     def log_loss(index: int, error: WorkerLostError) -> None:
         reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
