@@ -48,8 +48,13 @@ def located(path: Path, found: Iterator[tuple[int, str]]) -> list[str]:
     return [f"{path.relative_to(ROOT)}:{line}: {what}" for line, what in found]
 
 
+RUNS_CODE = "runtime/src/rljob_runtime/rewards/code_runner.py"
+"""Runs what a model wrote, in a process made for it."""
+
+
 def test_nothing_is_evaluated_and_no_exception_disappears() -> None:
-    assert [hit for path in python_files() for hit in located(path, offences(path.read_text()))] == []
+    hits = [hit for path in python_files() for hit in located(path, offences(path.read_text()))]
+    assert [hit for hit in hits if not (hit.startswith(f"{RUNS_CODE}:") and hit.endswith(": calls exec"))] == []
 
 
 def test_library_code_does_not_print() -> None:

@@ -76,7 +76,7 @@ def test_groups_whose_rewards_fail_are_replaced_and_counted(seed: int, batch: in
     assert set(trained) == set(range(prompts.handed_out)) - dropped
     counters = scheduler.take_counters()
     assert counters.groups_dropped == len(dropped)
-    assert counters.reward_errors == counters.reward_timeouts == 2 * len(dropped)
+    assert counters.reward_timeouts.total() == counters.rewards_dropped == counters.reward_retries == 2 * len(dropped)
 
 
 @settings(max_examples=60, deadline=None)

@@ -141,7 +141,7 @@ class ScriptedRewards:
         self.calls += 1
         await asyncio.sleep(0)
         return [
-            RewardResult(sample_id=r.sample_id, score=None, error="reward task: ran past its time limit of 1 s")
+            RewardResult(sample_id=r.sample_id, score=None, error="reward 'task': ran past its limit", timeouts=("task",), retries=1)
             if self.failing(r)
             else RewardResult(sample_id=r.sample_id, score=float(i % 2), parts={"task": float(i % 2)}, passed=bool(i % 2))
             for i, r in enumerate(requests)

@@ -17,7 +17,19 @@ from rljob_api import planner
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.planning.plan import Plan
 from rljob_api.reading import manifest
-from rljob_api.rules import algorithm, components, data, engine_arguments, offload, pods, rollout, trainer, validation_only, workers
+from rljob_api.rules import (
+    algorithm,
+    components,
+    data,
+    engine_arguments,
+    offload,
+    pods,
+    rewards,
+    rollout,
+    trainer,
+    validation_only,
+    workers,
+)
 from rljob_api.rules.model import model_problems
 from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
@@ -103,6 +115,7 @@ def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> list[Field
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *components.RULES,
     *data.RULES,
+    *rewards.RULES,
     *workers.RULES,
     *offload.RULES,
     *pods.RULES,

@@ -5,6 +5,7 @@ The spec's models use them for fields, the runtime's own small configurations fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -17,6 +18,14 @@ class RewardType(StrEnum):
     """1 when the text equals the reference answer, else 0; surrounding white space does not count."""
     MATH_VERIFY = "MathVerify"
     """1 when math-verify finds the mathematical value equal to the reference answer's, else 0."""
+    MATH_RULE = "MathRule"
+    """As MathVerify, of what follows </think>: the last \\boxed{...} there, else the first value found; what cannot be read scores 0."""
+    MULTIPLE_CHOICE = "MultipleChoice"
+    """1 when the first capital letter of the last \\boxed{...} is that of the reference answer, else 0."""
+    IF_EVAL = "IFEval"
+    """1 when the response follows the instruction that the reference answer or the entry names, else 0."""
+    CODE = "Code"
+    """1 when the code in the response passes the tests of the entry, else 0; it runs in a process with strict limits."""
     FUNCTION = "Function"
     """A user's function."""
 
@@ -34,6 +43,28 @@ class Extraction(StrEnum):
     """What the last <answer>...</answer> holds."""
     LAST_NUMBER = "LastNumber"
     """The last number; thousands commas are removed."""
+
+
+DROP = "Drop"
+"""Instead of a score for a reward that failed: leave the sample out."""
+
+REWARD_PARAMETERS: Mapping[RewardType, Mapping[str, tuple[type, ...]]] = {
+    RewardType.TASK: {},
+    RewardType.EXACT_MATCH: {"ignore_case": (bool,)},
+    RewardType.MATH_VERIFY: {"float_rounding": (int,), "numeric_precision": (int,), "strict": (bool,)},
+    RewardType.MATH_RULE: {"float_rounding": (int,), "numeric_precision": (int,), "strict": (bool,)},
+    RewardType.MULTIPLE_CHOICE: {"require_boxed": (bool,)},
+    RewardType.IF_EVAL: {"partial": (bool,)},
+    RewardType.CODE: {
+        "case_timeout_s": (int, float),
+        "memory_bytes": (int,),
+        "partial": (bool,),
+        "tests_field": (str,),
+        "kind_field": (str,),
+        "function_field": (str,),
+    },
+}
+"""Parameters of each built-in type; a Function takes whatever its signature allows."""
 
 
 class Aggregation(StrEnum):

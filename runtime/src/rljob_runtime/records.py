@@ -40,8 +40,15 @@ class Prompt:
     """The reference answer as text; empty where the task verifies itself from ``metadata``."""
     source: str
     """Name of the data source entry it came from (``spec.data.train[].name``)."""
+    own_tag: str | None = None
+    """The entry's own tag (``jsonl.tagField``); None where the data source names none."""
     metadata: Mapping[str, object] = field(default_factory=dict)
     """What a verifier needs besides the answer (for reasoning-gym: the dataset entry)."""
+
+    @property
+    def tag(self) -> str:
+        """What chooses its rewards: the entry's own tag, else the data source's name."""
+        return self.source if self.own_tag is None else self.own_tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +116,19 @@ class RewardResult:
 
     sample_id: str
     score: float | None
-    """Weighted sum of all reward functions; None when one failed, then ``error`` says why."""
+    """Weighted sum of the rewards of its tag; None when one failed and its sample is dropped, then ``error`` says why."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Unweighted score per reward name."""
     passed: bool = False
-    """Whether the response counts as solved (score of the first reward >= its pass threshold)."""
+    """Whether the response counts as solved (score of the first applicable reward >= its pass threshold)."""
     error: str | None = None
-    """One line: which reward, what it raised, or that it ran past its time limit."""
+    """One line: which reward, what it raised, or that it ran past its time limit; the last one where a score took its place."""
+    errors: tuple[str, ...] = ()
+    """Names of the rewards that raised, gave no number, or whose process died."""
+    timeouts: tuple[str, ...] = ()
+    """Names of the rewards that ran past their limit twice."""
+    retries: int = 0
+    """Times that it was tried once more because a reward ran past its limit."""
     elapsed_s: float = 0.0
 
 

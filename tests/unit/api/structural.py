@@ -29,7 +29,7 @@ TYPES = {"object", "array", "string", "integer", "number", "boolean"}
 def violations(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """Every rule a schema node breaks, with its path."""
     yield from (f"{path}: {word}" for word in FORBIDDEN & set(schema))
-    if schema.get("type") not in TYPES:
+    if schema.get("type") not in TYPES and not schema.get("x-kubernetes-preserve-unknown-fields"):
         yield f"{path}: type {schema.get('type')!r}"
     if "properties" in schema and "additionalProperties" in schema:
         yield f"{path}: properties beside additionalProperties"
@@ -74,7 +74,8 @@ def default_violations(schema: dict[str, Any], path: str) -> Iterator[str]:
             plain[word] = plain.pop(bound)
     value = with_defaults(schema, schema["default"])
     try:
-        jsonschema.Draft202012Validator({"type": plain["type"], **{k: v for k, v in plain.items() if k in SCALAR_WORDS}}).validate(value)
+        typed = {"type": plain["type"]} if "type" in plain else {}
+        jsonschema.Draft202012Validator({**typed, **{k: v for k, v in plain.items() if k in SCALAR_WORDS}}).validate(value)
     except jsonschema.ValidationError as error:
         yield f"{path}: default {value!r}: {error.message}"
 

@@ -318,7 +318,7 @@ def _require_bounds(node: Schema, path: str) -> None:
         raise SchemaError(f"{path}: list without a maximum length")
     if kind == "object" and "maxProperties" not in node:
         raise SchemaError(f"{path}: map without a maximum size")
-    if kind is None:
+    if kind is None and not node.get("x-kubernetes-preserve-unknown-fields"):
         raise SchemaError(f"{path}: has no type")
 
 

@@ -264,6 +264,10 @@ def _other(context: Mapping[str, object], item: Any) -> Words:
     return str(item["msg"]), "see `rljob explain` for the field"
 
 
+def _score_or_drop(context: Mapping[str, object], item: Any) -> Words:
+    return "is neither Drop nor a score", "write Drop, or a number from -1e6 to 1e6"
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "empty"
@@ -292,6 +296,7 @@ _WORDS: dict[str, Callable[[Mapping[str, object], Any], Words]] = {
     "string_pattern_mismatch": _pattern,
     "string_too_long": _length("at most", "max_length", "characters"),
     "string_too_short": _length("at least", "min_length", "characters"),
+    "score_or_drop": _score_or_drop,
     "too_long": _length("at most", "max_length", "entries"),
     "too_short": _length("at least", "min_length", "entries"),
     "greater_than_equal": _bound(">=", "ge"),

@@ -1,4 +1,4 @@
-"""Rules about data: sources, rewards, the prompt, and names that must be unique."""
+"""Rules about data: sources, the prompt, and names that must be unique."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.rules.pods import environments
-from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
-from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
-from rljob_api.vocabulary import Extraction, RewardType
+from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
 def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -53,34 +51,6 @@ def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
                     yield _error(f"{path}.{member}", None, problem, "remove it or change the type")
 
 
-def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
-    if spec.pipeline is Pipeline.RLVR and not spec.rewards:
-        yield _error("spec.rewards", None, "an RLVR job needs a reward", "add at least one, for example {name: answer, type: ExactMatch}")
-    if spec.rewards and not spec.with_role(Role.REWARD):
-        remedy = "add {name: reward, role: Reward, placement: {workers: 1}}"
-        yield _error("spec.components", None, "has no Reward component to compute spec.rewards in", remedy)
-    for index, reward in enumerate(spec.rewards):
-        path = f"spec.rewards[{index}]"
-        is_function = reward.type is RewardType.FUNCTION
-        if is_function and reward.function is None:
-            yield _error(path, None, "has type Function but no function", "add function: module:name")
-        if not is_function and reward.function is not None:
-            problem = f"belongs to type Function, the type is {reward.type}"
-            yield _error(f"{path}.function", reward.function, problem, "remove it or write type: Function")
-        if is_function and reward.extraction is not Extraction.WHOLE:
-            yield _error(f"{path}.extraction", reward.extraction.value, "has no effect, a Function gets the whole response", "remove it")
-        if reward.type is RewardType.TASK:
-            yield from _task_sources(spec, path)
-
-
-def _task_sources(spec: RLJobSpec, path: str) -> Iterator[FieldError]:
-    sources = (*spec.data.train, *spec.data.validation)
-    others = [source.name for source in sources if source.type is not DataSourceType.REASONING_GYM]
-    if others:
-        problem = f"needs ReasoningGym sources, which verify themselves, but {', '.join(others)} is of another type"
-        yield _error(f"{path}.type", "Task", problem, "use ExactMatch, MathVerify or Function")
-
-
 def _prompt(spec: RLJobSpec) -> Iterator[FieldError]:
     prompt = spec.data.prompt
     if prompt.chat_template:
@@ -113,7 +83,6 @@ def _template(template: str) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _unique_names,
     _sources,
-    _rewards,
     _prompt,
 )
 """Rules between fields, each independent of the others."""

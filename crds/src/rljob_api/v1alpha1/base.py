@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from rljob_api.vocabulary import DROP
 
 
 class SpecModel(BaseModel):
@@ -77,6 +80,18 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 Positive = Annotated[float, Field(gt=0.0, le=1e9)]
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 """A sample's reward, or a bound of one."""
+
+
+def _score_or_drop(value: object) -> object:
+    if value == DROP:
+        return DROP
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e6:
+        raise PydanticCustomError("score_or_drop", "is neither Drop nor a score")
+    return float(value)
+
+
+ScoreOrDrop = Annotated[Any, BeforeValidator(_score_or_drop), WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True})]
+"""A score, or the word Drop. A structural schema has no unions, so that the API server takes any value and validation checks it."""
 FunctionPath = Annotated[str, Field(max_length=256, pattern=FUNCTION_PATTERN)]
 """A function of the user's own as module:function."""
 FreeForm = Annotated[dict[str, Any], Field(max_length=64)]

@@ -7,8 +7,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import FreeForm, FunctionPath, Label, PathText, Positive, ShortText, SpecModel, Text
-from rljob_api.vocabulary import Extraction, RewardType
+from rljob_api.v1alpha1.base import (
+    ABSOLUTE_PATH_PATTERN,
+    FreeForm,
+    FunctionPath,
+    Label,
+    PathText,
+    Positive,
+    ScoreOrDrop,
+    ShortText,
+    SpecModel,
+    Text,
+)
+from rljob_api.vocabulary import DROP, Extraction, RewardType
 
 
 class DType(StrEnum):
@@ -83,7 +94,9 @@ class Jsonl(SpecModel):
     prompt_field: ShortText = "question"
     """Field with the question."""
     answer_field: ShortText = "answer"
-    """Field with the reference answer."""
+    """Field with the reference answer; empty when no reward needs one."""
+    tag_field: ShortText | None = None
+    """Field with the entry's tag, by which rewards are chosen; without it the tag is the data source's name."""
 
 
 class DataSource(SpecModel):
@@ -124,22 +137,38 @@ class Data(SpecModel):
 
 
 class Reward(SpecModel):
-    """One reward; a sample's score is the weighted sum of all."""
+    """One reward; a sample's score is the weighted sum of those that apply to its prompt's tag."""
 
     name: Label
     """Unique name, shown in metrics."""
     type: RewardType
     """How it scores a response."""
+    sources: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=256)
+    """Tags of the prompts it scores: names of data sources, or values of jsonl.tagField; empty means all prompts."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the sum."""
     extraction: Extraction = Extraction.WHOLE
-    """Part of the response that is judged; a Function always gets the whole response."""
+    """Part of the response that is scored; a Function always gets the whole response."""
     function: FunctionPath | None = None
     """module:function of a Function reward, importable from the job file's folder or the environment."""
+    parameters: FreeForm = Field(default={})
+    """Settings of a built-in type, or further keyword arguments of a Function."""
     timeout_seconds: Positive = 5.0
-    """Limit for one sample; running past it costs the sample, not the job."""
+    """Limit for one sample; a sample that runs past it is tried once more in a fresh process, then onTimeout decides."""
+    on_timeout: ScoreOrDrop = 0.0
+    """Score of a response on which the reward ran past its limit twice, or Drop to leave the sample out."""
+    on_error: ScoreOrDrop = DROP
+    """Score of a response on which the reward failed, or Drop to leave the sample out."""
     pass_threshold: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
-    """The first reward's score from which on a response counts as solved."""
+    """The first applicable reward's score from which on a response counts as solved."""
+    network: bool = False
+    """Let a Function use the network."""
+    processes: bool = False
+    """Let a Function start processes; they end with the evaluation's process."""
+    read_paths: tuple[Annotated[str, Field(max_length=1024, pattern=ABSOLUTE_PATH_PATTERN)], ...] = Field(default=(), max_length=64)
+    """Files and folders that a Function may read besides Python, the system's libraries and the job file's folder."""
+    memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
+    """Address space of the process that computes it; rewards that share a process have the largest of theirs."""
 
 
 class Environment(SpecModel):

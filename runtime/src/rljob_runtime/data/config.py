@@ -40,6 +40,8 @@ class JsonlSource:
     """Key of the question, a string."""
     answer_field: str | None = "answer"
     """Key of the reference answer, a string or number; None when the rewards need no answer."""
+    tag_field: str | None = None
+    """Key of the entry's tag, by which rewards are chosen; None: the tag is the source's name."""
     weight: float = 1.0
     """Share of prompts relative to the other sources."""
 

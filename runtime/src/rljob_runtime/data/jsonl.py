@@ -17,6 +17,7 @@ class Row:
 
     question: str
     answer: str
+    tag: str | None = None
     metadata: dict[str, object] = field(default_factory=dict)
 
 
@@ -76,7 +77,14 @@ def _parse_line(line: bytes, source: JsonlSource) -> Row | str:
         answer = value.pop(source.answer_field)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             return f"field {source.answer_field!r} is {_shown(answer)}; it must be text or a number"
-    return Row(question=question, answer=str(answer), metadata=value)
+    tag: str | None = None
+    if source.tag_field is not None:
+        if source.tag_field not in value:
+            return _missing("tag_field", source.tag_field, value)
+        tag = value[source.tag_field]
+        if not isinstance(tag, str) or not tag:
+            return f"field {source.tag_field!r} is {_shown(tag)}; it must be non-empty text"
+    return Row(question=question, answer=str(answer), tag=tag, metadata=value)
 
 
 def _missing(option: str, name: str, value: dict[str, object]) -> str:
@@ -88,6 +96,8 @@ def _example(source: JsonlSource) -> str:
     fields = {source.prompt_field: "What is 2 + 3?"}
     if source.answer_field is not None:
         fields[source.answer_field] = "5"
+    if source.tag_field is not None:
+        fields[source.tag_field] = "math"
     return json.dumps(fields)
 
 

@@ -34,7 +34,9 @@ _MAX_DROPPED_AT_START = 2_000
 _STATE_VERSION = 1
 
 
-class _Rows(Protocol):
+class Rows(Protocol):
+    """The questions of one source, unshuffled."""
+
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Row: ...
 
@@ -65,7 +67,7 @@ class _Stream:
     """One source: its shuffled order, chunked encoding and length filter."""
 
     config: SourceConfig
-    rows: _Rows
+    rows: Rows
     encoder: PromptEncoder
     seed: int
     max_prompt_tokens: int
@@ -213,11 +215,19 @@ class PromptSource:
             token_ids=encoded.token_ids,
             answer=encoded.row.answer,
             source=stream.config.name,
+            own_tag=encoded.row.tag,
             metadata=encoded.row.metadata,
         )
 
 
-def open_rows(source: SourceConfig, seed: int) -> _Rows:
+def tags_of(source: SourceConfig, rows: Rows) -> frozenset[str]:
+    """Every tag that a source's prompts have."""
+    if isinstance(source, JsonlSource) and source.tag_field is not None:
+        return frozenset(row.tag for row in (rows[i] for i in range(len(rows))) if row.tag is not None)
+    return frozenset({source.name})
+
+
+def open_rows(source: SourceConfig, seed: int) -> Rows:
     """The rows of a source, unshuffled. Raises DataError when they cannot be read, or there are none."""
     if isinstance(source, ReasoningGymSource):
         return ReasoningGymRows(source, seed=seed)

@@ -47,6 +47,11 @@ if TYPE_CHECKING:
 PROBE_TOKENS = 64
 """Tokens of one probe sequence at most."""
 
+RETRIED = 2
+"""A reward that runs past its limit is tried once more."""
+REPLACED_S = 10.0
+"""Allowed for a fresh scoring process after each."""
+
 Decode = Callable[[list[tuple[int, ...]]], list[str]]
 
 
@@ -138,7 +143,7 @@ def _rollout_config(spec: RLJobSpec, workers: JobWorkers) -> RolloutConfig:
 
 
 def _router(spec: RLJobSpec, workers: JobWorkers) -> RewardRouter:
-    return RewardRouter(workers.rewards, sum(r.timeout_seconds for r in spec.rewards))
+    return RewardRouter(workers.rewards, RETRIED * sum(r.timeout_seconds + REPLACED_S for r in spec.rewards))
 
 
 def _log_loss(workers: JobWorkers, reporter: Reporter, index: int, error: WorkerLostError) -> None:

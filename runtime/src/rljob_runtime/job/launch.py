@@ -19,10 +19,11 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.data import tokenizer
-from rljob_runtime.data.source import open_rows
+from rljob_runtime.data.source import open_rows, tags_of
 from rljob_runtime.engine.registry import check_engines
 from rljob_runtime.errors import DeadlineError, SetupError, StartupDeadlineError
 from rljob_runtime.job import device_sharing, learning_settings, models, worker_settings
@@ -33,6 +34,7 @@ from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
 from rljob_runtime.offload.worker_group import WorkerGroup
 from rljob_runtime.report import Reporter
+from rljob_runtime.rewards.config import check_tags
 from rljob_runtime.rewards.pool import RewardPool
 
 if TYPE_CHECKING:
@@ -56,21 +58,25 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
         ModelError: neither a local folder nor a model of the Hub that this machine may read.
         DataError: a file or task that cannot be read, or is empty.
         PluginError: a policy loss or an advantage estimator that cannot be imported from ``job_folder``.
-        RewardSetupError: a reward function that cannot be imported from ``job_folder``.
+        RewardSetupError: a tag of the data without a reward, or a reward function that cannot be imported from ``job_folder``.
     """
     installed = version("ray")
     if spec.ray_version not in (None, installed):
         raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
     sources = models.locate(spec, earlier_commits)
-    config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
-    if config is not None and (problems := model_problems(spec, config)):
+    model_config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
+    if model_config is not None and (problems := model_problems(spec, model_config)):
         raise SpecInvalidError(problems)
+    tags: dict[str, str] = {}
     for source in (*spec.data.train, *spec.data.validation):
-        open_rows(worker_settings.source_config(source), spec.seed)
+        config = worker_settings.source_config(source)
+        tags |= dict.fromkeys(tags_of(config, open_rows(config, spec.seed)), f"data source {source.name!r}")
+    rewards = [worker_settings.reward_config(reward) for reward in spec.rewards]
+    check_tags(rewards, tags)
     if job_folder is not None:
         learning_settings.check_functions(spec, job_folder)
     check_engines(spec, on_this_python=job_folder is not None)
-    functions = [worker_settings.reward_config(r) for r in spec.rewards if r.function is not None]
+    functions = [reward for reward in rewards if reward.function is not None]
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
@@ -108,6 +114,9 @@ async def launch(
             await _set_up_all(groups, left_s(), float(spec.startup_deadline_seconds))
             if stage is not stages[-1]:
                 await device_sharing.release_devices(spec, stage, running, left_s())
+    for component in (c for c in plan.components if c.role is Role.REWARD):
+        sandbox = await running[component.name][0].call("describe_sandbox", timeout_s=left_s())
+        reporter.event(f"{component.name}: scoring processes are kept in by {sandbox}")
     leases = device_sharing.lease_devices(spec, plan, running, read_shape(models.with_folders(spec, sources.here)), reporter.switched)
     workers = job_workers(spec, plan, running, leases)
     reporter.resident(workers.residency())

@@ -148,7 +148,12 @@ def source_config(source: DataSource) -> SourceConfig:
     if source.type is DataSourceType.JSONL and source.jsonl is not None:
         jsonl = source.jsonl
         return JsonlSource(
-            name=source.name, path=Path(jsonl.path), prompt_field=jsonl.prompt_field, answer_field=jsonl.answer_field, weight=source.weight
+            name=source.name,
+            path=Path(jsonl.path),
+            prompt_field=jsonl.prompt_field,
+            answer_field=jsonl.answer_field or None,
+            tag_field=jsonl.tag_field,
+            weight=source.weight,
         )
     if source.reasoning_gym is None:
         raise ValueError(f"data source {source.name} lacks the settings of its type {source.type}; validation lets none through")
@@ -172,7 +177,19 @@ def reward_config(reward: RewardSpec) -> RewardConfig:
         pass_threshold=reward.pass_threshold,
         extraction=reward.extraction,
         function=reward.function,
+        params=reward.parameters,
+        sources=reward.sources,
+        on_error=_score_or_none(reward.on_error),
+        on_timeout=_score_or_none(reward.on_timeout),
+        network=reward.network,
+        processes=reward.processes,
+        read_paths=reward.read_paths,
+        memory_bytes=reward.memory_bytes,
     )
+
+
+def _score_or_none(value: float | str) -> float | None:
+    return None if isinstance(value, str) else value
 
 
 def devices_in_words(plan: Plan) -> str:

@@ -47,14 +47,20 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
         metrics |= {f"staleness/histogram/{lag}": float(count / tokens.sum()) for lag, count in enumerate(tokens)}
     metrics.update(_means("reward/part", [(name, value) for t in samples for name, value in t.reward.parts.items()]))
     metrics.update(_means("reward/source", [(t.prompt.source, t.reward.score or 0.0) for t in samples]))
+    metrics.update(_means("reward/tag", [(t.prompt.tag, t.reward.score or 0.0) for t in samples]))
+    metrics.update(_means("reward/tag_pass_rate", [(t.prompt.tag, float(t.reward.passed)) for t in samples]))
     return metrics
 
 
 def rollout_metrics(groups: Sequence[Group], counters: RolloutCounters) -> dict[str, float]:
     """What became of prompts, groups and responses since the last step."""
-    return {
-        "reward/errors": float(counters.reward_errors),
-        "reward/timeouts": float(counters.reward_timeouts),
+    by_reward = {f"reward/errors/{name}": float(count) for name, count in counters.reward_errors.items()}
+    by_reward |= {f"reward/timeouts/{name}": float(count) for name, count in counters.reward_timeouts.items()}
+    return by_reward | {
+        "reward/errors": float(counters.reward_errors.total()),
+        "reward/timeouts": float(counters.reward_timeouts.total()),
+        "reward/retries": float(counters.reward_retries),
+        "reward/dropped": float(counters.rewards_dropped),
         "rollout/groups_accepted": float(len(groups)),
         "rollout/groups_dropped": float(counters.groups_dropped),
         "rollout/groups_filtered": float(counters.groups_filtered),

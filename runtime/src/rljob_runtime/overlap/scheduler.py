@@ -6,7 +6,7 @@ Generation goes on while rewards are computed and while the trainer works, as fa
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -74,8 +74,13 @@ class RolloutCounters:
     """What happened since the last :meth:`RolloutScheduler.take_counters`."""
 
     tokens: int = 0
-    reward_errors: int = 0
-    reward_timeouts: int = 0
+    reward_errors: Counter[str] = field(default_factory=Counter)
+    """By reward: evaluations that failed other than by time."""
+    reward_timeouts: Counter[str] = field(default_factory=Counter)
+    """By reward: evaluations that ran past their limit twice."""
+    reward_retries: int = 0
+    rewards_dropped: int = 0
+    """Samples left out because of either."""
     groups_dropped: int = 0
     """Too few rewards, or too old when the trainer would have taken them."""
     groups_filtered: int = 0
@@ -343,8 +348,8 @@ class RolloutScheduler:
         self._counters.reward_s += now_s() - started
         scored: dict[int, list[Trajectory]] = {g.group_id: [] for g in groups}
         for (group, index, completion), text, result in zip(samples, texts, results, strict=True):
+            self._count_problems(result)
             if result.score is None:
-                self._count_failed(result)
                 continue
             scored[group.group_id].append(
                 Trajectory(
@@ -384,11 +389,14 @@ class RolloutScheduler:
                 "give prompts that are neither too easy nor too hard for the model, loosen the filter, or allow more in a row"
             )
 
-    def _count_failed(self, result: RewardResult) -> None:
-        message = result.error or "no score"
-        self._counters.reward_errors += 1
-        self._counters.reward_timeouts += "time limit" in message
-        self._counters.reward_messages.append(message)
+    def _count_problems(self, result: RewardResult) -> None:
+        """What failed in scoring, whether or not a score took its place."""
+        self._counters.reward_errors.update(result.errors)
+        self._counters.reward_timeouts.update(result.timeouts)
+        self._counters.reward_retries += result.retries
+        self._counters.rewards_dropped += result.score is None
+        if result.error is not None:
+            self._counters.reward_messages.append(result.error)
 
     def _cancel_too_stale(self, version: int) -> None:
         """Give up groups that are still being generated and would be too stale for a batch trained from ``version``."""

@@ -167,6 +167,7 @@ class Validator:
         named: dict[str, list[float]] = {}
         for sample, result in scored:
             named.setdefault(f"validation/source/{sample.prompt.source}", []).append(result.score or 0.0)
+            named.setdefault(f"validation/tag/{sample.prompt.tag}", []).append(result.score or 0.0)
             for name, score in result.parts.items():
                 named.setdefault(f"validation/part/{name}", []).append(score)
         return metrics | {name: float(np.mean(scores)) for name, scores in named.items()}

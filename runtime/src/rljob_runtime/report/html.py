@@ -185,7 +185,7 @@ def _samples(step: int, rows: Sequence[Row]) -> str:
 
 def _sample(row: Row, file_name: str) -> str:
     error, passed, parts = row.get("error"), row.get("passed"), row.get("parts")
-    if error is not None:
+    if row.get("reward") is None:
         verdict = f'<span class="bad">no reward</span><br><span class="small">{escape(str(error))}</span>'
     else:
         verdict = f'<span class="{"ok" if passed else "bad"}">{number_of(row, "reward"):.3g} {"passed" if passed else "not passed"}</span>'

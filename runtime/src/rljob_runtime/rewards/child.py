@@ -1,8 +1,8 @@
-"""The scoring process: ``python -m rljob_runtime.rewards.child FD``, started by ``RewardPool`` only.
+"""The scoring process: ``python -m rljob_runtime.rewards.child FD``, started by ``ScoringProcess`` only.
 
 Protocol over the inherited socket ``FD``; every frame is a 4-byte little-endian length and a body:
 
-* parent to child: first one pickled ``Setup``, then batches, each a pickled list of ``WireSample``.
+* parent to child: first one pickled ``Setup``, then batches, each a pickled list of ``WireItem``.
 * child to parent: first ``READY`` or ``FAILED`` plus text, then for each sample and reward one result frame, streamed as
   soon as it is known, so that the parent's clock sees each evaluation and a killed child loses only the one in work.
 
@@ -13,11 +13,9 @@ user's function hangs.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
-import resource
 import select
 import socket
 import struct
@@ -29,16 +27,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_runtime.errors import RewardSetupError
-from rljob_runtime.rewards.config import RewardConfig
+from rljob_runtime.rewards.code_runner import CodeRunner, end_group, read_exactly
+from rljob_runtime.rewards.config import Isolation, RewardConfig
 from rljob_runtime.rewards.functions import RewardFunction, extract, load, to_scores
+from rljob_runtime.sandbox import Limits, confine
 
 READY, FAILED = b"R", b"F"
 LENGTH = struct.Struct("<I")
 RESULT = struct.Struct("<IIBdd")
 """Sample position in the batch, reward position, 1 for success, score, elapsed seconds; then JSON: extra numbers or the error."""
 
-WireSample = tuple[str, str, str, Mapping[str, object]]
-"""(prompt text, response text, answer, metadata)."""
+WireItem = tuple[tuple[str, str, str, Mapping[str, object]], tuple[int, ...]]
+"""((prompt text, response text, answer, metadata), positions of the rewards to compute)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,38 +47,55 @@ class Setup:
 
     configs: tuple[RewardConfig, ...]
     folder: str | None
-    memory_limit_bytes: int | None
+    memory_bytes: int
+    isolation: Isolation
 
 
 def main(argv: list[str]) -> int:
     """Serve until the parent closes the socket; returns the exit status."""
     connection = socket.socket(fileno=int(argv[0]))
-    threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
-    reader = connection.makefile("rb")
-    first = _read_frame(reader)
+    first = _read_frame(connection)
     if first is None:
         return 0
     setup: Setup = pickle.loads(first)
+    isolation = setup.isolation
+    # Before anything foreign is imported, and before there is a second thread, which would stay outside.
     try:
-        functions = [load(config, setup.folder) for config in setup.configs]
+        active = confine(
+            Limits(
+                read_paths=(*([setup.folder] if setup.folder else ()), *isolation.read_paths),
+                write_paths=(os.getcwd(),),
+                network=isolation.network,
+                processes=isolation.processes or isolation.runs_code,
+                memory_bytes=setup.memory_bytes,
+            )
+        )
+    except OSError as error:
+        _send(connection, FAILED + f"rewards: this machine has no sandbox for them: {error}; seccomp filters are needed".encode())
+        return 1
+    # Where code runs, this process stays single-threaded to fork; it looks at the connection while it waits.
+    runner = CodeRunner(connection.fileno()) if isolation.runs_code else None
+    if runner is None:
+        threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
+    try:
+        functions = [load(config, setup.folder, runner) for config in setup.configs]
     except RewardSetupError as error:
         _send(connection, FAILED + str(error).encode())
         return 1
-    if setup.memory_limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (setup.memory_limit_bytes, setup.memory_limit_bytes))
-    _send(connection, READY)
-    while (frame := _read_frame(reader)) is not None:
-        batch: list[WireSample] = pickle.loads(frame)
-        for position, sample in enumerate(batch):
-            _score_sample(connection, position, sample, setup.configs, functions)
+    _send(connection, READY + str(active).encode())
+    while (frame := _read_frame(connection)) is not None:
+        batch: list[WireItem] = pickle.loads(frame)
+        for position, item in enumerate(batch):
+            _score_item(connection, position, item, setup.configs, functions)
     return 0
 
 
-def _score_sample(
-    connection: socket.socket, position: int, sample: WireSample, configs: tuple[RewardConfig, ...], functions: list[RewardFunction]
+def _score_item(
+    connection: socket.socket, position: int, item: WireItem, configs: tuple[RewardConfig, ...], functions: list[RewardFunction]
 ) -> None:
-    prompt, response, answer, metadata = sample
-    for number, (config, function) in enumerate(zip(configs, functions, strict=True)):
+    (prompt, response, answer, metadata), todo = item
+    for number in todo:
+        config, function = configs[number], functions[number]
         started = time.perf_counter()
         try:
             part = extract(response, config)
@@ -86,7 +103,9 @@ def _score_sample(
         except BaseException as error:  # noqa: BLE001 - process border: whatever user code raises, sys.exit too, fails this sample only
             elapsed_s = time.perf_counter() - started
             _send(connection, RESULT.pack(position, number, 0, 0.0, elapsed_s) + json.dumps(_one_line(error)).encode())
-            return
+            if config.on_error is None:
+                return
+            continue
         elapsed_s = time.perf_counter() - started
         _send(connection, RESULT.pack(position, number, 1, score, elapsed_s) + (json.dumps(extra).encode() if extra else b""))
 
@@ -101,22 +120,17 @@ def _one_line(error: BaseException) -> str:
 
 
 def _end_with_parent(fd: int) -> None:
-    """Wait for the parent to close its end, then end this process whatever else runs in it."""
+    """Wait for the parent to close its end, then end this process, whatever else runs in it, and all it started."""
     poller = select.poll()
     poller.register(fd, 0)
     poller.poll()
-    os._exit(0)
+    end_group()
 
 
-def _read_frame(reader: io.BufferedReader) -> bytes | None:
+def _read_frame(connection: socket.socket) -> bytes | None:
     """Return the next frame's body, None at the end of the stream."""
-    read = reader.read
-    head = read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (size,) = LENGTH.unpack(head)
-    body: bytes = read(size)
-    return body if len(body) == size else None
+    head = read_exactly(connection.fileno(), LENGTH.size)
+    return None if head is None else read_exactly(connection.fileno(), LENGTH.unpack(head)[0])
 
 
 def _send(connection: socket.socket, body: bytes) -> None:

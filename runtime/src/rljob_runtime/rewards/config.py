@@ -7,29 +7,39 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.vocabulary import Extraction, RewardType
+from rljob_api.vocabulary import REWARD_PARAMETERS, Extraction, RewardType
 from rljob_runtime.errors import RewardSetupError
 
-BUILT_IN_PARAMS: Mapping[RewardType, Mapping[str, type]] = {
-    RewardType.TASK: {},
-    RewardType.EXACT_MATCH: {"ignore_case": bool},
-    RewardType.MATH_VERIFY: {"float_rounding": int, "numeric_precision": int, "strict": bool},
-}
-"""Parameters each built-in type takes; a Function takes whatever its signature allows."""
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class Isolation:
+    """What a scoring process may do; rewards of equal isolation share processes."""
+
+    runs_code: bool = False
+    """Starts processes for code that the model wrote, never runs foreign code itself."""
+    network: bool = False
+    processes: bool = False
+    read_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """One reward; a response's score is the weighted sum of all of them."""
+    """One reward; a response's score is the weighted sum of those that apply to its tag."""
 
     name: str
     """Unique within the job; key of ``RewardResult.parts``."""
     type: RewardType
+    sources: tuple[str, ...] = ()
+    """Tags that it scores; empty: all."""
     weight: float = 1.0
     timeout_s: float = 5.0
-    """Limit for one evaluation; past it the scoring process is killed and this sample fails."""
+    """Limit for one evaluation; past it the scoring process is killed and the sample tried once more in a fresh one."""
+    on_timeout: float | None = 0.0
+    """Score when it ran past the limit twice; None: the sample fails."""
+    on_error: float | None = None
+    """Score when it failed in any other way; None: the sample fails."""
     pass_threshold: float = 1.0
-    """A response counts as solved when the first reward scores at least this."""
+    """A response counts as solved when the first reward of its tag scores at least this."""
     extraction: Extraction = Extraction.WHOLE
     tag: str = "answer"
     """Tag name for ``Extraction.TAG``."""
@@ -37,14 +47,21 @@ class RewardConfig:
     """``module:function``, for ``RewardType.FUNCTION`` only; called with prompt, response, answer, metadata as keywords."""
     params: Mapping[str, object] = field(default_factory=dict)
     """Further settings of the type; for a Function further keyword arguments."""
+    network: bool = False
+    processes: bool = False
+    read_paths: tuple[str, ...] = ()
+    """What a Function may have besides the sandbox of all rewards."""
+    memory_bytes: int = 8 << 30
+    """Address space of the scoring process."""
 
     def __post_init__(self) -> None:
         """Raise RewardSetupError for values that cannot work or would be ignored."""
         where = f"reward {self.name!r}"
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
             raise RewardSetupError(f"{where}: timeout_s is {self.timeout_s}; it must be a number of seconds above 0")
-        for label, value in (("weight", self.weight), ("pass_threshold", self.pass_threshold)):
-            if not math.isfinite(value):
+        numbers = {"weight": self.weight, "pass_threshold": self.pass_threshold, "on_error": self.on_error, "on_timeout": self.on_timeout}
+        for label, value in numbers.items():
+            if value is not None and not math.isfinite(value):
                 raise RewardSetupError(f"{where}: {label} is {value}; it must be a finite number")
         if self.tag != "answer" and self.extraction is not Extraction.TAG:
             raise RewardSetupError(
@@ -54,6 +71,17 @@ class RewardConfig:
             self._check_function(where)
         else:
             self._check_built_in(where)
+
+    @property
+    def isolation(self) -> Isolation:
+        """What its scoring process may do."""
+        if self.type is RewardType.CODE:
+            return Isolation(runs_code=True)
+        return Isolation(network=self.network, processes=self.processes, read_paths=tuple(sorted(self.read_paths)))
+
+    def applies_to(self, tag: str) -> bool:
+        """Whether it scores prompts of this tag."""
+        return not self.sources or tag in self.sources
 
     def _check_function(self, where: str) -> None:
         parts = (self.function or "").split(":")
@@ -65,14 +93,19 @@ class RewardConfig:
             raise RewardSetupError(
                 f"{where}: function {self.function!r} is set but type is {self.type}; set type: Function or remove function"
             )
-        valid = BUILT_IN_PARAMS[self.type]
+        if self.network or self.processes or self.read_paths:
+            raise RewardSetupError(
+                f"{where}: network, processes and read_paths are for type Function, the type is {self.type}; remove them"
+            )
+        valid = REWARD_PARAMETERS[self.type]
         for key, value in self.params.items():
             if key not in valid:
                 near = difflib.get_close_matches(key, valid, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"it takes: {', '.join(valid) or 'none'}"
                 raise RewardSetupError(f"{where}: type {self.type} has no parameter {key!r}; {hint}")
-            if type(value) is not valid[key]:
-                raise RewardSetupError(f"{where}: parameter {key!r} is {value!r}; it must be a {valid[key].__name__}")
+            if type(value) not in valid[key]:
+                names = " or ".join(kind.__name__ for kind in valid[key])
+                raise RewardSetupError(f"{where}: parameter {key!r} is {value!r}; it must be a {names}")
 
 
 def check_rewards(configs: Sequence[RewardConfig]) -> None:
@@ -83,3 +116,22 @@ def check_rewards(configs: Sequence[RewardConfig]) -> None:
     double = sorted({n for n in names if names.count(n) > 1})
     if double:
         raise RewardSetupError(f"rewards: the name {double[0]!r} is used {names.count(double[0])} times; names must be unique")
+
+
+def check_tags(configs: Sequence[RewardConfig], tags: Mapping[str, str]) -> None:
+    """Compare the tags of the data with those of the rewards.
+
+    Args:
+        configs: all rewards.
+        tags: where each tag of the data is from, in words.
+
+    Raises:
+        RewardSetupError: a tag has no reward.
+    """
+    for tag, place in sorted(tags.items()):
+        if not any(config.applies_to(tag) for config in configs):
+            known = ", ".join(dict.fromkeys(source for config in configs for source in config.sources))
+            raise RewardSetupError(
+                f"rewards: the tag {tag!r} of {place} has no reward (sources of the rewards: {known}); "
+                "add the tag to the `sources` of a reward, or a reward without `sources`"
+            )

@@ -10,11 +10,15 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rljob_api.vocabulary import Extraction, RewardType
 from rljob_runtime.errors import DataError, PluginError, RewardSetupError
 from rljob_runtime.plugins import check_signature, load_function
+from rljob_runtime.rewards.code import CodeSettings, load_code
+from rljob_runtime.rewards.code_runner import CodeRunner
 from rljob_runtime.rewards.config import RewardConfig
+from rljob_runtime.rewards.ifeval import follows
 
 RewardFunction = Callable[[str, str, str, Mapping[str, object]], object]
 """``function(prompt, response, answer, metadata)``: a number or a mapping with ``score``."""
@@ -59,10 +63,11 @@ def _last_tag(text: str, tag: str) -> str | None:
     return text[start + len(tag) + 2 : end].strip() if 0 <= start < end else None
 
 
-def load(config: RewardConfig, folder: str | None) -> RewardFunction:
+def load(config: RewardConfig, folder: str | None, runner: CodeRunner | None = None) -> RewardFunction:
     """Return the callable of a reward, with all it needs imported.
 
-    ``folder`` (the job file's) is searched first for a Function's module. Raises RewardSetupError.
+    ``folder`` (the job file's) is searched first for a Function's module; ``runner`` runs the code of a Code reward. Raises
+    RewardSetupError.
     """
     match config.type:
         case RewardType.TASK:
@@ -71,6 +76,16 @@ def load(config: RewardConfig, folder: str | None) -> RewardFunction:
             return _exact_match(ignore_case=bool(config.params.get("ignore_case", False)))
         case RewardType.MATH_VERIFY:
             return _load_math_verify(config.params)
+        case RewardType.MATH_RULE:
+            return _load_math_rule(config.params)
+        case RewardType.MULTIPLE_CHOICE:
+            return _multiple_choice(require_boxed=bool(config.params.get("require_boxed", True)))
+        case RewardType.IF_EVAL:
+            return _load_if_eval(partial=bool(config.params.get("partial", False)))
+        case RewardType.CODE:
+            if runner is None:
+                raise RewardSetupError(f"reward {config.name!r}: type Code runs in a scoring process that starts runs")
+            return load_code(CodeSettings(timeout_s=config.timeout_s, **_keywords(config.params)), runner)
         case RewardType.FUNCTION:
             return _load_function(config, folder)
 
@@ -120,6 +135,69 @@ def _load_math_verify(params: Mapping[str, object]) -> RewardFunction:
 
     score("", "1", "1", {})
     return score
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last </think>; the whole text without one."""
+    return text.rpartition("</think>")[2].strip()
+
+
+def _load_math_rule(params: Mapping[str, object]) -> RewardFunction:
+    """As ROLL's math_rule_reward_worker: the answer after the thinking, boxed or not."""
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    options = dict(params)
+
+    def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+        gold = parse(_as_math(answer), parsing_timeout=None)
+        if not gold:
+            raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
+        text = after_thinking(response)
+        boxed = _last_boxed(text)
+        found = parse(text if boxed is None else f"${boxed}$", fallback_mode="no_fallback", parsing_timeout=None)
+        return float(bool(found) and verify(gold, found, timeout_seconds=None, **options))
+
+    score("", "1", "1", {})
+    return score
+
+
+def _multiple_choice(*, require_boxed: bool) -> RewardFunction:
+    """As ROLL's multiple_choice_boxed_rule_reward_worker; without the box what follows "answer is", as its crossthinkqa."""
+
+    def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
+        wanted = _choice(answer)
+        if wanted is None:
+            raise DataError(f"the reference answer {answer[:60]!r} names no choice; write a capital letter such as B")
+        text = after_thinking(response)
+        boxed = _last_boxed(text)
+        if boxed is None and require_boxed:
+            return 0.0
+        start = text.lower().rfind("answer is")
+        part = boxed if boxed is not None else text[start + len("answer is") :] if start >= 0 else text
+        return float(_choice(part) == wanted)
+
+    return score
+
+
+def _choice(text: str) -> str | None:
+    return next((letter for letter in text if letter.isupper()), None)
+
+
+def _load_if_eval(*, partial: bool) -> RewardFunction:
+    import py3langid
+
+    py3langid.classify("loads its model, which takes a second")
+
+    def score(_prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> float:
+        followed = follows(after_thinking(response), answer, metadata)
+        return sum(followed) / len(followed) if partial else float(all(followed))
+
+    return score
+
+
+def _keywords(params: Mapping[str, object]) -> Mapping[str, Any]:
+    return params
 
 
 def _as_math(text: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from rljob_runtime.data import JsonlSource
 from rljob_runtime.data.jsonl import read_rows
+from rljob_runtime.data.source import tags_of
 from rljob_runtime.errors import DataError
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "data"
@@ -60,3 +61,25 @@ def test_answers_may_be_switched_off(tmp_path):
     path.write_text('{"question": "one", "answer": "kept"}\n')
     (row,) = read_rows(source(path, answer_field=None))
     assert (row.answer, row.metadata) == ("", {"answer": "kept"})
+
+
+def test_entries_carry_their_tags(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "1 + 1", "answer": 2, "kind": "math"}\n{"question": "b", "answer": "", "kind": "text"}\n')
+    tagged = source(path, tag_field="kind")
+    rows = read_rows(tagged)
+    assert [row.tag for row in rows] == ["math", "text"]
+    assert rows[0].metadata == {"kind": "math"}
+    assert tags_of(tagged, rows) == {"math", "text"}
+    assert tags_of(source(path), read_rows(source(path))) == {source(path).name}
+
+
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [("", "field 'kind' is \"\"; it must be non-empty text"), (3, "field 'kind' is 3; it must be"), (None, "no field 'kind'")],
+)
+def test_an_entry_without_a_tag_is_named(tmp_path, tag, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"question": "a", "answer": "b"} | ({} if tag is None else {"kind": tag})) + "\n")
+    with pytest.raises(DataError, match=message):
+        read_rows(source(path, tag_field="kind"))

@@ -96,7 +96,7 @@ def test_a_group_whose_rewards_all_fail_is_replaced_by_another_prompt() -> None:
         groups = await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch of step 1")
         assert sorted(group.trajectories[0].prompt.index for group in groups) == [1, 2]
         counters = scheduler.take_counters()
-        assert (counters.groups_dropped, counters.reward_errors) == (1, 2)
+        assert (counters.groups_dropped, counters.rewards_dropped, counters.reward_timeouts) == (1, 2, {"task": 2})
         running.cancel()
 
     asyncio.run(body())

@@ -126,6 +126,8 @@ def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
             "validation/pass_rate": 3 / 5,
             "validation/source/sums": (1 + 3 + 2) / 3,
             "validation/source/words": (3 + 4) / 2,
+            "validation/tag/sums": (1 + 3 + 2) / 3,
+            "validation/tag/words": (3 + 4) / 2,
             "validation/part/task": sum(scored) / 5,
             "validation/part/brevity": -sum(scored) / 5,
         }

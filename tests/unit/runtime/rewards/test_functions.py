@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_runtime.errors import RewardSetupError
+from rljob_runtime.errors import DataError, RewardSetupError
 from rljob_runtime.rewards import Extraction, RewardConfig, RewardType
+from rljob_runtime.rewards.config import check_tags
 from rljob_runtime.rewards.functions import extract, load, to_scores
 
 
@@ -173,3 +174,65 @@ def test_a_function_gets_its_parameters(job_folder):
 def test_functions_that_cannot_work_are_refused_when_loaded(job_folder, function, params, message):
     with pytest.raises(RewardSetupError, match=message):
         load(config(RewardType.FUNCTION, function=function, params=params), str(job_folder))
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        (r"<think>\boxed{8}</think>So \boxed{\frac{14}{2}}.", "7", 1.0),
+        (r"<think>\boxed{7}</think>So \boxed{8}.", "7", 0.0),
+        ("<think>8</think>The answer is $7$.", "7", 1.0),
+        ("<think>7</think>no idea", "7", 0.0),
+        (r"\boxed{words}", "7", 0.0),
+        ("7", r"\frac{14}{2}", 1.0),
+    ],
+)
+def test_math_rule_reads_the_answer_after_the_thinking(response, answer, score):
+    assert load(config(RewardType.MATH_RULE), None)("", response, answer, {}) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "boxed", "free"),
+    [
+        (r"<think>\boxed{A}</think>It is \boxed{\text{B}}.", "B", 1.0, 1.0),
+        (r"\boxed{(C) all of it}", "C. all of it", 1.0, 1.0),
+        (r"\boxed{A} no, \boxed{B}", "A", 0.0, 0.0),
+        ("I think The Answer is B", "B", 0.0, 1.0),
+        ("a or b", "A", 0.0, 0.0),
+    ],
+)
+def test_multiple_choice_reads_the_first_capital_letter(response, answer, boxed, free):
+    assert load(config(RewardType.MULTIPLE_CHOICE), None)("", response, answer, {}) == boxed
+    assert load(config(RewardType.MULTIPLE_CHOICE, params={"require_boxed": False}), None)("", response, answer, {}) == free
+
+
+def test_an_answer_that_names_no_choice_is_an_error_of_the_data():
+    with pytest.raises(DataError, match="the reference answer 'b' names no choice"):
+        load(config(RewardType.MULTIPLE_CHOICE), None)("", "B", "b", {})
+
+
+def test_if_eval_scores_all_or_a_share():
+    entry = {"instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"], "kwargs": [{}, {}]}
+    assert load(config(RewardType.IF_EVAL), None)("", "<think>a, b</think>One two", "", entry) == 0.0
+    assert load(config(RewardType.IF_EVAL, params={"partial": True}), None)("", "One two", "", entry) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_timeout": math.inf}, "on_timeout is inf; it must be a finite number"),
+        ({"network": True}, "network, processes and read_paths are for type Function, the type is ExactMatch"),
+        ({"params": {"ignore_cases": True}}, "did you mean 'ignore_case'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, message):
+    with pytest.raises(RewardSetupError, match=message):
+        config(**options)
+
+
+def test_a_tag_of_the_data_without_a_reward_is_named():
+    rewards = [config(sources=("math", "code"))]
+    check_tags(rewards, {"math": "data source 'a'"})
+    check_tags([*rewards, config()], {"poetry": "data source 'a'"})
+    with pytest.raises(RewardSetupError, match=r"the tag 'poetry' of data source 'a' has no reward \(sources of the rewards: math, code\)"):
+        check_tags(rewards, {"math": "data source 'a'", "poetry": "data source 'a'"})

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -25,8 +26,7 @@ def score(prompt, response, answer, metadata):
         threading.Event().wait()
     if response == "hang with a child":
         child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
-        with open(metadata["pid_file"], "w") as f:
-            f.write(str(child.pid))
+        print("started", child.pid, flush=True)
         threading.Event().wait()
     if response == "raise":
         raise ValueError("two\\nlines")
@@ -63,7 +63,11 @@ def make_pool(tmp_path):
         if not configs:
             configs = (
                 RewardConfig(
-                    name="house", type=RewardType.FUNCTION, function="pool_rewards:score", timeout_s=options.pop("timeout_s", 20.0)
+                    name="house",
+                    type=RewardType.FUNCTION,
+                    function="pool_rewards:score",
+                    timeout_s=options.pop("timeout_s", 20.0),
+                    **{key: options.pop(key) for key in list(options) if key in {"memory_bytes", "processes", "on_error", "on_timeout"}},
                 ),
             )
         pool = RewardPool(configs, log_file=tmp_path / "rewards.log", folder=tmp_path, **options)
@@ -102,8 +106,8 @@ def test_results_come_in_order_and_right(make_pool):
 @pytest.mark.parametrize(
     ("response", "error", "restarts"),
     [
-        ("raise", "reward 'house': ValueError: two lines (pool_rewards.py:13)", 0),
-        ("exit", "reward 'house': SystemExit: 4 (pool_rewards.py:15)", 0),
+        ("raise", "reward 'house': ValueError: two lines (pool_rewards.py:12)", 0),
+        ("exit", "reward 'house': SystemExit: 4 (pool_rewards.py:14)", 0),
         ("nan", "reward 'house': ValueError: the result is nan, not a finite number", 0),
         ("text", "reward 'house': TypeError: the result is \"good\", not a number", 0),
         ("die", "reward 'house': its process died (exit code 3); its output: ", 1),
@@ -123,22 +127,22 @@ def test_a_failing_sample_fails_alone(make_pool, response, error, restarts):
 
 
 def test_a_hanging_sample_is_ended_with_all_it_started(make_pool, tmp_path):
-    pool = make_pool(timeout_s=0.7)
-    pid_file = tmp_path / "pid"
-    results = pool.score(
-        [*requests("7"), request(1, "hang with a child", metadata={"pid_file": str(pid_file)}), request(2, "7"), request(3, "hang")]
-    )
+    pool = make_pool(timeout_s=0.7, processes=True, on_timeout=None)
+    results = pool.score([*requests("7"), request(1, "hang with a child"), request(2, "7"), request(3, "hang")])
     assert [r.score for r in results] == [1.0, None, 1.0, None]
-    assert results[1].error == "reward 'house': ran past its limit of 0.7 s; raise timeout_s or make it faster"
-    assert (pool.errors, pool.timeouts, pool.restarts) == (0, 2, 2)
-    grandchild = int(pid_file.read_text())
-    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+    assert results[1].error == "reward 'house': ran past its limit of 0.7 s twice; raise timeoutSeconds or make it faster"
+    assert [r.timeouts for r in results] == [(), ("house",), (), ("house",)]
+    assert [r.retries for r in results] == [0, 1, 0, 1]
+    assert (pool.errors, pool.timeouts, pool.restarts) == (0, 2, 4)
+    started = [int(line.split()[1]) for line in (tmp_path / "rewards.log").read_text().splitlines() if line.startswith("started ")]
+    assert len(started) == 2
+    assert [p for p in started if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_a_hanging_sample_does_not_hold_up_the_other_worker(make_pool):
-    pool = make_pool(num_workers=2, timeout_s=3.0)
+    pool = make_pool(num_workers=2, timeout_s=2.0)
     results = pool.score(requests("hang", *["7"] * 99))
-    assert [r.score for r in results] == [None] + [1.0] * 99
+    assert [r.score for r in results] == [0.0] + [1.0] * 99
 
 
 def test_prints_reach_the_log_and_leave_the_protocol_alone(make_pool, tmp_path):
@@ -151,9 +155,9 @@ def test_prints_reach_the_log_and_leave_the_protocol_alone(make_pool, tmp_path):
 
 
 def test_a_memory_limit_fails_the_sample_only(make_pool):
-    pool = make_pool(memory_limit_bytes=2 << 30)
+    pool = make_pool(memory_bytes=2 << 30)
     huge, other = pool.score(requests("huge", "7"))
-    assert huge.error == "reward 'house': MemoryError: (pool_rewards.py:25)"
+    assert huge.error == "reward 'house': MemoryError: (pool_rewards.py:24)"
     assert other.score == 1.0
 
 
@@ -213,7 +217,7 @@ def test_closing_leaves_no_process_and_ends_scoring(make_pool):
 
 
 def test_a_second_caller_is_refused(make_pool):
-    pool = make_pool(timeout_s=2.0)
+    pool = make_pool(timeout_s=0.5)
     done = []
     first = threading.Thread(target=lambda: done.append(pool.score(requests("hang"))))
     with pool._lock:
@@ -221,7 +225,7 @@ def test_a_second_caller_is_refused(make_pool):
             pool.score(requests("7"))
     first.start()
     first.join(30)
-    assert done[0][0].score is None
+    assert done[0][0].timeouts == ("house",)
 
 
 def test_a_child_ends_when_its_parent_is_gone(tmp_path):
@@ -232,3 +236,74 @@ def test_a_child_ends_when_its_parent_is_gone(tmp_path):
     theirs.close()
     ours.close()
     assert child.wait(30) == 0
+
+
+FLAKY = """
+import os, threading
+
+def score(prompt, response, answer, metadata):
+    if response == "hang":
+        threading.Event().wait()
+    if response == "raise":
+        raise ValueError("no")
+    if response == "forge":
+        for fd in range(3, 64):
+            try:
+                os.write(fd, b"\\x19\\0\\0\\0" + b"\\0" * 25)
+            except OSError:
+                pass
+    return 1.0
+"""
+
+
+def test_scores_take_the_place_of_failures_and_the_other_rewards_still_count(make_pool, tmp_path):
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    flaky = RewardConfig(name="flaky", type=RewardType.FUNCTION, function="flaky:score", timeout_s=0.5, on_error=-1.0, on_timeout=-2.0)
+    exact = RewardConfig(name="exact", type=RewardType.EXACT_MATCH, weight=10.0)
+    results = make_pool(flaky, exact).score([request(0, "raise", answer="raise"), request(1, "hang", answer="hang"), request(2, "7")])
+    assert [r.score for r in results] == [9.0, 8.0, 11.0]
+    assert [r.parts for r in results] == [{"flaky": -1.0, "exact": 1.0}, {"flaky": -2.0, "exact": 1.0}, {"flaky": 1.0, "exact": 1.0}]
+    assert [(r.errors, r.timeouts, r.retries) for r in results] == [(("flaky",), (), 0), ((), ("flaky",), 1), ((), (), 0)]
+    assert [r.passed for r in results] == [False, False, True]
+
+
+def test_a_time_out_is_tried_again_in_a_fresh_process(make_pool, tmp_path):
+    (tmp_path / "worn.py").write_text(
+        "import threading\ncalls = []\n"
+        "def score(prompt, response, answer, metadata):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 1:\n"
+        "        threading.Event().wait()\n"
+        "    return 1.0\n"
+    )
+    pool = make_pool(RewardConfig(name="worn", type=RewardType.FUNCTION, function="worn:score", timeout_s=0.5))
+    results = pool.score(requests("7", "7", "7"))
+    assert [(r.score, r.retries, r.timeouts, r.error) for r in results] == [(1.0, 0, (), None), (1.0, 1, (), None), (1.0, 1, (), None)]
+    assert (pool.timeouts, pool.restarts) == (0, 2)
+
+
+def test_a_function_that_writes_to_the_socket_fails_alone(make_pool, tmp_path):
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    flaky = RewardConfig(name="flaky", type=RewardType.FUNCTION, function="flaky:score", timeout_s=5.0)
+    pool = make_pool(flaky)
+    before, forged, after = pool.score(requests("7", "forge", "7"))
+    assert (before.score, after.score) == (1.0, 1.0)
+    assert forged.score is None
+    assert "it wrote a result that no one asked for" in str(forged.error)
+
+
+def test_rewards_score_the_prompts_of_their_tags(make_pool):
+    exact = RewardConfig(name="exact", type=RewardType.EXACT_MATCH, sources=("text", "s"))
+    number = RewardConfig(name="number", type=RewardType.MATH_VERIFY, sources=("math",), weight=2.0)
+    every = RewardConfig(name="every", type=RewardType.EXACT_MATCH, weight=0.5, extraction=Extraction.LAST_NUMBER)
+    text, math, own = (request(n, "7.0", answer="7") for n in range(3))
+    tagged = [replace(r, prompt=replace(r.prompt, own_tag=tag)) for r, tag in ((text, "text"), (math, "math"), (own, None))]
+    results = make_pool(exact, number, every).score(tagged)
+    assert [r.parts for r in results] == [{"exact": 0.0, "every": 0.0}, {"number": 1.0, "every": 0.0}, {"exact": 0.0, "every": 0.0}]
+    assert [(r.score, r.passed) for r in results] == [(0.0, False), (2.0, True), (0.0, False)]
+
+
+def test_a_tag_without_a_reward_is_named(make_pool):
+    pool = make_pool(RewardConfig(name="exact", type=RewardType.EXACT_MATCH, sources=("text",)))
+    with pytest.raises(RewardSetupError, match=r"the tag 's' of data source 's' has no reward \(sources of the rewards: text\)"):
+        pool.score(requests("7"))

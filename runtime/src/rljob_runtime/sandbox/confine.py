@@ -1,0 +1,86 @@
+"""All measures in their order, and what of them this kernel gave."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from dataclasses import dataclass
+
+from rljob_runtime.sandbox import kernel, landlock, seccomp
+
+SYSTEM_PATHS = (
+    "/usr", "/bin", "/lib", "/lib32", "/lib64", "/opt", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl", "/etc/passwd", "/etc/group",
+    "/etc/nsswitch.conf", "/etc/alternatives", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/proc/self",
+    "/sys/devices/system", "/sys/fs/cgroup", "/dev/urandom", "/dev/random",
+)  # fmt: skip
+NETWORK_PATHS = ("/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/ca-certificates")
+DEVICES = ("/dev/null", "/dev/zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a process may still do."""
+
+    read_paths: tuple[str, ...] = ()
+    """To read besides the system's and Python's own folders."""
+    write_paths: tuple[str, ...] = ()
+    """To do anything in."""
+    network: bool = False
+    processes: bool = False
+    """May start, and signal, processes of its own; they inherit all limits."""
+    memory_bytes: int | None = None
+    """Address space."""
+    file_bytes: int = 1 << 30
+    """Size of a file it writes."""
+    open_files: int = 1024
+    cpu_s: float | None = None
+    """Processor time of the process over its life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Active:
+    """What is in force."""
+
+    landlock_abi: int
+    """0: the kernel has no Landlock, so that files are as the user's rights have them."""
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        if self.landlock_abi == 0:
+            return "seccomp; NO Landlock in this kernel: the process can read every file that its user can, service-account tokens too"
+        signals = "" if self.landlock_abi >= 6 else ", signals to other processes of this user not kept back (Linux 6.12 does)"
+        return f"seccomp, Landlock ABI {self.landlock_abi}{signals}"
+
+
+def confine(limits: Limits) -> Active:
+    """Take from the calling thread, and all it starts, what ``limits`` does not leave; to be called before there are other threads.
+
+    Raises:
+        OSError: seccomp or Landlock refused; then no foreign code must run.
+    """
+    kernel.drop_capabilities()
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CPU, None if limits.cpu_s is None else math.ceil(limits.cpu_s)),
+    ):
+        if value is not None:
+            _, hard = resource.getrlimit(kind)
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (bound, bound))
+    network = NETWORK_PATHS if limits.network else ()
+    version = landlock.restrict(
+        read=(*SYSTEM_PATHS, *network, *python_paths(), *limits.read_paths),
+        write=(*DEVICES, *limits.write_paths),
+        network=not limits.network,
+    )
+    seccomp.deny(network=not limits.network, processes=not limits.processes)
+    return Active(landlock_abi=version)
+
+
+def python_paths() -> tuple[str, ...]:
+    """Folders of the interpreter and of every importable package."""
+    return tuple(path for path in (sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path) if path)

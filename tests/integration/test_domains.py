@@ -1,0 +1,27 @@
+"""Three domains with verifiers of their own: a tiny model learns each of them in one job."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_quickstart import ROOT, rljob
+
+pytestmark = pytest.mark.slow
+WINDOW = 10
+
+
+def test_every_domain_is_learned_by_its_own_verifier(tmp_path: Path) -> None:
+    rljob("model", "tiny", "--out", "models/tiny", cwd=tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    rljob("run", "examples/domains.yaml", cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "domains" / "metrics.jsonl").read_text().splitlines()]
+    for tag, reward in (("sums", "task"), ("plus", "math"), ("even", "even")):
+        scores = [row[f"reward/tag/{tag}"] for row in rows if f"reward/tag/{tag}" in row]  # a step may have no prompt of a tag
+        first, last = sum(scores[:WINDOW]) / WINDOW, sum(scores[-WINDOW:]) / WINDOW
+        print(f"{tag}: {first:.3f} -> {last:.3f}")
+        assert last >= first + 0.25
+        assert last >= 0.7
+        assert [row[f"reward/part/{reward}"] for row in rows if f"reward/part/{reward}" in row] == pytest.approx(scores)
+    assert sum(row["reward/dropped"] + row["reward/timeouts"] for row in rows) == 0
