@@ -192,7 +192,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         process_group=True,
         phase="critic of step {step}",
         checkpoint_folder=CRITIC_FOLDER,
-        scoring=Scoring(method="compute_values", result="values", takes_temperature=False),
+        scoring=Scoring(method="compute_values", result="values", takes_sampling=False),
     ),
     Role.ROLLOUT: RoleDescription(
         settings=_engine_settings,
