@@ -91,7 +91,7 @@ class VanillaLoss(LossSettings):
 
 
 class TISLoss(LossSettings):
-    """Settings of TIS: weights in [0, 2]; Ionides 2008 truncates from above only, and 2 is the bound that verl and TRL publish."""
+    """Settings of TIS: weights in [0, 2]; Ionides 2008 truncates from above only; 2 is the bound of verl's rollout correction."""
 
     clip_low: ClipLow = 1.0
     clip_high: ClipHigh = 1.0
