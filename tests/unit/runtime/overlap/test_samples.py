@@ -42,7 +42,7 @@ def test_masks_of_all_parts_are_one() -> None:
 
 
 def test_an_engine_that_leaves_the_mask_out_is_a_fault() -> None:
-    with pytest.raises(RuntimeFault, match="without its sampling mask, which rollout.topP, topK and minP need"):
+    with pytest.raises(RuntimeFault, match=r"without its sampling mask, which rollout\.topP, topK and minP need"):
         asked(SAMPLING).take(make_completion("0/0"))
 
 
