@@ -128,6 +128,7 @@ def make_trainer(
         beta=spec.algorithm.kl.coefficient,
         epsilon=spec.algorithm.policy_loss.clip_low,
         epsilon_high=spec.algorithm.policy_loss.clip_high,
+        delta=spec.algorithm.policy_loss.dual_clip or None,
         loss_type="dapo",
         scale_rewards="group" if spec.algorithm.advantage.normalize_std else "none",
         learning_rate=training.learning_rate,
