@@ -131,7 +131,7 @@ def make_trainer(
         beta=spec.algorithm.kl.coefficient,
         epsilon=loss.clip_low,
         epsilon_high=loss.clip_high,
-        delta=loss.dual_clip,
+        delta=loss.dual_clip or None,
         loss_type="dapo",
         scale_rewards="group" if spec.algorithm.advantage.normalize_std else "none",
         learning_rate=training.learning_rate,

@@ -5,6 +5,7 @@ The ranks are forks of one fresh process, because importing torch and transforme
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from rljob_runtime.records import TrainBatch
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from tests.support.pace import HANG_S
@@ -81,6 +83,17 @@ def random_batch(vocab: int, seed: int = 0, part: slice = slice(None), sequences
         global_sequences=sequences,
         version=0,
     )
+
+
+def masked(batch: TrainBatch, vocab: int) -> TrainBatch:
+    """The batch, sampled from a few tokens at most places and from all at the others; the same for a token in whatever part it is."""
+    rows = [
+        [t, (t + 1) % vocab, 7 * t % vocab, t // 2] if m and t % 5 else []
+        for t, m in zip(batch.token_ids, batch.response_mask, strict=True)
+    ]
+    counts = np.array([len(row) for row in rows], dtype=np.int32)
+    ids = np.array([token for row in rows for token in row], dtype=np.int32)
+    return dataclasses.replace(batch, sampling_mask=SamplingMask(token_ids=ids, counts=counts))
 
 
 def packed_weights(worker: PolicyWorker, bucket_bytes: int = 50_000) -> Arrays:

@@ -25,7 +25,7 @@ VOCAB = 62
 LAYOUTS = [(1, 1), (2, 1), (1, 2)]
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)]}
 LOSS = LossConfig(
-    policy=GSPOLoss(),
+    policy=GSPOLoss(clipLow=0.2, clipHigh=0.2),
     aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
     norm_tokens=10,
     proximal=ProximalPolicy.INTERPOLATE,

@@ -39,6 +39,7 @@ from tests.integration.rank_processes import (
     DEADLINE_S,
     fork_ranks,
     full_gradients,
+    masked,
     packed_weights,
     random_batch,
     read,
@@ -106,7 +107,7 @@ def settings(folder: Path, tp: int, **changes: object) -> PolicyConfig:
 def gradients_and_norms(worker: PolicyWorker, dp: int, dp_rank: int, vocab: int) -> dict[str, np.ndarray]:
     """Gradients of the first batch and their norm; leaves the model as it was."""
     cpu = torch.device("cpu")
-    batch = random_batch(vocab, part=PARTS[dp][dp_rank])
+    batch = masked(random_batch(vocab, part=PARTS[dp][dp_rank]), vocab)
     (prepared,) = prepare_batches([batch], worker.config, cpu, worker.ready.costs)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
     norm = clip_gradients(worker.model, None)
@@ -125,7 +126,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) ->
     everything = random_batch(vocab)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 0.9)}
     arrays |= gradients_and_norms(worker, dp, dp_rank, vocab)
-    metrics = worker.train_step([random_batch(vocab, part=PARTS[dp][dp_rank])], step=0)
+    metrics = worker.train_step([masked(random_batch(vocab, part=PARTS[dp][dp_rank]), vocab)], step=0)
     arrays |= {f"metric/{key}": np.array(value) for key, value in metrics.items() if not key.startswith("time/")}
 
     before = shards(worker)

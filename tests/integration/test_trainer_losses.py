@@ -80,7 +80,7 @@ def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, torch.Tensor
 
 
 EVERYTHING = LossConfig(
-    policy=GSPOLoss(),
+    policy=GSPOLoss(clipLow=0.2, clipHigh=0.2),
     aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM_NORM,
     norm_tokens=10,
     proximal=ProximalPolicy.RECOMPUTE,

@@ -24,7 +24,7 @@ masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, ma
 levels = st.sampled_from(CorrectionLevel)
 bounds = st.tuples(st.floats(0, 1), st.floats(1, 5))
 clips = {"clipLow": st.floats(0, 1), "clipHigh": st.floats(0, 2)}
-dual_clips = clips | {"dualClip": st.none() | st.floats(1.5, 5)}
+dual_clips = clips | {"dualClip": st.just(0.0) | st.floats(1.5, 5)}
 policies = st.one_of(
     st.builds(PPOLoss, **dual_clips),
     st.builds(GSPOLoss, **dual_clips),

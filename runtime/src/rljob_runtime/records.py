@@ -20,6 +20,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from rljob_runtime.sampling_mask import SamplingMask
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -63,6 +65,8 @@ class Sampling:
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     """Ends a response besides the model's own end-of-sequence token; the token stays in the response."""
+    returns_mask: bool = False
+    """Whether completions bring their sampling mask; needs ``top_k`` and a temperature above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,8 @@ class Completion:
     """Contiguous, covering [0, R)."""
     finish_reason: str
     """``stop`` (end-of-sequence or stop token), ``length`` (max_tokens reached) or ``abort``."""
+    sampling_mask: SamplingMask | None = None
+    """Of the R tokens, where the request asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +182,8 @@ class TrainBatch:
     """Shape (S,): raw score of each sequence, where the loss asks for its sign."""
     sample_weights: FloatArray | None = None
     """Shape (S,): factor on each sequence's policy loss; None: all 1."""
+    sampling_mask: SamplingMask | None = None
+    """Of T positions where sampling left tokens out: log-probs are those among the tokens that could be sampled; None: among all."""
     kl_coefficient: float | None = None
     """Weight of the KL term where it is adapted from step to step; None: the configured one. Without one there, no term."""
     temperature: float = 1.0

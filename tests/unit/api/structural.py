@@ -107,3 +107,24 @@ def with_defaults(schema: dict[str, Any], value: Any) -> Any:
     if isinstance(value, list) and "items" in schema:
         return [with_defaults(schema["items"], item) for item in value]
     return value
+
+
+RESOLVED = {
+    "spec.algorithm.policyLoss": {"clipLow", "clipHigh", "dualClip", "maskClipped", "positiveWeight", "negativeWeight", "tau"},
+    "spec.algorithm.advantage": {"whiten"},
+    "spec.overlap": {"updateMode"},
+    "spec.rollout": {"topK"},
+}
+"""Fields by section whose default depends on other fields: the models fill them in, the API server does not."""
+
+
+def beyond(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Keys that one document has beyond the other, by section; all that both have is equal."""
+    if not isinstance(left, dict) or not isinstance(right, dict):
+        assert left == right, path
+        return
+    assert set(right) <= set(left), path
+    if more := set(left) - set(right):
+        yield path, more
+    for key in right:
+        yield from beyond(left[key], right[key], f"{path}.{key}".lstrip("."))

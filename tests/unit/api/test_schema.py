@@ -17,7 +17,7 @@ from rljob_api.v1alpha1.base import SpecModel
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
 from tests.unit.api.manifests import manifest
-from tests.unit.api.structural import violations, with_defaults
+from tests.unit.api.structural import RESOLVED, beyond, violations, with_defaults
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +51,10 @@ def test_check_fails_with_the_command_to_run(tmp_path: Path, capsys: pytest.Capt
 def test_defaults_of_the_server_equal_those_of_the_models() -> None:
     stored = with_defaults(schema.job_schema(), manifest())
     dumped = RLJob.model_validate_json(json.dumps(manifest())).model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert stored == dumped
+    assert RLJob.model_validate_json(json.dumps(stored)).model_dump(mode="json", by_alias=True, exclude_none=True) == dumped
+    resolved = {path: keys & RESOLVED[path] for path, keys in beyond(dumped, stored)}
+    assert set(resolved) == set(RESOLVED)
+    assert dict(beyond(dumped, stored)) == resolved
 
 
 def test_every_top_level_field_is_immutable_or_listed_as_mutable() -> None:

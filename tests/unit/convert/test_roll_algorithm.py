@@ -49,6 +49,10 @@ def test_a_config_with_every_knob_runs_as_it_is() -> None:
     assert "critic" in {component["name"] for component in result.manifest["spec"]["components"]}
 
 
+PPO = {"variant": "PPO", "clipLow": 0.2, "clipHigh": 0.2, "dualClip": 0}
+"""ROLL's loss without settings."""
+
+
 @pytest.mark.parametrize(
     ("text", "advantage", "reward"),
     [
@@ -68,9 +72,9 @@ def test_a_config_with_every_knob_runs_as_it_is() -> None:
             {"estimator": "Reinforce", "gamma": 0.9, "clip": 2.0},
             {"center": "Group", "scale": "Batch"},
         ),
-        ("adv_estimator: gae\nlambd: 0.9\ngamma: 1", {"estimator": "GAE", "lambda": 0.9}, None),
+        ("adv_estimator: gae\nlambd: 0.9\ngamma: 1", {"estimator": "GAE", "lambda": 0.9, "whiten": False}, None),
         ("", {"estimator": "Reinforce"}, None),
-        ("critic: {device_mapping: '[0, 1]'}", {"estimator": "GAE"}, None),
+        ("critic: {device_mapping: '[0, 1]'}", {"estimator": "GAE", "whiten": False}, None),
     ],
 )
 def test_estimators(text: str, advantage: dict[str, Any], reward: dict[str, Any] | None) -> None:
@@ -121,14 +125,17 @@ def test_kl(text: str, kl: dict[str, Any] | None) -> None:
     [
         ("pg_variant: vanilla\npg_clip: 0.1\ndual_clip_loss: true", {"variant": "Vanilla"}),
         ("pg_clip: 0.1\ndual_clip_loss: true", {"variant": "PPO", "clipLow": 0.1, "clipHigh": 0.1, "dualClip": 1.2}),
-        ("importance_sampling: seq\nuse_pg_clip_range: true\npg_clip_low: 0.1", {"variant": "GSPO", "clipLow": 0.1}),
+        (
+            "importance_sampling: seq\nuse_pg_clip_range: true\npg_clip_low: 0.1",
+            {"variant": "GSPO", "clipLow": 0.1, "clipHigh": 0.2, "dualClip": 0},
+        ),
         (
             "pg_variant: topr\nactor_train: {device_mapping: '[0, 1]', topr_negative_weight: 0.5}",
             {"variant": "TOPR", "negativeWeight": 0.5},
         ),
         ("pg_variant: kimi15\nkimi15_tau: 0.3", {"variant": "Kimi15", "tau": 0.3}),
         ("pg_variant: cispo\ncispo_use_unified_mask: true", {"variant": "CISPO", "clipLow": 0.1, "clipHigh": 0.1, "maskClipped": True}),
-        ("loss_agg_mode: seq-mean-token-sum-norm", {"variant": "PPO", "aggregation": "SeqMeanTokenSumNorm"}),
+        ("loss_agg_mode: seq-mean-token-sum-norm", {**PPO, "aggregation": "SeqMeanTokenSumNorm"}),
     ],
 )
 def test_losses(text: str, loss: dict[str, Any]) -> None:

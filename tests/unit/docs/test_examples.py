@@ -38,13 +38,14 @@ SCALED = {
 """Fields of ROLL's configuration that are smaller, or of the tiny model's task, in the example."""
 ADDED = {
     "algorithm.advantage",
+    "algorithm.policyLoss",
     "algorithm.reward",
     "algorithm.filters",
     "data.validation",
     "validation.everySteps",
     "validation.maxPrompts",
 }
-"""What the example shows besides: a baseline, whitening, cut responses left out, validation."""
+"""What the example shows besides: a baseline, whitening, the dual clip, cut responses left out, validation."""
 
 
 def test_the_asynchronous_example_is_rolls_own_configuration_scaled():

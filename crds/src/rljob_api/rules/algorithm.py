@@ -119,11 +119,12 @@ def _reward(spec: RLJobSpec) -> Iterator[FieldError]:
 def _policy_loss(spec: RLJobSpec) -> Iterator[FieldError]:
     """Settings of one loss under another."""
     loss, path = spec.algorithm.policy_loss, "spec.algorithm.policyLoss"
-    for field, value in loss.changed().items():
-        reading = readers(field)
-        if reading and loss.variant not in reading:
-            remedy = f"remove it, or use variant {_listed(reading)}"
-            yield _error(f"{path}.{field}", value, f"has no effect with variant {loss.variant}", remedy)
+    for field, value in loss.foreign().items():
+        remedy = f"remove it, or use variant {_listed(readers(field))}"
+        yield _error(f"{path}.{field}", value, f"has no effect with variant {loss.variant}", remedy)
+    if loss.dual_clip is not None and 0 < loss.dual_clip <= 1:
+        problem = "would clip responses that the policy has not changed: their ratio is 1"
+        yield _error(f"{path}.dualClip", loss.dual_clip, problem, "use more than 1, or 0 to switch it off")
     if loss.variant is PolicyLossVariant.CUSTOM and loss.function is None:
         yield _error(f"{path}.function", None, "is missing, and variant is Custom", "write module:function, for example my_losses:loss")
 

@@ -9,6 +9,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import PlacementChoice, Role
+from rljob_api.v1alpha1.learning import DEFAULT_TOP_K, MAX_TOP_K
 from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import GroupRouting
@@ -31,6 +32,15 @@ def _groups(spec: RLJobSpec) -> Iterator[FieldError]:
     if spec.rollout.group_routing is GroupRouting.TOGETHER and samples + redundant == 1:
         problem = "has no effect, samplesPerPrompt is 1, so a group is a single response"
         yield _error(f"{path}.groupRouting", GroupRouting.TOGETHER, problem, "remove it, or sample several responses per prompt")
+
+
+def _sampling(spec: RLJobSpec) -> Iterator[FieldError]:
+    """What topP and minP leave must have a bound: it travels to the trainer."""
+    rollout = spec.rollout
+    if rollout.top_k == 0 and rollout.leaves_out_tokens:
+        field, value = ("topP", rollout.top_p) if rollout.top_p < 1 else ("minP", rollout.min_p)
+        problem = f"leaves no bound to the tokens that {field} ({value:g}) keeps, whose ids the trainer needs for the policy's log-probs"
+        yield _error("spec.rollout.topK", 0, problem, f"remove it for {DEFAULT_TOP_K}, or write 1 to {MAX_TOP_K}")
 
 
 def _group_filter(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -103,7 +113,7 @@ def _validation(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.maxResponseTokens", validation.max_response_tokens, problem, f"use at most {limit}")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_groups, _group_filter, _update_mode, _staleness, _validation)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_groups, _sampling, _group_filter, _update_mode, _staleness, _validation)
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_routing,)

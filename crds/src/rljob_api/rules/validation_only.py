@@ -61,21 +61,22 @@ def _without_effect(spec: RLJobSpec) -> Iterator[FieldError]:
     problem = "has no effect: training.steps is 0, which validates the model alone"
     for section, read in READ_FIELDS.items():
         name = type(spec).model_fields[section].alias or section
-        for path, value in _changed(getattr(spec, section), f"spec.{name}", read):
+        chosen = getattr(spec, section)
+        for path, value in _changed(chosen, type(chosen)(), f"spec.{name}", read):
             yield _error(path, value, problem, _REMEDY)
     if spec.model.lora is not None:
         yield _error("spec.model.lora", None, problem, _REMEDY)
 
 
-def _changed(section: SpecModel, path: str, read: Collection[str] = ()) -> Iterator[tuple[str, object]]:
-    """Fields with another value than their default, down to single values; those in ``read`` left out."""
+def _changed(section: SpecModel, default: SpecModel, path: str, read: Collection[str] = ()) -> Iterator[tuple[str, object]]:
+    """Fields that were set to another value than in ``default``, down to single values; those in ``read`` left out."""
     for name, field in type(section).model_fields.items():
-        value, default = getattr(section, name), field.get_default(call_default_factory=True)
-        if name in read or value == default:
+        value, other = getattr(section, name), getattr(default, name)
+        if name in read or name not in section.model_fields_set or value == other:
             continue
         below = f"{path}.{field.alias or name}"
-        if isinstance(value, SpecModel) and isinstance(default, SpecModel):
-            yield from _changed(value, below)
+        if isinstance(value, SpecModel) and isinstance(other, SpecModel):
+            yield from _changed(value, other, below)
         else:
             yield below, None if isinstance(value, SpecModel | tuple | dict) else value
 

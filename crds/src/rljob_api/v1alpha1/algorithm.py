@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Count, Fraction, FreeForm, FunctionPath, NonNegative, Positive, Score, SpecModel
 from rljob_api.v1alpha1.learning import Training
@@ -34,14 +34,21 @@ class Advantage(SpecModel):
     """Discount per token, for GAE, Reinforce and ReinforcePlusPlus."""
     lambda_: Annotated[float, Field(ge=0.0, le=1.0, alias="lambda")] = 0.95
     """GAE: how far rewards are looked ahead before the critic's value counts."""
-    whiten: bool = False
-    """Shift and scale the advantages of all trained tokens of a step to mean 0 and variance 1."""
+    whiten: bool | None = None
+    """Shift and scale the advantages of all trained tokens of a step to mean 0 and variance 1. When not set true for GAE, false for the
+    others."""
     clip: Positive | None = None
     """Advantages are cut at plus and minus this, after whitening."""
     function: FunctionPath | None = None
     """Custom: the estimator as module:function, looked for beside the job file and on the Python path of the driver."""
     parameters: FreeForm = Field(default={})
     """Custom: further keyword arguments of the function."""
+
+    @model_validator(mode="after")
+    def _whiten_by_estimator(self) -> Advantage:
+        if self.whiten is None:
+            self.__dict__["whiten"] = self.estimator is AdvantageEstimator.GAE  # frozen; model_fields_set stays what the user set
+        return self
 
 
 class Overlong(SpecModel):

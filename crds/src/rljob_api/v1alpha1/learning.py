@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, Seconds, SpecModel
 from rljob_api.vocabulary import GroupRouting, Schedule
+
+MAX_TOP_K = 4096
+"""Each sampled token brings the ids of all that could have been sampled to the trainer, 4 bytes each."""
+DEFAULT_TOP_K = 1024
+"""With topP or minP alone: at the places where their set is wider than this, the tokens behind are not sampled."""
 
 
 class GroupFilter(SpecModel):
@@ -46,14 +51,26 @@ class Rollout(SpecModel):
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling; 1 switches it off."""
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Sample from the k most likely tokens; 0 switches it off."""
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
+    """Sample from the k most likely tokens; 0 switches it off. When not set 1024 with topP or minP, else 0: the trainer gets the ids of all
+    tokens that could have been sampled, and this bounds them."""
     min_p: Fraction = 0.0
     """Leave out tokens below this share of the most likely one; 0 switches it off."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...] = Field(default=(), max_length=64)
     """Tokens that end a response besides the model's end-of-sequence token."""
     stall_timeout_seconds: Seconds = 1800
     """The run fails when no response finishes for this long although some are running."""
+
+    @model_validator(mode="after")
+    def _bounded_mask(self) -> Rollout:
+        if self.top_k is None:
+            self.__dict__["top_k"] = DEFAULT_TOP_K if self.leaves_out_tokens else 0  # frozen; model_fields_set stays what the user set
+        return self
+
+    @property
+    def leaves_out_tokens(self) -> bool:
+        """Whether some tokens cannot be sampled, so that log-probs are those of a part of the vocabulary."""
+        return self.top_p < 1.0 or self.min_p > 0.0 or bool(self.top_k)
 
 
 class Training(SpecModel):

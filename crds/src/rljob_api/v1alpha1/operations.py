@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Label, NonNegative, PathText, Positive, Seconds, ShortText, SpecModel
 
@@ -30,8 +30,16 @@ class Overlap(SpecModel):
     max_staleness: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Versions by which the oldest trained token may be behind; older groups are dropped and replaced. When not set
     asyncGenerationRatio, rounded up."""
-    update_mode: UpdateMode = UpdateMode.DRAIN
-    """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer."""
+    update_mode: UpdateMode | None = None
+    """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer. When not set Drain with
+    asyncGenerationRatio 0, Interrupt with more."""
+
+    @model_validator(mode="after")
+    def _mode_by_ratio(self) -> Overlap:
+        if self.update_mode is None:
+            mode = UpdateMode.INTERRUPT if self.async_generation_ratio > 0 else UpdateMode.DRAIN
+            self.__dict__["update_mode"] = mode  # frozen; model_fields_set stays what the user set
+        return self
 
 
 class Residency(StrEnum):

@@ -1,8 +1,8 @@
 """Policy losses: for each variant its own settings and what it reads of a batch.
 
-This file is all that the API knows of a loss. ``spec.algorithm.policyLoss`` is one flat section with the settings of all variants;
-:class:`PolicyLoss` puts it together from their classes, and which setting is refused under which variant follows from them. The
-formulas are in ``rljob_runtime.losses.variants``, by the same classes.
+This file is all that the API knows of a loss. ``spec.algorithm.policyLoss`` is one flat section, :class:`PolicyLoss`, with the settings of
+all variants. Their defaults differ, so each variant has a class of its own with them; which setting is refused under which variant
+follows from these classes. The formulas are in ``rljob_runtime.losses.variants``, by the same classes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import FreeForm, FunctionPath, NonNegative, SpecModel
 from rljob_api.vocabulary import Aggregation
@@ -26,7 +26,7 @@ class PolicyLossVariant(StrEnum):
     VANILLA = "Vanilla"
     """Log-prob times advantage, without a ratio."""
     TIS = "TIS"
-    """Log-prob weighted by the ratio, truncated to [1 - clipLow, 1 + clipHigh]."""
+    """Log-prob weighted by the truncated ratio, which carries no gradient."""
     TOPR = "TOPR"
     """Good responses without a ratio, bad ones weighted by the ratio truncated to [0, 1]."""
     CISPO = "CISPO"
@@ -50,6 +50,14 @@ class LossInput(StrEnum):
     """Log-probs of the frozen reference, which then needs a component."""
 
 
+ClipLow = Annotated[float, Field(ge=0.0, le=1.0)]
+"""How far below 1 a ratio may be."""
+ClipHigh = Annotated[float, Field(ge=0.0, le=100.0)]
+"""How far above 1 a ratio may be."""
+DualClip = Annotated[float, Field(ge=0.0, le=1000.0)]
+"""A bound of the ratio; 0: none."""
+
+
 class LossSettings(SpecModel):
     """Settings of one variant."""
 
@@ -59,28 +67,20 @@ class LossSettings(SpecModel):
     """Whether a token's loss is multiplied by its ratio, so that a correction weight of the same ratio would count twice."""
 
 
-class _RatioBounds(LossSettings):
-    """Bounds of the ratio around 1."""
+class PPOLoss(LossSettings):
+    """Settings of PPO: 0.2 on both sides (arXiv 1707.06347), dual clip 3 (arXiv 1912.09729, verl's clip_ratio_c)."""
 
-    clip_low: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
-    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 - clipLow from below."""
-    clip_high: Annotated[float, Field(ge=0.0, le=100.0)] = 0.2
-    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 + clipHigh from above."""
-
-
-class _DualClip(_RatioBounds):
-    """The same, and a bound of the loss at negative advantages."""
-
-    dual_clip: Annotated[float, Field(gt=1.0, le=1000.0)] | None = None
-    """PPO, GSPO: upper bound of the ratio for negative advantages; not set switches it off."""
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+    dual_clip: DualClip = 3.0
 
 
-class PPOLoss(_DualClip):
-    """Settings of PPO."""
+class GSPOLoss(LossSettings):
+    """Settings of GSPO: the distances of arXiv 2507.18071, section 5.1; the dual clip is not the paper's, see docs/defaults.md."""
 
-
-class GSPOLoss(_DualClip):
-    """Settings of GSPO."""
+    clip_low: ClipLow = 3e-4
+    clip_high: ClipHigh = 4e-4
+    dual_clip: DualClip = 3.0
 
 
 class VanillaLoss(LossSettings):
@@ -90,35 +90,36 @@ class VanillaLoss(LossSettings):
     weighs_by_ratio = False
 
 
-class TISLoss(_RatioBounds):
-    """Settings of TIS."""
+class TISLoss(LossSettings):
+    """Settings of TIS: weights in [0, 2]; Ionides 2008 truncates from above only; 2 is the bound of verl's rollout correction."""
+
+    clip_low: ClipLow = 1.0
+    clip_high: ClipHigh = 1.0
 
 
-class CISPOLoss(_RatioBounds):
-    """Settings of CISPO."""
+class CISPOLoss(LossSettings):
+    """Settings of CISPO: no lower bound (MiniMax-M1, arXiv 2506.13585, section 3.1), weights up to 5 (ScaleRL, arXiv 2510.13786)."""
 
+    clip_low: ClipLow = 1.0
+    clip_high: ClipHigh = 4.0
     mask_clipped: bool = False
-    """CISPO: tokens whose ratio PPO would clip give no gradient (the unified mask)."""
 
 
 class TOPRLoss(LossSettings):
-    """Settings of TOPR."""
+    """Settings of TOPR: the canonical form of arXiv 2503.14286, both kinds of responses weigh the same."""
 
     needs = frozenset({LossInput.OLD_LOGPROBS, LossInput.SCORES})
 
     positive_weight: NonNegative = 1.0
-    """TOPR: weight of responses with a score above 0."""
     negative_weight: NonNegative = 1.0
-    """TOPR: weight of the others."""
 
 
 class Kimi15Loss(LossSettings):
-    """Settings of Kimi15."""
+    """Settings of Kimi15: arXiv 2501.12599 does not publish its tau."""
 
     weighs_by_ratio = False
 
     tau: NonNegative = 0.1
-    """Kimi15: weight of the squared log ratio."""
 
 
 class CustomLoss(LossSettings):
@@ -128,9 +129,7 @@ class CustomLoss(LossSettings):
     weighs_by_ratio = False
 
     function: FunctionPath | None = None
-    """Custom: the loss as module:function, looked for beside the job file and on the Python path of the trainer's workers."""
     parameters: FreeForm = Field(default={})
-    """Custom: further keyword arguments of the function."""
 
 
 LOSS_SETTINGS: Mapping[PolicyLossVariant, type[LossSettings]] = MappingProxyType(
@@ -148,23 +147,52 @@ LOSS_SETTINGS: Mapping[PolicyLossVariant, type[LossSettings]] = MappingProxyType
 """Every variant's settings."""
 
 
-class _AnyLoss(SpecModel):
-    """What every loss reads."""
+class PolicyLoss(SpecModel):
+    """From advantages to the loss.
+
+    A field that is not set takes the default of the chosen variant; fields of other variants stay unset.
+    """
 
     variant: PolicyLossVariant = PolicyLossVariant.PPO
     """Which loss."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     """How token losses become one number."""
+    clip_low: ClipLow | None = None
+    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 - clipLow from below. When not set PPO 0.2, GSPO 0.0003, TIS 1, CISPO 1."""
+    clip_high: ClipHigh | None = None
+    """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 + clipHigh from above. When not set PPO 0.2, GSPO 0.0004, TIS 1, CISPO 4."""
+    dual_clip: DualClip | None = None
+    """PPO, GSPO: upper bound of the ratio for negative advantages, above 1; 0 switches it off. When not set PPO 3, GSPO 3."""
+    mask_clipped: bool | None = None
+    """CISPO: tokens whose ratio PPO would clip give no gradient (the unified mask). When not set CISPO false."""
+    positive_weight: NonNegative | None = None
+    """TOPR: weight of responses with a score above 0. When not set TOPR 1."""
+    negative_weight: NonNegative | None = None
+    """TOPR: weight of the others. When not set TOPR 1."""
+    tau: NonNegative | None = None
+    """Kimi15: weight of the squared log ratio. When not set Kimi15 0.1."""
+    function: FunctionPath | None = None
+    """Custom: the loss as module:function, looked for beside the job file and on the Python path of the trainer's workers."""
+    parameters: FreeForm = Field(default={})
+    """Custom: further keyword arguments of the function."""
 
-
-class PolicyLoss(CustomLoss, Kimi15Loss, TOPRLoss, CISPOLoss, TISLoss, GSPOLoss, PPOLoss, VanillaLoss, _AnyLoss):
-    """From advantages to the loss."""
+    @model_validator(mode="after")
+    def _defaults_of_the_variant(self) -> PolicyLoss:
+        for name, value in LOSS_SETTINGS[self.variant]().model_dump().items():
+            if getattr(self, name) is None:
+                self.__dict__[name] = value  # the model is frozen, and what the user set stays known by model_fields_set
+        return self
 
     @property
     def settings(self) -> LossSettings:
         """Those of the chosen variant; ask them, not this section, what the loss needs."""
         kind = LOSS_SETTINGS[self.variant]
         return kind.model_construct(**{name: getattr(self, name) for name in kind.model_fields})
+
+    def foreign(self) -> Mapping[str, object]:
+        """Fields that were set although the chosen variant does not read them, by their name in the manifest."""
+        given = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+        return {key: value for key, value in given.items() if (reading := readers(key)) and self.variant not in reading}
 
 
 def readers(field: str) -> tuple[PolicyLossVariant, ...]:

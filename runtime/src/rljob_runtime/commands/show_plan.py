@@ -95,6 +95,15 @@ def print_memory(checked: CheckedJob, console: Console, *, arithmetic: bool = Fa
         console.print(f"  warning: {warning}", highlight=False, markup=False, soft_wrap=True)
 
 
+def print_overlap(checked: CheckedJob, console: Console) -> None:
+    """What a weight sync costs running responses; nothing where none are."""
+    from rljob_runtime.commands.overlap_cost import overlap_cost
+
+    cost = overlap_cost(checked.job.spec, checked.plan)
+    if cost is not None:
+        console.print(f"\n[bold]Overlap[/bold]: {cost}", highlight=False, soft_wrap=True)
+
+
 def _memory(checked: CheckedJob) -> MemoryEstimate:
     from rljob_api import memory
 

@@ -12,11 +12,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.errors import DataError, DeadlineError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, VersionSpan, WeightManifest
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
@@ -346,8 +349,14 @@ class FakeEngine:
                 logprobs=tuple(-0.5 - token / self.vocab_size for token in running.token_ids),
                 version_spans=tuple(VersionSpan(start=s, end=e, version=versions[s]) for s, e in zip(starts, ends, strict=False)),
                 finish_reason=finish_reason,
+                sampling_mask=self._mask(running) if running.request.sampling.returns_mask else None,
             )
         )
+
+    def _mask(self, running: _Running) -> SamplingMask:
+        """As if each token had been sampled from itself and the next one."""
+        pairs = np.array([(token, (token + 1) % self.vocab_size) for token in running.token_ids], dtype=np.int32)
+        return SamplingMask(token_ids=pairs.reshape(-1), counts=np.full(len(pairs), 2, dtype=np.int32))
 
     def _spend(self, timeout_s: float, what: str) -> None:
         """Take one step's virtual time, or raise when that is more than allowed."""

@@ -61,7 +61,7 @@ def rule_config(spec: RLJobSpec, job_folder: Path | None = None) -> RuleConfig:
         normalize_std=advantage.normalize_std,
         gamma=advantage.gamma,
         lambda_=advantage.lambda_,
-        whiten=advantage.whiten,
+        whiten=bool(advantage.whiten),
         advantage_clip=advantage.clip,
         reward_center=reward.center,
         reward_scale=reward.scale,
@@ -145,8 +145,9 @@ def sampling(spec: RLJobSpec) -> Sampling:
         max_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
-        top_k=rollout.top_k,
+        top_k=rollout.top_k or 0,
         min_p=rollout.min_p,
+        returns_mask=rollout.leaves_out_tokens,
         stop_token_ids=rollout.stop_token_ids,
     )
 

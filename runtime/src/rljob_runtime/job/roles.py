@@ -197,7 +197,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         process_group=True,
         phase="critic of step {step}",
         checkpoint_folder=CRITIC_FOLDER,
-        scorings={Scoring(method="compute_values", result="values", takes_temperature=False): lambda spec: True},
+        scorings={Scoring(method="compute_values", result="values", takes_sampling=False): lambda spec: True},
     ),
     Role.ROLLOUT: RoleDescription(
         settings=_engine_settings,

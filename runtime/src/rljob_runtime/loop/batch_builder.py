@@ -70,7 +70,8 @@ class BatchBuilder:
         critic: list[list[TrainBatch]] = []
         if self._workers.critic is not None:
             config = replace(self.batching, num_ranks=len(self._workers.critic.workers))
-            critic = train_batches(step, split(step, config), outcome, config).by_rank
+            unmasked = replace(step, sampling_mask=None)  # values are no log-probs
+            critic = train_batches(unmasked, split(unmasked, config), outcome, config).by_rank
         return Prepared(policy=policy.by_rank, critic=critic, metrics=metrics)
 
     async def _scored(self, step: StepSamples) -> StepSamples:
@@ -84,9 +85,13 @@ class BatchBuilder:
     async def _pass(self, step: StepSamples, component: Component, scoring: Scoring) -> FloatArray:
         """One forward pass over all samples, shared out over the workers; every rank takes part, for it holds collectives."""
         workers, together = component.workers, component.ranks_per_share
-        settings = (self.batching.temperature,) if scoring.takes_temperature else ()
+        settings = (self.batching.temperature,) if scoring.takes_sampling else ()
         batches = score_batches(step, len(workers) // together, self.batching)
         shares = [batches[rank // together] for rank in range(len(workers))]
-        calls = [w.start(scoring.method, b.token_ids, b.lengths, *settings, b.wanted) for w, b in zip(workers, shares, strict=True)]
+        masked = scoring.takes_sampling and step.sampling_mask is not None
+        calls = [
+            w.start(scoring.method, b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ()))
+            for w, b in zip(workers, shares, strict=True)
+        ]
         answers = await gather_all(calls, self._timeout_s)
         return gather_scores(step, batches, answers[::together])

@@ -42,6 +42,16 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
         "staleness/mean": float((lags * weights).sum() / max(weights.sum(), 1)),
         "staleness/max": float(lags.max(initial=0)),
     }
+    masks = [t.completion.sampling_mask for t in samples if t.completion.sampling_mask is not None]
+    if masks:
+        counts = np.concatenate([mask.counts for mask in masks])
+        known = counts[counts > 0]
+        metrics |= {
+            "rollout/possible_tokens_mean": float(known.mean()) if known.size else 0.0,
+            "rollout/possible_tokens_max": float(counts.max(initial=0)),
+            "rollout/possible_unknown_fraction": float((counts == 0).mean()) if counts.size else 0.0,
+            "rollout/mask_bytes": float(sum(mask.size_bytes for mask in masks)),
+        }
     if lags.any():
         tokens = np.bincount(lags, weights)
         metrics |= {f"staleness/histogram/{lag}": float(count / tokens.sum()) for lag, count in enumerate(tokens)}

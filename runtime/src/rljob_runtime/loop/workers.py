@@ -31,10 +31,11 @@ class Scoring:
     """A forward pass over all samples of a step, before the learning rule is applied."""
 
     method: str
-    """Method of the workers: ``(token_ids, lengths, *settings, wanted)``."""
+    """Method of the workers: ``(token_ids, lengths, temperature, wanted, sampling_mask)``, the last where there is one."""
     result: str
     """Field of :class:`~rljob_runtime.overlap.arrange.StepSamples` that its answer fills."""
-    takes_temperature: bool = True
+    takes_sampling: bool = True
+    """Whether the method is given temperature and sampling mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def ppo(tokens: LossTokens, settings: PPOLoss) -> PolicyTerms:
         tokens.advantages,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
-        dual_clip=settings.dual_clip,
+        dual_clip=settings.dual_clip or None,
     )
 
 
@@ -79,7 +79,7 @@ def gspo(tokens: LossTokens, settings: GSPOLoss) -> PolicyTerms:
     sequence_ratio = span_means(log_ratio, tokens.sequence_lengths).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     ratio = sequence_ratio * (logprobs - logprobs.detach()).exp()
     bounds = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
-    return pessimistic_terms(log_ratio, ratio, tokens.advantages, **bounds, dual_clip=settings.dual_clip)
+    return pessimistic_terms(log_ratio, ratio, tokens.advantages, **bounds, dual_clip=settings.dual_clip or None)
 
 
 def vanilla(tokens: LossTokens, settings: VanillaLoss) -> PolicyTerms:

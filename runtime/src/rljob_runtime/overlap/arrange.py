@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.records import FloatArray, IntArray, Trajectory
+from rljob_runtime.sampling_mask import SamplingMask, spread
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -49,6 +50,8 @@ class StepSamples:
     """Length S: name of each sample's data source."""
     version: int
     """Weights version the trainer holds."""
+    sampling_mask: SamplingMask | None = None
+    """Of T positions, where sampling left tokens out."""
     reference_logprobs: FloatArray | None = None
     """Shape (T,), of the frozen reference."""
     proximal_logprobs: FloatArray | None = None
@@ -69,6 +72,9 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
     Args:
         groups: the groups of this step.
         version: weights version the trainer holds.
+
+    Raises:
+        ValueError: some responses have a sampling mask and some have none, or it is not as long as the response.
     """
     ordered = sorted(groups, key=lambda g: g.group_id)
     samples = tuple(t for g in ordered for t in sorted(g.trajectories, key=lambda t: t.sample_index))
@@ -82,6 +88,9 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         for span in sample.completion.version_spans:
             staleness[start + span.start : start + span.end] = version - span.version
     behaviour[mask > 0] = np.fromiter((x for t in samples for x in t.completion.logprobs), dtype=np.float32, count=sampled_total)
+    masks = [t.completion.sampling_mask for t in samples if t.completion.sampling_mask is not None]
+    if masks and len(masks) != len(samples):
+        raise ValueError(f"{len(masks)} of {len(samples)} responses have a sampling mask; all must, or none")
     tokens = (x for t in samples for part in (t.prompt.token_ids, t.completion.token_ids) for x in part)
     return StepSamples(
         trajectories=samples,
@@ -97,4 +106,5 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         truncated=np.array([t.completion.finish_reason == "length" for t in samples], dtype=np.bool_),
         sources=tuple(t.prompt.source for t in samples),
         version=version,
+        sampling_mask=spread(masks, mask > 0) if masks else None,
     )

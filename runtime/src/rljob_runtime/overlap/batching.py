@@ -16,6 +16,7 @@ from rljob_runtime.overlap.arrange import StepSamples
 from rljob_runtime.overlap.balance import Parts, imbalance, partition
 from rljob_runtime.overlap.rule import Outcome
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
+from rljob_runtime.sampling_mask import SamplingMask
 
 BALANCED = 1.02
 """A busiest rank with so many times the least possible load is good enough, and groups are cut only for a gain of so much."""
@@ -67,6 +68,8 @@ class ScoreBatch:
     """Shape (t,): 1 where a token was sampled."""
     samples: IntArray
     """Shape (s,): indexes into (S,) arrays."""
+    sampling_mask: SamplingMask | None = None
+    """Of t positions."""
 
 
 def split(step: StepSamples, config: BatchingConfig) -> Shares:
@@ -110,7 +113,13 @@ def score_batches(step: StepSamples, num_ranks: int, config: BatchingConfig) -> 
     for samples in shares:
         places = step.places(samples)
         batches.append(
-            ScoreBatch(token_ids=step.token_ids[places], lengths=step.lengths[samples], wanted=step.response_mask[places], samples=samples)
+            ScoreBatch(
+                token_ids=step.token_ids[places],
+                lengths=step.lengths[samples],
+                wanted=step.response_mask[places],
+                samples=samples,
+                sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(places),
+            )
         )
     return batches
 
@@ -206,6 +215,7 @@ def _pack(samples: IntArray, step: StepSamples, outcome: Outcome, config: Batchi
         returns=at(outcome.returns),
         scores=step.scores[samples] if config.include_scores else None,
         sample_weights=None if outcome.sample_weights is None else outcome.sample_weights[samples],
+        sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(places),
         kl_coefficient=outcome.kl_coefficient,
         temperature=config.temperature,
         global_tokens=totals[0],

@@ -107,6 +107,8 @@ class Rule:
         metrics: dict[str, float] = {}
         kept = self._kept(step, metrics)
         trained = sampled & np.repeat(kept, step.lengths)
+        if step.sampling_mask is not None:  # where tokens were possible that are not listed, the policy's log-prob is not known
+            trained &= step.sampling_mask.counts > 0
         counted = trained[sampled]
         scores = self._shaped(step, metrics)
         kl = self._kl(step, sampled, metrics)

@@ -6,8 +6,10 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.overlap.routing import GroupAffinity
 from rljob_runtime.records import Completion, GenerationRequest, Prompt, Sampling, VersionSpan
+from rljob_runtime.sampling_mask import SamplingMask, joined
 
 ABORTED = "abort"
 
@@ -42,6 +44,9 @@ class Sample:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[VersionSpan, ...] = ()
+    masks: tuple[SamplingMask, ...] = ()
+    masked: bool = False
+    """Whether engines were asked for sampling masks."""
     attempts: int = 0
     engine: int | None = None
     """Engine that was given it last: its prefix may still be cached there."""
@@ -60,6 +65,7 @@ class Sample:
         """
         self.request_id = f"{self.key}+{self.attempts}" if self.attempts else self.key
         self.attempts += 1
+        self.masked = sampling.returns_mask
         return GenerationRequest(
             request_id=self.request_id,
             prompt_token_ids=self.prompt.token_ids + self.token_ids,
@@ -68,10 +74,20 @@ class Sample:
         )
 
     def take(self, part: Completion) -> Completion | None:
-        """Add what an engine returned; the whole response once it has ended, None while it is to go on."""
+        """Add what an engine returned; the whole response once it has ended, None while it is to go on.
+
+        Raises:
+            RuntimeFault: the engine left out the sampling mask, without which the trainer's log-probs would be of another distribution.
+        """
+        if self.masked and part.sampling_mask is None:
+            raise RuntimeFault(
+                f"the engine returned response {part.request_id} without its sampling mask, which rollout.topP, topK and minP need; "
+                "use an engine that returns it, or remove these fields"
+            )
         offset = len(self.token_ids)
         self.token_ids += part.token_ids
         self.logprobs += part.logprobs
+        self.masks += () if part.sampling_mask is None else (part.sampling_mask,)
         self.spans = _joined(self.spans, part.version_spans, offset)
         if part.finish_reason == ABORTED:
             return None
@@ -81,6 +97,7 @@ class Sample:
             logprobs=self.logprobs,
             version_spans=self.spans,
             finish_reason=part.finish_reason,
+            sampling_mask=joined(self.masks) if self.masks else None,
         )
 
 

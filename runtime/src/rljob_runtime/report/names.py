@@ -80,6 +80,18 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("rollout/tokens_cancelled", "tokens", "tokens those responses had, sampled for nothing"),
     ("rollout/engines_lost", "1", "engines that ended or stopped answering; the others took their work"),
     ("rollout/logprob_mean", "nats", "mean behaviour log-probability of the response tokens"),
+    (
+        "rollout/possible_tokens_mean",
+        "tokens",
+        "with topP, topK or minP: tokens that could be sampled at a place, mean over response tokens",
+    ),
+    ("rollout/possible_tokens_max", "tokens", "largest such number"),
+    (
+        "rollout/possible_unknown_fraction",
+        "fraction",
+        "response tokens left out of training because equal logits made the set wider than vLLM lists",
+    ),
+    ("rollout/mask_bytes", "bytes", "size of the step's sampling masks, which travel to the trainer"),
     ("staleness/mean", "versions", "mean over trained tokens of trainer version minus the version that sampled them"),
     ("staleness/max", "versions", "largest such difference; never above the declared bound"),
     ("staleness/histogram/*", "fraction", "share of trained tokens that were sampled so many versions before the trainer's"),

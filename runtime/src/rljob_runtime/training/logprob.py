@@ -20,6 +20,8 @@ from torch.autograd.function import once_differentiable
 
 WIDENED_ROWS = 4096
 """Rows of a bfloat16 head that exist in float32 at the same time, on devices that cannot multiply bfloat16 into float32."""
+LEAST_LOGPROB = -1e4
+"""Stands for minus infinity where it is multiplied by its probability, which is then exactly 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,16 @@ class VocabularyPart:
     """The ranks that have all rows together."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PossibleTokens:
+    """Which tokens could be sampled in place of each of N targets; a target without ids is among the whole vocabulary."""
+
+    token_ids: torch.Tensor
+    """Shape (M,), int64; with the target itself."""
+    rows: torch.Tensor
+    """Shape (M,), int64, ascending: which of the N each id belongs to."""
+
+
 def selected_logprobs(
     hidden: torch.Tensor,
     head_weight: torch.Tensor,
@@ -41,6 +53,7 @@ def selected_logprobs(
     chunk_tokens: int,
     part: VocabularyPart | None = None,
     with_entropy: bool = False,
+    possible: PossibleTokens | None = None,
 ) -> torch.Tensor:
     """``log softmax(hidden @ head_weight^T / temperature)[targets]``; differentiable once in ``hidden`` and ``head_weight``.
 
@@ -52,6 +65,7 @@ def selected_logprobs(
         chunk_tokens: rows of logits that exist at the same time.
         part: None where this rank has the whole head. Otherwise two small sums per chunk, and in backward one of the hidden states'
             gradient, go over the ranks of the group, which all must call this with equal arguments otherwise.
+        possible: None for the softmax over the whole vocabulary, else over these tokens: the log-probs of top-k, top-p and min-p sampling.
         with_entropy: also return the entropy of each whole distribution, ``-sum_v p_v log p_v`` in nats.
 
     Returns:
@@ -63,7 +77,7 @@ def selected_logprobs(
     if temperature <= 0.0 or chunk_tokens < 1:
         raise ValueError(f"temperature is {temperature} and chunk_tokens {chunk_tokens}; both must be above 0")
     apply = _SelectedLogprobs.apply
-    result: torch.Tensor = apply(hidden, head_weight, targets, temperature, chunk_tokens, part, with_entropy)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = apply(hidden, head_weight, targets, temperature, chunk_tokens, part, with_entropy, possible)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -80,15 +94,20 @@ class _SelectedLogprobs(torch.autograd.Function):
         chunk_tokens: int,
         part: VocabularyPart | None,
         with_entropy: bool,
+        possible: PossibleTokens | None,
     ) -> torch.Tensor:
         log_normaliser = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         result = torch.empty_like(log_normaliser)
         entropy = torch.empty_like(log_normaliser) if with_entropy else None
         columns, here = _columns(targets, head_weight, part)
+        bounds = _bounds(possible, hidden.shape[0], chunk_tokens)
         for start in range(0, hidden.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             logits = _scaled_logits(hidden[rows], head_weight, temperature)
             chosen = logits.gather(1, columns[rows, None]).squeeze(1)
+            impossible = _impossible(possible, bounds, start, chunk_tokens, logits, part)
+            if impossible is not None:
+                logits.masked_fill_(impossible, -torch.inf)
             if here is None or part is None:
                 torch.logsumexp(logits, dim=-1, out=log_normaliser[rows])
             else:
@@ -96,14 +115,17 @@ class _SelectedLogprobs(torch.autograd.Function):
                 log_normaliser[rows] = _log_normaliser(logits, chosen, part)
             result[rows] = chosen - log_normaliser[rows]
             if entropy is not None:
-                entropy[rows] = _entropy(logits.sub_(log_normaliser[rows, None]), part)
+                logits.sub_(log_normaliser[rows, None])
+                if impossible is not None:
+                    logits.masked_fill_(impossible, LEAST_LOGPROB)
+                entropy[rows] = _entropy(logits, part)
         ctx.save_for_backward(hidden, head_weight, targets, log_normaliser, entropy)
-        ctx.temperature, ctx.chunk_tokens, ctx.part = temperature, chunk_tokens, part
+        ctx.temperature, ctx.chunk_tokens, ctx.part, ctx.possible = temperature, chunk_tokens, part, possible
         return result if entropy is None else torch.stack([result, entropy])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None, None]:
         """``d logp_t / d logits = (onehot(target) - p) / temperature`` and ``d H / d logits = -p (log p + H) / temperature``."""
         hidden, head_weight, targets, log_normaliser, entropy = ctx.saved_tensors
         grad, grad_entropy = (grad, None) if entropy is None else (grad[0], grad[1] / ctx.temperature)
@@ -111,11 +133,15 @@ class _SelectedLogprobs(torch.autograd.Function):
         # float32, because the head's gradient is a sum over every chunk
         grad_weight = torch.zeros(head_weight.shape, dtype=torch.float32, device=head_weight.device) if ctx.needs_input_grad[1] else None
         columns, here = _columns(targets, head_weight, ctx.part)
+        bounds = _bounds(ctx.possible, hidden.shape[0], ctx.chunk_tokens)
         for start in range(0, hidden.shape[0], ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             scale = (grad[rows] / ctx.temperature).unsqueeze(1)
             grad_logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature)
             grad_logits.sub_(log_normaliser[rows, None])
+            impossible = _impossible(ctx.possible, bounds, start, ctx.chunk_tokens, grad_logits, ctx.part)
+            if impossible is not None:
+                grad_logits.masked_fill_(impossible, LEAST_LOGPROB)
             if grad_entropy is None:
                 grad_logits.exp_().mul_(-scale)
             else:
@@ -128,7 +154,7 @@ class _SelectedLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, grad_logits.t(), hidden[rows])
         if ctx.part is not None:
             dist.all_reduce(grad_hidden, group=ctx.part.group)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None, None, None, None
 
 
 def _columns(targets: torch.Tensor, head_weight: torch.Tensor, part: VocabularyPart | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -138,6 +164,32 @@ def _columns(targets: torch.Tensor, head_weight: torch.Tensor, part: VocabularyP
     columns = targets - part.first
     here = (columns >= 0) & (columns < head_weight.shape[0])
     return columns * here, here
+
+
+def _bounds(possible: PossibleTokens | None, num_rows: int, chunk_tokens: int) -> list[int]:
+    """Where the ids of each chunk of rows begin, and the end; empty without any."""
+    if possible is None:
+        return []
+    starts = torch.arange(0, num_rows + chunk_tokens, chunk_tokens, device=possible.rows.device)
+    found: list[int] = torch.searchsorted(possible.rows, starts).tolist()
+    return found
+
+
+def _impossible(
+    possible: PossibleTokens | None, bounds: list[int], start: int, chunk_tokens: int, logits: torch.Tensor, part: VocabularyPart | None
+) -> torch.Tensor | None:
+    """Which of a chunk's logits (C, V of this rank) are of tokens that could not be sampled, bool; None: all could be."""
+    if possible is None:
+        return None
+    ids = slice(*bounds[start // chunk_tokens : start // chunk_tokens + 2])
+    num_rows, width = logits.shape
+    columns, rows = possible.token_ids[ids] - (0 if part is None else part.first), possible.rows[ids] - start
+    columns = columns.where((columns >= 0) & (columns < width), width)  # those of other ranks go into a column of their own
+    restricted = torch.zeros(num_rows, dtype=torch.bool, device=logits.device)
+    restricted[rows] = True
+    impossible = restricted[:, None].repeat(1, width + 1)
+    impossible[rows, columns] = False
+    return impossible[:, :width]
 
 
 def _log_normaliser(logits: torch.Tensor, chosen: torch.Tensor, part: VocabularyPart) -> torch.Tensor:

@@ -18,12 +18,13 @@ shared
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.records import IntArray
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts, LongArray, Plan, Sequences, plan_layouts, ranges, sort_by_prompt
 
 
@@ -43,6 +44,10 @@ class MicroBatch:
     """Shape (N,): the wanted tokens."""
     sources: LongArray
     """Shape (N,): where each wanted token stands in the flat batch (T,)."""
+    possible_ids: LongArray | None = None
+    """Shape (M,), where sampling left tokens out: the ids that could be sampled in place of each wanted token; None: all."""
+    possible_rows: LongArray | None = None
+    """Shape (M,): which of the N wanted tokens each id belongs to, ascending; a token without ids is among all."""
     is_filler: bool = False
     """True for a micro-batch that only keeps this rank in step with the others; its terms weigh 0."""
 
@@ -53,6 +58,7 @@ def make_micro_batches(
     wanted: npt.NDArray[np.floating] | npt.NDArray[np.bool_],
     token_budget: int,
     costs: LayerCosts | None = None,
+    sampling_mask: SamplingMask | None = None,
 ) -> list[MicroBatch]:
     """Cut sequences into micro-batches.
 
@@ -63,6 +69,7 @@ def make_micro_batches(
         token_budget: most tokens of a micro-batch, padding included; a single longer sequence still makes one.
         costs: of the model, to cut where that is cheapest and, if it may share, to compute common prompts once where that is cheaper;
             None shares nothing and counts positions only.
+        sampling_mask: of T positions; None where every token could be sampled.
 
     Returns:
         Micro-batches that together want every wanted token once; empty if none is wanted.
@@ -75,6 +82,8 @@ def make_micro_batches(
         raise ValueError(
             f"lengths sum to {total} but token_ids have shape {token_ids.shape} and the mask {wanted.shape}; pass flat (T,) arrays"
         )
+    if sampling_mask is not None and sampling_mask.counts.shape != (total,):
+        raise ValueError(f"the sampling mask has {sampling_mask.counts.size} positions for {total} tokens; pass one count for each")
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     flags = np.asarray(wanted) != 0
@@ -93,7 +102,14 @@ def make_micro_batches(
         sequences = sort_by_prompt(token_ids, sequences)
     collate = {False: _collate, True: _collate_shared}
     plans = plan_layouts(sequences, token_budget, costs)
-    return [collate[plan.shared](token_ids, plan, part, sequences, flags) for plan in plans for part in plan.micro_batches]
+    micro_batches = [collate[plan.shared](token_ids, plan, part, sequences, flags) for plan in plans for part in plan.micro_batches]
+    return micro_batches if sampling_mask is None else [_restricted(micro, sampling_mask) for micro in micro_batches]
+
+
+def _restricted(micro: MicroBatch, sampling_mask: SamplingMask) -> MicroBatch:
+    """With what could be sampled in place of each wanted token."""
+    own = sampling_mask.take(micro.sources)
+    return replace(micro, possible_ids=own.token_ids.astype(np.int64), possible_rows=own.rows())
 
 
 def filler(token_id: int = 0) -> MicroBatch:

@@ -25,7 +25,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from rljob_api.rules.model import LOGIT_CHANGES
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.config import PolicyConfig
-from rljob_runtime.training.logprob import VocabularyPart, selected_logprobs
+from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
@@ -160,16 +160,29 @@ def _token_logprobs(
     position_ids: torch.Tensor | None = None,
     until: torch.Tensor | None = None,
     with_entropy: bool = False,
+    possible_ids: torch.Tensor | None = None,
+    possible_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Log-probs (N,) float32 of ``targets`` (N,) after the :func:`hidden_states` at ``positions`` (N,); with entropies below: (2, N)."""
+    """Log-probs (N,) float32 of ``targets`` (N,) after the :func:`hidden_states` at ``positions`` (N,); with entropies below: (2, N).
+
+    With ``possible_ids`` (M,) and their ``possible_rows`` (M,) of a micro-batch, among these tokens only.
+    """
     chosen = hidden_states(self, input_ids, positions, position_ids, until)
     weight = self.get_output_embeddings().weight
     part = None
     if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
         weight, layout = weight.to_local(), layout_of(self)
         part = VocabularyPart(first=layout.tp_rank * weight.shape[0], group=layout.tp_group)
+    possible = None if possible_ids is None or possible_rows is None else PossibleTokens(token_ids=possible_ids, rows=possible_rows)
     return selected_logprobs(
-        chosen, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens, part=part, with_entropy=with_entropy
+        chosen,
+        weight,
+        targets,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        part=part,
+        with_entropy=with_entropy,
+        possible=possible,
     )
 
 

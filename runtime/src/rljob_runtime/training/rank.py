@@ -25,6 +25,7 @@ from rljob_runtime.errors import ModelError, OffloadError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.offload.store import StateStore
 from rljob_runtime.records import FloatArray, IntArray
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training import checkpoint
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
@@ -239,6 +240,7 @@ class ModelRank(ABC):
         wanted: FloatArray,
         costs: LayerCosts,
         run: Callable[[MicroBatch], torch.Tensor],
+        sampling_mask: SamplingMask | None = None,
     ) -> FloatArray:
         """One float32 number for each wanted token (T,), 0 elsewhere; ranks make as many forward passes as the one with most.
 
@@ -249,12 +251,14 @@ class ModelRank(ABC):
             wanted: shape (T,), non-zero where a number is wanted, never on a first token.
             costs: of the model, as :func:`~rljob_runtime.training.microbatch.make_micro_batches` takes them.
             run: a forward pass; returns one number per wanted token of the micro-batch, shape (N,).
+            sampling_mask: of T positions; None where every token could be sampled.
 
         Raises:
             ValueError: malformed arrays, or tokens that the model does not know.
         """
         check_tokens(token_ids, ready.vocab_size)
-        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs)
+        check_mask(sampling_mask, ready.vocab_size)
+        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs, sampling_mask)
         count = torch.tensor(len(micro_batches), device=ready.device)
         if self.world_size > 1:
             dist.all_reduce(count, dist.ReduceOp.MAX)
@@ -354,6 +358,12 @@ def check_tokens(token_ids: IntArray, vocab_size: int) -> None:
         raise ValueError(
             f"token ids span [{token_ids.min()}, {token_ids.max()}] but the model's vocabulary has {vocab_size}; tokenizer and model differ"
         )
+
+
+def check_mask(sampling_mask: SamplingMask | None, vocab_size: int) -> None:
+    """As :func:`check_tokens`, of the ids of a sampling mask."""
+    if sampling_mask is not None:
+        check_tokens(sampling_mask.token_ids, vocab_size)
 
 
 def _twice(move: Callable[[], SwitchReport]) -> SwitchReport:

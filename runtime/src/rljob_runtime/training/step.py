@@ -77,7 +77,7 @@ def cut_batches(
     batches: Sequence[TrainBatch], config: PolicyConfig, device: torch.device, costs: LayerCosts | None
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each batch, as many on every rank; arguments and errors as of :func:`prepare_batches`."""
-    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs) for b in batches]
+    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs, b.sampling_mask) for b in batches]
     counts = torch.tensor([len(c) for c in cut], dtype=torch.int64, device=device)
     if dist.get_world_size() > 1:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
@@ -121,6 +121,8 @@ def run_micro_batch(
         None if micro.position_ids is None else to_device(micro.position_ids, device),
         None if micro.until is None else to_device(micro.until, device),
         with_entropy,
+        None if micro.possible_ids is None else to_device(micro.possible_ids, device),
+        None if micro.possible_rows is None else to_device(micro.possible_rows, device),
     )
     return logprobs
 

@@ -18,12 +18,14 @@ from rljob_api.v1alpha1.policy_loss import CustomLoss
 from rljob_runtime.errors import ModelError, WeightSyncError
 from rljob_runtime.losses.custom import load_loss
 from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch, WeightManifest
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training import export, weights
 from rljob_runtime.training.lora import without_adapters
 from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.microbatch import MicroBatch
 from rljob_runtime.training.model import layer_costs, load_model, shard_model
 from rljob_runtime.training.parallel import layout_of
-from rljob_runtime.training.rank import ModelRank, check_tokens
+from rljob_runtime.training.rank import ModelRank, check_mask, check_tokens
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
@@ -63,6 +65,7 @@ class PolicyWorker(ModelRank):
             raise ValueError("train_step got no batches; every rank must get the same number, at least one")
         for received in batches:
             check_tokens(received.token_ids, ready.vocab_size)
+            check_mask(received.sampling_mask, ready.vocab_size)
         rate = self._set_learning_rate(ready.optimizer, step)
         meter = StepMeter(ready.device, layout_of(ready.model).dp_group)
         meter.add_tokens(sum(batch.token_ids.size for batch in batches))
@@ -87,7 +90,14 @@ class PolicyWorker(ModelRank):
             **(moves if self.config.optimizer_around_step else {}),
         }
 
-    def compute_logprobs(self, token_ids: IntArray, lengths: IntArray, temperature: float, wanted: FloatArray | None = None) -> FloatArray:
+    def compute_logprobs(
+        self,
+        token_ids: IntArray,
+        lengths: IntArray,
+        temperature: float,
+        wanted: FloatArray | None = None,
+        sampling_mask: SamplingMask | None = None,
+    ) -> FloatArray:
         """Score tokens under the current weights.
 
         Args:
@@ -95,6 +105,7 @@ class PolicyWorker(ModelRank):
             lengths: shape (S,), sums to T.
             temperature: logits are divided by it.
             wanted: shape (T,), non-zero where a log-prob is needed, never on a first token; None wants all others. Fewer cost less.
+            sampling_mask: of T positions, where log-probs are to be those among the tokens that could be sampled; None: among all.
 
         Returns:
             Shape (T,), float32: ``log p(token t | tokens before t)``; 0 at first positions and where not wanted.
@@ -110,12 +121,19 @@ class PolicyWorker(ModelRank):
             wanted = np.ones(token_ids.shape, dtype=np.float32)
             wanted[(np.cumsum(lengths, dtype=np.int64) - lengths)[lengths > 0]] = 0.0
         chunk_tokens = self.config.logprob_chunk_tokens
-        return self._score(
-            ready, token_ids, lengths, wanted, costs, lambda micro: run_micro_batch(ready.model, micro, temperature, chunk_tokens)
-        )
+
+        def run(micro: MicroBatch) -> torch.Tensor:
+            return run_micro_batch(ready.model, micro, temperature, chunk_tokens)
+
+        return self._score(ready, token_ids, lengths, wanted, costs, run, sampling_mask)
 
     def compute_base_logprobs(
-        self, token_ids: IntArray, lengths: IntArray, temperature: float, wanted: FloatArray | None = None
+        self,
+        token_ids: IntArray,
+        lengths: IntArray,
+        temperature: float,
+        wanted: FloatArray | None = None,
+        sampling_mask: SamplingMask | None = None,
     ) -> FloatArray:
         """Score tokens under the frozen weights beneath the adapters: what a reference of the same model folder would answer.
 
@@ -129,7 +147,7 @@ class PolicyWorker(ModelRank):
         if self.config.lora is None:
             raise ModelError(f"compute_base_logprobs on {self._name}, which has no adapters; set lora in its PolicyConfig")
         with without_adapters(self.model):
-            return self.compute_logprobs(token_ids, lengths, temperature, wanted)
+            return self.compute_logprobs(token_ids, lengths, temperature, wanted, sampling_mask)
 
     def weight_specs(self) -> list[weights.WeightSpec]:
         """(Hugging Face name, dtype, full shape) of every parameter an engine needs; input of ``packing.plan_buckets``."""

@@ -114,7 +114,9 @@ ALGORITHM: Mapping[str, Case] = {
     "policyLoss.clipLow": Case(value=0.05),
     "policyLoss.clipHigh": Case(value=0.4),
     "policyLoss.dualClip": Case(value=1.1),
-    "policyLoss.maskClipped": Case(value=True, needs=loss("CISPO")),
+    "policyLoss.maskClipped": Case(
+        value=True, needs=loss("CISPO") | {"algorithm.policyLoss.clipLow": 0.2, "algorithm.policyLoss.clipHigh": 0.2}
+    ),
     "policyLoss.positiveWeight": Case(value=2.0, needs=loss("TOPR")),
     "policyLoss.negativeWeight": Case(value=0.5, needs=loss("TOPR")),
     "policyLoss.tau": Case(value=0.3, needs=loss("Kimi15")),
@@ -144,6 +146,8 @@ ALGORITHM: Mapping[str, Case] = {
     "entropyCoefficient": Case(value=0.1),
 }
 
+MASKED = {"rollout.sampling.top_k": 1024, "rollout.sampling.returns_mask": True}
+
 LOOP: Mapping[str, Case] = {
     "algorithm.critic.learningRate": Case(value=0.5, needs=GAE, changes={"critic.learning_rate": 0.5}),
     "algorithm.critic.minLearningRate": Case(
@@ -159,7 +163,7 @@ LOOP: Mapping[str, Case] = {
     "algorithm.critic.microBatchTokens": Case(value=4096, needs=GAE, changes={"critic.token_budget": 4096}),
     "algorithm.critic.valueClip": Case(value=0.5, needs=GAE | {"training.miniBatches": 2}, changes={"critic.value.value_clip": 0.5}),
     "algorithm.critic.warmupSteps": Case(value=3, needs=GAE, changes={"loop.critic_warmup_steps": 3, "policy.total_steps": 97}),
-    "overlap.asyncGenerationRatio": Case(value=1.25, changes={"gate.capacity": 9, "gate.max_staleness": 2}),
+    "overlap.asyncGenerationRatio": Case(value=1.25, changes={"gate.capacity": 9, "gate.max_staleness": 2, "rollout.drains": False}),
     "overlap.maxStaleness": Case(value=3, needs=AHEAD, changes={"gate.max_staleness": 3}),
     "overlap.updateMode": Case(needs=AHEAD),
     "validation.everySteps": Case(value=5, default=2, needs={"data.validation": True}, changes={"validation.every_steps": 5}),
@@ -170,6 +174,9 @@ LOOP: Mapping[str, Case] = {
     "validation.maxResponseTokens": Case(value=6, needs=VALIDATES, changes={"validation.sampling.max_tokens": 6}),
     "validation.temperature": Case(value=0.5, needs=VALIDATES, changes={"validation.sampling.temperature": 0.5}),
     "validation.topP": Case(value=0.5, needs=SAMPLED, changes={"validation.sampling.top_p": 0.5}),
+    "rollout.topP": Case(value=0.5, changes={"rollout.sampling.top_p": 0.5, **MASKED}),
+    "rollout.topK": Case(value=7, changes=MASKED | {"rollout.sampling.top_k": 7}),
+    "rollout.minP": Case(value=0.5, changes={"rollout.sampling.min_p": 0.5, **MASKED}),
     "rollout.redundantSamples": Case(value=3, changes={"rollout.redundant_samples": 3}),
     "rollout.extraPrompts": Case(value=3, changes={"gate.spare": 3, "gate.capacity": 7}),
     "rollout.groupFilter": Case(
@@ -203,7 +210,7 @@ LOOP: Mapping[str, Case] = {
 CASES = {**{f"algorithm.{path}": case for path, case in ALGORITHM.items()}, **LOOP}
 SECTIONS = ("algorithm", "overlap", "validation", "model.lora", "rollout.groupFilter")
 FIELDS = (
-    *("rollout.redundantSamples", "rollout.extraPrompts", "rollout.groupRouting"),
+    *("rollout.topP", "rollout.topK", "rollout.minP", "rollout.redundantSamples", "rollout.extraPrompts", "rollout.groupRouting"),
     *("training.learningRate", "training.minLearningRate", "training.tensorParallelSize"),
 )
 
@@ -214,7 +221,6 @@ NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
 }
 REFUSED = {"algorithm.advantage.estimator": {"GiGPO", "StepReinforce"}}
 EQUAL = [
-    {"TIS", "CISPO"},  # without the mask they are one loss
     {"Geometric", "Segment"},  # a single response is one segment
 ]
 
@@ -492,7 +498,12 @@ def test_a_field_of_the_loop_changes_what_it_is_wired_with_and_nothing_else(rows
 def test_what_new_weights_do_to_running_responses(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "overlap.updateMode").items()}
     found = {name: (settings["rollout.drains"], settings["publisher.on_running"]) for name, settings in made.items()}
-    assert found == {"Drain": (True, "recompute"), "Interrupt": (False, "recompute"), "InFlight": (False, "keep")}
+    assert found == {
+        "not set": (False, "recompute"),
+        "Drain": (True, "recompute"),
+        "Interrupt": (False, "recompute"),
+        "InFlight": (False, "keep"),
+    }
 
 
 def test_the_critics_schedule_is_its_own_or_the_policys(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

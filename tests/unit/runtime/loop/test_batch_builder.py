@@ -19,6 +19,7 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.fake_workers import Answered, CountingTrainer
@@ -42,6 +43,7 @@ class Scorer:
         self.token_ids: list[IntArray] = []
         self.lengths: list[IntArray] = []
         self.temperatures: list[float] = []
+        self.masks: list[SamplingMask | None] = []
         self.lost = False
 
     def start(self, method: str, *args: Any) -> Answered:
@@ -51,7 +53,15 @@ class Scorer:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self.start(method, *args).result(timeout_s)
 
-    def compute_logprobs(self, token_ids: IntArray, lengths: IntArray, temperature: float, wanted: FloatArray) -> FloatArray:
+    def compute_logprobs(
+        self,
+        token_ids: IntArray,
+        lengths: IntArray,
+        temperature: float,
+        wanted: FloatArray,
+        sampling_mask: SamplingMask | None = None,
+    ) -> FloatArray:
+        self.masks.append(sampling_mask)
         self.temperatures.append(temperature)
         return self.compute_values(token_ids, lengths, wanted)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from rljob_api.v1alpha1.policy_loss import (
     Kimi15Loss,
     LossInput,
     LossSettings,
+    PolicyLoss,
     PolicyLossVariant,
     PPOLoss,
     TISLoss,
@@ -128,9 +131,9 @@ def test_ppo_is_the_clipped_loss_to_the_bit(rows: list[Token]) -> None:
 @repeatable
 @given(
     st.lists(st.tuples(st.lists(st.tuples(finite, finite), min_size=1, max_size=5), finite), min_size=1, max_size=5),
-    st.none() | st.just(1.5),
+    st.just(0.0) | st.just(1.5),
 )
-def test_gspo_equals_the_clipped_ratio_of_sequences(sequences: list[tuple[list[tuple[float, float]], float]], dual: float | None) -> None:
+def test_gspo_equals_the_clipped_ratio_of_sequences(sequences: list[tuple[list[tuple[float, float]], float]], dual: float) -> None:
     """As in the paper: one advantage a sequence, mean over its tokens; the gradient runs through the geometric mean itself."""
     config = GSPOLoss(clipLow=LOW, clipHigh=HIGH, dualClip=dual)
     lengths = [len(pairs) for pairs, _ in sequences]
@@ -144,7 +147,7 @@ def test_gspo_equals_the_clipped_ratio_of_sequences(sequences: list[tuple[list[t
     for part, part_old, (_, advantage) in zip(logp.split(lengths), old.split(lengths), sequences, strict=True):
         ratio = (part - part_old).mean().exp()
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - LOW, 1 + HIGH) * advantage)
-        if dual is not None and advantage < 0:
+        if dual and advantage < 0:
             gain = torch.maximum(gain, torch.tensor(dual * advantage, dtype=torch.float64))
         expected = expected - gain
     torch.testing.assert_close(loss, expected)
@@ -154,7 +157,7 @@ def test_gspo_equals_the_clipped_ratio_of_sequences(sequences: list[tuple[list[t
 
 def test_gspo_keeps_one_advantage_per_token() -> None:
     rows = [(-1.0, -1.2, 1.0, True), (-2.0, -2.1, 0.5, True)]
-    terms, gradient = evaluate(rows, GSPOLoss())
+    terms, gradient = evaluate(rows, GSPOLoss(clipLow=LOW, clipHigh=HIGH))
     ratio = math.exp((0.2 + 0.1) / 2)
     torch.testing.assert_close(terms.ratio, torch.full((2,), ratio, dtype=torch.float64))
     torch.testing.assert_close(gradient, torch.tensor([-ratio, -0.5 * ratio], dtype=torch.float64))
@@ -181,7 +184,7 @@ def test_absurd_log_ratios_stay_finite(kind: type[LossSettings]) -> None:
         (PolicyLossVariant.VANILLA, [False, False, False]),
         (PolicyLossVariant.KIMI15, [False, False, False]),
         (PolicyLossVariant.TIS, [True, True, False]),
-        (PolicyLossVariant.CISPO, [True, True, False]),
+        (PolicyLossVariant.CISPO, [False, False, False]),  # e, and the bound is 5
         (PolicyLossVariant.TOPR, [True, False, False]),  # the second one's score is good, the bound of the others is 1
         (PolicyLossVariant.PPO, [False, True, False]),
     ],
@@ -209,8 +212,23 @@ def test_a_loss_without_a_ratio_reads_no_old_log_probs() -> None:
         assert reads == (LossInput.OLD_LOGPROBS in kind.needs), kind.__name__
 
 
-def test_the_description_of_a_setting_names_the_losses_that_read_it() -> None:
+def test_the_section_has_the_settings_of_every_loss_and_says_who_reads_them_and_their_defaults() -> None:
+    docs = attribute_docs(PolicyLoss)
     for kind in LOSS_SETTINGS.values():
-        docs = attribute_docs(kind)
         for name, info in kind.model_fields.items():
-            assert docs[name].split(":")[0].split(", ") == [str(variant) for variant in readers(str(info.alias))], name
+            reading = readers(str(info.alias))
+            assert docs[name].split(":")[0].split(", ") == [str(variant) for variant in reading], name
+            if kind is not CustomLoss:
+                found = dict(re.findall(r"(\w+) ([\d.]+|true|false)(?=[,.])", docs[name].split("When not set ")[1]))
+                defaults = {str(variant): LOSS_SETTINGS[variant]().model_dump()[name] for variant in reading}
+                assert {variant: yaml.safe_load(value) for variant, value in found.items()} == defaults, name
+
+
+def test_the_negative_side_is_bounded_by_default() -> None:
+    rows = [(-1.0, -6.0, -1.0, False)]  # 5 nats of mismatch: the ratio is 148
+    for kind in (PPOLoss, GSPOLoss):
+        terms, gradient = evaluate(rows, kind())
+        assert terms.loss.tolist() == [3.0]
+        assert gradient.tolist() == [0.0]
+        _, unbounded = evaluate(rows, kind(dualClip=0.0))
+        assert unbounded.tolist() == pytest.approx([math.exp(5.0)])

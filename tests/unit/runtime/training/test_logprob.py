@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rljob_runtime.losses.policy import clipped_policy_loss
 from rljob_runtime.training import logprob
-from rljob_runtime.training.logprob import selected_logprobs
+from rljob_runtime.training.logprob import PossibleTokens, selected_logprobs
 
 
 def inputs(dtype: torch.dtype, rows: int = 13) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,3 +104,50 @@ def test_entropy_of_a_flat_and_of_a_certain_distribution() -> None:
     result[1].sum().backward()
     assert hidden.grad is not None
     torch.testing.assert_close(hidden.grad, torch.zeros(2, 1))  # both are extremes
+
+
+sets = st.lists(st.sets(st.integers(0, 30), max_size=12), min_size=1, max_size=13)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(sets, st.integers(1, 14), st.booleans())
+def test_among_possible_tokens_equals_a_softmax_over_them(kept: list[set[int]], chunk_tokens: int, with_entropy: bool) -> None:
+    hidden, weight, targets = inputs(torch.float32, rows=len(kept))
+    rows = [sorted({*tokens, int(target)}) if tokens else [] for tokens, target in zip(kept, targets, strict=True)]  # empty: all
+    ids = torch.tensor([token for row in rows for token in row], dtype=torch.long)
+    owners = torch.tensor([i for i, row in enumerate(rows) for _ in row], dtype=torch.long)
+    possible = PossibleTokens(token_ids=ids, rows=owners)
+    result = selected_logprobs(
+        hidden, weight, targets, temperature=0.7, chunk_tokens=chunk_tokens, with_entropy=with_entropy, possible=possible
+    )
+    logits = (hidden @ weight.T) / 0.7
+    expected = []
+    for row, target, logit in zip(rows, targets.tolist(), logits, strict=True):
+        chosen = row or list(range(31))
+        logprobs = logit[chosen].log_softmax(-1)
+        values = [logprobs[chosen.index(target)], -(logprobs.exp() * logprobs).sum()]
+        expected.append(torch.stack(values if with_entropy else values[:1]))
+    wanted = torch.stack(expected, dim=1).reshape(result.shape)
+    torch.testing.assert_close(result, wanted, rtol=1e-6, atol=2e-6)
+    upstream = torch.linspace(-1, 1, result.numel()).reshape(result.shape)
+    found, right = (torch.autograd.grad((x * upstream).sum(), (hidden, weight)) for x in (result, wanted))
+    for got, want in zip(found, right, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_on_policy_token_of_nucleus_sampling_has_ratio_1_and_a_gradient_for_either_sign() -> None:
+    """p = (.4, .35, .25) and top-p .7: over the whole vocabulary the ratio is .75, and at A = -1 it is clipped."""
+    weight = torch.tensor([0.4, 0.35, 0.25]).log().unsqueeze(1).requires_grad_()
+    hidden, target = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
+    behaviour = torch.tensor([math.log(0.4 / 0.75)])
+    nucleus = PossibleTokens(token_ids=torch.tensor([0, 1]), rows=torch.tensor([0, 0]))
+    for advantage in (1.0, -1.0):
+        found = {}
+        for name, possible in (("masked", nucleus), ("whole", None)):
+            logprobs = selected_logprobs(hidden, weight, target, temperature=1.0, chunk_tokens=1, possible=possible)
+            terms = clipped_policy_loss(logprobs, behaviour, torch.tensor([advantage]), clip_low=0.2, clip_high=0.2)
+            (gradient,) = torch.autograd.grad(terms.loss.sum(), weight)
+            found[name] = (terms.ratio.item(), gradient[0].item())
+        # d log p / d logit of the target: 1 - p
+        assert found["masked"] == pytest.approx((1.0, -advantage * (1 - 0.4 / 0.75)), abs=1e-6)
+        assert found["whole"] == pytest.approx((0.75, -0.75 * 0.6 if advantage > 0 else 0.0), abs=1e-6)

@@ -38,6 +38,8 @@ _AGGREGATIONS = {
 _PENALTIES = {"low_var_kl": "K3", "k3": "K3", "kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "abs": "Abs"}
 _SCHEDULES = {"constant": "Constant", "linear": "Linear", "cosine": "Cosine", "constant_with_warmup": "Constant"}
 DEFAULT_STEPS = 100
+_WHOLE_VOCABULARY = 100_000
+"""RLinf's files write top_k 1000000 for sampling from all tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def _advantage(source: Source, estimator: str) -> Section:
             "estimator": estimator,
             "gamma": None if gamma == 1 else gamma,
             "lambda": source.number(*where, "gae_lambda", high=1.0) if estimator == "GAE" else None,
-            "whiten": True if whiten and estimator != "ReinforcePlusPlus" else None,
+            "whiten": whiten if estimator == "GAE" else True if whiten and estimator != "ReinforcePlusPlus" else None,
         }
     )
 
@@ -152,7 +154,7 @@ def rollout(source: Source) -> Section:
             "maxResponseTokens": response,
             "temperature": temperature,
             "topP": source.number(*params, "top_p", above=0.0, high=1.0),
-            "topK": None if top_k is None else max(0, top_k),
+            "topK": top_k if top_k is not None and 0 < top_k < _WHOLE_VOCABULARY else None,
         }
     )
 

@@ -119,7 +119,7 @@ def _advantage(source: Source, estimator: str) -> Section:
             "estimator": estimator,
             "gamma": None if gamma == 1 else gamma,
             "lambda": source.number("lambd", high=1.0) if estimator == "GAE" else None,
-            "whiten": source.flag("whiten_advantages") or None,
+            "whiten": source.flag("whiten_advantages") or (False if estimator == "GAE" else None),  # RLJob whitens GAE by default
             "clip": source.number("advantage_clip", above=0.0),
         }
     )
@@ -157,12 +157,12 @@ def _knobs(source: Source, variant: str) -> Section:
     """What one variant alone reads; keys of the others end in notes."""
     if variant in ("PPO", "GSPO"):
         low, high = _clips(source)
-        dual = None
+        dual = 0.0  # RLJob's default is 3
         if source.flag("dual_clip_loss"):
             clip = source.number("pg_clip", above=0.0, high=100.0) or 0.2
             dual = 1 + 2 * clip
             source.differs(("dual_clip_loss",), f"becomes the bound ROLL computes, 1 + 2 * pg_clip = {dual:g}")
-        return {"clipLow": low, "clipHigh": high, "dualClip": dual}
+        return {"clipLow": 0.2 if low is None else low, "clipHigh": 0.2 if high is None else high, "dualClip": dual}  # pg_clip's default
     if variant in ("TIS", "CISPO"):
         keys = ("tis_lower_bound", "tis_upper_bound") if variant == "TIS" else ("cispo_epsilon_low", "cispo_epsilon_high")
         low, high = _variant_clips(source, variant, *keys)

@@ -50,7 +50,7 @@ def rollout(source: Source, numbers: Batch, num_engines: int) -> Section:
     for field, value in values.items():
         if value is None:
             value = source.assume((*_INFER, _KEYS[field]), _SAMPLING[field], "ROLL's default", "write 1.0 or 0 for plain sampling")
-        section[field] = max(0, value) if field == "topK" else value
+        section[field] = (max(0, value) or None) if field == "topK" else value
     return compact(section)
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rljob_api.v1alpha1.learning import MAX_TOP_K
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import names
 from rljob_runtime.engine.vllm import arguments
@@ -351,6 +352,8 @@ class VllmEngine:
         self._check_tokens(where, prompt)
         if sampling.max_tokens < 1 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
             raise DataError(f"{where}: {sampling} is out of range; max_tokens >= 1, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1")
+        if sampling.returns_mask and not 1 <= sampling.top_k <= MAX_TOP_K:
+            raise DataError(f"{where}: top_k is {sampling.top_k}; a sampling mask needs 1 to {MAX_TOP_K}")
         if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= 2:
             raise DataError(f"{where}: temperature {sampling.temperature} is out of range; 0 (greedy) or {MIN_TEMPERATURE} to 2")
 

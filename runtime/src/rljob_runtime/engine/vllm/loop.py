@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -29,9 +30,11 @@ from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, On
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
+from rljob_runtime.engine.vllm.sampling import MAX_LISTED, NO_IDS, possible_tokens, sampling_params
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling, VersionSpan
+from rljob_runtime.records import Completion, GenerationRequest, IntArray, OnRunning, Sampling, VersionSpan
+from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
@@ -47,6 +50,9 @@ class _Response:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    masked: bool = False
+    mask_ids: list[IntArray] = field(default_factory=list)
+    """Ids that could have been sampled, of each token; none where the set was wider than what vLLM was asked for."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """(first token, version) of each stretch of one version."""
 
@@ -60,7 +66,14 @@ class _Response:
             logprobs=tuple(self.logprobs),
             version_spans=spans,
             finish_reason=finish_reason,
+            sampling_mask=self._mask(),
         )
+
+    def _mask(self) -> SamplingMask | None:
+        if not self.masked:
+            return None
+        counts = np.array([ids.size for ids in self.mask_ids], dtype=np.int32)
+        return SamplingMask(token_ids=np.concatenate([NO_IDS, *self.mask_ids]), counts=counts)
 
 
 @dataclass(slots=True)
@@ -145,10 +158,12 @@ class VllmLoop:
         for request in requests:
             template = self._templates.get(request.sampling)
             if template is None:
-                template = self._templates[request.sampling] = self._validated(sampling_params(request.sampling, self._tokenizer_eos))
+                template = self._templates[request.sampling] = self._validated(
+                    sampling_params(request.sampling, self._tokenizer_eos, self.vocab_size)
+                )
             params = copy.copy(template)
             params.seed = request.seed % SEED_RANGE
-            self._responses[request.request_id] = _Response()
+            self._responses[request.request_id] = _Response(masked=request.sampling.returns_mask)
             self._add(request.request_id, list(request.prompt_token_ids), params, arrival, salt)
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -202,6 +217,8 @@ class VllmLoop:
                     response.spans.append((len(response.token_ids), version))
                 response.token_ids += output.new_token_ids
                 response.logprobs += output.new_logprobs.logprobs[:, 0].tolist()
+                if response.masked:
+                    response.mask_ids += possible_tokens(output.new_logprobs, self.vocab_size)
                 self.generated_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 reason = FINISH_REASONS.get(output.finish_reason)
@@ -384,23 +401,6 @@ def _raise_if_past(deadline: float, what: str) -> None:
         raise DeadlineError(f"engine: the deadline passed before the {what} began; allow more time and call it again")
 
 
-def sampling_params(sampling: Sampling, extra_eos: int | None) -> SamplingParams:
-    """The vLLM form of a sampling setting, without a seed."""
-    stops = sampling.stop_token_ids if extra_eos is None else (*sampling.stop_token_ids, extra_eos)
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        stop_token_ids=sorted(set(stops)),
-        logprobs=0,  # the sampled token's only
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        seed=0,
-    )
-
-
 def _engine_args(config: EngineConfig) -> EngineArgs:
     """The vLLM form of the config.
 
@@ -434,6 +434,7 @@ def _engine_args(config: EngineConfig) -> EngineArgs:
         "async_scheduling": False,
         "enable_sleep_mode": not on_cpu and config.release != "never",
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MAX_LISTED,
         "weight_transfer_config": WeightTransferConfig(backend=weight_receiver.BACKEND),
         "disable_log_stats": True,
     }
