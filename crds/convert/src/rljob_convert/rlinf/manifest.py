@@ -11,44 +11,66 @@ from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.rlinf.keys import TABLE
-from rljob_convert.rlinf.learning import algorithm, rollout, training
+from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training
 from rljob_convert.rlinf.placement import Placed, place
 from rljob_convert.source import Source
 
-_TASKS = {"math": "RLVR", "reasoning": "RLVR", "reasoning_eval": "RLVR", "coding_online_rl": "RLVR", "sft": "RLVR"}
+_LOOPS = ("agentloop", "tools", "agentlightning", "rollout_server", "server")
+"""Sections of jobs whose responses come from agents: they call tools, or answer requests from outside."""
+MAX_VALIDATION_PROMPTS = 1_000_000
+"""The most that a manifest may ask; RLinf evaluates on the whole set."""
 _FLAGS = ("offload_optimizer", "offload_weight", "offload_grad")
 
 
 def convert(source: Source, name: str | None, devices_per_node: int | None) -> Section:
     """The manifest of an RLinf configuration; what did not become a field is in ``source.notes``."""
     job = common.job_name(source, name, "runner", "experiment_name")
+    only_validates = _only_validates(source)
     rule = algorithm(source, has_critic=_places_critic(source))
     placed = place(source, devices_per_node, has_kl=rule.kl_coefficient > 0)
     is_agentic = _is_agentic(source, placed)
-    _engines(source, placed)
-    offload = _offload(source, placed)
+    model = _model(source)
     generation = rollout(source)
-    trained = training(source, generation)
-    learning = common.without_idle_value_clip(source, ("algorithm", "value_clip"), rule.section, trained.get("miniBatches", 1))
-    every = _validation_steps(source)
+    longest = generation.get("maxPromptTokens", 1024) + generation.get("maxResponseTokens", 1024)
+    _engines(source, placed, model, longest)
+    offload = _offload(source, placed)
+    trained = training(source, generation, only_validates=only_validates)
+    updates = trained.get("miniBatches", 1)
+    correction = None if only_validates else off_policy(source, rule.section["policyLoss"].get("variant"), updates)
+    clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
+    learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
+    every = _validation_steps(source, only_validates=only_validates)
     spec: Section = {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
-        "model": _model(source),
-        "data": _data(source, validates=every > 0),
+        "model": model,
+        "data": _data(source, validates=only_validates or every > 0, only_validates=only_validates),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source, placed) if is_agentic else None,
-        "algorithm": learning,
+        "algorithm": compact({**learning, "offPolicy": correction}),
         "rollout": generation,
         "training": trained,
-        "validation": {"everySteps": every} if every else None,
+        "validation": _validation(generation) if only_validates else {"everySteps": every} if every else None,
         "offload": offload,
         "checkpoint": _checkpoint(source),
         "seed": source.integer("actor", "seed", high=2_147_483_647),
     }
     note_leftovers(source, TABLE)
     return common.manifest(job, spec)
+
+
+def _only_validates(source: Source) -> bool:
+    """Whether the file evaluates a model: by its task, or by a switch of its runner."""
+    switches = [source.flag(*where) for where in (("eval",), ("runner", "only_eval"))]
+    return str(source.peek("runner", "task_type")).endswith("_eval") or any(switches)
+
+
+def _validation(generation: Section) -> Section:
+    """How the one validation of an evaluation samples: as the file says of its rollout."""
+    samples = generation.get("samplesPerPrompt", 1)
+    section = {key: generation.get(key) for key in ("temperature", "topP")}
+    return compact({"maxPrompts": MAX_VALIDATION_PROMPTS, "samplesPerPrompt": samples if samples > 1 else None, **section})
 
 
 def _places_critic(source: Source) -> bool:
@@ -58,17 +80,26 @@ def _places_critic(source: Source) -> bool:
 
 def _is_agentic(source: Source, placed: Placed) -> bool:
     task = source.text("runner", "task_type")
+    loop = next((key for key in _LOOPS if source.keys(key)), None)
     places_environments = any(component["role"] == "Environment" for component in placed.components)
-    if task is not None and task not in _TASKS and not places_environments:
-        source.differs(("runner", "task_type"), "becomes pipeline Agentic")
-        return True
-    if task is not None and places_environments and task in _TASKS:
-        source.differs(("runner", "task_type"), "becomes pipeline Agentic, because environments or agents are placed")
-    return places_environments
+    is_robotic = task in ("embodied", "embodied_eval")
+    if not (loop or places_environments or is_robotic or task == "coding_online_rl"):
+        return False
+    if task is not None:
+        reason = "environments or agents are placed" if places_environments else f"of the section {loop}" if loop else f"the task is {task}"
+        source.differs(("runner", "task_type"), f"becomes pipeline Agentic: {reason}")
+    return True
 
 
-def _engines(source: Source, placed: Placed) -> None:
-    """Give every Rollout the engine of the section ``rollout``."""
+def _engines(source: Source, placed: Placed, model: Section, longest: int) -> None:
+    """Give every Rollout the engine of the section ``rollout``.
+
+    Args:
+        source: the configuration.
+        placed: the components.
+        model: the section model.
+        longest: tokens of the longest request.
+    """
     kinds = {"vllm": "VLLM", "sglang": "SGLang"}
     where = ("rollout", "rollout_backend")
     kind = source.choice(kinds, *where)
@@ -76,20 +107,42 @@ def _engines(source: Source, placed: Placed) -> None:
         kind = source.assume(where, "VLLM", "the file does not name an engine")
     tensor = source.integer("rollout", "tensor_parallel_size", low=1, high=64) or 1
     pipeline = source.integer("rollout", "pipeline_parallel_size", low=1, high=64) or 1
+    kind = kind or "VLLM"
+    options = ("rollout", kind.lower())
+    given = {name: source.take(*options, name) for name in _ENGINE_OPTIONS.get(kind, ()) if source.has(*options, name)}
     engine = compact(
         {
-            "type": kind or "VLLM",
+            "type": kind,
+            "dtype": _engine_dtype(source, model.get("dtype") or "bfloat16"),
             "tensorParallelSize": tensor,
             "pipelineParallelSize": pipeline if pipeline > 1 else None,
             "maxRunningRequests": source.integer("rollout", "max_running_requests", low=1, high=65_536),
             "memoryFraction": source.number("rollout", "gpu_memory_utilization", high=1.0),
             "prefixCaching": source.flag("rollout", "vllm", "enable_prefix_caching") if kind == "VLLM" else None,
             "enforceEager": source.flag("rollout", "enforce_eager"),
+            "extraArgs": common.engine_arguments(source, kind, given, options, longest),
         }
     )
     for component in placed.components:
         if component["role"] == "Rollout":
             component["engine"] = dict(engine)
+
+
+_ENGINE_OPTIONS = {"VLLM": ("enable_chunked_prefill", "max_num_batched_tokens")}
+"""Options of the section that bears the engine's name whose names and meaning are the engine's own."""
+
+
+def _engine_dtype(source: Source, trained: str) -> str | None:
+    """The engine's type where it is not the Trainer's."""
+    for where in (("rollout", "model", "precision"), ("rollout", "precision")):
+        dtype = source.choice(common.DTYPES, *where)
+        written = common.DTYPES.get(str(source.peek("actor", "model", "precision")).lower())
+        if dtype == written == "float16":
+            source.differs(where, "becomes the Trainer's bfloat16, so that both compute alike")
+            return None
+        if dtype is not None:
+            return None if dtype == trained else dtype
+    return None
 
 
 def _offload(source: Source, placed: Placed) -> Section | None:
@@ -149,13 +202,12 @@ def _model(source: Source) -> Section:
         path = path or other
     if path is None:
         path = source.assume(paths[0], common.MODEL_PLACEHOLDER, "the manifest needs a model", "write its folder or Hub id")
-    dtype = None
-    for where in (("rollout", "model", "precision"), ("rollout", "precision"), ("actor", "model", "precision")):
-        word = source.peek(*where)
-        if word is not None and dtype is not None and common.DTYPES.get(str(word).lower()) != dtype:
-            source.drop(where, f"RLJob has one dtype for trainer and engines, {dtype}; master weights are float32", "check model.dtype")
-        else:
-            dtype = source.choice(common.DTYPES, *where) or dtype
+    dtype = common.trained_dtype(source, ("actor", "model", "precision"))
+    other = ("critic", "model", "precision")
+    if common.DTYPES.get(str(source.peek(*other)).lower()) == (dtype or "bfloat16"):
+        source.take(*other)
+    elif source.has(*other):
+        source.drop(other, f"all trained models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
     tokenizer = source.text("actor", "tokenizer", "tokenizer_model")
     lora = None
     if source.flag("actor", "model", "is_lora"):
@@ -171,8 +223,10 @@ def _model(source: Source) -> Section:
     )
 
 
-def _data(source: Source, *, validates: bool) -> Section:
+def _data(source: Source, *, validates: bool, only_validates: bool) -> Section:
     files = source.texts("data", "train_data_paths")
+    if only_validates and not files:
+        files = source.texts("data", "val_data_paths")
     prompt, answer = source.text("data", "prompt_key", limit=256), source.text("data", "answer_key", limit=256)
     if not files:
         why = "the file names no training data, and the manifest needs some"
@@ -180,7 +234,7 @@ def _data(source: Source, *, validates: bool) -> Section:
     section: Section = {"train": common.sources(files, "train", prompt, answer)}
     validation = source.texts("data", "val_data_paths") if validates else []
     if not validates and source.peek("data", "val_data_paths"):
-        source.drop(("data", "val_data_paths"), "runner.val_check_interval is off, so nothing is validated")
+        source.drop(("data", "val_data_paths"), _NEVER_VALIDATES, "add data.validation and validation.everySteps")
     if validation:
         section["validation"] = common.sources(validation, "validation", prompt, answer)
     if source.flag("data", "apply_chat_template"):
@@ -225,11 +279,19 @@ def _environments(source: Source, placed: Placed) -> list[Section]:
     return [compact({"name": common.label(kind, "environment"), "type": kind, "workers": workers, "maxTurns": turns or loop})]
 
 
-def _validation_steps(source: Source) -> int:
-    """Steps between validations; 0 without."""
+_NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check_progress, whose first result they ignore)"
+
+
+def _validation_steps(source: Source, *, only_validates: bool) -> int:
+    """Steps between validations; 0 without. Only the runners of robots validate while they train."""
     where = ("runner", "val_check_interval")
     steps = max(0, source.integer(*where, low=-1) or 0)
-    if steps and not source.peek("data", "val_data_paths"):
+    if not steps:
+        return 0
+    if only_validates or not str(source.peek("runner", "task_type")).startswith("embodied"):
+        source.drop(where, "nothing is trained" if only_validates else _NEVER_VALIDATES, "add data.validation and validation.everySteps")
+        return 0
+    if not source.peek("data", "val_data_paths"):
         source.drop(where, "the file has no validation data", "add data.validation and validation.everySteps")
         return 0
     return steps
