@@ -85,7 +85,7 @@ def _roll_kind(name: str, text: str) -> str:
     keys = _keys(text)
     if keys.keys() & {"sft_train", "student_train", "student", "chosen_key"}:
         return NOT_RL
-    if "actor_train" not in keys:
+    if not keys.keys() & {"actor_train", "actor_infer"}:
         return NO_JOB
     models = f"{name} {keys.get('pretrain')}"
     if keys.keys() & {"custom_envs", "train_env_manager"}:

@@ -16,11 +16,14 @@ from rljob_convert.conversion import Converted
 
 AGENTS, ENGINES, EXPERTS = "agents", "SGLang and reward models", "mixture of experts"
 OUT = "not planned: images, sound, robots"
+BROKEN = "upstream: takes in a file that is not there"
 OPEN = "open"
 _OWNERS = (
     (r"waits for agentic jobs", AGENTS),
     (r"SGLang engine|reward models on devices", ENGINES),
+    (r"into this configuration, which is not beside the first file", BROKEN),
 )
+_INDEX, _NUMBER = re.compile(r"\[[0-9]+\]"), re.compile(r"[0-9]+")
 _JUDGE = re.compile(r"waits for reward models on devices")
 
 
@@ -54,10 +57,10 @@ class Outcome:
         if kind in corpus.OUT_OF_SCOPE:
             return (OUT,)
         found = {owner_of(problem) for problem in self.problems}
-        found |= {OPEN} if self.refused is not None and kind not in (corpus.NOT_RL, corpus.NO_JOB) else set()
+        found |= {owner_of(self.refused)} if self.refused is not None and kind not in (corpus.NOT_RL, corpus.NO_JOB) else set()
         found |= {ENGINES} if self.judges else set()
         found |= {EXPERTS} if kind == corpus.MIXTURE else set()
-        if found - {OPEN} == {AGENTS} or (AGENTS in found):
+        if AGENTS in found:
             found -= {OPEN}  # an agents' job lacks what only its environments will say: prompts, rewards, groups
         return tuple(sorted(found))
 
@@ -98,4 +101,4 @@ def _problems(converted: Converted, *, runnable: bool) -> tuple[FieldError, ...]
 
 def _shown(problem: FieldError) -> str:
     """Without what differs from file to file."""
-    return f"{re.sub(r'[[][0-9]+[]]', '[]', problem.path)}: {re.sub(r'[0-9]+', 'N', str(problem.problem))}"
+    return f"{_INDEX.sub('[]', problem.path)}: {_NUMBER.sub('N', str(problem.problem))}"

@@ -32,15 +32,17 @@ def data(outcomes: Sequence[Outcome], versions: dict[str, str], composed: dict[s
     """Figures; names of files only where something is open."""
     scope = in_scope(outcomes)
     ready = [outcome for outcome in scope if outcome.is_valid and not outcome.owners]
+    still_open, accepted = unowned(outcomes), wrongly_accepted(outcomes)
+    waiting = len(scope) - len(ready) - len(still_open)
     return {
-        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {len(scope) - len(ready) - len(unowned(outcomes))} wait for"
-        f" planned work, {len(unowned(outcomes))} open, {len(wrongly_accepted(outcomes))} others accepted",
+        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {waiting} wait for planned work, {len(still_open)} are open;"
+        f" {len(accepted)} files that are no RL job were accepted",
         "versions": versions,
         "kinds": _kinds(outcomes),
         "reasons": _reasons(outcomes),
         "waits": dict(Counter(owner for outcome in scope for owner in outcome.owners)),
-        "open": [outcome.example.name for outcome in unowned(outcomes)],
-        "accepted_without_being_rl": [outcome.example.name for outcome in wrongly_accepted(outcomes)],
+        "open": [outcome.example.name for outcome in still_open],
+        "accepted_without_being_rl": [outcome.example.name for outcome in accepted],
         "hydra": composed,
     }
 

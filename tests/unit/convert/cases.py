@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from rljob_api import paths, planner, validation
-from rljob_api.errors import SpecInvalidError
+from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1 import RLJob
 from rljob_convert import conversion
 from rljob_convert.keys import is_accounted
@@ -57,13 +57,13 @@ def compare_with_golden(path: Path, golden: Golden) -> None:
 
 
 def plan(result: conversion.Converted) -> Any:
-    return planner.plan(RLJob.model_validate_json(json_of(result)).spec)
+    return planner.plan(RLJob.model_validate_json(json.dumps(in_this_schema(result))).spec)
 
 
 def offload_problems(result: conversion.Converted) -> list[str]:
     """What validation says against the offload fields of a converted job; nothing about the rest, which may lack what files do not say."""
     try:
-        validation.check(json_of(result), runnable=False)
+        validation.check(json.dumps(in_this_schema(result)), runnable=False)
     except SpecInvalidError as error:
         return [str(problem) for problem in error.errors if "offload" in problem.path]
     return []
@@ -71,6 +71,35 @@ def offload_problems(result: conversion.Converted) -> list[str]:
 
 def json_of(result: conversion.Converted) -> str:
     return json.dumps(result.manifest)
+
+
+def problems(result: conversion.Converted) -> tuple[FieldError, ...]:
+    """What validation says against a manifest, but for fields that the schema does not have yet."""
+    try:
+        validation.check(json.dumps(in_this_schema(result)))
+    except SpecInvalidError as error:
+        return error.errors
+    return ()
+
+
+def in_this_schema(result: conversion.Converted) -> dict[str, Any]:
+    """The manifest without what the schema does not have yet: fields that are merged after this conversion."""
+    manifest = copy.deepcopy(dict(result.manifest))
+    spec = manifest["spec"]
+    for source in (*spec["data"]["train"], *spec["data"].get("validation", ())):
+        source.get("jsonl", {}).pop("tagField", None)
+    for reward in spec.get("rewards", ()):
+        reward.pop("sources", None)
+        if reward["type"] in ("MathRule", "Code", "IFEval", "MultipleChoice"):
+            reward["type"] = "ExactMatch"
+    for item in spec["components"]:
+        item.get("engine", {}).pop("dtype", None)
+    spec["training"].pop("minLearningRate", None)
+    spec["training"]["steps"] = spec["training"]["steps"] or 1
+    critic = spec.get("algorithm", {}).get("critic", {})
+    for field in set(critic) - {"learningRate", "valueClip", "warmupSteps"}:
+        del critic[field]
+    return manifest
 
 
 def source_of(framework: str, text: str) -> Source:
@@ -105,6 +134,7 @@ def silent_leaves(framework: str, text: str) -> list[paths.Parts]:
         for parts, value in list(leaves(data))
         if not any(parts[:length] in hidden for length in range(1, len(parts)))
         and parts not in WITHOUT_MEANING
+        and parts[0] != "defaults"  # Hydra's own, or a file whose values are leaves themselves
         and not is_secret(parts, value)
         and all(_rendered(framework, _with(data, parts, other)) == before for other in _others(value))
     ]

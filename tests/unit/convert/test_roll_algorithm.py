@@ -26,7 +26,7 @@ def converted(more: str) -> conversion.Converted:
 def spec_of(more: str) -> dict[str, Any]:
     """The spec of a job that runs as it is."""
     result = converted(more)
-    assert [str(problem) for problem in conversion.problems(result)] == []
+    assert [str(problem) for problem in cases.problems(result)] == []
     spec: dict[str, Any] = result.manifest["spec"]
     return spec
 
@@ -37,7 +37,7 @@ def notes(more: str, path: str) -> list[Note]:
 
 def test_the_documented_async_config_runs_but_for_its_engine() -> None:
     result = cases.converted(cases.FOLDER / "roll-rlvr-async.yaml")
-    assert [problem.path for problem in conversion.problems(result)] == ["spec.components[1].engine.type"]
+    assert [problem.path for problem in cases.problems(result)] == ["spec.components[1].engine.type"]
     spec = result.manifest["spec"]
     assert spec["overlap"] == {"asyncGenerationRatio": 1.0, "updateMode": "Interrupt"}
     assert spec["training"]["tensorParallelSize"] == 2
@@ -45,7 +45,7 @@ def test_the_documented_async_config_runs_but_for_its_engine() -> None:
 
 def test_a_config_with_every_knob_runs_as_it_is() -> None:
     result = cases.converted(cases.FOLDER / "roll-rlvr-ppo.yaml")
-    assert [str(problem) for problem in conversion.problems(result)] == []
+    assert [str(problem) for problem in cases.problems(result)] == []
     assert "critic" in {component["name"] for component in result.manifest["spec"]["components"]}
 
 
@@ -82,12 +82,28 @@ def test_gae_brings_its_critic() -> None:
     spec = spec_of("adv_estimator: gae\nppo_epochs: 2\nvalue_clip: 0.5\ncritic_warmup: 5\ncritic: {training_args: {learning_rate: 0.001}}")
     (critic,) = [component for component in spec["components"] if component["role"] == "Critic"]
     assert critic["placement"] == {"deviceMapping": "[0, 1]"}
-    assert spec["algorithm"]["critic"] == {"learningRate": 0.001, "valueClip": 0.5, "warmupSteps": 5}
+    defaults = {"schedule": "Linear", "learningRateWarmupSteps": 0, "weightDecay": 0.0}
+    assert spec["algorithm"]["critic"] == {"learningRate": 0.001, "valueClip": 0.5, "warmupSteps": 5, **defaults}
+
+
+def test_the_critics_own_optimizer() -> None:
+    args = "learning_rate: 0.001, lr_scheduler_type: cosine, lr_scheduler_kwargs: {min_lr_rate: 0.1}, warmup_steps: 3, adam_beta1: 0.8"
+    critic = spec_of(f"adv_estimator: gae\ncritic: {{training_args: {{{args}, adam_beta2: 0.9, adam_epsilon: 1.0e-6, weight_decay: 0.1}}}}")
+    assert critic["algorithm"]["critic"] == {
+        "learningRate": 0.001,
+        "minLearningRate": pytest.approx(1e-4),
+        "schedule": "Cosine",
+        "learningRateWarmupSteps": 3,
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "epsilon": 1e-6,
+        "weightDecay": 0.1,
+    }
 
 
 def test_values_are_not_clipped_where_they_do_not_move() -> None:
     text = "adv_estimator: gae\nvalue_clip: 0.5\ncritic: {training_args: {learning_rate: 0.001}}"
-    assert spec_of(text)["algorithm"]["critic"] == {"learningRate": 0.001}
+    assert "valueClip" not in spec_of(text)["algorithm"]["critic"]
     assert notes(text, "value_clip")[0].kind is NoteKind.DROPPED
 
 
@@ -134,7 +150,7 @@ def test_kl(text: str, kl: dict[str, Any] | None) -> None:
 def test_losses(text: str, loss: dict[str, Any]) -> None:
     base = BASE if "actor_train" not in text else BASE.replace("actor_train: {device_mapping: '[0, 1]'}\n", "")
     result = conversion.convert("roll", f"{base}adv_estimator: grpo\n{text}\n")
-    assert [str(problem) for problem in conversion.problems(result)] == []
+    assert [str(problem) for problem in cases.problems(result)] == []
     found = result.manifest["spec"]["algorithm"]["policyLoss"]
     if "aggregation" not in loss:
         found = {key: value for key, value in found.items() if key != "aggregation"}
@@ -219,7 +235,7 @@ def test_a_warm_up_leaves_a_step_of_the_policys_own_to_the_schedule() -> None:
     base = BASE.replace("'[0, 1]'}", f"'[0, 1]', training_args: {arguments}}}")
     text = "adv_estimator: gae\nmax_steps: 20\ncritic_warmup: 5\ncritic: {device_mapping: '[0, 1]'}"
     result = conversion.convert("roll", f"{base}{text}\n")
-    assert [str(problem) for problem in conversion.problems(result)] == []
+    assert [str(problem) for problem in cases.problems(result)] == []
     assert result.manifest["spec"]["training"]["warmupSteps"] == 14
     (size,) = [note for note in result.notes if note.path == "actor_train.training_args.per_device_train_batch_size"]
     assert (size.kind, size.value) == (NoteKind.ASSUMED, "8")

@@ -109,8 +109,8 @@ def job_name(source: Source, name: str | None, *parts: str) -> str:
             source.drop(parts, f"the job is called {name}, as asked")
         return name
     if not isinstance(written, str) or not written:
+        source.take(*parts)
         if source.has(*parts):
-            source.take(*parts)
             if parts not in source.noted:
                 source.drop(parts, "is no text to name the job by", "rename the job")
         return source.assume(parts, "converted", "the manifest needs a name", "choose one")

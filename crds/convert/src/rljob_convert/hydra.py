@@ -2,7 +2,8 @@
 
 Follows https://hydra.cc/docs/1.3/advanced/defaults_list/: files are merged in the order of the list, the file itself where ``_self_``
 stands, else last; an entry ``group/file@package`` lies in ``group/file.yaml`` beside the file that names it (or on ``hydra.searchpath``)
-and is merged at ``package``, without one at the place that its group names. Entries about ``hydra/..`` configure Hydra itself and are skipped.
+and is merged at ``package``, without one at the place that its group names. Entries about ``hydra/..`` configure Hydra itself and are
+skipped.
 
 Own code, not hydra-core: that composes without lines, so no note could say where a value is written, imports every installed plugin, reads
 packages of Python's path, and keeps global state. ``python -m bench.upstream`` compares both on every upstream example.

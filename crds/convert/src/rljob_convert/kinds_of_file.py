@@ -79,7 +79,7 @@ def _refuse_rlinf_task(source: Source) -> None:
         raise _refused(where, task, f"makes this file {_RLINF_TASKS[task]}, no RL job", _REMEDY)
     if task is not None and task not in TASKS:
         raise _refused(where, task, "is no task that RLinf has", f"use one of {', '.join(TASKS[:-1])}")
-    if task is not None and not any(source.has(key) for key in _TRAINS) and not source.has("cluster", "component_placement", "actor"):
+    if str(task).startswith("embodied") and not any(source.has(key) for key in _TRAINS):
         raise _refused((), None, "the file trains and evaluates nothing: it has no algorithm, actor or rollout", _REMEDY)
 
 

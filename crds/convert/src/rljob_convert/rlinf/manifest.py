@@ -36,7 +36,7 @@ def convert(source: Source, name: str | None, devices_per_node: int | None) -> S
     offload = _offload(source, placed)
     trained = training(source, generation, only_validates=only_validates)
     updates = trained.get("miniBatches", 1)
-    correction = None if only_validates else off_policy(source, rule.section["policyLoss"].get("variant"), updates)
+    correction = None if only_validates else off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
     clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
     learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
     every = _validation_steps(source, only_validates=only_validates)
