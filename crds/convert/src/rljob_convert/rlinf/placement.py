@@ -20,7 +20,6 @@ PLACEMENT = ("cluster", "component_placement")
 CLUSTER_KEYS = ("num_nodes", "node_groups", "component_placement")
 INFERENCE = ("inference", "actor_inference")
 _DEVICE_ROLES = ("Trainer", "Rollout", "Critic", "Reference")
-MAX_UNEVEN_UNITS = 256
 MAX_ROBOT_PROCESSES = 65_536
 MAX_COMPONENTS = 64
 MAX_DEVICES = 131_072
@@ -226,7 +225,7 @@ def _placement(source: Source, entry: Entry, cluster: Cluster) -> Section:
     by_node = _robots_by_node(source, entry, cluster)
     if by_node is not None:
         return {"nodeGroups": [NODE], "ranks": by_node}
-    text = _even(source, entry, cluster)
+    text = entry.ranks
     if not entry.labels or entry.labels == (CLUSTER,):
         return {"ranks": text}
     if entry.labels[0] in RESERVED_GROUPS:
@@ -253,34 +252,6 @@ def _robots_by_node(source: Source, entry: Entry, cluster: Cluster) -> str | Non
     why = f"{entry.name}: placed on the robots' nodes, because other components use the accelerators of a node with robots"
     _about(source, entry, NoteKind.DIFFERENT, why, "give the robots' parameters in environments[].parameters")
     return ",".join(parts)
-
-
-def _even(source: Source, entry: Entry, cluster: Cluster) -> str:
-    """The rank map; a part whose processes its units do not divide is split by unit, as evenly as can be."""
-    try:
-        parts = ranks.parse(entry.ranks).parts
-    except PlacementError:
-        return entry.ranks
-    texts: list[str] = []
-    is_split = False
-    for part in parts:
-        units, procs = part.resources, part.processes
-        count = units.end - units.start + 1 if units is not None else cluster.units(entry.labels)
-        number = procs.end - procs.start + 1 if procs is not None else 0
-        if procs is None or number <= count or number % count == 0 or count > MAX_UNEVEN_UNITS:
-            texts.append(str(part))
-            continue
-        is_split = True
-        first, next_process = (units.start if units is not None else 0), procs.start
-        for index in range(count):
-            share = number // count + (1 if index < number % count else 0)
-            texts.append(f"{first + index}:{next_process}-{next_process + share - 1}" if share > 1 else f"{first + index}:{next_process}")
-            next_process += share
-    if is_split:
-        why = f"{entry.name}: the units of a part do not divide its processes, which RLinf refuses; they are spread as evenly as can be"
-        _about(source, entry, NoteKind.DIFFERENT, why, "check placement.ranks")
-        return ",".join(texts)
-    return entry.ranks
 
 
 def _evaluated(text: str, num_units: int) -> ranks.Evaluation | None:
