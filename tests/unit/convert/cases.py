@@ -86,7 +86,7 @@ def in_this_schema(result: conversion.Converted) -> dict[str, Any]:
     """The manifest without what the schema does not have yet: fields that are merged after this conversion."""
     manifest = copy.deepcopy(dict(result.manifest))
     spec = manifest["spec"]
-    for source in (*spec["data"]["train"], *spec["data"].get("validation", ())):
+    for source in (*spec["data"].get("train", ()), *spec["data"].get("validation", ())):
         source.get("jsonl", {}).pop("tagField", None)
     for reward in spec.get("rewards", ()):
         reward.pop("sources", None)
@@ -95,7 +95,8 @@ def in_this_schema(result: conversion.Converted) -> dict[str, Any]:
     for item in spec["components"]:
         item.get("engine", {}).pop("dtype", None)
     spec["training"].pop("minLearningRate", None)
-    spec["training"]["steps"] = spec["training"]["steps"] or 1
+    if not spec.get("algorithm", {}).get("policyLoss", {}).get("dualClip", 1):
+        del spec["algorithm"]["policyLoss"]["dualClip"]
     critic = spec.get("algorithm", {}).get("critic", {})
     for field in set(critic) - {"learningRate", "valueClip", "warmupSteps"}:
         del critic[field]

@@ -283,9 +283,22 @@ critic:
     def test_an_evaluation_becomes_one_validation(self, switch: str) -> None:
         spec = spec_of(f"{switch}\ncluster: {{num_nodes: 1}}\ndata: {{val_data_paths: [a.jsonl]}}\nalgorithm: {{group_size: 4}}")
         assert spec["training"] == {"steps": 0}
+        assert {item["role"] for item in spec["components"]} == {"Rollout", "Reward"}
+        assert not spec.keys() & {"algorithm", "offload", "checkpoint"}
+        assert "train" not in spec["data"]
         assert [source["jsonl"]["path"] for source in spec["data"]["validation"]] == ["a.jsonl"]
         assert spec["validation"]["samplesPerPrompt"] == 4
 
     @pytest.mark.parametrize("section", ["agentloop: {max_turns: 2}", "tools: {online: false}"])
     def test_tools_and_agents_are_never_left_out(self, section: str) -> None:
         assert spec_of(f"runner: {{task_type: reasoning}}\n{section}")["pipeline"] == "Agentic"
+
+    def test_prompts_that_the_trainers_processes_divide(self) -> None:
+        text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
+        text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}"
+        assert spec_of(text)["rollout"]["promptsPerStep"] == 500
+        assert "40 processes do not divide 512 * 16" in notes(text, "data.rollout_batch_size")[0].why
+
+    @pytest.mark.parametrize(("bound", "expected"), [("3.0", 3.0), ("null", 0.0)])
+    def test_a_dual_clip_that_is_off_stays_off(self, bound: str, expected: float) -> None:
+        assert spec_of(f"algorithm: {{loss_type: actor, clip_ratio_c: {bound}}}")["algorithm"]["policyLoss"]["dualClip"] == expected

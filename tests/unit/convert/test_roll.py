@@ -64,6 +64,13 @@ actor_infer:
         assert component(spec, "reward")["placement"] == {"workers": 8 + 8 + 4}
         assert [reward["type"] for reward in spec["rewards"]] == ["Code", "MathRule", "Function"]
 
+    @pytest.mark.parametrize(("ratio", "mapping"), [(0, "list(range(0,8))"), (1, "list(range(0,16))")])
+    def test_engines_beside_the_trainer_need_a_ratio(self, ratio: int, mapping: str) -> None:
+        text = "actor_train: {device_mapping: 'list(range(0,8))'}\nactor_infer: {device_mapping: 'list(range(0,16))'}\n"
+        text += f"async_generation_ratio: {ratio}"
+        assert component(spec_of(text), "actor_infer")["placement"]["deviceMapping"] == mapping
+        assert len([note for note in notes(text, "actor_infer.device_mapping") if "would wait" in note.why]) == 1 - ratio
+
     def test_a_mapping_that_python_would_have_to_run_is_kept_and_named(self) -> None:
         text = "actor_train: {device_mapping: '[i for i in range(8)]'}"
         assert any("is kept, but no placement" in note.why for note in notes(text, "actor_train.device_mapping"))

@@ -77,7 +77,7 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
                     "variant": source.choice(_LOSSES, *where, "loss_type"),
                     "clipLow": clip if low is None else low,
                     "clipHigh": clip if high is None else high,
-                    "dualClip": source.number(*where, "clip_ratio_c", above=1.0, high=1000.0),
+                    "dualClip": _dual_clip(source),
                     "aggregation": source.choice(_AGGREGATIONS, *where, "loss_agg_func"),
                 }
             ),
@@ -92,6 +92,13 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
     return Rule(section=compact(section), kl_coefficient=kl.get("coefficient", 0.0))
 
 
+def _dual_clip(source: Source) -> float | None:
+    """RLinf's ``clip_ratio_c``, which is off where a file does not set it; RLJob's is 3 then."""
+    bound = source.number("algorithm", "clip_ratio_c", above=1.0, high=1000.0)
+    has_one = source.peek("algorithm", "loss_type") in (None, *(word for word, loss in _LOSSES.items() if loss in ("PPO", "GSPO")))
+    return 0.0 if bound is None and has_one and source.keys("algorithm") else bound
+
+
 def _advantage(source: Source, estimator: str) -> Section:
     where = ("algorithm",)
     gamma = source.number(*where, "gamma", high=1.0) if estimator in _DISCOUNTING or source.peek(*where, "gamma") in (1, 1.0) else None
@@ -103,7 +110,7 @@ def _advantage(source: Source, estimator: str) -> Section:
             "estimator": estimator,
             "gamma": None if gamma == 1 else gamma,
             "lambda": source.number(*where, "gae_lambda", high=1.0) if estimator == "GAE" else None,
-            "whiten": True if whiten and estimator != "ReinforcePlusPlus" else None,
+            "whiten": whiten if estimator == "GAE" else True if whiten and estimator != "ReinforcePlusPlus" else None,
         }
     )
 
@@ -182,17 +189,17 @@ def off_policy(source: Source, variant: str | None, updates: int) -> Section | N
     return None
 
 
-def rollout(source: Source) -> Section:
-    """Batch sizes and sampling."""
+def rollout(source: Source, *, trains: bool = True) -> Section:
+    """Batch sizes and sampling; without training, what a validation has of them."""
     params = ("algorithm", "sampling_params")
     samples = source.integer("algorithm", "group_size", low=1, high=4096)
     if samples is None:
         samples = source.assume(("algorithm", "group_size"), 8, "the file does not say", "set rollout.samplesPerPrompt")
     temperature = source.number(*params, "temperature", high=10.0)
-    if temperature == 0:
+    if temperature == 0 and trains:
         source.differs((*params, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
         temperature = 1.0
-    top_k = source.integer(*params, "top_k", low=-1)
+    top_k = source.integer(*params, "top_k", low=-1) if trains else None
     if top_k is not None and top_k > MAX_TOP_K:
         source.drop((*params, "top_k"), "cuts nothing: no vocabulary is so large")
         top_k = None
@@ -203,7 +210,7 @@ def rollout(source: Source) -> Section:
         response = total - prompt
     return compact(
         {
-            "promptsPerStep": source.integer("data", "rollout_batch_size", low=1),
+            "promptsPerStep": source.integer("data", "rollout_batch_size", low=1) if trains else None,
             "samplesPerPrompt": samples,
             "maxPromptTokens": prompt,
             "maxResponseTokens": response,
@@ -224,19 +231,8 @@ def _stop_tokens(source: Source) -> list[int]:
     return [token for token in ids if token is not None]
 
 
-def training(source: Source, generation: Section, *, only_validates: bool) -> Section:
-    """The trainer's settings.
-
-    Args:
-        source: the configuration.
-        generation: the section rollout.
-        only_validates: whether the file evaluates a model and trains none.
-    """
-    if only_validates:
-        for key in ("max_steps", "max_epochs"):
-            if source.has("runner", key):
-                source.take("runner", key)
-        return {"steps": 0}
+def training(source: Source, generation: Section) -> Section:
+    """The trainer's settings; ``generation`` is the section rollout."""
     steps = _steps(source)
     optim, schedule, rate = ("actor", "optim"), _schedule(source), source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
@@ -320,6 +316,29 @@ def _warmup(source: Source, steps: int, most: int) -> int | None:
         if ratio_value is not None:
             return min(most, common.whole_steps(source, where, ratio_value, steps) or 0)
     return None
+
+
+def whole_batches(source: Source, generation: Section, trained: Section, processes: int) -> Section:
+    """The section rollout with as many prompts as the Trainer's processes divide among them.
+
+    RLinf rounds each process's share down and leaves out the samples that are left (``fsdp_actor_worker.py``).
+
+    Args:
+        source: the configuration.
+        generation: the section rollout.
+        trained: the section training.
+        processes: data-parallel ones of the Trainer.
+    """
+    prompts, samples, updates = generation.get("promptsPerStep"), generation["samplesPerPrompt"], trained.get("miniBatches", 1)
+    if prompts is None or prompts * samples // updates < processes:
+        return generation
+    fitting = (count for count in range(prompts, 0, -1) if count % updates == 0 and (count // updates * samples) % processes == 0)
+    result = next(fitting, prompts)
+    if result != prompts:
+        share = f"{prompts} * {samples} samples in {updates} updates"
+        why = f"becomes {result}: {processes} processes do not divide {share}; RLinf leaves out the rest"
+        source.differs(("data", "rollout_batch_size"), why, "check rollout.promptsPerStep")
+    return {**generation, "promptsPerStep": result}
 
 
 def _mini_batches(source: Source, generation: Section) -> int | None:

@@ -11,12 +11,13 @@ from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.rlinf.keys import TABLE
-from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training
+from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training, whole_batches
 from rljob_convert.rlinf.placement import Placed, place
 from rljob_convert.source import Source
 
 _LOOPS = ("agentloop", "tools", "agentlightning", "rollout_server", "server")
 """Sections of jobs whose responses come from agents: they call tools, or answer requests from outside."""
+VALIDATION_PLACEHOLDER = "data/validation.jsonl"
 MAX_VALIDATION_PROMPTS = 1_000_000
 """The most that a manifest may ask; RLinf evaluates on the whole set."""
 _FLAGS = ("offload_optimizer", "offload_weight", "offload_grad")
@@ -25,52 +26,85 @@ _FLAGS = ("offload_optimizer", "offload_weight", "offload_grad")
 def convert(source: Source, name: str | None, devices_per_node: int | None) -> Section:
     """The manifest of an RLinf configuration; what did not become a field is in ``source.notes``."""
     job = common.job_name(source, name, "runner", "experiment_name")
-    only_validates = _only_validates(source)
+    spec = _evaluation(source, devices_per_node) if _only_validates(source) else _training(source, devices_per_node)
+    note_leftovers(source, TABLE)
+    return common.manifest(job, spec)
+
+
+def _training(source: Source, devices_per_node: int | None) -> Section:
+    """A job that trains."""
     rule = algorithm(source, has_critic=_places_critic(source))
     placed = place(source, devices_per_node, has_kl=rule.kl_coefficient > 0)
     is_agentic = _is_agentic(source, placed)
     model = _model(source)
     generation = rollout(source)
-    longest = generation.get("maxPromptTokens", 1024) + generation.get("maxResponseTokens", 1024)
-    _engines(source, placed, model, longest)
+    _engines(source, placed, model, _longest(generation))
     offload = _offload(source, placed)
-    trained = training(source, generation, only_validates=only_validates)
+    trained = training(source, generation)
     updates = trained.get("miniBatches", 1)
-    correction = None if only_validates else off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
+    correction = off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
     clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
     learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
-    every = _validation_steps(source, only_validates=only_validates)
-    spec: Section = {
+    processes = placed.workers.get("actor", 1) // trained.get("tensorParallelSize", 1)
+    every = _validation_steps(source)
+    return {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": model,
-        "data": _data(source, validates=only_validates or every > 0, only_validates=only_validates),
+        "data": _data(source, trains=True, validates=every > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source, placed) if is_agentic else None,
         "algorithm": compact({**learning, "offPolicy": correction}),
-        "rollout": generation,
+        "rollout": whole_batches(source, generation, trained, max(1, processes)),
         "training": trained,
-        "validation": _validation(generation) if only_validates else {"everySteps": every} if every else None,
+        "validation": {"everySteps": every} if every else None,
         "offload": offload,
         "checkpoint": _checkpoint(source),
         "seed": source.integer("actor", "seed", high=2_147_483_647),
     }
-    note_leftovers(source, TABLE)
-    return common.manifest(job, spec)
+
+
+def _evaluation(source: Source, devices_per_node: int | None) -> Section:
+    """A job that validates a model once; what the file says of training stays unread, and ends in notes."""
+    placed = place(source, devices_per_node, has_kl=False, trains=False)
+    is_agentic = _is_agentic(source, placed)
+    model = {key: value for key, value in _model(source).items() if key != "lora"}
+    generation = rollout(source, trains=False)
+    _engines(source, placed, model, _longest(generation))
+    samples = generation.get("samplesPerPrompt", 1)
+    return {
+        "nodeGroups": placed.node_groups,
+        "components": placed.components,
+        "pipeline": "Agentic" if is_agentic else "RLVR",
+        "model": model,
+        "data": _data(source, trains=False, validates=True),
+        "rewards": _rewards(source, is_agentic=is_agentic),
+        "environments": _environments(source, placed) if is_agentic else None,
+        "rollout": {key: generation[key] for key in ("maxPromptTokens", "maxResponseTokens", "stopTokenIds") if key in generation},
+        "training": {"steps": 0},
+        "validation": compact(
+            {
+                "maxPrompts": MAX_VALIDATION_PROMPTS,
+                "samplesPerPrompt": samples if samples > 1 else None,
+                "temperature": generation.get("temperature"),
+                "topP": generation.get("topP"),
+            }
+        ),
+        "seed": source.integer("actor", "seed", high=2_147_483_647),
+    }
+
+
+def _longest(generation: Section) -> int:
+    """Tokens of the longest request."""
+    tokens: int = generation.get("maxPromptTokens", 1024) + generation.get("maxResponseTokens", 1024)
+    return tokens
 
 
 def _only_validates(source: Source) -> bool:
     """Whether the file evaluates a model: by its task, or by a switch of its runner."""
     switches = [source.flag(*where) for where in (("eval",), ("runner", "only_eval"))]
     return str(source.peek("runner", "task_type")).endswith("_eval") or any(switches)
-
-
-def _validation(generation: Section) -> Section:
-    """How the one validation of an evaluation samples: as the file says of its rollout."""
-    samples = generation.get("samplesPerPrompt", 1)
-    section = {key: generation.get(key) for key in ("temperature", "topP")}
-    return compact({"maxPrompts": MAX_VALIDATION_PROMPTS, "samplesPerPrompt": samples if samples > 1 else None, **section})
 
 
 def _places_critic(source: Source) -> bool:
@@ -223,18 +257,19 @@ def _model(source: Source) -> Section:
     )
 
 
-def _data(source: Source, *, validates: bool, only_validates: bool) -> Section:
-    files = source.texts("data", "train_data_paths")
-    if only_validates and not files:
-        files = source.texts("data", "val_data_paths")
+def _data(source: Source, *, trains: bool, validates: bool) -> Section:
+    files = source.texts("data", "train_data_paths") if trains else []
     prompt, answer = source.text("data", "prompt_key", limit=256), source.text("data", "answer_key", limit=256)
-    if not files:
+    if trains and not files:
         why = "the file names no training data, and the manifest needs some"
         files = [source.assume(("data", "train_data_paths"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
-    section: Section = {"train": common.sources(files, "train", prompt, answer)}
+    section = compact({"train": common.sources(files, "train", prompt, answer)})
     validation = source.texts("data", "val_data_paths") if validates else []
     if not validates and source.peek("data", "val_data_paths"):
         source.drop(("data", "val_data_paths"), _NEVER_VALIDATES, "add data.validation and validation.everySteps")
+    if not trains and not validation:
+        why = "the file names no questions, and the manifest needs some"
+        validation = [source.assume(("data", "val_data_paths"), VALIDATION_PLACEHOLDER, why, "write the path of your file")]
     if validation:
         section["validation"] = common.sources(validation, "validation", prompt, answer)
     if source.flag("data", "apply_chat_template"):
@@ -282,16 +317,14 @@ def _environments(source: Source, placed: Placed) -> list[Section]:
 _NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check_progress, whose first result they ignore)"
 
 
-def _validation_steps(source: Source, *, only_validates: bool) -> int:
+def _validation_steps(source: Source) -> int:
     """Steps between validations; 0 without. Only the runners of robots validate while they train."""
     where = ("runner", "val_check_interval")
     steps = max(0, source.integer(*where, low=-1) or 0)
-    if not steps:
+    if steps and not str(source.peek("runner", "task_type")).startswith("embodied"):
+        source.drop(where, _NEVER_VALIDATES, "add data.validation and validation.everySteps")
         return 0
-    if only_validates or not str(source.peek("runner", "task_type")).startswith("embodied"):
-        source.drop(where, "nothing is trained" if only_validates else _NEVER_VALIDATES, "add data.validation and validation.everySteps")
-        return 0
-    if not source.peek("data", "val_data_paths"):
+    if steps and not source.peek("data", "val_data_paths"):
         source.drop(where, "the file has no validation data", "add data.validation and validation.everySteps")
         return 0
     return steps

@@ -19,6 +19,7 @@ DEFAULT_DEVICES_PER_NODE = 8
 PLACEMENT = ("cluster", "component_placement")
 CLUSTER_KEYS = ("num_nodes", "node_groups", "component_placement")
 INFERENCE = ("inference", "actor_inference")
+_TRAINING_ROLES = ("Trainer", "Critic", "Reference")
 _DEVICE_ROLES = ("Trainer", "Rollout", "Critic", "Reference")
 MAX_ROBOT_PROCESSES = 65_536
 MAX_COMPONENTS = 64
@@ -51,8 +52,8 @@ class Placed:
     """Processes by component of the file."""
 
 
-def place(source: Source, devices_per_node: int | None, *, has_kl: bool) -> Placed:
-    """Node groups and components of a configuration."""
+def place(source: Source, devices_per_node: int | None, *, has_kl: bool, trains: bool = True) -> Placed:
+    """Node groups and components of a configuration; without training, those that answer and score."""
     entries = _entries(source, has_kl=has_kl)
     num_nodes = _num_nodes(source)
     groups = read_groups(source, num_nodes)
@@ -65,10 +66,13 @@ def place(source: Source, devices_per_node: int | None, *, has_kl: bool) -> Plac
     cluster = cut(source, num_nodes, groups, devices, shared)
     placed = Placed(node_groups=[run.section for run in cluster.runs], components=[], entries=entries)
     for entry in entries:
+        if not trains and entry.role in _TRAINING_ROLES:
+            _about(source, entry, NoteKind.DROPPED, f"{entry.name}: nothing is trained", "")
+            continue
         component = _component(source, entry, cluster, placed)
         if component is not None:
             placed.components.append(component)
-    _missing_roles(source, placed, cluster, has_kl=has_kl)
+    _missing_roles(source, placed, cluster, has_kl=has_kl, trains=trains)
     placed.sharing = _sharing(cluster, placed)
     _scope(source, cluster, entries)
     return placed
@@ -268,11 +272,11 @@ def _count(cluster: Cluster, entry: Entry) -> int:
     return 1 if evaluation is None else max(1, min(evaluation.num_processes, 1_000_000))
 
 
-def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: bool) -> None:
+def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: bool, trains: bool) -> None:
     """A job needs a Trainer and a Rollout, with a KL term a Reference, and a Reward."""
     by_role = {component["role"]: component for component in reversed(placed.components)}
     other = by_role.get("Trainer") or by_role.get("Rollout")
-    wanted = {"actor": "Trainer", "rollout": "Rollout"} | ({"inference": "Reference"} if has_kl else {})
+    wanted = ({"actor": "Trainer"} if trains else {}) | {"rollout": "Rollout"} | ({"inference": "Reference"} if has_kl else {})
     for position, (name, role) in enumerate(wanted.items()):
         if role in by_role:
             continue

@@ -81,6 +81,12 @@ def _trainer_and_rollout(source: Source, size: int) -> tuple[_Mapping, _Mapping]
         trainer = _like(source, "actor_train", rollout or _whole(source, "actor_train", size))
     if rollout is None:
         rollout = _like(source, "actor_infer", trainer)
+    beside = set(rollout.devices) - set(trainer.devices)
+    is_whole = len(trainer.devices) % size == 0
+    if beside and set(trainer.devices) < set(rollout.devices) and is_whole and not source.peek("async_generation_ratio"):
+        why = f"becomes {trainer.text}: without generating ahead, engines beside the Trainer's devices would wait while it trains"
+        source.differs(("actor_infer", "device_mapping"), why, "keep the mapping and write overlap.asyncGenerationRatio: 1")
+        rollout = trainer
     return trainer, rollout
 
 
