@@ -35,8 +35,8 @@ def data(outcomes: Sequence[Outcome], versions: dict[str, str], composed: dict[s
     still_open, accepted = unowned(outcomes), wrongly_accepted(outcomes)
     waiting = len(scope) - len(ready) - len(still_open)
     return {
-        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {waiting} wait for planned work, {len(still_open)} are open;"
-        f" {len(accepted)} files that are no RL job were accepted",
+        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {waiting} wait for planned work, {len(still_open)} are"
+        f" open; {len(accepted)} files that are no RL job were accepted",
         "versions": versions,
         "kinds": _kinds(outcomes),
         "reasons": _reasons(outcomes),

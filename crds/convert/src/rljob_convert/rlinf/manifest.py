@@ -237,11 +237,11 @@ def _model(source: Source) -> Section:
     if path is None:
         path = source.assume(paths[0], common.MODEL_PLACEHOLDER, "the manifest needs a model", "write its folder or Hub id")
     dtype = common.trained_dtype(source, ("actor", "model", "precision"))
-    other = ("critic", "model", "precision")
-    if common.DTYPES.get(str(source.peek(*other)).lower()) == (dtype or "bfloat16"):
-        source.take(*other)
-    elif source.has(*other):
-        source.drop(other, f"all trained models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
+    critic = ("critic", "model", "precision")
+    if common.DTYPES.get(str(source.peek(*critic)).lower()) == (dtype or "bfloat16"):
+        source.take(*critic)
+    elif source.has(*critic):
+        source.drop(critic, f"all trained models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
     tokenizer = source.text("actor", "tokenizer", "tokenizer_model")
     lora = None
     if source.flag("actor", "model", "is_lora"):
