@@ -95,6 +95,9 @@ def in_this_schema(result: conversion.Converted) -> dict[str, Any]:
     for item in spec["components"]:
         item.get("engine", {}).pop("dtype", None)
     spec["training"].pop("minLearningRate", None)
+    if not spec["training"]["steps"]:
+        spec["training"]["steps"] = 1
+        spec["data"]["train"] = spec["data"]["validation"]
     if not spec.get("algorithm", {}).get("policyLoss", {}).get("dualClip", 1):
         del spec["algorithm"]["policyLoss"]["dualClip"]
     critic = spec.get("algorithm", {}).get("critic", {})

@@ -205,9 +205,9 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
         top_k = None
     prompt = source.integer("data", "max_prompt_length", low=1, high=10_000_000)
     response = source.integer(*params, "max_new_tokens", low=1, high=10_000_000)
-    total = source.integer("runner", "seq_length", low=2, high=10_000_000)
-    if response is None and total is not None and prompt is not None and total > prompt:
-        response = total - prompt
+    if response is None and prompt is not None:
+        total = source.integer("runner", "seq_length", low=2, high=10_000_000)
+        response = total - prompt if total is not None and total > prompt else None
     return compact(
         {
             "promptsPerStep": source.integer("data", "rollout_batch_size", low=1) if trains else None,
