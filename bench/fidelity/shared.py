@@ -14,9 +14,9 @@ from rljob_runtime.overlap.rule_config import RuleConfig
 
 NEVER = 1e9
 """A bound that no ratio of these batches reaches."""
-PPO = PPOLoss(clipLow=0.2, clipHigh=0.2, dualClip=None)
-DAPO = PPOLoss(clipLow=0.2, clipHigh=0.28, dualClip=None)
-GSPO = GSPOLoss(clipLow=3e-4, clipHigh=4e-4, dualClip=None)
+PPO = PPOLoss(clipLow=0.2, clipHigh=0.2, dualClip=0.0)
+DAPO = PPOLoss(clipLow=0.2, clipHigh=0.28, dualClip=0.0)
+GSPO = GSPOLoss(clipLow=3e-4, clipHigh=4e-4, dualClip=0.0)
 GSPO_BOUNDS = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
 WITHOUT_MASKED = tuple(batch for batch in SHARED if batch != "masked")
 """TRL counts a response without trained tokens in its mean over responses, see :mod:`.differences`."""

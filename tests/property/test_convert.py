@@ -133,9 +133,11 @@ def test_the_same_text_gives_the_same_result(framework: str, value: Any) -> None
 
 def bombs() -> dict[str, str]:
     """Texts that would take long or much memory if something were not bounded."""
-    wide = ", ".join(f"k{index}: {index}" for index in range(40_000))
+    wide = "cluster: {num_nodes: 1}, exp_name: a, " + ", ".join(f"k{index}: {index}" for index in range(40_000))
     aliases = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
-    references = "max_steps: ${r0}\n" + "".join(f'r{n}: "${{r{n + 1}}}${{r{n + 1}}}"\n' for n in range(15)) + "r15: x\n"
+    references = (
+        "exp_name: a\nactor: {}\nmax_steps: ${r0}\n" + "".join(f'r{n}: "${{r{n + 1}}}${{r{n + 1}}}"\n' for n in range(15)) + "r15: x\n"
+    )
     groups = ", ".join(f"{{label: g{n}, node_ranks: '{','.join(str(node) for node in range(n % 2, 8000, 2))[:4000]}'}}" for n in range(64))
     devices = "\n".join(f"  r{n}: {{device_mapping: 'list(range(0,131072))'}}" for n in range(500))
     return {

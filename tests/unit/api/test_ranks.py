@@ -1,5 +1,7 @@
 """RLinf's rank maps: what is read, what every part's processes get, and every check."""
 
+from collections import Counter
+
 import pytest
 
 from rljob_api.errors import PlacementError
@@ -85,7 +87,7 @@ def test_spaces_commas_and_case_do_not_matter(text: str, expected: list[list[int
         ("P12", "0:0,1:2"),
         ("P12", "0-3:4-7,4-7:0-3"),
         ("P14", "0-3:0-2"),
-        ("P14", "0-1:0-200,2-3:201-511"),
+        ("P14", "0-1:0,2-6:1-3"),
         ("S2", ""),
         ("S2", " , ,"),
         ("D7", "0-3:4-7"),
@@ -103,6 +105,12 @@ def test_every_check_has_its_id(check: str, text: str) -> None:
     assert caught.value.check == check
     assert caught.value.problem
     assert caught.value.remedy
+
+
+def test_the_documented_uneven_part_is_spread_as_evenly_as_can_be() -> None:
+    """RLinf documents it and refuses it (D19)."""
+    counts = Counter(unit for units in ranks.processes("0-1:0-200,2-3:201-511", 4) for unit in units)
+    assert counts == {0: 101, 1: 100, 2: 156, 3: 155}
 
 
 @pytest.mark.parametrize(

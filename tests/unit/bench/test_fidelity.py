@@ -52,7 +52,7 @@ def test_a_shared_variant_agrees_with_the_peer(case, peer):
 def test_the_stored_numbers_would_show_a_changed_formula():
     (case,) = [case for case in cases() if case.name == "PPO"]
     assert case.loss is not None
-    for changed in (PPOLoss(clipLow=0.2, clipHigh=0.2001, dualClip=None), PPOLoss(clipLow=0.2, clipHigh=0.2, dualClip=3.0)):
+    for changed in (PPOLoss(clipLow=0.2, clipHigh=0.2001, dualClip=0.0), PPOLoss(clipLow=0.2, clipHigh=0.2, dualClip=3.0)):
         other = replace(case, loss=replace(case.loss, policy=changed))
         apart = [
             digests_apart(digest(ours.run(other, BATCHES[kind]))[name], numbers)

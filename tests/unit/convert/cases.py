@@ -21,6 +21,8 @@ from rljob_convert.source import Source, leaves, read
 from tests.support.golden import Golden
 
 FOLDER = Path(__file__).parents[2] / "data" / "convert"
+ENVIRONMENT = {"CORPUS_MODELS": "models"}
+"""What ``${oc.env:..}`` of the configurations finds."""
 GOLDEN = Path(__file__).parents[2] / "golden" / "convert"
 
 
@@ -29,6 +31,7 @@ def configurations(framework: str) -> list[Path]:
 
 
 def converted(path: Path, **options: Any) -> conversion.Converted:
+    options = {"folder": path.parent, "environment": ENVIRONMENT, **options}
     return conversion.convert(path.stem.split("-")[0], path.read_text(encoding="utf-8"), **options)
 
 
@@ -71,7 +74,7 @@ def json_of(result: conversion.Converted) -> str:
 
 
 def source_of(framework: str, text: str) -> Source:
-    source = read(text, framework)
+    source = read(text, framework, folder=FOLDER, environment=ENVIRONMENT)
     if framework == "roll":
         roll.convert(source, None)
     else:
@@ -102,13 +105,18 @@ def silent_leaves(framework: str, text: str) -> list[paths.Parts]:
         for parts, value in list(leaves(data))
         if not any(parts[:length] in hidden for length in range(1, len(parts)))
         and parts not in WITHOUT_MEANING
+        and parts[0] != "defaults"  # Hydra's own, or a file whose values are leaves themselves
         and not is_secret(parts, value)
         and all(_rendered(framework, _with(data, parts, other)) == before for other in _others(value))
     ]
 
 
 def _rendered(framework: str, data: dict[str, Any]) -> str:
-    return conversion.render(conversion.convert(framework, yaml.safe_dump(data, sort_keys=False)))
+    text = yaml.safe_dump(data, sort_keys=False)
+    try:
+        return conversion.render(conversion.convert(framework, text, folder=FOLDER, environment=ENVIRONMENT))
+    except SpecInvalidError as error:
+        return str(error)
 
 
 def _with(data: dict[str, Any], parts: paths.Parts, value: object) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_options_reach_the_conversion() -> None:
 
 def test_strict_refuses_losses(tmp_path: Path) -> None:
     out = tmp_path / "job.yaml"
-    result = rljob("--from", "roll", "-", "--strict", "--out", str(out), stdin="track_with: wandb")
+    result = rljob("--from", "roll", "-", "--strict", "--out", str(out), stdin="exp_name: a\ntrack_with: wandb")
     assert result.exit_code == 2
     assert "--strict: 1 part is lost" in result.stderr
     assert not out.exists()
@@ -72,7 +72,7 @@ def test_what_cannot_be_read(text: str) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    result = rljob("--from", "roll", "-", "--out", str(tmp_path / "no" / "job.yaml"), stdin="seed: 1")
+    result = rljob("--from", "roll", "-", "--out", str(tmp_path / "no" / "job.yaml"), stdin="exp_name: a")
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
 

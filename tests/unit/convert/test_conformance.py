@@ -56,6 +56,7 @@ INTENDED: dict[str, tuple[str, str]] = {
     "mp_auto_with_critic_falls_back": ("D14", REJECTED),
     "mp_disagg_critic_inference_overlaps_actor_accepted": ("D15", REJECTED),
     "robot_duplicate_with_list_field_not_detected_in_0_3_0": ("D18", REJECTED),
+    "err_doc_example_agent_201_processes": ("D19", ACCEPTED),
     "dict_extra_keys_ignored": ("D20", REJECTED),
     "component_key_trailing_comma": ("D20", REJECTED),
 }

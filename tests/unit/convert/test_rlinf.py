@@ -11,6 +11,8 @@ from rljob_convert.notes import Note, NoteKind
 from tests.unit.convert import cases
 from tests.unit.convert.cases import component
 
+TOKEN_WEIGHT = {"level": "Token", "high": 2}
+
 
 def spec_of(text: str, **options: Any) -> dict[str, Any]:
     return cases.spec_of("rlinf", text, **options)
@@ -195,10 +197,12 @@ class TestRoles:
         assert notes(placed, "algorithm.adv_type") == []
         assert conversion.problems(conversion.convert("rlinf", placed)) == ()
 
-    def test_validation_needs_questions_and_steps(self) -> None:
-        questions = "data: {val_data_paths: [a.jsonl]}"
-        assert spec_of(f"{questions}\nrunner: {{val_check_interval: 5}}")["validation"] == {"everySteps": 5}
-        for text in (questions, f"{questions}\nrunner: {{val_check_interval: -1}}", "runner: {val_check_interval: 5}"):
+    def test_validation_that_upstream_does_not_run_is_not_invented(self) -> None:
+        questions = "cluster: {num_nodes: 1}\ndata: {val_data_paths: [a.jsonl]}"
+        every = f"{questions}\nrunner: {{val_check_interval: 5, task_type: reasoning}}"
+        assert "validate nothing" in notes(every, "runner.val_check_interval")[0].why
+        assert notes(every, "data.val_data_paths")[0].kind is NoteKind.DROPPED
+        for text in (every, questions, f"{questions}\nrunner: {{val_check_interval: -1}}", "runner: {val_check_interval: 5}"):
             spec = spec_of(text)
             assert "validation" not in spec
             assert "validation" not in spec["data"]
@@ -206,4 +210,95 @@ class TestRoles:
     def test_references_with_resolvers(self) -> None:
         spec = spec_of((cases.FOLDER / "rlinf-reasoning.yaml").read_text())
         assert spec["rollout"]["maxResponseTokens"] == 28672 - 1024
-        assert spec["model"]["dtype"] == "float16"
+        assert spec["model"]["dtype"] == "bfloat16"
+
+    def test_the_critic_has_its_own_optimizer(self) -> None:
+        text = """
+cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-3, 'critic,reward': 4-5}}
+algorithm: {adv_type: gae, value_cliprange: 0.5, critic_warmup_steps: 3, n_minibatches: 2}
+critic:
+  training_backend: megatron
+  optim: {lr: 1.0e-5, adam_beta1: 0.8, adam_beta2: 0.99, adam_eps: 1.0e-7, weight_decay: 0.01, clip_grad: 2.0, min_lr: 5.0e-6}
+  lr_sched: {lr_decay_style: linear, lr_warmup_iters: 4, min_lr: 1.0e-6}
+"""
+        assert spec_of(text)["algorithm"]["critic"] == {
+            "learningRate": 1e-5,
+            "minLearningRate": 1e-6,
+            "schedule": "Linear",
+            "learningRateWarmupSteps": 4,
+            "beta1": 0.8,
+            "beta2": 0.99,
+            "epsilon": 1e-7,
+            "weightDecay": 0.01,
+            "maxGradNorm": 2.0,
+            "valueClip": 0.5,
+            "warmupSteps": 3,
+        }
+        assert "lr_sched.min_lr counts" in notes(text, "critic.optim.min_lr")[0].why
+
+    @pytest.mark.parametrize(
+        ("algorithm", "expected"),
+        [
+            ("recompute_logprobs: true, n_minibatches: 4", {"proximal": "Recompute"}),
+            ("recompute_logprobs: true", None),
+            ("recompute_logprobs: false, n_minibatches: 4", None),
+            (
+                "importance_sampling_fix: true, importance_sampling_clip: 2",
+                {"proximal": "Recompute", "weight": {"level": "Token", "high": 2}},
+            ),
+            ("importance_sampling_fix: false, importance_sampling_clip: 2", None),
+        ],
+    )
+    def test_what_the_ratio_compares_with(self, algorithm: str, expected: dict[str, Any] | None) -> None:
+        text = f"algorithm: {{{algorithm}}}\ndata: {{rollout_batch_size: 32}}"
+        assert spec_of(text)["algorithm"].get("offPolicy") == expected
+
+    def test_a_ratio_that_is_one_upstream_is_said(self) -> None:
+        assert "ratio is 1" in notes("algorithm: {recompute_logprobs: true}", "algorithm.recompute_logprobs")[0].why
+
+    def test_stop_tokens_and_a_top_k_that_cuts_nothing(self) -> None:
+        rollout = spec_of("algorithm: {sampling_params: {stop_token_ids: [5, 7], top_k: 1000000}}")["rollout"]
+        assert rollout["stopTokenIds"] == [5, 7]
+        assert "topK" not in rollout
+
+    @pytest.mark.parametrize(("backend", "expected"), [("megatron", 2e-6), ("fsdp", 1e-6)])
+    def test_each_backend_reads_the_end_of_its_schedule_elsewhere(self, backend: str, expected: float) -> None:
+        sections = "optim: {lr: 1.0e-5, min_lr: 1.0e-6}, lr_sched: {lr_decay_style: cosine, min_lr: 2.0e-6}"
+        assert spec_of(f"actor: {{training_backend: {backend}, {sections}}}")["training"]["minLearningRate"] == expected
+
+    @pytest.mark.parametrize("word", ["actor: {model: {precision: bf16}}", ""])
+    def test_an_engine_has_its_own_dtype(self, word: str) -> None:
+        spec = spec_of(f"{word}\ncluster: {{component_placement: {{rollout: all}}}}\nrollout: {{model: {{precision: fp16}}}}")
+        assert component(spec, "rollout")["engine"]["dtype"] == "float16"
+
+    def test_float16_training_takes_its_engines_along(self) -> None:
+        text = "cluster: {component_placement: {rollout: all}}\nactor: {model: {precision: fp16}}\n"
+        text += "rollout: {model: {precision: '${actor.model.precision}'}}"
+        spec = spec_of(text)
+        assert spec["model"]["dtype"] == "bfloat16"
+        assert "dtype" not in component(spec, "rollout")["engine"]
+        assert "loss scaling" in notes(text, "actor.model.precision")[0].why
+
+    @pytest.mark.parametrize("switch", ["runner: {task_type: reasoning_eval}", "eval: true\nactor: {}", "runner: {only_eval: true}"])
+    def test_an_evaluation_becomes_one_validation(self, switch: str) -> None:
+        spec = spec_of(f"{switch}\ncluster: {{num_nodes: 1}}\ndata: {{val_data_paths: [a.jsonl]}}\nalgorithm: {{group_size: 4}}")
+        assert spec["training"] == {"steps": 0}
+        assert {item["role"] for item in spec["components"]} == {"Rollout", "Reward"}
+        assert not spec.keys() & {"algorithm", "offload", "checkpoint"}
+        assert "train" not in spec["data"]
+        assert [source["jsonl"]["path"] for source in spec["data"]["validation"]] == ["a.jsonl"]
+        assert spec["validation"]["samplesPerPrompt"] == 4
+
+    @pytest.mark.parametrize("section", ["agentloop: {max_turns: 2}", "tools: {online: false}"])
+    def test_tools_and_agents_are_never_left_out(self, section: str) -> None:
+        assert spec_of(f"runner: {{task_type: reasoning}}\n{section}")["pipeline"] == "Agentic"
+
+    def test_prompts_that_the_trainers_processes_divide(self) -> None:
+        text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
+        text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}"
+        assert spec_of(text)["rollout"]["promptsPerStep"] == 500
+        assert "40 processes do not divide 512 * 16" in notes(text, "data.rollout_batch_size")[0].why
+
+    @pytest.mark.parametrize(("bound", "expected"), [("3.0", 3.0), ("null", 0.0)])
+    def test_a_dual_clip_that_is_off_stays_off(self, bound: str, expected: float) -> None:
+        assert spec_of(f"algorithm: {{loss_type: actor, clip_ratio_c: {bound}}}")["algorithm"]["policyLoss"]["dualClip"] == expected

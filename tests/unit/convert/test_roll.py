@@ -60,9 +60,16 @@ actor_infer:
         assert infer["engine"]["type"] == "SGLang"
 
     def test_rewards_become_one_component_with_the_sum_of_workers(self) -> None:
-        spec = spec_of((cases.FOLDER / "roll-rlvr-full.yaml").read_text())
+        spec = spec_of((cases.FOLDER / "roll-rlvr-full.yaml").read_text(), folder=cases.FOLDER)
         assert component(spec, "reward")["placement"] == {"workers": 8 + 8 + 4}
-        assert [reward["type"] for reward in spec["rewards"]] == ["Function", "MathVerify", "Function"]
+        assert [reward["type"] for reward in spec["rewards"]] == ["Code", "MathRule", "Function"]
+
+    @pytest.mark.parametrize(("ratio", "mapping"), [(0, "list(range(0,8))"), (1, "list(range(0,16))")])
+    def test_engines_beside_the_trainer_need_a_ratio(self, ratio: int, mapping: str) -> None:
+        text = "actor_train: {device_mapping: 'list(range(0,8))'}\nactor_infer: {device_mapping: 'list(range(0,16))'}\n"
+        text += f"async_generation_ratio: {ratio}"
+        assert component(spec_of(text), "actor_infer")["placement"]["deviceMapping"] == mapping
+        assert len([note for note in notes(text, "actor_infer.device_mapping") if "would wait" in note.why]) == 1 - ratio
 
     def test_a_mapping_that_python_would_have_to_run_is_kept_and_named(self) -> None:
         text = "actor_train: {device_mapping: '[i for i in range(8)]'}"
@@ -108,12 +115,12 @@ actor_train:
 
 class TestNotes:
     def test_dead_keys_are_named_as_dead(self) -> None:
-        (note,) = notes("use_additional_prompts: true", "use_additional_prompts")
+        (note,) = notes("exp_name: a\nuse_additional_prompts: true", "use_additional_prompts")
         assert note.kind is NoteKind.DROPPED
         assert "is_use_additional_prompts" in note.why
 
     def test_a_misspelt_key_gets_a_suggestion(self) -> None:
-        (note,) = notes("rollot_batch_size: 8", "rollot_batch_size")
+        (note,) = notes("rollot_batch_size: 8\nexp_name: a", "rollot_batch_size")
         assert (note.kind, note.remedy, note.line) == (NoteKind.UNKNOWN, "did you mean rollout_batch_size?", 1)
 
     def test_a_misspelt_key_inside_a_section(self) -> None:
@@ -122,10 +129,12 @@ class TestNotes:
 
     @pytest.mark.parametrize("text", ["max_steps: ${max_steps}", "max_steps: ${a}\na: ${b}\nb: ${a}", "max_steps: ${nothing}"])
     def test_references_that_lead_nowhere(self, text: str) -> None:
-        assert any(note.kind is NoteKind.UNKNOWN and "cannot be resolved" in note.why for note in notes(text, "max_steps"))
+        assert any(
+            note.kind is NoteKind.UNKNOWN and "cannot be resolved" in note.why for note in notes(f"exp_name: a\n{text}", "max_steps")
+        )
 
     def test_a_value_that_yaml_reads_otherwise_is_noted(self) -> None:
-        assert any("base 60" in note.why for note in notes("max_steps: 1:30", "max_steps"))
+        assert any("base 60" in note.why for note in notes("exp_name: a\nmax_steps: 1:30", "max_steps"))
 
     @pytest.mark.parametrize("text", ["", "- a", "a: [", "kind: RLJob", "a: 1\n---\nb: 2", "just text"])
     def test_what_is_no_configuration_is_refused(self, text: str) -> None:

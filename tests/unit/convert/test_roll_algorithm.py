@@ -86,12 +86,28 @@ def test_gae_brings_its_critic() -> None:
     spec = spec_of("adv_estimator: gae\nppo_epochs: 2\nvalue_clip: 0.5\ncritic_warmup: 5\ncritic: {training_args: {learning_rate: 0.001}}")
     (critic,) = [component for component in spec["components"] if component["role"] == "Critic"]
     assert critic["placement"] == {"deviceMapping": "[0, 1]"}
-    assert spec["algorithm"]["critic"] == {"learningRate": 0.001, "valueClip": 0.5, "warmupSteps": 5}
+    defaults = {"schedule": "Linear", "learningRateWarmupSteps": 0, "weightDecay": 0.0}
+    assert spec["algorithm"]["critic"] == {"learningRate": 0.001, "valueClip": 0.5, "warmupSteps": 5, **defaults}
+
+
+def test_the_critics_own_optimizer() -> None:
+    args = "learning_rate: 0.001, lr_scheduler_type: cosine, lr_scheduler_kwargs: {min_lr_rate: 0.1}, warmup_steps: 3, adam_beta1: 0.8"
+    critic = spec_of(f"adv_estimator: gae\ncritic: {{training_args: {{{args}, adam_beta2: 0.9, adam_epsilon: 1.0e-6, weight_decay: 0.1}}}}")
+    assert critic["algorithm"]["critic"] == {
+        "learningRate": 0.001,
+        "minLearningRate": pytest.approx(1e-4),
+        "schedule": "Cosine",
+        "learningRateWarmupSteps": 3,
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "epsilon": 1e-6,
+        "weightDecay": 0.1,
+    }
 
 
 def test_values_are_not_clipped_where_they_do_not_move() -> None:
     text = "adv_estimator: gae\nvalue_clip: 0.5\ncritic: {training_args: {learning_rate: 0.001}}"
-    assert spec_of(text)["algorithm"]["critic"] == {"learningRate": 0.001}
+    assert "valueClip" not in spec_of(text)["algorithm"]["critic"]
     assert notes(text, "value_clip")[0].kind is NoteKind.DROPPED
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rljob_api import naming, paths
+from rljob_api.rules.engine_arguments import OWN_ARGUMENTS
 from rljob_api.v1alpha1.base import ENV_NAME_PATTERN
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND
 from rljob_convert.notes import is_secret_key
@@ -108,8 +109,8 @@ def job_name(source: Source, name: str | None, *parts: str) -> str:
             source.drop(parts, f"the job is called {name}, as asked")
         return name
     if not isinstance(written, str) or not written:
+        source.take(*parts)
         if source.has(*parts):
-            source.take(*parts)
             if parts not in source.noted:
                 source.drop(parts, "is no text to name the job by", "rename the job")
         return source.assume(parts, "converted", "the manifest needs a name", "choose one")
@@ -141,15 +142,55 @@ def environment(source: Source, parts: paths.Parts, name: str) -> tuple[Section 
     return {"name": name, "value": text}, False
 
 
-def jsonl(name: str, path: str, prompt: str | None, answer: str | None) -> Section:
+def jsonl(name: str, path: str, prompt: str | None, answer: str | None, tag: str | None = None) -> Section:
     """A source of prompts."""
-    return {"name": name, "type": "JSONL", "jsonl": compact({"path": path, "promptField": prompt, "answerField": answer})}
+    fields = {"path": path, "promptField": prompt, "answerField": answer, "tagField": tag}
+    return {"name": name, "type": "JSONL", "jsonl": compact(fields)}
 
 
-def sources(files: Iterable[str], fallback: str, prompt: str | None, answer: str | None) -> list[Section]:
+def sources(files: Iterable[str], fallback: str, prompt: str | None, answer: str | None, tag: str | None = None) -> list[Section]:
     """One source of prompts per file."""
     names = Labels()
-    return [jsonl(names.next(path.rsplit("/", 1)[-1].split(".", 1)[0], fallback), path, prompt, answer) for path in files]
+    return [jsonl(names.next(path.rsplit("/", 1)[-1].split(".", 1)[0], fallback), path, prompt, answer, tag) for path in files]
+
+
+def trained_dtype(source: Source, *places: paths.Parts) -> str | None:
+    """The Trainer's type at the first of some places that gives one; float16 becomes bfloat16.
+
+    float16 needs its loss scaled, because small gradients vanish in it; RLJob's master weights are float32, and bfloat16 has their range.
+    """
+    for where in places:
+        dtype = source.choice(DTYPES, *where)
+        if dtype == "float16":
+            why = "training in float16 needs loss scaling, which RLJob does not have; trained in bfloat16, with float32 master weights"
+            source.differs(where, why, "check the model on bfloat16")
+            return "bfloat16"
+        if dtype is not None:
+            return dtype
+    return None
+
+
+def engine_arguments(source: Source, kind: str, given: Mapping[str, object], where: paths.Parts, longest: int) -> Section:
+    """Arguments that go to the engine under its own names, without those that RLJob sets itself or would cut responses.
+
+    Args:
+        source: the configuration.
+        kind: of the engine.
+        given: arguments and their values.
+        where: their section.
+        longest: tokens of the longest request.
+    """
+    own = next((names for engine, names in OWN_ARGUMENTS.items() if engine.value == kind), {})
+    result: Section = {}
+    for key, value in given.items():
+        if key in own:
+            source.drop((*where, key), "RLJob sets this argument of the engine itself", own[key])
+        elif key == "max_model_len" and kind == "VLLM" and isinstance(value, int) and value < longest:
+            why = f"is less than a prompt and its response may have, {longest} tokens, for which RLJob makes room"
+            source.drop((*where, key), why, "lower rollout.maxPromptTokens or maxResponseTokens")
+        elif value is not None:
+            result[key] = value
+    return result
 
 
 def reward_rule(source: Source, kind: str, name: str, parts: paths.Parts) -> Section:

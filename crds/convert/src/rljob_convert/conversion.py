@@ -11,14 +11,17 @@ for what a job cannot be: :func:`problems` says what is left to do.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.generate import to_yaml
 from rljob_api.validation import check
+from rljob_convert import kinds_of_file
 from rljob_convert.notes import Note, NoteKind
 from rljob_convert.rlinf import manifest as rlinf
 from rljob_convert.roll import manifest as roll
@@ -43,22 +46,34 @@ class Converted:
     """By kind, each in the order of the file."""
 
 
-def convert(source: str, text: str, *, name: str | None = None, devices_per_node: int | None = None) -> Converted:
+def convert(
+    source: str,
+    text: str,
+    *,
+    name: str | None = None,
+    devices_per_node: int | None = None,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Converted:
     """Make a manifest of another framework's configuration.
 
     Args:
         source: the framework, one of :data:`FRAMEWORKS`.
-        text: its configuration as YAML; OmegaConf references are followed, Hydra's defaults lists are not.
+        text: its configuration as YAML; OmegaConf references are followed.
         name: of the job; the experiment's name in the file when not given.
         devices_per_node: accelerators of a node, which RLinf's files do not say; 8 when not given. ROLL's files say it, and win.
+        folder: where the file lies, so that the files of Hydra's defaults lists are found; None for a text alone, which must not have any.
+        environment: variables that ``${oc.env:..}`` asks for; those of this process when None.
 
     Raises:
-        SpecInvalidError: the text is not a configuration at all: not YAML, too large, not a map.
+        SpecInvalidError: the text is not a configuration at all: not YAML, too large, not a map; it describes no RL job; or it needs a file
+            or an environment variable that is not there.
         ValueError: ``source`` is no framework.
     """
     if source not in FRAMEWORKS:
         raise ValueError(f"{source} is not one of {', '.join(FRAMEWORKS)}")
-    config = read(text, NAMES[source])
+    config = read(text, NAMES[source], folder=folder, environment=os.environ if environment is None else environment)
+    kinds_of_file.refuse_what_is_no_job(config, source)
     if source == "roll":
         manifest = roll.convert(config, name)
     else:

@@ -114,7 +114,7 @@ def _account(source: Source, table: KeyTable, parts: paths.Parts, node: object) 
     if rule is None or (exact is None and _near_miss(source, table, parts) and parts not in source.serving):
         _unknown(source, table, parts)
         return
-    value = source.peek(*parts)
+    value = source.glance(*parts)
     is_same = exact in table.dropped and any(value == same and type(value) is type(same) for same in rule.same)
     if node is None or is_same:
         source.used.add(parts)

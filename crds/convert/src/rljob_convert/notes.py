@@ -42,10 +42,12 @@ class Note:
     """What to do."""
     line: int | None = None
     """Line in the source, counted from 1; None when it is not written there."""
+    file: str | None = None
+    """The file, when it is not the first one but one that Hydra takes into the configuration."""
 
     def __str__(self) -> str:
-        """``line 3: path = value: why; remedy`` without the parts that are absent."""
-        line = f"line {self.line}: " if self.line else ""
+        """``line 3: path = value: why; remedy`` without the parts that are absent; a second file's name comes before the line."""
+        line = f"{self.file + ' ' if self.file else ''}line {self.line}: " if self.line else ""
         shown = "" if self.value is None else f" = {self.value}"
         return f"{line}{self.path}{shown}: {self.why}{f'; {self.remedy}' if self.remedy else ''}"
 

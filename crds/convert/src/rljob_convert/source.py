@@ -3,8 +3,9 @@
 Nothing of a file may get lost: every read marks the leaf it came from, notes mark what they are about, and
 :func:`rljob_convert.keys.note_leftovers` writes a note about everything that remains.
 
-References: ``${a.b}``, ``${.b}`` and the resolvers ``subtract``, ``multiply``, ``int_div`` and ``not`` of RLinf. They are followed when a
-value is read, at most :data:`MAX_REFERENCES` times in all and :data:`MAX_DEPTH` deep; a cycle is a note, not an error.
+References: ``${a.b}``, ``${.b}`` and the calls of :mod:`rljob_convert.resolvers`. They are followed when a value is read, at most
+:data:`MAX_REFERENCES` times in all and :data:`MAX_DEPTH` deep; a cycle is a note, not an error. An environment variable that is not set and
+has no default is an error where its value is read: guessing it would change the job.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from rljob_api import paths
 from rljob_api.errors import FieldError, SpecInvalidError, show
 from rljob_api.reading import yaml_text
+from rljob_convert import hydra
 from rljob_convert.notes import Note, NoteKind, is_secret, is_secret_key, shown_value
+from rljob_convert.resolvers import CALL, UnresolvedError, UnsetError, called
 
 MAX_DEPTH = 16
 """References that follow each other."""
@@ -30,13 +34,9 @@ MAX_SUGGESTIONS = 200
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _ONLY_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _PATH = re.compile(r"\.*[\w-]+(\.[\w-]+|\[[0-9]{1,6}\])*")
-_CALL = re.compile(r"(subtract|multiply|int_div|not):(.*)")
+_SELECT = re.compile(r"oc\.select:([^,]*)(,(.*))?", re.DOTALL)
 _MISSING = object()
 _T = TypeVar("_T")
-
-
-class _UnresolvedError(Exception):
-    """Carries why a reference has no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class _Found:
 class Source:
     """One file; collects notes."""
 
-    def __init__(self, data: Mapping[str, object], lines: Mapping[paths.Parts, int]) -> None:
-        """Read from ``data`` with the lines of :func:`rljob_api.reading.yaml_text.load`."""
-        self.data = data
+    def __init__(self, composed: hydra.Composed, environment: Mapping[str, str]) -> None:
+        """Read from a configuration; ``environment`` is what ``${oc.env:..}`` asks."""
+        data = self.data = composed.data
         self.notes: list[Note] = []
         self.used: set[paths.Parts] = set()
         """Leaves, lists and maps whose value is in the manifest."""
@@ -61,7 +61,9 @@ class Source:
         """What a note is about, with everything below."""
         self.serving: set[paths.Parts] = set()
         """What some ``${..}`` of the file names, used or not."""
-        self._lines = lines
+        self._lines = composed.lines
+        self._files = composed.files
+        self._environment = environment
         self._num_references = 0
         self._num_suggestions = 0
         for _, value in leaves(data):
@@ -90,7 +92,8 @@ class Source:
             self.noted.add(parts)
         shown = written if value is _MISSING else value
         text = None if shown is _MISSING else shown_value(parts, shown)
-        self.notes.append(Note(path=paths.join(parts), value=text, kind=kind, why=why, remedy=remedy, line=self._line(parts)))
+        at, file = self._lines.get(parts), self._files.get(parts)
+        self.notes.append(Note(path=paths.join(parts), value=text, kind=kind, why=why, remedy=remedy, line=at, file=file))
 
     def drop(self, parts: paths.Parts, why: str, remedy: str = "") -> None:
         """Note something without an equivalent."""
@@ -129,17 +132,36 @@ class Source:
         return self.peek(*parts) is not None
 
     def peek(self, *parts: str | int) -> object:
-        """The value with references filled in, or None. Marks nothing and notes nothing."""
+        """The value with references filled in, or None. Marks nothing and notes nothing.
+
+        Raises:
+            SpecInvalidError: it needs an environment variable that is not set.
+        """
         try:
             return self._resolved(parts, used=None)
-        except _UnresolvedError:
+        except UnsetError as error:
+            raise self._unset(parts, error) from error
+        except UnresolvedError:
             return None
+
+    def glance(self, *parts: str | int) -> object:
+        """The same for a value that the manifest does not get: an environment variable that is not set is no matter then."""
+        try:
+            return self._resolved(parts, used=None)
+        except UnresolvedError:
+            return None
+
+    def _unset(self, parts: paths.Parts, error: UnsetError) -> SpecInvalidError:
+        value = shown_value(parts, self._raw(parts)) if self._raw(parts) is not _MISSING else None
+        remedy = "set it where rljob convert runs, or write the value itself"
+        line = self._lines.get(parts)
+        return SpecInvalidError([FieldError(path=paths.join(parts), value=value, problem=f"{error}", remedy=remedy, line=line)])
 
     def keys(self, *parts: str | int) -> list[str]:
         """Keys of a section; empty when there is none."""
         try:
             found = self._find(tuple(parts), 0, None)
-        except _UnresolvedError:
+        except UnresolvedError:
             return []
         return [str(key) for key in found.node] if isinstance(found.node, dict) else []
 
@@ -147,7 +169,7 @@ class Source:
         """Entries of a list; 0 when there is none."""
         try:
             found = self._find(tuple(parts), 0, None)
-        except _UnresolvedError:
+        except UnresolvedError:
             return 0
         return len(found.node) if isinstance(found.node, list) else 0
 
@@ -156,7 +178,9 @@ class Source:
         used: set[paths.Parts] = set()
         try:
             value = self._resolved(parts, used)
-        except _UnresolvedError as error:
+        except UnsetError as error:
+            raise self._unset(parts, error) from error
+        except UnresolvedError as error:
             if self._raw(tuple(parts)) is not _MISSING and tuple(parts) not in self.noted:
                 self.note(NoteKind.UNKNOWN, tuple(parts), f"cannot be resolved: {error}", "write the value itself")
             return None
@@ -252,7 +276,7 @@ class Source:
             return None
         try:
             found = self._find(parts, 0, None)
-        except _UnresolvedError:
+        except UnresolvedError:
             self.take(*parts)
             return None
         if found.node and isinstance(found.node, (dict, list)):
@@ -273,8 +297,17 @@ class Source:
 
     # -- references
 
-    def _line(self, parts: paths.Parts) -> int | None:
-        return self._lines.get(parts)
+    def filled_search_path(self, text: str) -> str:
+        """A path of ``hydra.searchpath`` with its references filled in.
+
+        Raises:
+            SpecInvalidError: one of them has no value.
+        """
+        try:
+            return str(self._filled(text, ("hydra", "searchpath"), 0, None))
+        except UnresolvedError as error:
+            problem = FieldError(path="hydra.searchpath", value=show(text), problem=str(error), remedy="set it, or bring the files here")
+            raise SpecInvalidError([problem]) from error
 
     def _raw(self, parts: paths.Parts) -> object:
         node: object = self.data
@@ -322,62 +355,62 @@ class Source:
     def _target(self, reference: str, here: paths.Parts, depth: int, used: set[paths.Parts] | None) -> _Found:
         self._num_references += 1
         if depth >= MAX_DEPTH or self._num_references > MAX_REFERENCES:
-            raise _UnresolvedError(f"${{{reference}}} leads through more than {MAX_DEPTH} references, perhaps in a circle")
+            raise UnresolvedError(f"${{{reference}}} leads through more than {MAX_DEPTH} references, perhaps in a circle")
         levels = len(reference) - len(reference.lstrip("."))
         base = here[: max(0, len(here) - levels)] if levels else ()
         found = self._find((*base, *paths.split(reference.lstrip("."))), depth + 1, used)
         if found.node is _MISSING:
-            raise _UnresolvedError(f"${{{reference}}} names nothing in this file")
+            raise UnresolvedError(f"${{{reference}}} names nothing in this file")
         return found
 
     def _filled(self, text: str, here: paths.Parts, depth: int, used: set[paths.Parts] | None) -> object:
         """A text with its references filled in, innermost first; a text that is one reference takes its value and type."""
-        values: list[object] = []
         for _ in range(MAX_DEPTH):
             match = _REFERENCE.search(text)
             if match is None:
                 break
-            value = self._evaluated(match[1].strip(), here, depth, used, values)
+            value = self._evaluated(match[1].strip(), here, depth, used)
             if match[0] == text.strip():
                 return value
             if isinstance(value, (dict, list)):
-                raise _UnresolvedError(f"{match[0]} is a section inside a text")
+                raise UnresolvedError(f"{match[0]} is a section inside a text")
             text = f"{text[: match.start()]}{'' if value is None else value}{text[match.end() :]}"
             if len(text) > MAX_TEXT:
-                raise _UnresolvedError(f"its references make it longer than {MAX_TEXT} characters")
+                raise UnresolvedError(f"its references make it longer than {MAX_TEXT} characters")
         if "${" in text:
-            raise _UnresolvedError(f"has more than {MAX_DEPTH} references or one that does not end")
+            raise UnresolvedError(f"has more than {MAX_DEPTH} references or one that does not end")
         return text
 
-    def _evaluated(self, expression: str, here: paths.Parts, depth: int, used: set[paths.Parts] | None, values: list[object]) -> object:
-        call = _CALL.fullmatch(expression)
+    def _evaluated(self, expression: str, here: paths.Parts, depth: int, used: set[paths.Parts] | None) -> object:
+        call = CALL.fullmatch(expression)
         if call is not None:
-            return _called(call[1], call[2])
+            return called(call[1], call[2], self._environment)
+        select = _SELECT.fullmatch(expression)
+        if select is not None:
+            return self._selected(select[1].strip(), select[3], here, depth, used)
         if not _PATH.fullmatch(expression):
-            raise _UnresolvedError(f"${{{expression}}} is computed by Hydra or by the environment, which are not asked here")
+            raise UnresolvedError(f"${{{expression}}} is computed by Hydra when it starts, which is not asked here")
+        return self._followed_value(expression, here, depth, used)
+
+    def _selected(self, path: str, default: str | None, here: paths.Parts, depth: int, used: set[paths.Parts] | None) -> object:
+        """OmegaConf's ``oc.select``: what is there, else the default."""
+        try:
+            value = self._followed_value(path, here, depth, used) if _PATH.fullmatch(path) else None
+        except UnsetError:
+            raise
+        except UnresolvedError:
+            value = None
+        return value if value is not None or default is None else called("oc.decode", default, self._environment)
+
+    def _followed_value(self, expression: str, here: paths.Parts, depth: int, used: set[paths.Parts] | None) -> object:
         found = self._target(expression, here, depth, used)
         if used is not None and not isinstance(found.node, (dict, list)):
             used.add(found.parts)
         if isinstance(found.node, str) and "${" in found.node:
             if depth + 1 >= MAX_DEPTH:
-                raise _UnresolvedError(f"${{{expression}}} leads through more than {MAX_DEPTH} references, perhaps in a circle")
+                raise UnresolvedError(f"${{{expression}}} leads through more than {MAX_DEPTH} references, perhaps in a circle")
             return self._filled(found.node, found.parts, depth + 1, used)
         return found.node
-
-
-def _called(name: str, arguments: str) -> object:
-    """RLinf's own resolvers, on numbers that are already filled in."""
-    words = [word.strip() for word in arguments.split(",")]
-    if name == "not" and len(words) == 1 and words[0].lower() in ("true", "false", "none", ""):
-        return words[0].lower() != "true"
-    if name == "not" or len(words) != 2 or not all(re.fullmatch(r"-?[0-9]{1,12}", word) for word in words):
-        raise _UnresolvedError(f"{name} needs {'true or false' if name == 'not' else 'two whole numbers'}, not {show(arguments)}")
-    left, right = int(words[0]), int(words[1])
-    if name == "int_div":
-        if right == 0:
-            raise _UnresolvedError("it divides by 0")
-        return left // right
-    return left - right if name == "subtract" else left * right
 
 
 def _child(node: object, part: str | int) -> object:
@@ -401,11 +434,17 @@ def leaves(data: object, parts: paths.Parts = ()) -> Iterator[tuple[paths.Parts,
             yield here, node
 
 
-def read(text: str, framework: str) -> Source:
-    """The one document of a text.
+def read(text: str, framework: str, *, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Source:
+    """The one document of a text, with the files that its defaults list names.
+
+    Args:
+        text: the configuration.
+        framework: its name, for messages.
+        folder: where the file lies; None where only its text is there.
+        environment: what ``${oc.env:..}`` asks; empty when None.
 
     Raises:
-        SpecInvalidError: not YAML, empty, several documents, not a map, or already an RLJob.
+        SpecInvalidError: not YAML, empty, several documents, not a map, already an RLJob, or a file that it names is not there.
     """
     documents = yaml_text.load(text)
     if len(documents) != 1 or not isinstance(documents[0].data, dict) or not documents[0].data:
@@ -415,7 +454,10 @@ def read(text: str, framework: str) -> Source:
     assert isinstance(document.data, dict)
     if document.data.get("kind") == "RLJob":
         raise SpecInvalidError([FieldError(path="kind", value=show("RLJob"), problem="is a manifest already", remedy="use it as it is")])
-    source = Source(document.data, document.lines)
-    for error in document.errors:
+    variables = environment or {}
+    own = Source(hydra.Composed(data=document.data, lines=document.lines), variables)
+    composed = hydra.compose(document, folder, own.filled_search_path)
+    source = Source(composed, variables)
+    for error in composed.errors:
         source.text_problem(error)
     return source

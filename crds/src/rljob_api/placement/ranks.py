@@ -82,21 +82,27 @@ class EvaluatedPart:
     units: range
     """Unit ranks, at least one."""
     processes: range
-    """Process ranks, at least one; as many as units, or one number divides the other."""
+    """Process ranks, at least one; more than units, or a number that divides that of the units."""
     gives_processes: bool
     """Whether the process ranks are written, not derived."""
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some units have one process more than others."""
+        return len(self.processes) > len(self.units) and len(self.processes) % len(self.units) > 0
+
     def split(self) -> Iterator[range]:
-        """Units of every process of this part."""
+        """Units of every process of this part; where its units do not divide the processes, the first units have one more."""
         num_units, num_processes = len(self.units), len(self.processes)
         if num_units >= num_processes:
             size = num_units // num_processes
             for first in range(0, num_units, size):
                 yield self.units[first : first + size]
         else:
-            for unit in self.units:
+            share, further = divmod(num_processes, num_units)
+            for index, unit in enumerate(self.units):
                 alone = range(unit, unit + 1)
-                for _ in range(num_processes // num_units):
+                for _ in range(share + (index < further)):
                     yield alone
 
 
@@ -223,11 +229,11 @@ class _Evaluator:
         else:
             ranks = range(written.ranks.start, written.ranks.end + 1)
             self._check_processes_follow(part, ranks)
-        if len(ranks) % len(units) and len(units) % len(ranks):
+        if len(units) % len(ranks) and len(ranks) < len(units):
             raise PlacementError(
                 "P14",
-                f"part {show(part)} has {len(units)} {self._unit_name} ranks and {len(ranks)} processes, and neither divides the other",
-                "give every process as many units, or every unit as many processes",
+                f"part {show(part)} has {len(units)} {self._unit_name} ranks, which its {len(ranks)} processes do not divide",
+                "give every process as many units",
             )
         for each in (resources, written):
             if self._odd is None and each is not None:

@@ -136,7 +136,9 @@ def plan(
 
 @app.command()
 def convert(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The configuration as YAML; - reads standard input.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The configuration as YAML, beside the files that it takes in; - reads standard input.")
+    ],
     framework: Annotated[Framework, typer.Option("--from", help="Whose configuration it is.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest here instead of to standard output.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; the experiment's when not given.")] = None,
@@ -149,14 +151,17 @@ def convert(
 
     The manifest goes to standard output, the notes to standard error and on top of the manifest.
 
-    Exit codes: 0 done, 2 unreadable, or --strict and something was lost.
+    Exit codes: 0 done, 2 unreadable or no RL job, or --strict and something was lost.
     """
     text = _read(file)
+    folder = None if file == "-" else Path(file).parent
     from rljob_api.errors import SpecInvalidError
     from rljob_runtime.commands.convert import convert_file
 
     try:
-        is_written = convert_file(text, framework.value, out=out, name=name, devices_per_node=devices_per_node, strict=strict)
+        is_written = convert_file(
+            text, framework.value, folder=folder, out=out, name=name, devices_per_node=devices_per_node, strict=strict
+        )
     except SpecInvalidError as error:
         _fail(_problems(file, error))
     except OSError as error:

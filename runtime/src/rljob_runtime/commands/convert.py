@@ -13,12 +13,22 @@ MAX_PROBLEMS = 40
 LOST = (NoteKind.UNKNOWN, NoteKind.DROPPED)
 
 
-def convert_file(text: str, source: str, *, out: Path | None, name: str | None, devices_per_node: int | None, strict: bool) -> bool:
+def convert_file(
+    text: str,
+    source: str,
+    *,
+    folder: Path | None,
+    out: Path | None,
+    name: str | None,
+    devices_per_node: int | None,
+    strict: bool,
+) -> bool:
     """Convert, print manifest and report; with ``strict`` nothing is written when something was lost.
 
     Args:
         text: the configuration.
         source: the framework, ``roll`` or ``rlinf``.
+        folder: where the file lies, for the files that it takes in; None of standard input.
         out: where the manifest goes, with the notes as a comment; standard output when None.
         name: of the job.
         devices_per_node: accelerators of a node where the configuration does not contain it.
@@ -28,10 +38,10 @@ def convert_file(text: str, source: str, *, out: Path | None, name: str | None, 
         Whether the manifest was written.
 
     Raises:
-        rljob_api.errors.SpecInvalidError: the text is no configuration.
+        rljob_api.errors.SpecInvalidError: the text is no configuration of an RL job, or needs a file or variable that is not there.
         OSError: ``out`` cannot be written.
     """
-    converted = conversion.convert(source, text, name=name, devices_per_node=devices_per_node)
+    converted = conversion.convert(source, text, name=name, devices_per_node=devices_per_node, folder=folder)
     typer.echo(conversion.report(converted), nl=False, err=True)
     lost = sum(note.kind in LOST for note in converted.notes)
     if strict and lost:

@@ -86,6 +86,8 @@ def place_components(
         }
     if reordered:
         differences.append("D5")
+    if any(part.is_uneven for name in placement.components for part in placement.get_component_ranks(name).evaluation.parts):
+        differences.append("D19")
     mode = placement.placement_mode
     result: Plain = {"mode": None if mode is None else mode.value, "rollout_sync_mode": None}
     if isinstance(placement, ModelParallelComponentPlacement):

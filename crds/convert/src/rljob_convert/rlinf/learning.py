@@ -38,8 +38,8 @@ _AGGREGATIONS = {
 _PENALTIES = {"low_var_kl": "K3", "k3": "K3", "kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "abs": "Abs"}
 _SCHEDULES = {"constant": "Constant", "linear": "Linear", "cosine": "Cosine", "constant_with_warmup": "Constant"}
 DEFAULT_STEPS = 100
-_WHOLE_VOCABULARY = 100_000
-"""RLinf's files write top_k 1000000 for sampling from all tokens."""
+MAX_TOP_K = 100_000
+"""A larger topK is RLinf's way to say none: no vocabulary is so large that it would cut more than the rarest tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
                     "variant": source.choice(_LOSSES, *where, "loss_type"),
                     "clipLow": clip if low is None else low,
                     "clipHigh": clip if high is None else high,
-                    "dualClip": source.number(*where, "clip_ratio_c", above=1.0, high=1000.0),
+                    "dualClip": _dual_clip(source),
                     "aggregation": source.choice(_AGGREGATIONS, *where, "loss_agg_func"),
                 }
             ),
@@ -90,6 +90,13 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
     if estimator == "GAE":
         section = {**section, "critic": _critic(source)}
     return Rule(section=compact(section), kl_coefficient=kl.get("coefficient", 0.0))
+
+
+def _dual_clip(source: Source) -> float | None:
+    """RLinf's ``clip_ratio_c``, which is off where a file does not set it; RLJob's is 3 then."""
+    bound = source.number("algorithm", "clip_ratio_c", above=1.0, high=1000.0)
+    has_one = source.peek("algorithm", "loss_type") in (None, *(word for word, loss in _LOSSES.items() if loss in ("PPO", "GSPO")))
+    return 0.0 if bound is None and has_one and source.keys("algorithm") else bound
 
 
 def _advantage(source: Source, estimator: str) -> Section:
@@ -122,52 +129,118 @@ def _kl(source: Source, estimator: str) -> Section:
 
 
 def _critic(source: Source) -> Section:
+    """The critic's own optimizer, in its section; ``actor.optim.value_lr`` where a file has none."""
+    optim, schedule = ("critic", "optim"), _schedule(source, "critic")
+    own, shared = source.number(*optim, "lr", above=0.0), ("actor", "optim", "value_lr")
+    if own is not None and source.has(*shared):
+        source.drop(shared, f"critic.optim.lr {own:g} counts")
+    rate = source.number(*shared, above=0.0) if own is None else own
+    clip = source.number("algorithm", "value_cliprange", above=0.0)
+    if clip is not None and source.has("algorithm", "value_clip"):
+        source.drop(("algorithm", "value_clip"), f"value_cliprange {clip:g} counts, which the critic of LLMs reads")
+    clip = source.number("algorithm", "value_clip", above=0.0) if clip is None else clip
     return compact(
         {
-            "learningRate": source.number("actor", "optim", "value_lr", above=0.0),
-            "valueClip": source.number("algorithm", "value_clip", above=0.0),
+            "learningRate": rate,
+            "minLearningRate": None if rate is None else _min_learning_rate(source, "critic", rate, schedule),
+            "schedule": schedule,
+            "learningRateWarmupSteps": _warmup_steps(source, "critic"),
+            "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
+            "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
+            "epsilon": source.number(*optim, "adam_eps", above=0.0),
+            "weightDecay": source.number(*optim, "weight_decay"),
+            "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
+            "valueClip": clip,
+            "warmupSteps": source.integer("algorithm", "critic_warmup_steps") or None,
         }
     )
 
 
-def rollout(source: Source) -> Section:
-    """Batch sizes and sampling."""
+def off_policy(source: Source, variant: str | None, updates: int) -> Section | None:
+    """What the ratio compares with, and the correction towards the engines.
+
+    RLinf's ratio is against ``recomputed_logprobs`` of the actor where they are computed, else against those of the engines;
+    ``importance_sampling_fix`` multiplies the advantages with min(exp(recomputed - engine), importance_sampling_clip)
+    (``megatron_actor_worker.py``).
+
+    Args:
+        source: the configuration.
+        variant: of the policy loss.
+        updates: of one step.
+    """
+    fix, clip = ("algorithm", "importance_sampling_fix"), ("algorithm", "importance_sampling_clip")
+    ask = ("algorithm", "recompute_logprobs")
+    recomputes = source.flag(*ask)
+    if source.flag(*fix):
+        high = source.number(*clip, above=0.0, high=1e6)
+        if high is None:
+            high = source.assume(clip, 1.0, "importance_sampling_fix needs a bound, and the file has none", "set offPolicy.weight.high")
+        if recomputes is False:
+            source.differs(ask, "they are computed all the same: importance_sampling_fix needs them, as in RLinf")
+        return {"proximal": "Recompute", "weight": {"level": "Token", "high": high}}
+    if source.has(*clip):
+        source.drop(clip, "importance_sampling_fix is off")
+    if not recomputes or variant == "Vanilla":
+        return None
+    if updates > 1:
+        return {"proximal": "Recompute"}
+    why = "with one update per step RLinf's ratio is 1, it never clips; RLJob's is against the log-probs of the engine that sampled"
+    source.differs(ask, why, "write algorithm.policyLoss.variant: Vanilla for RLinf's gradient, which corrects nothing")
+    return None
+
+
+def rollout(source: Source, *, trains: bool = True) -> Section:
+    """Batch sizes and sampling; without training, what a validation has of them."""
     params = ("algorithm", "sampling_params")
     samples = source.integer("algorithm", "group_size", low=1, high=4096)
     if samples is None:
         samples = source.assume(("algorithm", "group_size"), 8, "the file does not say", "set rollout.samplesPerPrompt")
     temperature = source.number(*params, "temperature", high=10.0)
-    if temperature == 0:
+    if temperature == 0 and trains:
         source.differs((*params, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
         temperature = 1.0
-    top_k = source.integer(*params, "top_k", low=-1)
+    top_k = source.integer(*params, "top_k", low=-1) if trains else None
+    if top_k is not None and top_k > MAX_TOP_K:
+        source.drop((*params, "top_k"), "cuts nothing: no vocabulary is so large")
+        top_k = None
     prompt = source.integer("data", "max_prompt_length", low=1, high=10_000_000)
     response = source.integer(*params, "max_new_tokens", low=1, high=10_000_000)
-    total = source.integer("runner", "seq_length", low=2, high=10_000_000)
-    if response is None and total is not None and prompt is not None and total > prompt:
-        response = total - prompt
+    if response is None and prompt is not None:
+        total = source.integer("runner", "seq_length", low=2, high=10_000_000)
+        response = total - prompt if total is not None and total > prompt else None
     return compact(
         {
-            "promptsPerStep": source.integer("data", "rollout_batch_size", low=1),
+            "promptsPerStep": source.integer("data", "rollout_batch_size", low=1) if trains else None,
             "samplesPerPrompt": samples,
             "maxPromptTokens": prompt,
             "maxResponseTokens": response,
             "temperature": temperature,
             "topP": source.number(*params, "top_p", above=0.0, high=1.0),
-            "topK": top_k if top_k is not None and 0 < top_k < _WHOLE_VOCABULARY else None,
+            "topK": top_k if top_k is not None and 0 < top_k < MAX_TOP_K else None,
+            "stopTokenIds": _stop_tokens(source),
         }
     )
+
+
+def _stop_tokens(source: Source) -> list[int]:
+    where = ("algorithm", "sampling_params", "stop_token_ids")
+    count = min(source.length(*where), 64)
+    if not count:
+        source.take(*where)
+    ids = [source.integer(*where, index, high=10_000_000) for index in range(count)]
+    return [token for token in ids if token is not None]
 
 
 def training(source: Source, generation: Section) -> Section:
     """The trainer's settings; ``generation`` is the section rollout."""
     steps = _steps(source)
-    optim, schedule = ("actor", "optim"), _schedule(source)
+    optim, schedule, rate = ("actor", "optim"), _schedule(source), source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
     return compact(
         {
             "steps": steps,
-            "learningRate": source.number(*optim, "lr", above=0.0),
+            "learningRate": rate,
+            "minLearningRate": None if rate is None else _min_learning_rate(source, "actor", rate, schedule),
             "schedule": schedule,
             "warmupSteps": _warmup(source, steps, common.most_warmup(steps, schedule)),
             "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
@@ -195,13 +268,36 @@ def _steps(source: Source) -> int:
     return source.assume(("runner", "max_steps"), DEFAULT_STEPS, "the file does not bound the steps", "set training.steps")
 
 
-def _schedule(source: Source) -> str | None:
-    old, new = ("actor", "lr_sched", "lr_decay_style"), ("actor", "optim", "lr_scheduler")
+def _schedule(source: Source, role: str = "actor") -> str | None:
+    old, new = (role, "lr_sched", "lr_decay_style"), (role, "optim", "lr_scheduler")
     first = source.choice(_SCHEDULES, *old)
     second = source.choice(_SCHEDULES, *new)
     if first is not None and second is not None and first != second:
         source.drop(new, f"lr_sched.lr_decay_style counts, {first}")
     return first or second
+
+
+def _min_learning_rate(source: Source, role: str, rate: float, schedule: str | None) -> float | None:
+    """Where the schedule ends: Megatron reads it from ``lr_sched``, FSDP from ``optim``."""
+    megatron = source.peek(role, "training_backend") == "megatron"
+    where, other = (role, "lr_sched", "min_lr"), (role, "optim", "min_lr")
+    where, other = (where, other) if megatron or not source.has(*other) else (other, where)
+    if source.has(*other):
+        source.drop(other, f"{'.'.join(where)} counts with training_backend {'megatron' if megatron else 'fsdp'}")
+    smallest = source.number(*where)
+    if not smallest:
+        return None
+    if schedule in (None, "Constant") or smallest > rate:
+        why = "the rate is constant" if schedule in (None, "Constant") else f"is above the learning rate {rate:g}"
+        source.drop(where, f"{why}, so no schedule ends there")
+        return None
+    return smallest
+
+
+def _warmup_steps(source: Source, role: str) -> int | None:
+    """Warm-up steps that a file gives as a number, the larger of its two places."""
+    counts = [source.integer(role, *key, high=1_000_000) for key in (("lr_sched", "lr_warmup_iters"), ("optim", "lr_warmup_steps"))]
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _warmup(source: Source, steps: int, most: int) -> int | None:
@@ -220,6 +316,29 @@ def _warmup(source: Source, steps: int, most: int) -> int | None:
         if ratio_value is not None:
             return min(most, common.whole_steps(source, where, ratio_value, steps) or 0)
     return None
+
+
+def whole_batches(source: Source, generation: Section, trained: Section, processes: int) -> Section:
+    """The section rollout with as many prompts as the Trainer's processes divide among them.
+
+    RLinf rounds each process's share down and leaves out the samples that are left (``fsdp_actor_worker.py``).
+
+    Args:
+        source: the configuration.
+        generation: the section rollout.
+        trained: the section training.
+        processes: data-parallel ones of the Trainer.
+    """
+    prompts, samples, updates = generation.get("promptsPerStep"), generation["samplesPerPrompt"], trained.get("miniBatches", 1)
+    if prompts is None or prompts * samples // updates < processes:
+        return generation
+    fitting = (count for count in range(prompts, 0, -1) if count % updates == 0 and (count // updates * samples) % processes == 0)
+    result = next(fitting, prompts)
+    if result != prompts:
+        share = f"{prompts} * {samples} samples in {updates} updates"
+        why = f"becomes {result}: {processes} processes do not divide {share}; RLinf leaves out the rest"
+        source.differs(("data", "rollout_batch_size"), why, "check rollout.promptsPerStep")
+    return {**generation, "promptsPerStep": result}
 
 
 def _mini_batches(source: Source, generation: Section) -> int | None:

@@ -11,44 +11,100 @@ from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.rlinf.keys import TABLE
-from rljob_convert.rlinf.learning import algorithm, rollout, training
+from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training, whole_batches
 from rljob_convert.rlinf.placement import Placed, place
 from rljob_convert.source import Source
 
-_TASKS = {"math": "RLVR", "reasoning": "RLVR", "reasoning_eval": "RLVR", "coding_online_rl": "RLVR", "sft": "RLVR"}
+_LOOPS = ("agentloop", "tools", "agentlightning", "rollout_server", "server")
+"""Sections of jobs whose responses come from agents: they call tools, or answer requests from outside."""
+VALIDATION_PLACEHOLDER = "data/validation.jsonl"
+MAX_VALIDATION_PROMPTS = 1_000_000
+"""The most that a manifest may ask; RLinf evaluates on the whole set."""
 _FLAGS = ("offload_optimizer", "offload_weight", "offload_grad")
 
 
 def convert(source: Source, name: str | None, devices_per_node: int | None) -> Section:
     """The manifest of an RLinf configuration; what did not become a field is in ``source.notes``."""
     job = common.job_name(source, name, "runner", "experiment_name")
+    spec = _evaluation(source, devices_per_node) if _only_validates(source) else _training(source, devices_per_node)
+    note_leftovers(source, TABLE)
+    return common.manifest(job, spec)
+
+
+def _training(source: Source, devices_per_node: int | None) -> Section:
+    """A job that trains."""
     rule = algorithm(source, has_critic=_places_critic(source))
     placed = place(source, devices_per_node, has_kl=rule.kl_coefficient > 0)
     is_agentic = _is_agentic(source, placed)
-    _engines(source, placed)
-    offload = _offload(source, placed)
+    model = _model(source)
     generation = rollout(source)
+    _engines(source, placed, model, _longest(generation))
+    offload = _offload(source, placed)
     trained = training(source, generation)
-    learning = common.without_idle_value_clip(source, ("algorithm", "value_clip"), rule.section, trained.get("miniBatches", 1))
+    updates = trained.get("miniBatches", 1)
+    correction = off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
+    clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
+    learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
+    processes = placed.workers.get("actor", 1) // trained.get("tensorParallelSize", 1)
     every = _validation_steps(source)
-    spec: Section = {
+    return {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
-        "model": _model(source),
-        "data": _data(source, validates=every > 0),
+        "model": model,
+        "data": _data(source, trains=True, validates=every > 0),
         "rewards": _rewards(source, is_agentic=is_agentic),
         "environments": _environments(source, placed) if is_agentic else None,
-        "algorithm": learning,
-        "rollout": generation,
+        "algorithm": compact({**learning, "offPolicy": correction}),
+        "rollout": whole_batches(source, generation, trained, max(1, processes)),
         "training": trained,
         "validation": {"everySteps": every} if every else None,
         "offload": offload,
         "checkpoint": _checkpoint(source),
         "seed": source.integer("actor", "seed", high=2_147_483_647),
     }
-    note_leftovers(source, TABLE)
-    return common.manifest(job, spec)
+
+
+def _evaluation(source: Source, devices_per_node: int | None) -> Section:
+    """A job that validates a model once; what the file says of training stays unread, and ends in notes."""
+    placed = place(source, devices_per_node, has_kl=False, trains=False)
+    is_agentic = _is_agentic(source, placed)
+    model = {key: value for key, value in _model(source).items() if key != "lora"}
+    generation = rollout(source, trains=False)
+    _engines(source, placed, model, _longest(generation))
+    samples = generation.get("samplesPerPrompt", 1)
+    return {
+        "nodeGroups": placed.node_groups,
+        "components": placed.components,
+        "pipeline": "Agentic" if is_agentic else "RLVR",
+        "model": model,
+        "data": _data(source, trains=False, validates=True),
+        "rewards": _rewards(source, is_agentic=is_agentic),
+        "environments": _environments(source, placed) if is_agentic else None,
+        "rollout": {key: generation[key] for key in ("maxPromptTokens", "maxResponseTokens", "stopTokenIds") if key in generation},
+        "training": {"steps": 0},
+        "validation": compact(
+            {
+                "maxPrompts": MAX_VALIDATION_PROMPTS,
+                "samplesPerPrompt": samples if samples > 1 else None,
+                "temperature": generation.get("temperature"),
+                "topP": generation.get("topP"),
+            }
+        ),
+        "seed": source.integer("actor", "seed", high=2_147_483_647),
+    }
+
+
+def _longest(generation: Section) -> int:
+    """Tokens of the longest request."""
+    tokens: int = generation.get("maxPromptTokens", 1024) + generation.get("maxResponseTokens", 1024)
+    return tokens
+
+
+def _only_validates(source: Source) -> bool:
+    """Whether the file evaluates a model: by its task, or by a switch of its runner."""
+    switches = [source.flag(*where) for where in (("eval",), ("runner", "only_eval"))]
+    return str(source.peek("runner", "task_type")).endswith("_eval") or any(switches)
 
 
 def _places_critic(source: Source) -> bool:
@@ -58,17 +114,26 @@ def _places_critic(source: Source) -> bool:
 
 def _is_agentic(source: Source, placed: Placed) -> bool:
     task = source.text("runner", "task_type")
+    loop = next((key for key in _LOOPS if source.keys(key)), None)
     places_environments = any(component["role"] == "Environment" for component in placed.components)
-    if task is not None and task not in _TASKS and not places_environments:
-        source.differs(("runner", "task_type"), "becomes pipeline Agentic")
-        return True
-    if task is not None and places_environments and task in _TASKS:
-        source.differs(("runner", "task_type"), "becomes pipeline Agentic, because environments or agents are placed")
-    return places_environments
+    is_robotic = task in ("embodied", "embodied_eval")
+    if not (loop or places_environments or is_robotic or task == "coding_online_rl"):
+        return False
+    if task is not None:
+        reason = "environments or agents are placed" if places_environments else f"of the section {loop}" if loop else f"the task is {task}"
+        source.differs(("runner", "task_type"), f"becomes pipeline Agentic: {reason}")
+    return True
 
 
-def _engines(source: Source, placed: Placed) -> None:
-    """Give every Rollout the engine of the section ``rollout``."""
+def _engines(source: Source, placed: Placed, model: Section, longest: int) -> None:
+    """Give every Rollout the engine of the section ``rollout``.
+
+    Args:
+        source: the configuration.
+        placed: the components.
+        model: the section model.
+        longest: tokens of the longest request.
+    """
     kinds = {"vllm": "VLLM", "sglang": "SGLang"}
     where = ("rollout", "rollout_backend")
     kind = source.choice(kinds, *where)
@@ -76,20 +141,42 @@ def _engines(source: Source, placed: Placed) -> None:
         kind = source.assume(where, "VLLM", "the file does not name an engine")
     tensor = source.integer("rollout", "tensor_parallel_size", low=1, high=64) or 1
     pipeline = source.integer("rollout", "pipeline_parallel_size", low=1, high=64) or 1
+    kind = kind or "VLLM"
+    options = ("rollout", kind.lower())
+    given = {name: source.take(*options, name) for name in _ENGINE_OPTIONS.get(kind, ()) if source.has(*options, name)}
     engine = compact(
         {
-            "type": kind or "VLLM",
+            "type": kind,
+            "dtype": _engine_dtype(source, model.get("dtype") or "bfloat16"),
             "tensorParallelSize": tensor,
             "pipelineParallelSize": pipeline if pipeline > 1 else None,
             "maxRunningRequests": source.integer("rollout", "max_running_requests", low=1, high=65_536),
             "memoryFraction": source.number("rollout", "gpu_memory_utilization", high=1.0),
             "prefixCaching": source.flag("rollout", "vllm", "enable_prefix_caching") if kind == "VLLM" else None,
             "enforceEager": source.flag("rollout", "enforce_eager"),
+            "extraArgs": common.engine_arguments(source, kind, given, options, longest),
         }
     )
     for component in placed.components:
         if component["role"] == "Rollout":
             component["engine"] = dict(engine)
+
+
+_ENGINE_OPTIONS = {"VLLM": ("enable_chunked_prefill", "max_num_batched_tokens")}
+"""Options of the section that bears the engine's name whose names and meaning are the engine's own."""
+
+
+def _engine_dtype(source: Source, trained: str) -> str | None:
+    """The engine's type where it is not the Trainer's."""
+    for where in (("rollout", "model", "precision"), ("rollout", "precision")):
+        dtype = source.choice(common.DTYPES, *where)
+        written = common.DTYPES.get(str(source.peek("actor", "model", "precision")).lower())
+        if dtype == written == "float16":
+            source.differs(where, "becomes the Trainer's bfloat16, so that both compute alike")
+            return None
+        if dtype is not None:
+            return None if dtype == trained else dtype
+    return None
 
 
 def _offload(source: Source, placed: Placed) -> Section | None:
@@ -149,13 +236,12 @@ def _model(source: Source) -> Section:
         path = path or other
     if path is None:
         path = source.assume(paths[0], common.MODEL_PLACEHOLDER, "the manifest needs a model", "write its folder or Hub id")
-    dtype = None
-    for where in (("rollout", "model", "precision"), ("rollout", "precision"), ("actor", "model", "precision")):
-        word = source.peek(*where)
-        if word is not None and dtype is not None and common.DTYPES.get(str(word).lower()) != dtype:
-            source.drop(where, f"RLJob has one dtype for trainer and engines, {dtype}; master weights are float32", "check model.dtype")
-        else:
-            dtype = source.choice(common.DTYPES, *where) or dtype
+    dtype = common.trained_dtype(source, ("actor", "model", "precision"))
+    critic = ("critic", "model", "precision")
+    if common.DTYPES.get(str(source.peek(*critic)).lower()) == (dtype or "bfloat16"):
+        source.take(*critic)
+    elif source.has(*critic):
+        source.drop(critic, f"all trained models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
     tokenizer = source.text("actor", "tokenizer", "tokenizer_model")
     lora = None
     if source.flag("actor", "model", "is_lora"):
@@ -171,16 +257,19 @@ def _model(source: Source) -> Section:
     )
 
 
-def _data(source: Source, *, validates: bool) -> Section:
-    files = source.texts("data", "train_data_paths")
+def _data(source: Source, *, trains: bool, validates: bool) -> Section:
+    files = source.texts("data", "train_data_paths") if trains else []
     prompt, answer = source.text("data", "prompt_key", limit=256), source.text("data", "answer_key", limit=256)
-    if not files:
+    if trains and not files:
         why = "the file names no training data, and the manifest needs some"
         files = [source.assume(("data", "train_data_paths"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
-    section: Section = {"train": common.sources(files, "train", prompt, answer)}
+    section = compact({"train": common.sources(files, "train", prompt, answer)})
     validation = source.texts("data", "val_data_paths") if validates else []
     if not validates and source.peek("data", "val_data_paths"):
-        source.drop(("data", "val_data_paths"), "runner.val_check_interval is off, so nothing is validated")
+        source.drop(("data", "val_data_paths"), _NEVER_VALIDATES, "add data.validation and validation.everySteps")
+    if not trains and not validation:
+        why = "the file names no questions, and the manifest needs some"
+        validation = [source.assume(("data", "val_data_paths"), VALIDATION_PLACEHOLDER, why, "write the path of your file")]
     if validation:
         section["validation"] = common.sources(validation, "validation", prompt, answer)
     if source.flag("data", "apply_chat_template"):
@@ -225,10 +314,16 @@ def _environments(source: Source, placed: Placed) -> list[Section]:
     return [compact({"name": common.label(kind, "environment"), "type": kind, "workers": workers, "maxTurns": turns or loop})]
 
 
+_NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check_progress, whose first result they ignore)"
+
+
 def _validation_steps(source: Source) -> int:
-    """Steps between validations; 0 without."""
+    """Steps between validations; 0 without. Only the runners of robots validate while they train."""
     where = ("runner", "val_check_interval")
     steps = max(0, source.integer(*where, low=-1) or 0)
+    if steps and not str(source.peek("runner", "task_type")).startswith("embodied"):
+        source.drop(where, _NEVER_VALIDATES, "add data.validation and validation.everySteps")
+        return 0
     if steps and not source.peek("data", "val_data_paths"):
         source.drop(where, "the file has no validation data", "add data.validation and validation.everySteps")
         return 0

@@ -19,8 +19,8 @@ DEFAULT_DEVICES_PER_NODE = 8
 PLACEMENT = ("cluster", "component_placement")
 CLUSTER_KEYS = ("num_nodes", "node_groups", "component_placement")
 INFERENCE = ("inference", "actor_inference")
+_TRAINING_ROLES = ("Trainer", "Critic", "Reference")
 _DEVICE_ROLES = ("Trainer", "Rollout", "Critic", "Reference")
-MAX_UNEVEN_UNITS = 256
 MAX_ROBOT_PROCESSES = 65_536
 MAX_COMPONENTS = 64
 MAX_DEVICES = 131_072
@@ -52,8 +52,8 @@ class Placed:
     """Processes by component of the file."""
 
 
-def place(source: Source, devices_per_node: int | None, *, has_kl: bool) -> Placed:
-    """Node groups and components of a configuration."""
+def place(source: Source, devices_per_node: int | None, *, has_kl: bool, trains: bool = True) -> Placed:
+    """Node groups and components of a configuration; without training, those that answer and score."""
     entries = _entries(source, has_kl=has_kl)
     num_nodes = _num_nodes(source)
     groups = read_groups(source, num_nodes)
@@ -66,10 +66,13 @@ def place(source: Source, devices_per_node: int | None, *, has_kl: bool) -> Plac
     cluster = cut(source, num_nodes, groups, devices, shared)
     placed = Placed(node_groups=[run.section for run in cluster.runs], components=[], entries=entries)
     for entry in entries:
+        if not trains and entry.role in _TRAINING_ROLES:
+            _about(source, entry, NoteKind.DROPPED, f"{entry.name}: nothing is trained", "")
+            continue
         component = _component(source, entry, cluster, placed)
         if component is not None:
             placed.components.append(component)
-    _missing_roles(source, placed, cluster, has_kl=has_kl)
+    _missing_roles(source, placed, cluster, has_kl=has_kl, trains=trains)
     placed.sharing = _sharing(cluster, placed)
     _scope(source, cluster, entries)
     return placed
@@ -226,7 +229,7 @@ def _placement(source: Source, entry: Entry, cluster: Cluster) -> Section:
     by_node = _robots_by_node(source, entry, cluster)
     if by_node is not None:
         return {"nodeGroups": [NODE], "ranks": by_node}
-    text = _even(source, entry, cluster)
+    text = entry.ranks
     if not entry.labels or entry.labels == (CLUSTER,):
         return {"ranks": text}
     if entry.labels[0] in RESERVED_GROUPS:
@@ -255,34 +258,6 @@ def _robots_by_node(source: Source, entry: Entry, cluster: Cluster) -> str | Non
     return ",".join(parts)
 
 
-def _even(source: Source, entry: Entry, cluster: Cluster) -> str:
-    """The rank map; a part whose processes its units do not divide is split by unit, as evenly as can be."""
-    try:
-        parts = ranks.parse(entry.ranks).parts
-    except PlacementError:
-        return entry.ranks
-    texts: list[str] = []
-    is_split = False
-    for part in parts:
-        units, procs = part.resources, part.processes
-        count = units.end - units.start + 1 if units is not None else cluster.units(entry.labels)
-        number = procs.end - procs.start + 1 if procs is not None else 0
-        if procs is None or number <= count or number % count == 0 or count > MAX_UNEVEN_UNITS:
-            texts.append(str(part))
-            continue
-        is_split = True
-        first, next_process = (units.start if units is not None else 0), procs.start
-        for index in range(count):
-            share = number // count + (1 if index < number % count else 0)
-            texts.append(f"{first + index}:{next_process}-{next_process + share - 1}" if share > 1 else f"{first + index}:{next_process}")
-            next_process += share
-    if is_split:
-        why = f"{entry.name}: the units of a part do not divide its processes, which RLinf refuses; they are spread as evenly as can be"
-        _about(source, entry, NoteKind.DIFFERENT, why, "check placement.ranks")
-        return ",".join(texts)
-    return entry.ranks
-
-
 def _evaluated(text: str, num_units: int) -> ranks.Evaluation | None:
     """A rank map against the units there are; None when the planner will refuse it."""
     try:
@@ -297,11 +272,11 @@ def _count(cluster: Cluster, entry: Entry) -> int:
     return 1 if evaluation is None else max(1, min(evaluation.num_processes, 1_000_000))
 
 
-def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: bool) -> None:
+def _missing_roles(source: Source, placed: Placed, cluster: Cluster, *, has_kl: bool, trains: bool) -> None:
     """A job needs a Trainer and a Rollout, with a KL term a Reference, and a Reward."""
     by_role = {component["role"]: component for component in reversed(placed.components)}
     other = by_role.get("Trainer") or by_role.get("Rollout")
-    wanted = {"actor": "Trainer", "rollout": "Rollout"} | ({"inference": "Reference"} if has_kl else {})
+    wanted = ({"actor": "Trainer"} if trains else {}) | {"rollout": "Rollout"} | ({"inference": "Reference"} if has_kl else {})
     for position, (name, role) in enumerate(wanted.items()):
         if role in by_role:
             continue

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from rljob_convert.common import Section, compact
-from rljob_convert.roll.learning import Batch
+from rljob_convert.roll.learning import SCHEDULES, Batch, min_learning_rate
 from rljob_convert.source import Source
 
 _ESTIMATORS = {
@@ -126,12 +126,29 @@ def _advantage(source: Source, estimator: str) -> Section:
 
 
 def _critic(source: Source) -> Section:
-    where = ("critic", "training_args", "learning_rate")
-    rate = source.number(*where, above=0.0)
+    """The critic's own optimizer: where the file has no key, ROLL's default counts and not what the policy has."""
+    where = ("critic", "training_args")
+    rate = source.number(*where, "learning_rate", above=0.0)
     if rate is None:
-        rate = source.assume(where, 5e-5, "ROLL's default")
+        rate = source.assume((*where, "learning_rate"), 5e-5, "ROLL's default")
+    schedule = source.choice(SCHEDULES, *where, "lr_scheduler_type")
+    if schedule is None:
+        schedule = source.assume((*where, "lr_scheduler_type"), "Linear", "ROLL's default")
+    warmup = source.integer(*where, "warmup_steps", high=1_000_000)
+    decay = source.number(*where, "weight_decay")
     return compact(
-        {"learningRate": rate, "valueClip": source.number("value_clip", above=0.0), "warmupSteps": source.integer("critic_warmup") or None}
+        {
+            "learningRate": rate,
+            "minLearningRate": min_learning_rate(source, where, rate, schedule),
+            "schedule": schedule,
+            "learningRateWarmupSteps": 0 if warmup is None else warmup,
+            "beta1": source.number(*where, "adam_beta1", high=0.999_999),
+            "beta2": source.number(*where, "adam_beta2", high=0.999_999),
+            "epsilon": source.number(*where, "adam_epsilon", above=0.0),
+            "weightDecay": 0.0 if decay is None else decay,
+            "valueClip": source.number("value_clip", above=0.0),
+            "warmupSteps": source.integer("critic_warmup") or None,
+        }
     )
 
 
@@ -309,12 +326,12 @@ def off_policy(source: Source, rule: Rule, updates: int) -> Section | None:
             if value:
                 source.differs(where, "is computed all the same: the correction is between that policy and the engines")
         return compact({"proximal": "Recompute", "weight": weight, "masks": masks})
+    has_ratio = rule.section["policyLoss"]["variant"] != "Vanilla"
     if forbidden:
         source.drop(forbid, "RLJob's ratios are taken against the engine's own log-probs unless algorithm.offPolicy.proximal says more")
         if asked:
             source.drop(ask, "force_disable_old_logprobs_recompute counts")
         return None
-    has_ratio = rule.section["policyLoss"]["variant"] != "Vanilla"
     if updates > 1 and has_ratio:
         why = "ROLL recomputes by itself where a step has several updates"
         if asked is None:
@@ -327,7 +344,16 @@ def off_policy(source: Source, rule: Rule, updates: int) -> Section | None:
     if asked:
         why = "with one update per step the ratio would be 1 everywhere" if has_ratio else "vanilla has no ratio"
         source.drop(ask, f"{why}; RLJob's ratios are taken against the engine's own log-probs")
+    if has_ratio:
+        _say_ratio(source)
     return None
+
+
+def _say_ratio(source: Source) -> None:
+    """With one update per step ROLL's ratio is that of a policy to itself (``get_old_log_probs_with_cache`` of its base_worker.py)."""
+    why = "with one update per step ROLL's ratio is 1, it never clips; RLJob's is against the log-probs of the engine that sampled"
+    remedy = "write algorithm.policyLoss.variant: Vanilla for ROLL's gradient, which corrects nothing"
+    source.assume(("actor_train", "old_log_probs"), "the engine's", why, remedy)
 
 
 def _weight(source: Source) -> Section | None:

@@ -57,6 +57,19 @@ _MAPPED = {
     "value_clip": "algorithm.critic.valueClip (gae)",
     "critic_warmup": "algorithm.critic.warmupSteps (gae)",
     "critic.training_args.learning_rate": "algorithm.critic.learningRate (gae)",
+    "critic.training_args.lr_scheduler_type": "algorithm.critic.schedule (gae)",
+    "critic.training_args.lr_scheduler_kwargs.min_lr": "algorithm.critic.minLearningRate (gae)",
+    "critic.training_args.lr_scheduler_kwargs.min_lr_rate": "algorithm.critic.minLearningRate (gae)",
+    "critic.training_args.warmup_steps": "algorithm.critic.learningRateWarmupSteps (gae)",
+    "critic.training_args.weight_decay": "algorithm.critic.weightDecay (gae)",
+    "critic.training_args.adam_beta1": "algorithm.critic.beta1 (gae)",
+    "critic.training_args.adam_beta2": "algorithm.critic.beta2 (gae)",
+    "critic.training_args.adam_epsilon": "algorithm.critic.epsilon (gae)",
+    "actor_train.training_args.lr_scheduler_kwargs.min_lr": "training.minLearningRate",
+    "actor_train.training_args.lr_scheduler_kwargs.min_lr_rate": "training.minLearningRate, of learningRate",
+    "actor_infer.model_args.dtype": "components[].engine.dtype",
+    "global_template": "data.prompt.chatTemplate",
+    "rewards.*.tag_included": "rewards[].sources, data.train[].jsonl.tagField (several rewards)",
     "pg_variant": "algorithm.policyLoss.variant",
     "actor_train.pg_variant": "algorithm.policyLoss.variant",
     "importance_sampling": "algorithm.policyLoss.variant: GSPO (seq)",
@@ -235,10 +248,7 @@ _SINGLE = {
     "overlap_grad_reduce": Drop(why="FSDP2 overlaps it always", same=(True,)),
 }
 _DROPPED = {
-    "defaults": Drop(
-        why="Hydra's defaults lists are not followed, so what those files set is missing here",
-        remedy="convert the composed configuration, as `python <start script> --cfg job` prints it",
-    ),
+    "defaults": Drop(why="the files that Hydra takes in are part of this configuration"),
     "hydra": Drop(why="RLJob does not use Hydra"),
     "logging_dir": Drop(why="logs lie in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
     "output_dir": Drop(why="everything a run writes lies in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
@@ -308,9 +318,6 @@ _DROPPED = {
     "actor_infer.generating_args.include_stop_str_in_output": Drop(why="RLJob keeps the token that ended a response"),
     "actor_infer.strategy_args.strategy_config.load_format": Drop(why="engines get their weights from the trainer's first sync"),
     "rewards.*": Drop(why="a reward has type, weight, extraction and function"),
-    "rewards.*.tag_included": Drop(
-        why="ROLL chooses one reward by the tag of a prompt, RLJob sums all", remedy="score 0 for other prompts in a Function reward"
-    ),
     "rewards.*.model_args": Drop(why="RLJob's rewards run on CPU, without a model"),
     "rewards.*.data_args": Drop(why="rewards get the text of the response"),
     "rewards.*.infer_batch_size": Drop(why="rewards score one response at a time"),
@@ -318,7 +325,10 @@ _DROPPED = {
     "rewards.*.generating_args": Drop(why="RLJob's rewards run on CPU, without a model"),
     "rewards.*.judge_prompt": Drop(why="a judge is called from a Function reward"),
     "rewards.*.judge_model_type": Drop(why="a judge is called from a Function reward"),
-    "rewards.*.use_local": Drop(why="code is judged by a Function reward", remedy="run the code in a sandbox of your own"),
+    "rewards.*.use_local": Drop(why="a Code reward runs the tests in a sandbox on the node", same=(True,)),
+    "rewards.*.reward_type": Drop(why="RLJob's verifiers score 1 for a right answer, else 0 or the share that is right"),
+    "rewards.*.response_length_penalty_coef": Drop(why="RLJob's verifiers do not look at the length", same=(0, 0.0)),
+    "tag_to_template": Drop(why="all prompts have the tokenizer's own template"),
     **{f"{role}.{key}": drop for role in ROLES for key, drop in _DROPPED_ANY_ROLE.items()},
     **{
         f"{role}.strategy_args.strategy_config.{key}": drop
@@ -331,7 +341,7 @@ _DROPPED = {
         )
         for role in ("critic", "reference")
     },
-    "critic.training_args": Drop(why="but for learning_rate the critic has the settings of training"),
+    "critic.training_args": Drop(why="the critic's own settings are its learning rate, schedule and AdamW; the rest is as in training"),
     "reference.training_args": Drop(why="a reference is not trained"),
     **{role: Drop(why="not needed with these settings") for role in ("critic", "reference")},
 }

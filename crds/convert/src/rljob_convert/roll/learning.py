@@ -10,7 +10,7 @@ from rljob_convert.source import Source
 
 _ARGS = ("actor_train", "training_args")
 _CONFIG = ("actor_train", "strategy_args", "strategy_config")
-_SCHEDULES = {
+SCHEDULES = {
     "linear": "Linear",
     "cosine": "Cosine",
     "constant": "Constant",
@@ -123,7 +123,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
     rate = source.number(*_ARGS, "learning_rate", above=0.0)
     if rate is None:
         rate = source.assume((*_ARGS, "learning_rate"), 5e-5, "ROLL's default")
-    schedule = source.choice(_SCHEDULES, *_ARGS, "lr_scheduler_type")
+    schedule = source.choice(SCHEDULES, *_ARGS, "lr_scheduler_type")
     if schedule is None:
         schedule = source.assume((*_ARGS, "lr_scheduler_type"), "Linear", "ROLL's default")
     warmup = source.integer(*_ARGS, "warmup_steps")
@@ -142,6 +142,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
         {
             "steps": steps,
             "learningRate": rate,
+            "minLearningRate": min_learning_rate(source, _ARGS, rate, schedule),
             "schedule": schedule,
             "warmupSteps": warmup,
             "beta1": source.number(*_ARGS, "adam_beta1", high=0.999_999),
@@ -156,6 +157,22 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "tensorParallelSize": tensor if tensor > 1 else None,
         }
     )
+
+
+def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, schedule: str) -> float | None:
+    """Where a schedule ends: ``min_lr``, or ``min_lr_rate`` of the peak, of Transformers' ``cosine_with_min_lr``."""
+    given = (*where, "lr_scheduler_kwargs")
+    smallest, share = source.number(*given, "min_lr"), source.number(*given, "min_lr_rate", high=1.0)
+    place = (*given, "min_lr" if smallest is not None else "min_lr_rate")
+    if smallest is None and share is not None:
+        smallest = rate * share
+    if not smallest:
+        return None
+    if schedule == "Constant" or smallest > rate:
+        why = "the rate is constant" if schedule == "Constant" else f"is above the learning rate {rate:g}"
+        source.drop(place, f"{why}, so no schedule ends there")
+        return None
+    return smallest
 
 
 def _checkpointing(source: Source) -> bool | None:

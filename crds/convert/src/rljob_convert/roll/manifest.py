@@ -13,7 +13,8 @@ from rljob_convert.roll.algorithm import algorithm, off_policy
 from rljob_convert.roll.keys import TABLE
 from rljob_convert.roll.learning import batch, training
 from rljob_convert.roll.overlap import every_steps, overlap, rollout, validation, without_repeats
-from rljob_convert.roll.placement import Placed, place, reward_places
+from rljob_convert.roll.placement import Placed, place
+from rljob_convert.roll.rewards import TAG_FIELD, chooses_by_tag, rewards
 from rljob_convert.source import Source
 
 AGENTIC_KEYS = ("train_env_manager", "val_env_manager", "custom_envs", "env_manager_cls", "max_actions_per_traj", "max_tokens_per_step")
@@ -30,7 +31,9 @@ def convert(source: Source, name: str | None) -> Section:
     job = common.job_name(source, name, "exp_name")
     numbers = batch(source, is_agentic=is_agentic)
     rule = algorithm(source, numbers)
-    placed = place(source, needs_reference=rule.kl_coefficient > 0, needs_critic=rule.needs_critic, is_agentic=is_agentic)
+    longest = numbers.prompt_tokens + numbers.response_tokens
+    reference = rule.kl_coefficient > 0
+    placed = place(source, longest=longest, needs_reference=reference, needs_critic=rule.needs_critic, is_agentic=is_agentic)
     trained = training(source, numbers, placed.num_trainer_devices, rule.section.get("critic", {}).get("warmupSteps", 0))
     updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
     correction = off_policy(source, rule, updates)
@@ -43,7 +46,7 @@ def convert(source: Source, name: str | None) -> Section:
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
         "data": _data(source, is_agentic=is_agentic, validates=validated > 0),
-        "rewards": _rewards(source, is_agentic=is_agentic),
+        "rewards": rewards(source, is_agentic=is_agentic),
         "environments": _environments(source) if is_agentic else None,
         "algorithm": compact({**without_repeats(source, learning, generation), "offPolicy": correction}),
         "rollout": generation,
@@ -87,13 +90,13 @@ def _model(source: Source) -> Section:
         source.drop((*train, "model_name_or_path"), f"pretrain {path} is trained")
     elif source.has(*train, "model_name_or_path"):
         source.take(*train, "model_name_or_path")
-    dtype = source.choice(common.DTYPES, *train, "dtype")
-    for role in ("actor_infer", "reference", "critic"):
+    dtype = common.trained_dtype(source, (*train, "dtype"))
+    for role in ("reference", "critic"):
         where = (role, "model_args", "dtype")
         if common.DTYPES.get(str(source.peek(*where)).lower()) == (dtype or "bfloat16"):
             source.take(*where)
         elif source.has(*where):
-            source.drop(where, f"RLJob has one dtype for trainer and engines, {dtype or 'bfloat16'}", "check model.dtype")
+            source.drop(where, f"all trained and reference models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
     return compact(
         {"path": path, "dtype": dtype, "attention": source.choice(_ATTENTION, *train, "attn_implementation"), "lora": _lora(source)}
     )
@@ -129,18 +132,13 @@ def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:
     else:
         why = "environments make their own prompts, but the manifest needs data" if is_agentic else "the manifest needs prompts"
         files = [source.assume((*_TRAIN_DATA, "file_name"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
-    section: Section = {"train": common.sources(files, "train", prompt, answer)}
+    tag = TAG_FIELD if chooses_by_tag(source) else None
+    section: Section = {"train": common.sources(files, "train", prompt, answer, tag)}
     questions = source.texts("validation", "data_args", "file_name") if validates else []
     if questions:
-        section["validation"] = common.sources(questions, "validation", "prompt", "ground_truth")
-    template = (*_TRAIN_DATA, "template")
-    if source.has(*template):
-        source.take(*template)
-        source.differs(template, "becomes data.prompt.chatTemplate: the tokenizer's own template is used")
+        section["validation"] = common.sources(questions, "validation", "prompt", "ground_truth", tag)
+    if _chat_template(source):
         section["prompt"] = {"chatTemplate": True}
-        for role in ("actor_infer", "reference", "critic"):
-            if source.peek(role, "data_args", "template") == source.peek(*template):
-                source.take(role, "data_args", "template")
     probabilities = (*_TRAIN_DATA, "domain_interleave_probs")
     domains = source.keys(*probabilities)
     if len(domains) == 1:
@@ -148,21 +146,20 @@ def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:
     return section
 
 
-def _rewards(source: Source, *, is_agentic: bool) -> list[Section]:
-    rewards: list[Section] = []
-    for where in reward_places(source):
-        domain = where[-1]
-        name = common.label(domain, "reward", (reward["name"] for reward in rewards))
-        worker = source.text(*where, "worker_cls", limit=512)
-        kind = domain if worker is None else f"{domain} ({worker.rsplit('.', 1)[-1]})"
-        rewards.append(common.reward_rule(source, kind, name, where if worker is None else (*where, "worker_cls")))
-    if len(rewards) > 1:
-        why = "ROLL chooses one of these by the tag of a prompt; RLJob scores every response with all and sums the scores"
-        source.assume(("rewards",), "sum of all", why, "let each score 0 for prompts that are not its own")
-    if not rewards and not is_agentic:
-        source.assume(("rewards",), "math_rule", "the manifest needs a reward", "choose rewards[].type")
-        rewards.append({"name": "math-rule", "type": "MathVerify", "extraction": "Boxed"})
-    return rewards
+def _chat_template(source: Source) -> bool:
+    """Whether a file names a template; ``global_template`` counts before that of actor_train (rlvr_pipeline.py of ROLL)."""
+    places = (("global_template",), (*_TRAIN_DATA, "template"))
+    name, at = next(((source.text(*where, limit=256), where) for where in places if source.has(*where)), (None, ()))
+    if name is None:
+        return False
+    for where in places[1:] if at == places[0] else ():
+        if source.has(*where):
+            source.take(*where) if source.peek(*where) == name else source.drop(where, f"global_template {name} counts")
+    source.differs(at, "becomes data.prompt.chatTemplate: the tokenizer's own template is used")
+    for role in ("actor_infer", "reference", "critic"):
+        if source.peek(role, "data_args", "template") == name:
+            source.take(role, "data_args", "template")
+    return True
 
 
 def _environments(source: Source) -> list[Section]:

@@ -12,7 +12,6 @@ from rljob_api.placement import device_mapping
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
-from rljob_convert.roll.keys import TABLE
 from rljob_convert.source import Source
 
 GROUP = "gpu"
@@ -45,9 +44,9 @@ class _Mapping:
     """Empty when the text is not a mapping; the planner says why."""
 
 
-def place(source: Source, *, needs_reference: bool, needs_critic: bool, is_agentic: bool) -> Placed:
-    """Node groups and components of a configuration."""
-    engine, size = _engine(source)
+def place(source: Source, *, longest: int, needs_reference: bool, needs_critic: bool, is_agentic: bool) -> Placed:
+    """Node groups and components of a configuration; ``longest``: tokens of the longest request."""
+    engine, size = _engine(source, longest)
     trainer, rollout = _trainer_and_rollout(source, size)
     mapped: dict[str, _Mapping] = {"actor_train": trainer, "actor_infer": rollout}
     components = [_component(source, "actor_train", "Trainer", trainer), _component(source, "actor_infer", "Rollout", rollout, size)]
@@ -82,6 +81,12 @@ def _trainer_and_rollout(source: Source, size: int) -> tuple[_Mapping, _Mapping]
         trainer = _like(source, "actor_train", rollout or _whole(source, "actor_train", size))
     if rollout is None:
         rollout = _like(source, "actor_infer", trainer)
+    beside = set(rollout.devices) - set(trainer.devices)
+    is_whole = len(trainer.devices) % size == 0
+    if beside and set(trainer.devices) < set(rollout.devices) and is_whole and not source.peek("async_generation_ratio"):
+        why = f"becomes {trainer.text}: without generating ahead, engines beside the Trainer's devices would wait while it trains"
+        source.differs(("actor_infer", "device_mapping"), why, "keep the mapping and write overlap.asyncGenerationRatio: 1")
+        rollout = trainer
     return trainer, rollout
 
 
@@ -144,7 +149,7 @@ def _strategy(source: Source, role: str) -> None:
         source.differs(where, "RLJob runs this role on FSDP2", "nothing, unless the model does not fit")
 
 
-def _engine(source: Source) -> tuple[Section, int]:
+def _engine(source: Source, longest: int) -> tuple[Section, int]:
     """The engine and the devices of one."""
     where = ("actor_infer", "strategy_args", "strategy_name")
     kind = source.choice({"vllm": "VLLM", "sglang": "SGLang"}, *where)
@@ -170,16 +175,24 @@ def _engine(source: Source) -> tuple[Section, int]:
     engine = compact(
         {
             "type": kind,
+            "dtype": _engine_dtype(source),
             "tensorParallelSize": tensor,
             "pipelineParallelSize": pipeline if stages > 1 else None,
             "maxRunningRequests": own or running,
             "memoryFraction": static if kind == "SGLang" and static is not None else fraction,
             "prefixCaching": source.flag(*_CONFIG, "enable_prefix_caching"),
             "enforceEager": source.flag(*_CONFIG, "enforce_eager"),
-            "extraArgs": _extra_args(source),
+            "extraArgs": common.engine_arguments(source, kind, _extra_args(source), _CONFIG, longest),
         }
     )
     return engine, tensor * stages
+
+
+def _engine_dtype(source: Source) -> str | None:
+    """The engine's type where it is not the Trainer's."""
+    trained = common.DTYPES.get(str(source.peek("actor_train", "model_args", "dtype")).lower(), "bfloat16")
+    dtype = source.choice(common.DTYPES, "actor_infer", "model_args", "dtype")
+    return None if dtype == ("bfloat16" if trained == "float16" else trained) else dtype
 
 
 _KNOWN_ARGS = {
@@ -236,23 +249,20 @@ def _cpu_components(source: Source, *, is_agentic: bool) -> list[Section]:
     return components
 
 
+_DOCUMENTED_DOMAINS = ("math_rule", "code_sandbox", "llm_judge", "crossthinkqa", "ifeval", "general_val", "multiple_choice_boxed")
+"""Rewards that an excerpt of ROLL's documentation shows at the top."""
+
+
 def reward_places(source: Source) -> list[tuple[str, ...]]:
-    """Where the file describes rewards: below ``rewards``, or at the top, as an excerpt of a documentation may do."""
+    """Where the file describes rewards: below ``rewards``, or at the top under a name of ROLL's own domains."""
     places: list[tuple[str, ...]] = [("rewards", domain) for domain in source.keys("rewards")]
-    known = TABLE.inside(())
-    for key in source.keys():
-        if (
-            key not in known
-            and isinstance(source.data.get(key), (dict, str))
-            and any(source.has(key, field) for field in ("world_size", "device_mapping"))
-        ):
-            places.append((key,))
+    places += [(key,) for key in source.keys() if key in _DOCUMENTED_DOMAINS]
     return places[:MAX_REWARDS]
 
 
 def _reward_workers(source: Source, where: paths.Parts) -> int:
     if len(where) == 1 and where[0] != "reward":
-        source.differs(where, "is taken for a reward, which belongs below rewards")
+        source.differs(where, "is one of ROLL's rewards, which belong below rewards")
     mapping = _mapping(source, *map(str, where))
     if mapping is None:
         return source.integer(*where, "world_size", low=1) or source.assume(

@@ -1,0 +1,1 @@
+"""The example configurations of ROLL and RLinf through convert, validate and plan."""

@@ -1,0 +1,104 @@
+"""What became of one example, and which work owns each reason that it does not run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.upstream import corpus
+from bench.upstream.corpus import Example
+from rljob_api.errors import FieldError, SpecInvalidError
+from rljob_api.validation import check
+from rljob_convert import convert
+from rljob_convert.conversion import Converted
+
+AGENTS, ENGINES, EXPERTS = "agents", "SGLang and reward models", "mixture of experts"
+OUT = "not planned: images, sound, robots"
+BROKEN = "upstream: takes in a file that is not there"
+OPEN = "open"
+_OWNERS = (
+    (r"waits for agentic jobs", AGENTS),
+    (r"SGLang engine|reward models on devices", ENGINES),
+    (r"into this configuration, which is not beside the first file", BROKEN),
+)
+_INDEX, _NUMBER = re.compile(r"\[[0-9]+\]"), re.compile(r"[0-9]+")
+_JUDGE = re.compile(r"waits for reward models on devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One example."""
+
+    example: Example
+    refused: str | None = None
+    """Why it is not converted."""
+    problems: tuple[str, ...] = ()
+    """What validation says, places without numbers."""
+    judges: bool = False
+    """Whether a judge model scores, for which a function is to be written."""
+    functions: int = 0
+    """Rewards that are to be written, judges with them."""
+    is_planned: bool = False
+    crashed: str | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it can run as it is."""
+        return self.refused is None and self.crashed is None and not self.problems
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Works that own the reasons that it does not run; ``open`` where no work does. None of an example that runs."""
+        kind = self.example.kind
+        if self.crashed is not None:
+            return (OPEN,)
+        if kind in corpus.OUT_OF_SCOPE:
+            return (OUT,)
+        found = {owner_of(problem) for problem in self.problems}
+        found |= {owner_of(self.refused)} if self.refused is not None and kind not in (corpus.NOT_RL, corpus.NO_JOB) else set()
+        found |= {ENGINES} if self.judges else set()
+        found |= {EXPERTS} if kind == corpus.MIXTURE else set()
+        if AGENTS in found:
+            found -= {OPEN}  # an agents' job lacks what only its environments will say: prompts, rewards, groups
+        return tuple(sorted(found))
+
+
+def owner_of(problem: str) -> str:
+    """The work that owns a problem."""
+    return next((owner for pattern, owner in _OWNERS if re.search(pattern, problem)), OPEN)
+
+
+def examine(example: Example, environment: Mapping[str, str]) -> Outcome:
+    """Convert, validate and plan one example."""
+    text = example.path.read_text(encoding="utf-8")
+    try:
+        converted = convert(example.framework, text, folder=Path(example.path.parent), environment=environment)
+        problems = _problems(converted, runnable=True)
+        planned = not _problems(converted, runnable=False)
+    except SpecInvalidError as error:
+        return Outcome(example=example, refused=str(error.errors[0]))
+    except Exception as error:  # noqa: BLE001 what a crash is must stand in the table, and the other examples still run
+        return Outcome(example=example, crashed=f"{type(error).__name__}: {error}")
+    rewards = converted.manifest["spec"].get("rewards", ())
+    return Outcome(
+        example=example,
+        problems=tuple(dict.fromkeys(_shown(problem) for problem in problems)),
+        judges=any(_JUDGE.search(note.why) for note in converted.notes),
+        functions=sum(reward["type"] == "Function" for reward in rewards),
+        is_planned=planned,
+    )
+
+
+def _problems(converted: Converted, *, runnable: bool) -> tuple[FieldError, ...]:
+    try:
+        check(converted.manifest, runnable=runnable)
+    except SpecInvalidError as error:
+        return error.errors
+    return ()
+
+
+def _shown(problem: FieldError) -> str:
+    """Without what differs from file to file."""
+    return f"{_INDEX.sub('[]', problem.path)}: {_NUMBER.sub('N', str(problem.problem))}"

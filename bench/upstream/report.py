@@ -1,0 +1,104 @@
+"""The outcome of all examples as Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from bench.upstream import corpus
+from bench.upstream.outcome import OPEN, Outcome, owner_of
+
+NAMES = {"roll": "ROLL", "rlinf": "RLinf"}
+MAX_REASONS = 30
+
+
+def in_scope(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """RL on text, with or without agents and experts."""
+    return [outcome for outcome in outcomes if outcome.example.kind in (corpus.TEXT, corpus.MIXTURE, corpus.AGENTIC)]
+
+
+def wrongly_accepted(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Files that are no RL job and were converted all the same."""
+    return [o for o in outcomes if o.example.kind in (corpus.NOT_RL, corpus.NO_JOB) and o.refused is None]
+
+
+def unowned(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Jobs that do not run for a reason that no planned work owns."""
+    return [outcome for outcome in in_scope(outcomes) if OPEN in outcome.owners]
+
+
+def data(outcomes: Sequence[Outcome], versions: dict[str, str], composed: dict[str, int] | None) -> dict[str, Any]:
+    """Figures; names of files only where something is open."""
+    scope = in_scope(outcomes)
+    ready = [outcome for outcome in scope if outcome.is_valid and not outcome.owners]
+    still_open, accepted = unowned(outcomes), wrongly_accepted(outcomes)
+    waiting = len(scope) - len(ready) - len(still_open)
+    return {
+        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {waiting} wait for planned work, {len(still_open)} are"
+        f" open; {len(accepted)} files that are no RL job were accepted",
+        "versions": versions,
+        "kinds": _kinds(outcomes),
+        "reasons": _reasons(outcomes),
+        "waits": dict(Counter(owner for outcome in scope for owner in outcome.owners)),
+        "open": [outcome.example.name for outcome in still_open],
+        "accepted_without_being_rl": [outcome.example.name for outcome in accepted],
+        "hydra": composed,
+    }
+
+
+def _kinds(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    rows = []
+    for framework, name in NAMES.items():
+        for kind in corpus.KINDS:
+            chosen = [o for o in outcomes if o.example.framework == framework and o.example.kind == kind]
+            if chosen:
+                rows.append(
+                    {
+                        "framework": name,
+                        "kind": kind,
+                        "files": len(chosen),
+                        "refused": sum(o.refused is not None for o in chosen),
+                        "crashed": sum(o.crashed is not None for o in chosen),
+                        "valid": sum(o.is_valid for o in chosen),
+                        "planned": sum(o.is_planned for o in chosen),
+                        "functions": sum(o.functions > 0 for o in chosen),
+                        "waits": dict(sorted(Counter(owner for o in chosen for owner in o.owners).items())),
+                    }
+                )
+    return rows
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Reasons among jobs on text, most frequent first."""
+    counts: Counter[str] = Counter()
+    for outcome in in_scope(outcomes):
+        counts.update(outcome.problems)
+        counts.update([outcome.refused] if outcome.refused else [])
+        counts.update([outcome.crashed] if outcome.crashed else [])
+        counts.update(["a judge model scores (a reward function is to be written)"] if outcome.judges else [])
+    return [{"reason": reason, "files": number, "owner": _owner(reason)} for reason, number in counts.most_common(MAX_REASONS)]
+
+
+def _owner(reason: str) -> str:
+    return "SGLang and reward models" if reason.startswith("a judge model") else owner_of(reason)
+
+
+def markdown(figures: dict[str, Any]) -> str:
+    """The tables."""
+    lines = ["# Upstream examples", "", f"{figures['headline']}.", ""]
+    lines += [", ".join(f"{name} at {version}" for name, version in figures["versions"].items()) + ".", ""]
+    lines += ["| | kind | files | refused | crashed | valid | planned | with rewards to write | waits for (files) |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for row in figures["kinds"]:
+        waits = ", ".join(f"{owner} {number}" for owner, number in row["waits"].items())
+        cells = [row[key] for key in ("framework", "kind", "files", "refused", "crashed", "valid", "planned", "functions")]
+        lines.append("| " + " | ".join(str(cell) for cell in (*cells, waits)) + " |")
+    lines += ["", "Reasons among jobs on text:", "", "| reason | files | owned by |", "|---|---|---|"]
+    lines += [f"| {row['reason'].replace('|', '/')} | {row['files']} | {row['owner']} |" for row in figures["reasons"]]
+    for key, title in (("open", "Open"), ("accepted_without_being_rl", "Accepted without being RL jobs")):
+        if figures[key]:
+            lines += ["", f"{title}: {', '.join(figures[key])}."]
+    if figures["hydra"] is not None:
+        lines += ["", f"Composed as Hydra does: {figures['hydra']['equal']} of {figures['hydra']['files']} files of RLinf."]
+    return "\n".join([*lines, ""])

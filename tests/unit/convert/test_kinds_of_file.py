@@ -1,0 +1,50 @@
+"""What is no RL job is refused, and the message says what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rljob_api.errors import SpecInvalidError
+from rljob_convert import convert
+from tests.unit.convert.test_cli import rljob
+
+NO_JOBS = [
+    ("roll", "exp_name: a\npretrain: a/b\nsft_train: {device_mapping: '[0]'}", "supervised fine-tuning"),
+    ("roll", "exp_name: a\npretrain: a/b\nactor_train: {}\nchosen_key: chosen\nrejected_key: rejected", "DPO"),
+    ("roll", "student_pretrain: a/b\nstudent: {}\nteacher: {}", "distillation"),
+    ("roll", "rollout_batch_size: 16\nstudent_train: {}\nstudent_infer: {}\nteacher: {}", "on-policy distillation"),
+    ("roll", "services: {roll: {image: x}}", "docker-compose"),
+    ("roll", "max_tokens_per_step: 64\ncustom_env: {Sokoban: {}}", "describes no job: it has max_tokens_per_step, custom_env"),
+    ("rlinf", "runner: {task_type: sft}\nactor: {}", "supervised training of a policy, a reward model or a value model"),
+    ("rlinf", "runner: {task_type: offline}\nactor: {}", "offline training on recorded data"),
+    ("rlinf", "runner: {task_type: guess}\nactor: {}", "is no task that RLinf has"),
+    ("rlinf", "runner: {task_type: embodied}\ncluster: {num_nodes: 1}\nenv: {}", "trains and evaluates nothing"),
+    ("rlinf", "advantage: {model: {}}\ndata: {}\ndistributed: {}", "describes no job"),
+    ("rlinf", "qkv_fprop: {method: ring}", "describes no job"),
+    ("rlinf", "services: {ray: {image: x}}", "docker-compose"),
+]
+
+
+@pytest.mark.parametrize(("framework", "text", "message"), NO_JOBS)
+def test_it_is_refused(framework: str, text: str, message: str) -> None:
+    with pytest.raises(SpecInvalidError) as caught:
+        convert(framework, text)
+    assert message in str(caught.value.errors[0])
+
+
+def test_the_command_fails_and_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "job.yaml"
+    result = rljob("--from", "roll", "-", "--out", str(out), stdin="exp_name: a\nsft_train: {}")
+    assert result.exit_code == 2
+    assert "supervised fine-tuning (SFT), no RL job" in result.stderr
+    assert not out.exists()
+
+
+def test_the_command_takes_in_the_files_beside(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("pretrain: models/tiny")
+    (tmp_path / "job.yaml").write_text("defaults: [base]\nexp_name: a")
+    result = rljob("--from", "roll", str(tmp_path / "job.yaml"))
+    assert result.exit_code == 0
+    assert "path: models/tiny" in result.stdout

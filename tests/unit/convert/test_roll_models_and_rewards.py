@@ -1,0 +1,137 @@
+"""ROLL configurations: model and engine, rewards by the tag of a prompt, templates, schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_convert.notes import Note, NoteKind
+from tests.unit.convert import cases
+from tests.unit.convert.cases import component
+
+WORKERS = "roll.pipeline.rlvr.rewards"
+DOMAINS = f"""
+exp_name: domains
+actor_train: {{data_args: {{file_name: [data/code.jsonl, data/math.jsonl]}}}}
+rewards:
+  math_rule: {{worker_cls: {WORKERS}.math_rule_reward_worker.MathRuleRewardWorker, tag_included: [deepmath_103k, aime], world_size: 8}}
+  code_sandbox: {{worker_cls: {WORKERS}.code_sandbox_reward_worker.CodeSandboxRewardWorker, tag_included: [KodCode], world_size: 4}}
+  ifeval: {{worker_cls: {WORKERS}.ifeval_rule_reward_worker.GeneralRuleRewardWorker, tag_included: [ifeval]}}
+  crossthinkqa: {{worker_cls: {WORKERS}.crossthinkqa_rule_reward_worker.CrossThinkQARuleRewardWorker, tag_included: [crossthinkqa]}}
+  llm_judge: {{worker_cls: {WORKERS}.llm_judge_reward_worker.LLMJudgeRewardWorker, tag_included: [RLVR]}}
+"""
+
+
+def spec_of(text: str) -> dict[str, Any]:
+    return cases.spec_of("roll", text)
+
+
+def notes(text: str, path: str) -> list[Note]:
+    return cases.notes("roll", text, path)
+
+
+class TestRewards:
+    def test_one_reward_for_each_domain_chosen_by_tag(self) -> None:
+        rewards = spec_of(DOMAINS)["rewards"]
+        assert [(reward["type"], reward["sources"]) for reward in rewards] == [
+            ("MathRule", ["deepmath_103k", "aime"]),
+            ("Code", ["KodCode"]),
+            ("IFEval", ["ifeval"]),
+            ("MultipleChoice", ["crossthinkqa"]),
+            ("Function", ["RLVR"]),
+        ]
+
+    def test_the_files_say_which_field_holds_the_tag(self) -> None:
+        assert {source["jsonl"]["tagField"] for source in spec_of(DOMAINS)["data"]["train"]} == {"tag"}
+
+    def test_a_judge_model_is_marked_as_waiting(self) -> None:
+        (note,) = notes(DOMAINS, "rewards.llm_judge.worker_cls")
+        assert note.kind is NoteKind.ASSUMED
+        assert "waits for reward models on devices" in note.why
+
+    def test_one_reward_scores_every_prompt(self) -> None:
+        text = "exp_name: a\nrewards: {math_rule: {tag_included: [aime]}}"
+        spec = spec_of(text)
+        assert spec["rewards"] == [{"name": "math-rule", "type": "MathRule"}]
+        assert "tagField" not in spec["data"]["train"][0]["jsonl"]
+        assert notes(text, "rewards.math_rule.tag_included")[0].kind is NoteKind.DROPPED
+
+    def test_an_unknown_section_is_no_reward(self) -> None:
+        text = "exp_name: a\nmy_helper: {world_size: 8}"
+        assert [reward["name"] for reward in spec_of(text)["rewards"]] == ["math-rule"]
+        assert notes(text, "my_helper")[0].kind is NoteKind.UNKNOWN
+
+    def test_a_worker_of_ones_own_is_to_be_written(self) -> None:
+        (reward,) = spec_of("exp_name: a\nrewards: {style: {worker_cls: mine.StyleWorker}}")["rewards"]
+        assert reward == {"name": "style", "type": "Function", "function": "my_rewards:style"}
+
+
+class TestTemplates:
+    @pytest.mark.parametrize("text", ["global_template: qwen3", "actor_train: {data_args: {template: qwen3}}"])
+    def test_a_template_is_the_tokenizers(self, text: str) -> None:
+        assert spec_of(f"exp_name: a\n{text}")["data"]["prompt"] == {"chatTemplate": True}
+
+    def test_without_one_prompts_are_plain(self) -> None:
+        assert "prompt" not in spec_of("exp_name: a")["data"]
+
+    def test_the_global_one_counts(self) -> None:
+        text = "exp_name: a\nglobal_template: qwen3\nactor_train: {data_args: {template: qwen2_5}}"
+        assert "qwen3 counts" in notes(text, "actor_train.data_args.template")[0].why
+
+
+class TestEngine:
+    def engine(self, config: str = "", dtype: str = "") -> dict[str, Any]:
+        args = f"strategy_args: {{strategy_name: vllm, strategy_config: {{{config}}}}}"
+        text = f"prompt_length: 100\nresponse_length: 200\nactor_infer: {{device_mapping: '[0]', {args}, model_args: {{{dtype}}}}}"
+        engine: dict[str, Any] = component(spec_of(text), "actor_infer")["engine"]
+        return engine
+
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [
+            ("block_size: 16", {"block_size": 16}),
+            ("max_model_len: 300", {"max_model_len": 300}),
+            ("max_model_len: 299, block_size: 16", {"block_size": 16}),
+            ("disable_log_stats: true", None),
+            ("distributed_executor_backend: mp", None),
+        ],
+    )
+    def test_arguments_go_to_the_engine_by_its_own_names(self, config: str, expected: dict[str, Any] | None) -> None:
+        assert self.engine(config).get("extraArgs") == expected
+
+    @pytest.mark.parametrize(("dtype", "expected"), [("dtype: fp16", "float16"), ("dtype: bf16", None), ("", None)])
+    def test_a_dtype_of_its_own(self, dtype: str, expected: str | None) -> None:
+        assert self.engine(dtype=dtype).get("dtype") == expected
+
+    def test_training_in_float16_becomes_bfloat16(self) -> None:
+        text = "actor_train: {model_args: {dtype: fp16}}\nactor_infer: {model_args: {dtype: fp16}}"
+        spec = spec_of(text)
+        assert spec["model"]["dtype"] == "bfloat16"
+        assert component(spec, "actor_infer")["engine"]["dtype"] == "float16"
+        assert "loss scaling" in notes(text, "actor_train.model_args.dtype")[0].why
+
+
+class TestSchedules:
+    @pytest.mark.parametrize(
+        ("kwargs", "schedule", "expected"),
+        [
+            ("min_lr: 1.0e-7", "cosine_with_min_lr", 1e-7),
+            ("min_lr_rate: 0.1", "cosine_with_min_lr", 1e-7),
+            ("min_lr: 1.0e-7", "constant", None),
+            ("min_lr: 1.0", "cosine_with_min_lr", None),
+        ],
+    )
+    def test_where_it_ends(self, kwargs: str, schedule: str, expected: float | None) -> None:
+        args = f"learning_rate: 1.0e-6, lr_scheduler_type: {schedule}, lr_scheduler_kwargs: {{{kwargs}}}"
+        training = spec_of(f"actor_train: {{training_args: {{{args}}}}}")["training"]
+        assert training.get("minLearningRate") == (None if expected is None else pytest.approx(expected))
+
+
+class TestRatio:
+    def test_a_ratio_that_is_one_upstream_is_said(self) -> None:
+        assert "ratio is 1" in notes("exp_name: a", "actor_train.old_log_probs")[0].why
+
+    def test_several_updates_compare_with_the_policy_of_the_step(self) -> None:
+        assert spec_of("ppo_epochs: 2")["algorithm"]["offPolicy"] == {"proximal": "Recompute"}
+        assert notes("ppo_epochs: 2", "actor_train.old_log_probs") == []
