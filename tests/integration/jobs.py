@@ -63,6 +63,13 @@ RULE_METRICS = {
     "critic/learning_rate",
 }
 """Of runs whose learning rule has the options that these tell of; ``test_overlap_run.py`` has one with all of them."""
+MASK_METRICS = {
+    "rollout/mask_bytes",
+    "rollout/possible_tokens_mean",
+    "rollout/possible_tokens_max",
+    "rollout/possible_unknown_fraction",
+}
+"""Of runs with ``topP``, ``topK`` or ``minP``; ``test_run.py`` has one."""
 RARE_METRICS = {
     "time/optimizer_load_s",
     "time/optimizer_offload_s",
@@ -70,9 +77,10 @@ RARE_METRICS = {
     "train/skipped_updates",
     *VALIDATION_METRICS,
     *RULE_METRICS,
+    *MASK_METRICS,
 }
-"""Of runs that move the optimizer's state around its step, whose trainer takes a part of the engines' devices, that validate, or whose rule
-has options; ``train/skipped_updates`` where everything was left out."""
+"""Of runs that move the optimizer's state around its step, whose trainer takes a part of the engines' devices, that validate, that sample
+from a part of the vocabulary, or whose rule has options; ``train/skipped_updates`` where everything was left out."""
 LENGTH_REWARD = '''
 """A reward that any model can raise: how many digits the answer has."""
 

@@ -118,7 +118,9 @@ def test_only_adapters_have_gradients_and_they_equal_autograd_through_merged_wei
         logp = logits.log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
         old, advantage, mask = (torch.from_numpy(a[part])[1:] for a in (batch.behaviour_logprobs, batch.advantages, batch.response_mask))
         ratio = (logp - old).exp()
-        loss = loss - (torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) * mask).sum() / batch.global_tokens
+        clipped = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        clipped = torch.where(advantage < 0, torch.maximum(clipped, 3.0 * advantage), clipped)  # the dual clip
+        loss = loss - (clipped * mask).sum() / batch.global_tokens
     loss.backward()  # type: ignore[no-untyped-call]
     assert max(np.abs(g).max() for g in got.values()) > 1e-3
     for name, leaf in leaves.items():

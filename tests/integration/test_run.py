@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rljob_runtime.report import METRICS
-from tests.integration.jobs import LENGTH_REWARD, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
+from tests.integration.jobs import LENGTH_REWARD, MASK_METRICS, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
 from tests.layout.tree import ROOT
 
 LOSSES = ("step", "reward/mean", "train/total_loss", "train/grad_norm", "response/mean_tokens", "rollout/logprob_mean")
@@ -161,12 +161,13 @@ def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tm
         "    return len(response) / 8\n"
     )
     rewards = [{"name": "hostile", "type": "Function", "function": "hostile:score", "timeoutSeconds": 1.0}]
-    rollout = {"promptsPerStep": 8, "samplesPerPrompt": 2, "maxPromptTokens": 64, "maxResponseTokens": 8}
+    rollout = {"promptsPerStep": 8, "samplesPerPrompt": 2, "maxPromptTokens": 64, "maxResponseTokens": 8, "topP": 0.9}
     run = Running(tmp_path, job(model, steps=3, rewards=rewards, rollout=rollout))
     assert run.wait() == 0, run.output
     metrics = run.metrics()
     assert sum(m["reward/errors"] for m in metrics) > 0
     assert all(m["rollout/sequences"] == 16 for m in metrics)
+    assert {key for m in metrics for key in m} >= MASK_METRICS
     assert run.left_behind() == []
 
 

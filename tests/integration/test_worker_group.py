@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from tests.support.ports import free_port
 __all__ = ["model_folder"]  # a fixture
 DEVICE = Device(0, 0)
 TIMEOUT_S = 60.0
+LATE_S = 1.0
+"""Deadline of a call that takes longer; the lease before it takes far less."""
 
 
 class Pair:
@@ -130,14 +133,18 @@ def test_sharing_a_device_changes_no_bit(pairs: Any, settings: dict[str, Any]) -
     assert all(not record.error for record in records)
 
 
-def test_a_call_past_its_deadline_gives_the_device_to_the_next_only_when_it_is_idle(pairs: Any) -> None:
+def test_a_call_past_its_deadline_gives_the_device_to_the_next_only_when_it_is_idle(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pairs()
 
     async def late() -> None:
         groups = pair.groups(pair.share())
         await groups["trainer"].reload_states()
-        with pytest.raises(DeadlineError, match=r"trainer-0.train_step did not answer within 0.0 s"):
-            await groups["trainer"].call("train_step", [batch_of(0)], 0, timeout_s=0.001)
+        policy, never = pair.policies["trainer"], threading.Event()
+        train_step = policy.train_step
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, "train_step", lambda *arguments: never.wait(2 * LATE_S) or train_step(*arguments))
+            with pytest.raises(DeadlineError, match=rf"trainer-0.train_step did not answer within {LATE_S:.1f} s"):
+                await groups["trainer"].call("train_step", [batch_of(0)], 0, timeout_s=LATE_S)
         await groups["reference"].call("compute_logprobs", *sequences(), 1.0)
         assert pair.policies["trainer"].ready.store.residence(StateKind.OPTIMIZER) is Residence.OFFLOADED
         (metrics,) = await groups["trainer"].call("train_step", [batch_of(1)], 1)

@@ -44,6 +44,7 @@ def unpadded(text: str) -> str:
 def write_run(folder: Path, *, steps: tuple[tuple[float, float, float], ...] = STEPS, ratio: float = 0.0) -> Path:
     """A finished run on one device each; gives its summary."""
     summary: dict[str, Any] = dict.fromkeys(("failure", "reward_first", "reward_last", "reward_best", "pass_rate_last", "tokens_per_s"))
+    summary |= dict.fromkeys(("validation_mean", "validation_pass_rate"))
     summary |= {"job_name": "case", "status": "succeeded", "steps": 4, "total_steps": 4, "total_s": 1.0, "startup_s": 1.0}
     summary |= {"training_s": 1.0, "tokens": 1, "weight_version": 4, "seed": 0, "packages": {}}
     rows = [
