@@ -104,8 +104,9 @@ def slow_score(prompt, response, answer, metadata):
 
 def held_score(prompt, response, answer, metadata):
     late = next(CALLS) > HELD_AFTER  # the first steps are not held
+    if late and HOLD.exists():
+        print("held", flush=True)  # a reward may write nothing but its log
     while late and HOLD.exists():
-        HOLD.with_name("held").touch()
         time.sleep(0.01)
     return score(prompt, response, answer, metadata)
 '''
@@ -225,9 +226,14 @@ class Running:
         """What Ctrl-C does: SIGINT to the whole foreground group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
+    def log(self, worker: str) -> str:
+        """What a worker has written so far; empty before it starts."""
+        path = self.run_dir / "logs" / f"{worker}.log"
+        return path.read_text() if path.exists() else ""
+
     def worker_pid(self, name: str) -> int:
         """Process id of a worker, from the first line of its log."""
-        first = (self.run_dir / "logs" / f"{name}.log").read_text().split("\n", 1)[0]
+        first = self.log(name).split("\n", 1)[0]
         return int(first.split("pid ")[1].split()[0])
 
     def left_behind(self) -> list[str]:

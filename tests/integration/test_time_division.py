@@ -21,7 +21,7 @@ HELD = {"rewards": [{"name": "digits", "type": "Function", "function": "length_r
 CACHE_BYTES = 32 << 20
 ADAMW_BYTES = 4 + 8
 """Of a parameter: its weight and two moments."""
-ENGINE, TRAINER = "actor_infer-0", "actor_train-0"
+ENGINE, TRAINER, REWARD = "actor_infer-0", "actor_train-0", "reward-0"
 HELD_STEP = 3
 LONG_TOKENS = 96
 """At a high temperature: with few at a time, some are running when the trainer needs a device."""
@@ -122,7 +122,7 @@ class Halted:
         hold = folder / "hold"
         hold.touch()
         self.run = Running(folder, job)
-        self.run.until("a held step", lambda: (folder / "held").exists())
+        self.run.until("a held step", lambda: "held" in self.run.log(REWARD).splitlines())
         self.processes = {name: psutil.Process(self.run.worker_pid(name)) for name in (ENGINE, TRAINER)}
         self.processes[TRAINER].suspend()
         with_cache_bytes = self._engine_bytes()

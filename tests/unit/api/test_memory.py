@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api import memory, planner
 from rljob_api.errors import FieldError, ModelShapeError
+from rljob_api.memory.situations import situations
 from rljob_api.memory.units import GIB, quantity_bytes, show_bytes, show_count
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
@@ -339,6 +340,26 @@ def test_engines_that_want_more_than_a_device_need_no_model() -> None:
     (problem,) = memory.problems_of(spec, planned(spec), None)
     assert (problem.path, problem.value) == ("spec.components[2].engine.memoryFraction", "0.6")
     assert problem.problem == "engines on device 8 take fast 0.5 + slow 0.6 = 1.1 of its memory, more than there is"
+
+
+def test_many_engines_on_one_device_are_summed_up() -> None:
+    spec = config_r(
+        components=[
+            {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0"}},
+            {"name": "many", "role": "Rollout", "placement": {"ranks": "1-2:0-20"}, "engine": {"memoryFraction": 0.25}},
+            {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+        ]
+    )
+    (problem,) = memory.problems_of(spec, planned(spec), None)
+    eight = " + ".join(["many 0.25"] * 8)
+    assert problem.problem == f"engines on device 1 take {eight} + 3 more = 2.75 of its memory, more than there is"
+    on_devices, on_nodes = situations(planned(spec))
+    assert [(s.first, s.count, s.residents) for s in on_devices] == [
+        (0, 1, (((0, True), 1),)),
+        (1, 1, (((1, False), 11),)),
+        (2, 1, (((1, False), 10),)),
+    ]
+    assert [(s.first, s.count, s.residents) for s in on_nodes] == [(0, 1, (((0, True), 1), ((1, False), 21)))]
 
 
 def test_a_cache_without_room_for_one_request_is_refused_and_a_crowded_one_warned_of() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
 
 from rljob_api.errors import FieldError, show
 from rljob_api.memory.estimating import estimate
@@ -52,8 +53,9 @@ def _fractions(memory: MemoryEstimate) -> Iterator[FieldError]:
         if shared.path in seen:
             continue
         seen.add(shared.path)
-        total = sum(share for _, share in shared.fractions)
-        terms = _sum([f"{name} {share:g}" for name, share in shared.fractions[:MAX_TERMS]], len(shared.fractions) - MAX_TERMS)
+        total = sum(share * count for _, share, count in shared.fractions)
+        engines = chain.from_iterable(repeat(f"{name} {share:g}", count) for name, share, count in shared.fractions)
+        terms = _sum(list(islice(engines, MAX_TERMS)), sum(count for _, _, count in shared.fractions) - MAX_TERMS)
         yield FieldError(
             path=shared.path,
             value=show(shared.value),

@@ -116,21 +116,21 @@ def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Itera
     """Devices whose engines' shares add up to more than the whole."""
     cuda = {group.name for group in spec.node_groups if _on_cuda(group)}
     for situation in on_devices:
-        shares = [
-            (index, _engine(spec, index).memory_fraction)
+        engines = [
+            (index, engine.memory_fraction, count)
             for (index, _), count in situation.residents
-            for _ in range(count)
-            if TRAITS[spec.components[index].role].has_engine and _engine(spec, index).kv_cache_bytes is None
+            if TRAITS[spec.components[index].role].has_engine and (engine := _engine(spec, index)).kv_cache_bytes is None
         ]
-        if situation.group in cuda and len(shares) > 1 and sum(share for _, share in shares) > 1 + _ROUNDING:
-            index, value = shares[-1]
+        several = sum(count for _, _, count in engines) > 1
+        if situation.group in cuda and several and sum(share * count for _, share, count in engines) > 1 + _ROUNDING:
+            index, value, _ = engines[-1]
             yield SharedFraction(
                 path=f"spec.components[{index}].engine.memoryFraction",
                 value=value,
                 group=situation.group,
                 first=situation.first,
                 count=situation.count,
-                fractions=tuple((spec.components[i].name, share) for i, share in shares),
+                fractions=tuple((spec.components[i].name, share, count) for i, share, count in engines),
             )
 
 

@@ -176,8 +176,8 @@ class SharedFraction:
     first: int
     """Rank of the first such device."""
     count: int
-    fractions: tuple[tuple[str, float], ...]
-    """Component and memoryFraction, one entry per engine."""
+    fractions: tuple[tuple[str, float, int], ...]
+    """Component, memoryFraction and number of engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

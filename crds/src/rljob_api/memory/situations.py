@@ -1,15 +1,15 @@
 """Which processes are together on a device or a node, by distinct situation: thousands of devices come down to a few.
 
-Time grows with the number of processes and their devices.
+Time grows with the number of processes and their devices, memory with that of devices and nodes: one may have a hundred thousand processes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api.planning.plan import Plan
+from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.roles import TRAITS
 
 Resident = tuple[int, bool]
@@ -34,20 +34,24 @@ class _Chain:
     def __init__(self) -> None:
         self._sets: list[tuple[str, dict[Resident, int]]] = []
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._next: dict[tuple[int, Resident], int] = {}
+        self._next: dict[tuple[int, Resident, int], int] = {}
 
     def start(self, group: str) -> int:
         """The empty set of a group."""
         return self._intern(group, {})
 
-    def add(self, number: int, resident: Resident) -> int:
-        """The set with one more process."""
-        found = self._next.get((number, resident))
+    def add(self, number: int, resident: Resident, count: int) -> int:
+        """The set with so many more processes, of a kind that it does not have yet."""
+        found = self._next.get((number, resident, count))
         if found is None:
             group, members = self._sets[number]
-            found = self._intern(group, members | {resident: members.get(resident, 0) + 1})
-            self._next[number, resident] = found
+            found = self._next[number, resident, count] = self._intern(group, members | {resident: count})
         return found
+
+    def add_all(self, pools: dict[int, int], resident: Resident, counts: Mapping[int, int]) -> None:
+        """Move pools to the sets with more processes, whose numbers are given by pool."""
+        for pool, count in counts.items():
+            pools[pool] = self.add(pools[pool], resident, count)
 
     def situations(self, pools: dict[int, int]) -> Iterator[Situation]:
         """Pools with equal sets, in order of their first pool."""
@@ -74,15 +78,30 @@ def situations(plan: Plan) -> tuple[list[Situation], list[Situation]]:
     groups = [empty[node.group] for node in plan.nodes]
     devices: dict[int, int] = {}
     nodes: dict[int, int] = {}
-    add = chain.add
     for index, component in enumerate(plan.components):
         traits = TRAITS[component.role]
         if not traits.holds_model:
             continue
-        for process in component.processes:
-            resident, node = (index, traits.publishes_weights and process.rank == 0), process.node_rank
-            for device in process.devices:
-                devices[device] = add(devices.get(device, groups[node]), resident)
-            for _ in range(len(process.devices) if traits.has_engine else 1):
-                nodes[node] = add(nodes.get(node, groups[node]), resident)
+        for first, alike in _alike(component, traits.publishes_weights):
+            on_devices: dict[int, int] = {}
+            on_nodes: dict[int, int] = {}
+            for process in alike:
+                node = process.node_rank
+                for device in process.devices:
+                    devices.setdefault(device, groups[node])
+                    on_devices[device] = on_devices.get(device, 0) + 1
+                if held := len(process.devices) if traits.has_engine else 1:
+                    nodes.setdefault(node, groups[node])
+                    on_nodes[node] = on_nodes.get(node, 0) + held
+            chain.add_all(devices, (index, first), on_devices)
+            chain.add_all(nodes, (index, first), on_nodes)
     return list(chain.situations(devices)), list(chain.situations(nodes))
+
+
+def _alike(component: PlannedComponent, publishes_weights: bool) -> Iterator[tuple[bool, Sequence[PlannedProcess]]]:
+    """The process that gathers weights, where there is one, and the others."""
+    if publishes_weights:
+        yield True, [process for process in component.processes if process.rank == 0]
+        yield False, [process for process in component.processes if process.rank != 0]
+    else:
+        yield False, component.processes

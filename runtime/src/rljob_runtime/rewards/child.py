@@ -2,9 +2,12 @@
 
 Protocol over the inherited socket ``FD``; every frame is a 4-byte little-endian length and a body:
 
-* parent to child: first one pickled ``Setup``, then batches, each a pickled list of ``WireItem``.
+* parent to child: first one pickled ``Setup``, then batches, each a pickled pair of a nonce and a list of ``WireItem``.
 * child to parent: first ``READY`` or ``FAILED`` plus text, then for each sample and reward one result frame, streamed as
-  soon as it is known, so that the parent's clock sees each evaluation and a killed child loses only the one in work.
+  soon as it is known, so that the parent's clock sees each evaluation and a killed child loses only the one in work. Each
+  carries the nonce of its batch: without it nothing that code writes to the socket is a result, and no result of an
+  earlier batch is one of a later batch. It does not stop code that searches the interpreter for the nonce, as code in
+  the process of its reward can; a model's code runs elsewhere (``CodeRunner``).
 
 Results are packed numbers and JSON, not pickles: nothing a user's function prints or returns is ever unpickled by the parent.
 Standard output and error are the pool's log. The process ends when the parent's end of the socket closes, even while a
@@ -34,8 +37,9 @@ from rljob_runtime.sandbox import Limits, confine
 
 READY, FAILED = b"R", b"F"
 LENGTH = struct.Struct("<I")
-RESULT = struct.Struct("<IIBdd")
-"""Sample position in the batch, reward position, 1 for success, score, elapsed seconds; then JSON: extra numbers or the error."""
+NONCE_BYTES = 16
+RESULT = struct.Struct(f"<{NONCE_BYTES}sIIBdd")
+"""Nonce of the batch, sample position in it, reward position, 1 for success, score, elapsed seconds; then JSON: extra numbers or error."""
 
 WireItem = tuple[tuple[str, str, str, Mapping[str, object]], tuple[int, ...]]
 """((prompt text, response text, answer, metadata), positions of the rewards to compute)."""
@@ -49,6 +53,19 @@ class Setup:
     folder: str | None
     memory_bytes: int
     isolation: Isolation
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """Where the results of one sample go."""
+
+    connection: socket.socket
+    nonce: bytes
+    position: int
+
+    def send(self, number: int, *, ok: bool, score: float, elapsed_s: float, rest: str | Mapping[str, float]) -> None:
+        head = RESULT.pack(self.nonce, self.position, number, ok, score, elapsed_s)
+        _send(self.connection, head + (json.dumps(rest).encode() if rest else b""))
 
 
 def main(argv: list[str]) -> int:
@@ -84,15 +101,14 @@ def main(argv: list[str]) -> int:
         return 1
     _send(connection, READY + str(active).encode())
     while (frame := _read_frame(connection)) is not None:
-        batch: list[WireItem] = pickle.loads(frame)
+        batch: list[WireItem]
+        nonce, batch = pickle.loads(frame)
         for position, item in enumerate(batch):
-            _score_item(connection, position, item, setup.configs, functions)
+            _score_item(_Reply(connection, nonce, position), item, setup.configs, functions)
     return 0
 
 
-def _score_item(
-    connection: socket.socket, position: int, item: WireItem, configs: tuple[RewardConfig, ...], functions: list[RewardFunction]
-) -> None:
+def _score_item(reply: _Reply, item: WireItem, configs: tuple[RewardConfig, ...], functions: list[RewardFunction]) -> None:
     (prompt, response, answer, metadata), todo = item
     for number in todo:
         config, function = configs[number], functions[number]
@@ -102,12 +118,12 @@ def _score_item(
             score, extra = (0.0, {}) if part is None else to_scores(function(prompt, part, answer, metadata))
         except BaseException as error:  # noqa: BLE001 - process border: whatever user code raises, sys.exit too, fails this sample only
             elapsed_s = time.perf_counter() - started
-            _send(connection, RESULT.pack(position, number, 0, 0.0, elapsed_s) + json.dumps(_one_line(error)).encode())
+            reply.send(number, ok=False, score=0.0, elapsed_s=elapsed_s, rest=_one_line(error))
             if config.on_error is None:
                 return
             continue
         elapsed_s = time.perf_counter() - started
-        _send(connection, RESULT.pack(position, number, 1, score, elapsed_s) + (json.dumps(extra).encode() if extra else b""))
+        reply.send(number, ok=True, score=score, elapsed_s=elapsed_s, rest=extra)
 
 
 def _one_line(error: BaseException) -> str:

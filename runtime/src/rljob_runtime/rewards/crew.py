@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import secrets
 import selectors
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_runtime.errors import RewardSetupError
-from rljob_runtime.rewards.child import FAILED, READY, Setup
+from rljob_runtime.rewards.child import FAILED, NONCE_BYTES, READY, Setup
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.rewards.process import BrokenProtocolError, Result, ScoringProcess, parse_result
 
@@ -69,6 +70,8 @@ class _Assignment:
 
     items: list[Item]
     current: int = 0
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    """Only results with it are of this batch."""
 
     @property
     def item(self) -> Item:
@@ -132,6 +135,9 @@ class Crew:
         self._selector.close()
 
     def _assign(self, worker: ScoringProcess) -> None:
+        self._read(worker)  # what was written, or died, since its last result is not the next sample's fault
+        if worker not in self._workers:
+            return
         # Each retry came with a fresh process, so that none waits for one that never comes.
         if self._retries and not worker.used:
             items = [self._retries.popleft()]
@@ -140,9 +146,10 @@ class Crew:
             items = [self._pending.popleft() for _ in range(min(size, len(self._pending)))]
         else:
             return
-        if worker.send(pickle.dumps([(item.sample, item.todo) for item in items])):
+        job = _Assignment(items)
+        if worker.send(pickle.dumps((job.nonce, [(item.sample, item.todo) for item in items]))):
             worker.used = True
-            self._assigned[worker] = _Assignment(items)
+            self._assigned[worker] = job
             worker.deadline = time.monotonic() + self._configs[items[0].todo[0]].timeout_s
         else:
             (self._retries if items[0].retried is not None else self._pending).extendleft(reversed(items))
@@ -157,7 +164,7 @@ class Crew:
                         raise RewardSetupError(frame[1:].decode())
                     worker.ready = frame[:1] == READY
                     self.sandbox = frame[1:].decode()
-                elif worker in self._assigned:
+                else:
                     self._take(worker, parse_result(frame))
         except BrokenProtocolError as error:
             self._gone(worker, str(error))
@@ -168,8 +175,8 @@ class Crew:
             self._gone(worker)
 
     def _take(self, worker: ScoringProcess, result: Result) -> None:
-        job = self._assigned[worker]
-        if (result.position, result.reward) != (job.current, job.item.todo[0]):
+        job = self._assigned.get(worker)
+        if job is None or (result.nonce, result.position, result.reward) != (job.nonce, job.current, job.item.todo[0]):
             raise BrokenProtocolError("it wrote a result that no one asked for")
         self._idle_deaths = 0
         config, tally = self._configs[result.reward], job.item.tally
@@ -244,7 +251,7 @@ class Crew:
                     f"rewards: scoring processes ended {self._idle_deaths} times in a row without work ({ended}); "
                     f"their output: {self._log_file}"
                 )
-        self._replace(worker, ended, job)
+        self._replace(worker, broken or ended, job)
 
     def _replace(self, worker: ScoringProcess, ended: str, job: _Assignment | None) -> None:
         """Start another one; it, or the others, take what is left of the batch."""

@@ -37,6 +37,7 @@ class BrokenProtocolError(Exception):
 class Result(NamedTuple):
     """One evaluation, as the process reports it; a tuple, because a hundred thousand a second are made."""
 
+    nonce: bytes
     position: int
     reward: int
     score: float | None
@@ -143,7 +144,7 @@ def parse_result(frame: bytes) -> Result:
         BrokenProtocolError: it is none.
     """
     try:
-        position, reward, ok, score, elapsed_s = RESULT.unpack_from(frame)
+        nonce, position, reward, ok, score, elapsed_s = RESULT.unpack_from(frame)
         rest = json.loads(frame[RESULT.size :]) if len(frame) > RESULT.size else {}
         extra = {str(name): float(value) for name, value in rest.items()} if ok else {}
     except (struct.error, ValueError, TypeError, AttributeError) as error:
@@ -151,6 +152,7 @@ def parse_result(frame: bytes) -> Result:
     if not math.isfinite(score) or not math.isfinite(elapsed_s):
         raise BrokenProtocolError("it wrote a result that is no number")
     return Result(
+        nonce=nonce,
         position=position,
         reward=reward,
         score=score if ok else None,

@@ -246,13 +246,31 @@ def score(prompt, response, answer, metadata):
         threading.Event().wait()
     if response == "raise":
         raise ValueError("no")
-    if response == "forge":
-        for fd in range(3, 64):
-            try:
-                os.write(fd, b"\\x19\\0\\0\\0" + b"\\0" * 25)
-            except OSError:
-                pass
     return 1.0
+"""
+FORGING = """
+import os, struct, sys
+
+def write_everywhere(body):
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if fd > 2:
+                os.write(fd, struct.pack("<I", len(body)) + body)
+        except OSError:
+            pass
+
+def score(prompt, response, answer, metadata):
+    if response.startswith("forge"):
+        position = int(response.split()[1])
+        write_everywhere(struct.pack("<16sIIBdd", bytes(16), position, 0, 1, 100.0, 0.0))
+    if response == "repeat":
+        child = sys.modules["__main__"]
+        send = child._send
+        def twice(connection, body):
+            connection.sendall(2 * (child.LENGTH.pack(len(body)) + body))
+            child._send = send
+        child._send = twice
+    return float(response == answer)
 """
 
 
@@ -282,14 +300,25 @@ def test_a_time_out_is_tried_again_in_a_fresh_process(make_pool, tmp_path):
     assert (pool.timeouts, pool.restarts) == (0, 2)
 
 
-def test_a_function_that_writes_to_the_socket_fails_alone(make_pool, tmp_path):
-    (tmp_path / "flaky.py").write_text(FLAKY)
-    flaky = RewardConfig(name="flaky", type=RewardType.FUNCTION, function="flaky:score", timeout_s=5.0)
-    pool = make_pool(flaky)
-    before, forged, after = pool.score(requests("7", "forge", "7"))
-    assert (before.score, after.score) == (1.0, 1.0)
+@pytest.fixture
+def forging_pool(make_pool, tmp_path):
+    """Has a reward that writes results of its own."""
+    (tmp_path / "forging.py").write_text(FORGING)
+    return make_pool(RewardConfig(name="forging", type=RewardType.FUNCTION, function="forging:score", timeout_s=20.0))
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_function_that_writes_to_the_socket_fails_alone(forging_pool, position):
+    before, forged, after = forging_pool.score(requests("7", f"forge {position}", "8"))
+    assert (before.score, after.score) == (1.0, 0.0)
     assert forged.score is None
     assert "it wrote a result that no one asked for" in str(forged.error)
+
+
+def test_a_result_that_comes_twice_is_not_that_of_the_next_sample(forging_pool):
+    results = forging_pool.score([request(0, "repeat", answer="repeat")]) + forging_pool.score(requests("8"))
+    assert [r.score for r in results] == [1.0, 0.0]
+    assert (forging_pool.errors, forging_pool.restarts) == (0, 1)
 
 
 def test_rewards_score_the_prompts_of_their_tags(make_pool):
