@@ -47,7 +47,7 @@ class Rollout(SpecModel):
     """Longer prompts are left out and counted."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
     """Responses are cut here."""
-    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling; 1 switches it off."""

@@ -177,7 +177,7 @@ class Validation(SpecModel):
     """Responses per prompt."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Responses are cut here; when not set at rollout.maxResponseTokens."""
-    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     """Sampling temperature of validation; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling; 1 switches it off."""

@@ -195,7 +195,7 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
     samples = source.integer("algorithm", "group_size", low=1, high=4096)
     if samples is None:
         samples = source.assume(("algorithm", "group_size"), 8, "the file does not say", "set rollout.samplesPerPrompt")
-    temperature = source.number(*params, "temperature", high=10.0)
+    temperature = source.number(*params, "temperature", high=2.0)
     if temperature == 0 and trains:
         source.differs((*params, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
         temperature = 1.0

@@ -41,7 +41,7 @@ def rollout(source: Source, numbers: Batch, num_engines: int) -> Section:
         "maxPromptTokens": numbers.prompt_tokens,
         "maxResponseTokens": numbers.response_tokens,
     }
-    temperature = source.number(*_INFER, "temperature", high=10.0)
+    temperature = source.number(*_INFER, "temperature", high=2.0)
     if temperature == 0:
         source.differs((*_INFER, "temperature"), "greedy sampling cannot be trained on, 1.0 is used", "choose rollout.temperature")
         temperature = 1.0
@@ -148,7 +148,7 @@ def validation(source: Source, steps: int, numbers: Batch) -> Section | None:
             if source.has(*_VALIDATION, key):
                 source.drop((*_VALIDATION, key), "nothing is validated")
         return None
-    temperature, top_p = source.number(*_VALIDATION, "temperature", high=10.0), source.number(*_VALIDATION, "top_p", above=0.0, high=1.0)
+    temperature, top_p = source.number(*_VALIDATION, "temperature", high=2.0), source.number(*_VALIDATION, "top_p", above=0.0, high=1.0)
     if temperature is None:
         temperature = source.assume((*_VALIDATION, "temperature"), _SAMPLING["temperature"], "ROLL's default", "write 0 for greedy answers")
     if top_p is None and temperature:
