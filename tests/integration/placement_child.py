@@ -9,11 +9,14 @@ standard input as ``{"groups": [...], "components": [...]}``; answers are lines 
 | `probe` | runs a probe as every worker of the plan, says ``{"workers": {component: [[node rank, Python, environment]]}}`` |
 | `hold`  | takes the plan's devices, says ``{"held": true}``, then at every line ``{"CREATED", "PENDING"}``: placement     |
 |         | groups that have their devices and that wait for them; lets go when standard input ends                         |
+| `order` | starts a call that waits for another worker's and then one that does not, on a worker of concurrency 1 and on   |
+|         | one of 2, says ``{"orders": [the calls as they ran, for each]}``                                                |
 
 A failure that the runtime reports is ``{"error", "type", "seconds"}``.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -33,13 +36,16 @@ from rljob_api.v1alpha1.components import Role
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.cluster.protocol import Worker, WorkerSpec
 from rljob_runtime.cluster.ray_cluster import RayCluster
-from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.errors import DeadlineError, RuntimeFault
 from rljob_runtime.job import launch
 from rljob_runtime.job.roles import ROLES
 from tests.support.pace import HANG_S
 from tests.unit.api.manifests import spec
 
 START_S = HANG_S
+PROBE = "tests.integration.placement_probe:Probe"
+OVERTAKES_S = 0.5
+"""A call that may overtake another does so in a thousandth of it; one that may not is waited for that long."""
 ANSWERS = 100
 """File descriptor of what was standard output; Ray prints on that, so :func:`main` turns it to standard error."""
 
@@ -69,7 +75,7 @@ def probes(wanted: RLJobSpec, planned: Plan, component: PlannedComponent, folder
     for role in Role:  # those that no job may have yet are placed as the others
         ROLES.setdefault(role, ROLES[Role.REWARD])  # type: ignore[attr-defined]
     specs = launch.worker_specs(wanted, planned, component, None, folder)
-    return [dataclasses.replace(s, factory="tests.integration.placement_probe:Probe", kwargs={}, concurrency=1) for s in specs]
+    return [dataclasses.replace(s, factory=PROBE, kwargs={}, concurrency=1) for s in specs]
 
 
 async def answers(workers: list[Worker]) -> list[tuple[int, str, dict[str, str]]]:
@@ -91,6 +97,28 @@ async def probe(wanted: RLJobSpec, planned: Plan, folder: Path, address: str) ->
         await cluster.start(planned, START_S, lambda _: None)
         found = iter(await answers(await cluster.start_workers([s for of in specs.values() for s in of], START_S)))
         return {"workers": {name: [next(found) for _ in of] for name, of in specs.items()}}
+    finally:
+        await cluster.stop()
+
+
+async def order(planned: Plan, folder: Path, address: str) -> list[list[str]]:
+    """Calls as they ran on a worker of concurrency 1 and on one of 2, of which the first waited for an argument."""
+    cluster = RayCluster(address, folder)
+    try:
+        await cluster.start(planned, START_S, lambda _: None)
+        node_rank = planned.components[0].processes[0].node_rank
+        specs = [
+            WorkerSpec(name=f"probe-{i}", factory=PROBE, kwargs={}, node_rank=node_rank, concurrency=concurrency)
+            for i, concurrency in enumerate((2, 1, 2))
+        ]
+        holding, *asked = await cluster.start_workers(specs, START_S)
+        held = holding.start("hold")
+        calls = [(worker.start("note", "first", held), worker.start("note", "second")) for worker in asked]
+        for _, second in calls:
+            with contextlib.suppress(DeadlineError):
+                await second.result(OVERTAKES_S)
+        await holding.call("release", timeout_s=START_S)
+        return [max([await call.result(START_S) for call in pair], key=len) for pair in calls]
     finally:
         await cluster.stop()
 
@@ -128,10 +156,12 @@ def main(case: str, folder: Path, address: str = "", timeout_s: str = f"{START_S
             nodes(planned, folder)
         elif case == "probe":
             say(asyncio.run(probe(wanted, planned, folder, address)))
+        elif case == "order":
+            say({"orders": asyncio.run(order(planned, folder, address))})
         elif case == "hold":
             asyncio.run(hold(planned, folder, address, float(timeout_s)))
         else:
-            raise ValueError(f"{case!r} is not a case; nodes, probe and hold are")
+            raise ValueError(f"{case!r} is not a case; nodes, probe, order and hold are")
     except RuntimeFault as fault:
         say({"error": str(fault), "type": type(fault).__name__, "seconds": time.monotonic() - started_s})
 

@@ -193,6 +193,12 @@ def test_a_second_job_waits_for_the_devices_of_the_first_and_fails_at_its_deadli
         assert patient.answer() == {"held": True}
 
 
+def test_only_a_worker_of_concurrency_1_runs_its_calls_in_the_order_of_their_starts(address: str, tmp_path: Path) -> None:
+    """The trainer scores the probes and is then given its next step: scores of the weights after it would fail the run."""
+    with Child("order", tmp_path, address, components=ON_LARGE) as child:
+        assert child.answer() == {"orders": [["first", "second"], ["second", "first"]]}
+
+
 def script(path: Path, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

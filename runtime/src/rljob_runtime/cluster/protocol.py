@@ -42,7 +42,7 @@ class WorkerSpec:
     interpreter: Interpreter | None = None
     """None is the Python that Ray runs on."""
     concurrency: int = 1
-    """Calls that may run at the same time, each in its own thread."""
+    """Calls that may run at the same time, each in its own thread and in no certain order; with 1 they run in the order of their starts."""
 
 
 class Pending(Protocol):
@@ -70,7 +70,11 @@ class Worker(Protocol):
         """Path of its log on its own node."""
 
     def start(self, method: str, *args: Any) -> Pending:
-        """Begin a call; arguments that are Pending are replaced by their values."""
+        """Begin a call; arguments that are Pending are replaced by their values.
+
+        A worker of concurrency 1 runs its calls in the order of their starts, also where an early one waits for an argument: trainer ranks
+        need it, whose scores belong to the weights before the next update, and whose collectives have to meet.
+        """
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """``start`` and ``result`` in one."""

@@ -49,6 +49,8 @@ HEAD_RESOURCE = "node:__internal_head__"
 """Only Ray's head offers it."""
 WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
+CALLS, WATCH = "calls", "watch"
+"""Ray's concurrency groups of a worker: threads of its own calls, and one that :meth:`RayWorker.watch` keeps."""
 CPU_SHARE = 0.01
 """CPUs a bundle reserves: devices are what is accounted, cores are shared by all workers of a node."""
 
@@ -192,12 +194,12 @@ class RayCluster:
         log_file = str(self._log_dir / f"{spec.name}.log")
         python = {"py_executable": shlex.quote(spec.interpreter.path)} if spec.interpreter is not None else None
         actor = (
-            ray.remote(_HostActor)
+            ray.remote(concurrency_groups={CALLS: spec.concurrency, WATCH: 1})(_HostActor)
             .options(
                 name=f"{self._reserved.id.hex()[:8]}-{spec.name}",
                 num_cpus=0,
                 runtime_env=python,
-                max_concurrency=spec.concurrency + 1,  # one thread is taken by watch
+                allow_out_of_order_execution=spec.concurrency > 1,  # what Ray does by itself as soon as max_concurrency is above 1
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=self._on(spec.node_rank),
@@ -212,10 +214,14 @@ class RayWorker:
     """Implements :class:`rljob_runtime.cluster.protocol.Worker` on an actor."""
 
     def __init__(self, name: str, log_file: str, actor: Any) -> None:
-        """Wrap a created actor; it may still be starting."""
+        """Wrap a created actor with the groups ``CALLS`` and ``WATCH``; it may still be starting."""
         self._name = name
         self._log_file = log_file
         self._actor = actor
+
+    def _begin(self, method: str, *args: Any, group: str = CALLS) -> Any:
+        """Call a method of the host."""
+        return getattr(self._actor, method).options(concurrency_group=group).remote(*args)
 
     @property
     def name(self) -> str:
@@ -234,7 +240,7 @@ class RayWorker:
             StartupDeadlineError: it was not within ``timeout_s``.
         """
         try:
-            await RayPending(self, "start", self._actor.build.remote()).result(timeout_s)
+            await RayPending(self, "start", self._begin("build")).result(timeout_s)
         except DeadlineError as error:
             raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
 
@@ -244,17 +250,17 @@ class RayWorker:
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """See the protocol."""
-        host, port = await RayPending(self, "address", self._actor.address.remote()).result(timeout_s)
+        host, port = await RayPending(self, "address", self._begin("address")).result(timeout_s)
         return host, port
 
     async def watch(self) -> None:
         """See the protocol."""
-        await RayPending(self, "watch", self._actor.watch.remote()).result(WATCH_S)
+        await RayPending(self, "watch", self._begin("watch", group=WATCH)).result(WATCH_S)
 
     def start(self, method: str, *args: Any) -> RayPending:
         """See the protocol; a Pending argument travels as Ray's object reference."""
         sent = [a.ref if isinstance(a, RayPending) else a for a in args]
-        return RayPending(self, method, self._actor.call.remote(method, *sent))
+        return RayPending(self, method, self._begin("call", method, *sent))
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """See the protocol."""
