@@ -145,7 +145,7 @@ def test_suspended_before_its_start_and_while_running(world: World):
 
 
 def test_startup_deadline_names_what_was_missing(world: World):
-    world.job("slow", startupDeadlineSeconds=3)
+    world.job("slow", startupDeadlineSeconds=20)  # longer than a busy machine needs for what comes before it
     world.cluster("slow-a1", "s1")
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "example.com/none:1"'}
     status = {"name": "ray", "image": "example.com/none:1", "imageID": "", "ready": False, "restartCount": 0, "state": {"waiting": waiting}}
