@@ -11,7 +11,7 @@ from rljob_api.v1alpha1.base import Label, NonNegative, PathText, Positive, Seco
 
 
 class UpdateMode(StrEnum):
-    """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer."""
+    """What happens to running responses when new weights arrive, or when their engine is paused for the trainer."""
 
     DRAIN = "Drain"
     """They end first."""
@@ -31,7 +31,7 @@ class Overlap(SpecModel):
     """Versions by which the oldest trained token may be behind; older groups are dropped and replaced. When not set
     asyncGenerationRatio, rounded up."""
     update_mode: UpdateMode | None = None
-    """What happens to running responses when new weights arrive, or when their engine steps aside for the trainer. When not set Drain with
+    """What happens to running responses when new weights arrive, or when their engine is paused for the trainer. When not set Drain with
     asyncGenerationRatio 0, Interrupt with more."""
 
     @model_validator(mode="after")

@@ -121,7 +121,7 @@ async def download(
 
     Raises:
         ModelError: a node may not read it, or has too small a disk; names the node.
-        DownloadError: the connection of a node failed for good.
+        DownloadError: the connection of a node failed.
         StartupDeadlineError: it took too long; says which nodes are how far.
         ClusterError, WorkerLostError, WorkerFailedError.
     """

@@ -120,17 +120,29 @@ def _load_task() -> RewardFunction:
     return score
 
 
-def _load_math_verify(params: Mapping[str, object]) -> RewardFunction:
-    from math_verify import parse, verify
+def _reference_value(answer: str) -> Any:
+    """What math-verify finds in a reference answer.
+
+    Raises:
+        DataError: nothing.
+    """
+    from math_verify import parse
 
     # It logs each answer it cannot parse, and warns that its signal-based limit is off; ours applies instead.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    gold = parse(_as_math(answer), parsing_timeout=None)
+    if not gold:
+        raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
+    return gold
+
+
+def _load_math_verify(params: Mapping[str, object]) -> RewardFunction:
+    from math_verify import parse, verify
+
     options = dict(params)
 
     def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
-        gold = parse(_as_math(answer), parsing_timeout=None)
-        if not gold:
-            raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
+        gold = _reference_value(answer)
         return float(verify(gold, parse(_as_math(response), parsing_timeout=None), timeout_seconds=None, **options))
 
     score("", "1", "1", {})
@@ -146,13 +158,10 @@ def _load_math_rule(params: Mapping[str, object]) -> RewardFunction:
     """As ROLL's math_rule_reward_worker: the answer after the thinking, boxed or not."""
     from math_verify import parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     options = dict(params)
 
     def score(_prompt: str, response: str, answer: str, _metadata: Mapping[str, object]) -> float:
-        gold = parse(_as_math(answer), parsing_timeout=None)
-        if not gold:
-            raise DataError(f"math-verify finds no value in the reference answer {answer[:60]!r}; fix the data or use ExactMatch")
+        gold = _reference_value(answer)
         text = after_thinking(response)
         boxed = _last_boxed(text)
         found = parse(text if boxed is None else f"${boxed}$", fallback_mode="no_fallback", parsing_timeout=None)
