@@ -2,7 +2,9 @@
 
 ::
 
-    checked job, run folder, store -> Attempt -> Reporter -> launch (cluster, workers) -> Driver -> model, summary
+    checked job, run folder, store -> Attempt -> Reporter -> launch (cluster, workers) ─┬> Driver -> model ─┬> summary
+                                                                                        └> Evaluation ──────┘
+                                                                       (training.steps: 0, which starts no trainer)
 
 | exit code | meaning                                                          |
 |-----------|------------------------------------------------------------------|
