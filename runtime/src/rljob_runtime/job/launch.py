@@ -1,7 +1,8 @@
 """Brings a job's workers up: everything between a plan and running components.
 
-Order: cluster -> models of a Hub, once per node -> workers, stage by stage -> process groups and engines in parallel -> what confines the
-rewards is said -> device leases -> components. Where components switch, policies start first and release their devices before engines measure what is free there.
+Order: cluster -> models of a Hub, once per node -> workers, stage by stage -> process groups and engines in parallel -> a line on what
+confines the rewards -> device leases -> components. Where components switch, policies start first and release their devices before engines
+measure what is free there.
 """
 
 from __future__ import annotations
