@@ -91,6 +91,11 @@ def worker_name(component: str, rank: int) -> str:
     return f"{component}-{rank}"
 
 
+def standby_name(component: str, node_rank: int) -> str:
+    """Name and log file of a process that waits on a node to become an engine: ``<component>-standby-<node rank>``."""
+    return f"{component}-standby-{node_rank}"
+
+
 def access_name(job: str) -> str:
     """Name of a job's ServiceAccount, Role, RoleBinding and NetworkPolicy: ``<job>-rljob``."""
     return f"{job}-rljob"

@@ -42,6 +42,8 @@ class RoleTraits:
     """Whether its processes are inference engines: of several devices, each independent of the others, and free to share a device."""
     is_trained: bool = False
     """Whether it has gradients and an optimizer, and divides a mini-batch's samples over its processes."""
+    has_own_model: bool = False
+    """Whether its model is another than ``spec.model``: it is not in the memory estimate, and its devices are its own."""
     publishes_weights: bool = False
     """Whether engines get their weights from it; its rank 0 gathers them."""
 
@@ -78,6 +80,7 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
         Role.CRITIC: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("optimizer", "weight", "grad"), is_trained=True),
         Role.REWARD: RoleTraits(runs_on=RunsOn.CPU),
         Role.ENVIRONMENT: RoleTraits(runs_on=RunsOn.CPU_OR_HARDWARE),
+        Role.JUDGE: RoleTraits(runs_on=RunsOn.DEVICES, has_engine=True, has_own_model=True),
     }
 )
 """Every role, in the order in which ``mode: Auto`` names and places them."""

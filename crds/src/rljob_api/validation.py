@@ -22,6 +22,8 @@ from rljob_api.rules import (
     components,
     data,
     engine_arguments,
+    environments,
+    judges,
     offload,
     pods,
     rewards,
@@ -116,6 +118,8 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *components.RULES,
     *data.RULES,
     *rewards.RULES,
+    *judges.RULES,
+    *environments.RULES,
     *workers.RULES,
     *offload.RULES,
     *pods.RULES,
@@ -129,6 +133,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *components.PLAN_RULES,
+    *judges.PLAN_RULES,
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
     *trainer.PLAN_RULES,

@@ -28,6 +28,94 @@ class RewardType(StrEnum):
     """1 when the code in the response passes the tests of the entry, else 0; it runs in a process with strict limits."""
     FUNCTION = "Function"
     """A user's function."""
+    LLM_JUDGE = "LLMJudge"
+    """What a language model says of the response, see judge."""
+
+
+class BudgetEnd(StrEnum):
+    """What happens when a judge's budget is spent."""
+
+    FAIL = "Fail"
+    """The job fails."""
+    ON_ERROR = "OnError"
+    """Further samples are treated as the reward's onError says."""
+
+
+class EnvironmentType(StrEnum):
+    """Environments that RLJob has itself."""
+
+    FROZEN_LAKE = "FrozenLake"
+    """Cross a frozen lake on a grid without falling into a hole."""
+    SOKOBAN = "Sokoban"
+    """Push boxes onto targets."""
+    REASONING_GYM = "ReasoningGym"
+    """Answer a question of a reasoning-gym task."""
+    TOOL_USE = "ToolUse"
+    """Answer a question with the help of tools."""
+    CHAT = "Chat"
+    """Talk with a user over several turns."""
+    HARNESS = "Harness"
+    """A program of your own that calls the policy through an OpenAI-compatible endpoint."""
+
+
+class HarnessSampling(StrEnum):
+    """What becomes of a program's call that asks for another sampling than the job's."""
+
+    REFUSE = "Refuse"
+    """It is answered with an error that names both values."""
+    JOB = "Job"
+    """It is sampled as the job's rollout says, whatever it asks for."""
+
+
+class ToolType(StrEnum):
+    """Tools of the environment ToolUse."""
+
+    PYTHON = "Python"
+    """Runs a program without network and returns what it prints."""
+    CALCULATOR = "Calculator"
+    """Evaluates an arithmetic expression."""
+    SEARCH = "Search"
+    """Finds passages of a corpus by their words (BM25)."""
+    FUNCTION = "Function"
+    """A user's function."""
+
+
+class CallFormat(StrEnum):
+    """How a policy calls tools."""
+
+    TOOL_CALL = "ToolCall"
+    """A JSON object with name and arguments within <tool_call> tags, as the templates of Hermes and Qwen have it."""
+    TAGS = "Tags"
+    """The one argument within tags of the tool's name, such as <python>print(1)</python>."""
+
+
+class PromptHistory(StrEnum):
+    """What the policy sees of earlier turns of an episode."""
+
+    KEEP = "Keep"
+    """Everything, token by token: each turn is appended. An episode is one sample."""
+    TURN = "Turn"
+    """Each turn is a prompt of its own, and a sample of its own."""
+
+
+class PromptMemory(StrEnum):
+    """What the prompt of a turn shows of the turns before it."""
+
+    TURNS = "Turns"
+    """Observation, action and reward of each."""
+    INVALID_TURNS = "InvalidTurns"
+    """The same of those whose action was not understood, as ROLL's StepEnvManager."""
+    OBSERVATIONS = "Observations"
+    """The observation of each, in lines, as ROLL's StepConcatEnvManager."""
+
+
+class EpisodeCount(StrEnum):
+    """How often an episode counts in the mean and deviation of the episode scores of its group."""
+
+    ONCE = "Once"
+    """Once, however long it is: as in the paper."""
+    PER_TURN = "PerTurn"
+    """Once for each of its turns, as in ROLL: long episodes weigh more."""
 
 
 class Extraction(StrEnum):
@@ -116,9 +204,9 @@ class AdvantageEstimator(StrEnum):
     REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
     """The return, normalized over all trained tokens of the step."""
     GIGPO = "GiGPO"
-    """GRPO over episodes plus groups of steps that start from the same state."""
+    """GRPO over episodes plus groups of turns that start from the same state, arXiv 2505.10978; for agentic jobs."""
     STEP_REINFORCE = "StepReinforce"
-    """The return from each step of an episode on."""
+    """The return from each turn of an episode on, normalized over turns as algorithm.reward has it; for agentic jobs."""
     CUSTOM = "Custom"
     """The user's own function."""
 
@@ -165,6 +253,18 @@ class GroupRouting(StrEnum):
     """Each sample goes to the engine with the least to do."""
     TOGETHER = "Together"
     """All samples of a prompt go to one engine, which computes the prompt once, unless it has clearly more to do than others."""
+
+
+class StandbyProcesses(StrEnum):
+    """Where a process waits to become an engine in the place of a lost one."""
+
+    AUTO = "Auto"
+    """On each node with engines on accelerators where the loss of one stops all generation: the only engine, and engines on shared
+    devices."""
+    PER_NODE = "PerNode"
+    """On each node with engines, one for each component there."""
+    NEVER = "Never"
+    """Nowhere: a lost engine is replaced by a process started from scratch."""
 
 
 class Schedule(StrEnum):
@@ -226,7 +326,7 @@ class Reason(StrEnum):
     DATA_INVALID = "DataInvalid"
     """The data cannot be read or is empty."""
     REWARD_INVALID = "RewardInvalid"
-    """A reward function cannot be imported or called; the message carries the Python error."""
+    """A reward function cannot be imported or called, a judge refuses the job, or its budget is spent; the message carries the error."""
     CHECKPOINT_FAILED = "CheckpointFailed"
     """A checkpoint cannot be written or read, or is another job's."""
     WEIGHT_SYNC_FAILED = "WeightSyncFailed"

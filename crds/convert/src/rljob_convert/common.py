@@ -142,6 +142,13 @@ def environment(source: Source, parts: paths.Parts, name: str) -> tuple[Section 
     return {"name": name, "value": text}, False
 
 
+def environment_class(kind: str) -> str:
+    """The class that a user is to write for an environment that another framework has: its name there in one word."""
+    words = re.findall(r"[A-Za-z0-9]+", kind)
+    name = "".join(word[:1].upper() + word[1:] for word in words)[:64]
+    return f"my_environments:{name if name[:1].isalpha() else f'Env{name}'}"
+
+
 def jsonl(name: str, path: str, prompt: str | None, answer: str | None, tag: str | None = None) -> Section:
     """A source of prompts."""
     fields = {"path": path, "promptField": prompt, "answerField": answer, "tagField": tag}

@@ -28,7 +28,6 @@ _JOB_KEYS = {
     "rlinf": ("cluster", "runner", "algorithm", "actor", "rollout"),
 }
 """A job of the framework has one of these at the top; what has none is something else, whatever else it has."""
-_TRAINS = ("algorithm", "actor", "rollout")
 _ROLL_SECTIONS: Mapping[str, str] = {
     "sft_train": "supervised fine-tuning (SFT)",
     "student_train": "on-policy distillation",
@@ -44,9 +43,41 @@ _RLINF_TASKS: Mapping[str, str] = {
     "sft": "supervised training of a policy, a reward model or a value model",
     "offline": "offline training on recorded data",
 }
-TASKS = ("embodied", "embodied_eval", "reasoning", "reasoning_eval", "coding_online_rl", "math")
-"""RLinf's tasks that are RL or evaluation; ``math`` is what its documentation calls ``reasoning``."""
+_EMBODIED = ("embodied", "embodied_eval")
+"""RLinf's tasks of everything that acts in an environment of its own: robots, simulators, and generators whose images are scored."""
+TASKS = ("reasoning", "reasoning_eval", "coding_online_rl", "math")
+"""RLinf's tasks of language models; ``math`` is what its documentation calls ``reasoning``."""
+_GENERATORS = ("sd3", "wan22_ti2v_5b")
+_POLICIES = (
+    "openvla",
+    "openvla_oft",
+    "molmoact2",
+    "openpi",
+    "openpi_rlinf",
+    "starvla",
+    "mlp_policy",
+    "rlt_mlp_policy",
+    "rlt_td3_mlp_policy",
+    "gr00t",
+    "gr00t_n1d6",
+    "gr00t_n1d7",
+    "dexbotic_pi",
+    "dexbotic_dm0",
+    "dreamzero",
+    "cnn_policy",
+    "flow_policy",
+    "cma",
+    "lingbotvla",
+    "abot_m0",
+    "evo1",
+)
+"""RLinf's types of models that are no language models (``DIFFUSION_MODELS`` and ``EMBODIED_MODEL`` of its config.py): what a file trains
+says what it is, its placement does not."""
 _REMEDY = "RLJob trains with reinforcement learning only; give an RL configuration"
+_TEXT_REMEDY = (
+    "RLJob trains language models on text; robots, simulators, vision-language-action models and generators of images or videos are not "
+    "planned: give a configuration of a language model, or keep RLinf for this one"
+)
 
 
 def refuse_what_is_no_job(source: Source, framework: str) -> None:
@@ -77,10 +108,30 @@ def _refuse_rlinf_task(source: Source) -> None:
     task = source.peek(*where)
     if isinstance(task, str) and task in _RLINF_TASKS:
         raise _refused(where, task, f"makes this file {_RLINF_TASKS[task]}, no RL job", _REMEDY)
+    _refuse_what_is_no_language_model(source)
     if task is not None and task not in TASKS:
         raise _refused(where, task, "is no task that RLinf has", f"use one of {', '.join(TASKS[:-1])}")
-    if str(task).startswith("embodied") and not any(source.has(key) for key in _TRAINS):
-        raise _refused((), None, "the file trains and evaluates nothing: it has no algorithm, actor or rollout", _REMEDY)
+
+
+def _refuse_what_is_no_language_model(source: Source) -> None:
+    """Raise where RLinf would train or evaluate a robot's policy or a generator: by the task, the model's type, the environment's type.
+
+    All types of environments that RLinf has are robots, simulators or ``diffusion``. A file of placements alone says none of these.
+    """
+    models = [(*parts, "model", "model_type") for parts in (("actor",), ("rollout",))]
+    environments = [("env", part, key) for part in ("train", "eval") for key in ("env_type", "simulator_type")]
+    model = next(((parts, source.peek(*parts)) for parts in models if source.peek(*parts) in (*_POLICIES, *_GENERATORS)), None)
+    environment = next(((parts, source.peek(*parts)) for parts in environments if source.has(*parts)), None)
+    task = ("runner", "task_type")
+    where = task if source.peek(*task) in _EMBODIED else model[0] if model else environment[0] if environment else None
+    if where is None:
+        return
+    found = {"model": model and model[1], "environment": environment and environment[1]}
+    generates = found["model"] in _GENERATORS or found["environment"] == "diffusion"
+    what = "RL of a generator of images or videos" if generates else "a job of robots or simulators"
+    details = ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    problem = f"makes this file {what}{f' ({details})' if details else ''}, which RLJob does not run"
+    raise _refused(where, source.peek(*where), problem, _TEXT_REMEDY)
 
 
 def _refused(where: tuple[str, ...], value: object, problem: str, remedy: str) -> SpecInvalidError:

@@ -58,7 +58,10 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "spec.components": (("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),),
-    "spec.components[]": (("!has(self.engine) || self.role == 'Rollout'", "only a Rollout has an engine"),),
+    "spec.components[]": (
+        ("!has(self.engine) || self.role in ['Rollout', 'Judge']", "only a Rollout or Judge has an engine"),
+        ("has(self.model) == (self.role == 'Judge')", "give model exactly when role is Judge"),
+    ),
     "spec.components[].placement": (
         (_ONE_PLACEMENT, "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"),
         ("!has(self.devicesPerWorker) || has(self.deviceMapping)", "devicesPerWorker needs deviceMapping"),
@@ -70,7 +73,17 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
         )
         for field in ("train", "validation")
     },
-    "spec.rewards[]": (("has(self.function) == (self.type == 'Function')", "give function exactly when type is Function"),),
+    "spec.rewards[]": (
+        ("has(self.function) == (self.type == 'Function')", "give function exactly when type is Function"),
+        ("has(self.judge) == (self.type == 'LLMJudge')", "give judge exactly when type is LLMJudge"),
+    ),
+    "spec.rewards[].judge": (("has(self.endpoint) != has(self.component)", "give exactly one of endpoint and component"),),
+    "spec.rewards[].judge.parser": (
+        (
+            "[has(self.pattern), has(self.field), has(self.function)].filter(given, given).size() == 1",
+            "give exactly one of pattern, field and function",
+        ),
+    ),
     "spec": (
         ("self.rollout.promptsPerStep % self.training.miniBatches == 0", "training.miniBatches must divide rollout.promptsPerStep"),
         ("self.training.warmupSteps <= self.training.steps", "training.warmupSteps must not exceed training.steps"),
@@ -79,10 +92,14 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
             "exactly one component must have role Trainer, unless training.steps is 0",
         ),
         (
-            "self.training.steps > 0 || self.components.all(c, c.role == 'Rollout' || c.role == 'Reward')",
-            "components must have role Rollout or Reward where training.steps is 0",
+            "self.training.steps > 0 || self.components.all(c, c.role in ['Rollout', 'Reward', 'Environment', 'Judge'])",
+            "components must have role Rollout, Reward, Environment or Judge where training.steps is 0",
         ),
-        ("(self.training.steps == 0) == (size(self.data.train) == 0)", "give data.train, or training.steps: 0 and data.validation alone"),
+        (
+            "self.pipeline == 'Agentic' || (self.training.steps == 0) == (size(self.data.train) == 0)",
+            "give data.train, or training.steps: 0 and data.validation alone, or environments of an agentic job",
+        ),
+        ("(self.pipeline == 'Agentic') == (size(self.environments) > 0)", "give environments exactly when pipeline is Agentic"),
     ),
 }
 """Rules the API server checks itself, by path: expression and message.

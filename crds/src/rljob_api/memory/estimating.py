@@ -223,7 +223,7 @@ class _Estimator:
         self._spec, self._plan, self._shape = spec, plan, shape
         self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
         self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
-        self._num_engines = sum(component.world_size for component in plan.components if TRAITS[component.role].has_engine)
+        self._num_engines = sum(component.world_size for component in plan.with_role(Role.ROLLOUT))
 
     def device(self, situation: Situation) -> PoolEstimate | None:
         """One device; None on CPU groups that give devices no memory of their own."""

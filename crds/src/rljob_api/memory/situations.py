@@ -80,7 +80,7 @@ def situations(plan: Plan) -> tuple[list[Situation], list[Situation]]:
     nodes: dict[int, int] = {}
     for index, component in enumerate(plan.components):
         traits = TRAITS[component.role]
-        if not traits.holds_model:
+        if not traits.holds_model or traits.has_own_model:
             continue
         for first, alike in _alike(component, traits.publishes_weights):
             on_devices: dict[int, int] = {}

@@ -27,11 +27,11 @@ def _group_size(spec: RLJobSpec) -> Iterator[FieldError]:
     estimator, samples, reward = spec.algorithm.advantage.estimator, spec.rollout.samples_per_prompt, spec.algorithm.reward
     if samples >= 2:
         return
-    if estimator in _GROUP_ESTIMATORS:
+    if estimator in (*_GROUP_ESTIMATORS, AdvantageEstimator.GIGPO):
         problem = f"{estimator} compares the responses to one prompt and needs at least 2"
         yield _error("spec.rollout.samplesPerPrompt", samples, problem, "write 2 or more")
     for field, scope in (("center", reward.center), ("scale", reward.scale)):
-        if scope is NormScope.GROUP:
+        if scope is NormScope.GROUP and estimator is not AdvantageEstimator.STEP_REINFORCE:  # which compares the turns of a group
             problem = f"compares the responses to one prompt, but rollout.samplesPerPrompt is {samples}"
             yield _error(f"spec.algorithm.reward.{field}", scope, problem, "write 2 or more samples, or scope Batch or Running")
 
@@ -40,9 +40,14 @@ def _advantage(spec: RLJobSpec) -> Iterator[FieldError]:
     """Settings of one estimator under another."""
     advantage, path = spec.algorithm.advantage, "spec.algorithm.advantage"
     estimator = advantage.estimator
-    if estimator is not AdvantageEstimator.GRPO and not advantage.normalize_std:
+    if estimator not in (AdvantageEstimator.GRPO, AdvantageEstimator.GIGPO) and not advantage.normalize_std:
         problem = f"has no effect with estimator {estimator}"
         yield _error(f"{path}.normalizeStd", False, problem, "remove it, or use estimator GRPO")
+    for field in ("episode_weight", "turn_weight", "episode_count") if estimator is not AdvantageEstimator.GIGPO else ():
+        value = getattr(advantage, field)
+        if value != getattr(Advantage(), field):
+            alias = Advantage.model_fields[field].alias
+            yield _error(f"{path}.{alias}", value, f"has no effect with estimator {estimator}", "remove it, or use estimator GiGPO")
     if estimator in _GROUP_ESTIMATORS and advantage.gamma != 1:
         problem = f"has no effect with estimator {estimator}, which gives every token of a response the same advantage"
         yield _error(f"{path}.gamma", advantage.gamma, problem, "remove it, or use estimator GAE, Reinforce or ReinforcePlusPlus")
@@ -98,6 +103,10 @@ def _reward(spec: RLJobSpec) -> Iterator[FieldError]:
     advantage, reward, path = spec.algorithm.advantage, spec.algorithm.reward, "spec.algorithm.reward"
     estimator = advantage.estimator
     penalized = _penalizes_rewards(spec)
+    for field, scope in (("center", reward.center), ("scale", reward.scale)) if estimator is AdvantageEstimator.GIGPO else ():
+        if scope is not None:
+            problem = f"has no effect with estimator {estimator}, which normalizes scores and returns of turns within groups itself"
+            yield _error(f"{path}.{field}", scope, problem, "remove it, or use estimator StepReinforce")
     if reward.center is not None and estimator in _GROUP_ESTIMATORS and reward.clip is None:
         problem = f"has no effect with estimator {estimator}, which subtracts a mean of the group from what is left"
         yield _error(f"{path}.center", reward.center, problem, "remove it, or use estimator Reinforce")

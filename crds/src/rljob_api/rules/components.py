@@ -28,7 +28,24 @@ def _engines(spec: RLJobSpec) -> Iterator[FieldError]:
     for index, component in enumerate(spec.components):
         if component.engine is not None and not TRAITS[component.role].has_engine:
             path = f"spec.components[{index}].engine"
-            yield _error(path, None, f"a {component.role} has no inference engine", "remove it, only a Rollout has one")
+            yield _error(path, None, f"a {component.role} has no inference engine", "remove it, only a Rollout or Judge has one")
+
+
+def _own_models(spec: RLJobSpec) -> Iterator[FieldError]:
+    for index, component in enumerate(spec.components):
+        path = f"spec.components[{index}]"
+        if TRAITS[component.role].has_own_model and component.model is None:
+            yield _error(path, None, f"a {component.role} has no model", "add model: {path: owner/name}")
+        elif component.model is not None and not TRAITS[component.role].has_own_model:
+            yield _error(f"{path}.model", None, f"a {component.role} has spec.model", "remove it")
+
+
+def _devices_of_their_own(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    for index, component in enumerate(plan.components):
+        if TRAITS[component.role].has_own_model and component.shares_devices_with:
+            problem = f"gives {component.name} devices that {', '.join(component.shares_devices_with)} also uses, and it never leaves them"
+            remedy = "place it on devices of its own, or serve its model elsewhere and name it in judge.endpoint"
+            yield _error(f"spec.components[{index}].placement", None, problem, remedy)
 
 
 def _measured(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -81,12 +98,14 @@ def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _number_of_components,
     _engines,
+    _own_models,
     _measured,
 )
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     _on_cpu_alone,
+    _devices_of_their_own,
     _hardware_roles,
     _partial,
 )

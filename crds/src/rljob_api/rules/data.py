@@ -1,4 +1,4 @@
-"""Rules about data: sources, the prompt, and names that must be unique."""
+"""Rules about data: sources, the prompt, the tokenizer, and names that must be unique."""
 
 from __future__ import annotations
 
@@ -80,9 +80,18 @@ def _template(template: str) -> Iterator[FieldError]:
             yield _error(path, template, problem, "only {question} is filled in; write literal braces as {{ and }}")
 
 
+def _tokenizer(spec: RLJobSpec) -> Iterator[FieldError]:
+    model = spec.model
+    if model.tokenizer_revision is not None and model.tokenizer_path in (None, model.path):
+        problem = "has no effect, the tokenizer is the model's"
+        remedy = "write spec.model.revision, or name the tokenizer's own repository as spec.model.tokenizerPath"
+        yield _error("spec.model.tokenizerRevision", model.tokenizer_revision, problem, remedy)
+
+
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _unique_names,
     _sources,
     _prompt,
+    _tokenizer,
 )
 """Rules between fields, each independent of the others."""

@@ -11,8 +11,8 @@ from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import PlacementChoice, Role
 from rljob_api.v1alpha1.learning import DEFAULT_TOP_K, MAX_TOP_K
 from rljob_api.v1alpha1.operations import UpdateMode
-from rljob_api.v1alpha1.rljob import RLJobSpec
-from rljob_api.vocabulary import GroupRouting
+from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
+from rljob_api.vocabulary import GroupRouting, StandbyProcesses
 
 MAX_GROUP = 4096
 """Samples of one prompt, redundant ones included."""
@@ -68,6 +68,13 @@ def _routing(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
         yield _error("spec.rollout.groupRouting", GroupRouting.TOGETHER, problem, "remove it, or add engines")
 
 
+def _standby(spec: RLJobSpec) -> Iterator[FieldError]:
+    rollout = spec.rollout
+    if rollout.standby_processes is StandbyProcesses.PER_NODE and rollout.max_engine_restarts == 0:
+        problem = "has no effect: maxEngineRestarts is 0, and no engine is replaced"
+        yield _error("spec.rollout.standbyProcesses", rollout.standby_processes, problem, "remove it, or allow restarts")
+
+
 def _update_mode(spec: RLJobSpec) -> Iterator[FieldError]:
     """What happens to running responses matters only where some are running."""
     mode, ratio = spec.overlap.update_mode, spec.overlap.async_generation_ratio
@@ -91,14 +98,15 @@ def _staleness(spec: RLJobSpec) -> Iterator[FieldError]:
 def _validation(spec: RLJobSpec) -> Iterator[FieldError]:
     """Settings and prompts of validation need each other."""
     validation, path = spec.validation, "spec.validation"
+    is_agentic = spec.pipeline is Pipeline.AGENTIC
     if validation.every_steps == 0 and not spec.validates_only:
-        if spec.data.validation:
+        if spec.data.validation and not is_agentic:
             problem = "is never asked, validation.everySteps is 0"
             yield _error("spec.data.validation", None, problem, "set validation.everySteps, or remove it")
         for field, value in validation.changed().items():
             yield _error(f"{path}.{field}", value, "has no effect, validation.everySteps is 0", "remove it, or set everySteps")
         return
-    if not spec.data.validation and not spec.validates_only:
+    if not spec.data.validation and not spec.validates_only and not is_agentic:
         problem = "has nothing to ask, data.validation is empty"
         yield _error(f"{path}.everySteps", validation.every_steps, problem, "add data.validation, or write 0")
     if validation.temperature == 0 and validation.samples_per_prompt > 1:
@@ -113,7 +121,15 @@ def _validation(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.maxResponseTokens", validation.max_response_tokens, problem, f"use at most {limit}")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_groups, _sampling, _group_filter, _update_mode, _staleness, _validation)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
+    _groups,
+    _sampling,
+    _group_filter,
+    _standby,
+    _update_mode,
+    _staleness,
+    _validation,
+)
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_routing,)

@@ -18,11 +18,6 @@ Condition = Callable[[Any], bool]
 """Whether a JSON value asks for something that is not there yet."""
 
 
-def is_set(value: object) -> bool:
-    """Anything but null, false and an empty text, list or map."""
-    return value not in (None, False, "", [], {})
-
-
 def above(limit: float) -> Condition:
     """Numbers above a limit."""
     return lambda value: value is not None and value > limit
@@ -50,11 +45,7 @@ class Unsupported:
     remedy: str = "remove it"
 
 
-_AGENTIC = "agentic jobs"
-
-
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    Unsupported(path="components[].role", when=one_of("Environment"), waits_for=_AGENTIC, remedy="remove the component"),
     Unsupported(path="components[].engine.type", when=one_of("SGLang"), waits_for="the SGLang engine", remedy="write VLLM"),
     Unsupported(
         path="components[].engine.pipelineParallelSize",
@@ -62,19 +53,11 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         waits_for="pipeline parallel engines",
         remedy="use tensorParallelSize",
     ),
-    Unsupported(path="environments", when=is_set, waits_for=_AGENTIC),
-    Unsupported(path="pipeline", when=one_of("Agentic"), waits_for=_AGENTIC, remedy="write RLVR"),
     Unsupported(
         path="model.dtype",
         when=one_of("float16"),
         waits_for="loss scaling for float16",
         remedy="write bfloat16, or float32 on CPU devices; engines alone may have engine.dtype: float16",
-    ),
-    Unsupported(
-        path="algorithm.advantage.estimator",
-        when=one_of("GiGPO", "StepReinforce"),
-        waits_for=_AGENTIC,
-        remedy="write GRPO or Reinforce",
     ),
     Unsupported(
         path="weightSync.backend", when=other_than("ObjectStore"), waits_for="further weight transports", remedy="write ObjectStore"

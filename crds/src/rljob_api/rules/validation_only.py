@@ -8,20 +8,23 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.v1alpha1.base import SpecModel
 from rljob_api.v1alpha1.components import PlacementChoice, Role
-from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
 
-ROLES = (Role.ROLLOUT, Role.REWARD)
+ROLES = (Role.ROLLOUT, Role.REWARD, Role.ENVIRONMENT, Role.JUDGE)
 """Who answers and who scores."""
 READ_FIELDS: dict[str, Collection[str]] = {
     "algorithm": (),
-    "rollout": ("max_prompt_tokens", "max_response_tokens", "stop_token_ids", "stall_timeout_seconds"),
+    "rollout": (
+        *("max_prompt_tokens", "max_response_tokens", "stop_token_ids", "stall_timeout_seconds", "max_engine_restarts"),
+        "standby_processes",
+    ),
     "training": ("steps", "step_timeout_seconds"),
     "validation": ("max_prompts", "samples_per_prompt", "max_response_tokens", "temperature", "top_p"),
     "overlap": (),
     "offload": (),
     "weight_sync": (),
     "checkpoint": (),
-    "report": (),
+    "report": ("trajectories_every_steps", "trajectories_per_step"),
 }
 """Sections of a training job, and what of them a validation obeys."""
 _REMEDY = "remove it, or write training.steps: 1 or more to train"
@@ -39,7 +42,9 @@ def _components(spec: RLJobSpec) -> Iterator[FieldError]:
 
 
 def _prompts(spec: RLJobSpec) -> Iterator[FieldError]:
-    """What is asked."""
+    """What is asked; environments say it of an agentic job."""
+    if spec.pipeline is Pipeline.AGENTIC:
+        return
     if not spec.validates_only:
         if not spec.data.train:
             problem = f"is empty, and training.steps is {spec.training.steps}"

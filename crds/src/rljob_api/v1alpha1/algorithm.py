@@ -12,6 +12,7 @@ from rljob_api.v1alpha1.policy_loss import PolicyLoss
 from rljob_api.vocabulary import (
     AdvantageEstimator,
     CorrectionLevel,
+    EpisodeCount,
     KLEstimator,
     KLPlacement,
     NormScope,
@@ -29,9 +30,15 @@ class Advantage(SpecModel):
     estimator: AdvantageEstimator = AdvantageEstimator.GRPO
     """Which estimator."""
     normalize_std: bool = True
-    """GRPO: divide by the group's standard deviation; off gives the Dr. GRPO variant."""
+    """GRPO and GiGPO: divide by the group's standard deviation; off gives the Dr. GRPO variant."""
     gamma: Fraction = 1.0
-    """Discount per token, for GAE, Reinforce and ReinforcePlusPlus."""
+    """Discount per token, for GAE, Reinforce and ReinforcePlusPlus; per turn for GiGPO and StepReinforce."""
+    episode_weight: NonNegative = 1.0
+    """GiGPO: factor of the term that compares episodes."""
+    turn_weight: NonNegative = 1.0
+    """GiGPO: factor of the term that compares turns from the same state."""
+    episode_count: EpisodeCount = EpisodeCount.ONCE
+    """GiGPO: how often an episode counts in the mean and deviation of its group's scores."""
     lambda_: Annotated[float, Field(ge=0.0, le=1.0, alias="lambda")] = 0.95
     """GAE: how far rewards are looked ahead before the critic's value counts."""
     whiten: bool | None = None
@@ -61,7 +68,7 @@ class Overlong(SpecModel):
 
 
 class RewardShaping(SpecModel):
-    """What becomes of scores before advantages are computed."""
+    """What becomes of scores before advantages are computed; with StepReinforce of the returns of turns, with GiGPO clip of its sum."""
 
     center: NormScope | None = None
     """Subtract the mean of these samples; not set leaves scores as they are, as GRPO and RLOO need them, which centre themselves."""

@@ -27,6 +27,8 @@ class Role(StrEnum):
     """Scores responses in CPU processes."""
     ENVIRONMENT = "Environment"
     """Runs the environments of agentic jobs."""
+    JUDGE = "Judge"
+    """Serves a model of its own to the rewards of type LLMJudge that name it, with an inference engine."""
 
 
 class EngineType(StrEnum):
@@ -81,7 +83,7 @@ class Placement(SpecModel):
 
 
 class Engine(SpecModel):
-    """The inference engine of a Rollout component."""
+    """The inference engine of a Rollout or Judge component."""
 
     type: EngineType = EngineType.VLLM
     """Which engine."""
@@ -118,6 +120,17 @@ class ComponentOffload(SpecModel):
     """The engine's KV cache."""
 
 
+class ServedModel(SpecModel):
+    """The model of a component whose model is another than the policy."""
+
+    path: PathText
+    """A local Hugging Face folder on the component's nodes, or a Hub id owner/name, which each of its engines downloads."""
+    revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Branch, tag or commit of a model on the Hub; its default branch when not set."""
+    trust_remote_code: bool = False
+    """Run Python code shipped inside the checkpoint."""
+
+
 class Component(SpecModel):
     """A group of equal worker processes with one role."""
 
@@ -128,7 +141,9 @@ class Component(SpecModel):
     placement: Placement
     """Where it runs."""
     engine: Engine | None = None
-    """Engine of a Rollout component; a Rollout without it gets vLLM with defaults."""
+    """Engine of a Rollout or Judge component; one without it gets vLLM with defaults."""
+    model: ServedModel | None = None
+    """Model of a Judge component; the other roles have spec.model."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one worker for numerics; when not set, its share of the node's cores among those that work at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)

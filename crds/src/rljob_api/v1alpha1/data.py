@@ -1,4 +1,4 @@
-"""Model, data, rewards and environments: what is learned from what."""
+"""Model, data and rewards: what is learned from what."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.base import (
     SpecModel,
     Text,
 )
+from rljob_api.v1alpha1.judges import Judge
 from rljob_api.vocabulary import DROP, Extraction, RewardType
 
 
@@ -54,6 +55,8 @@ class Model(SpecModel):
     """Branch, tag or commit of a model on the Hub; its default branch when not set. A run keeps the commit it started with."""
     tokenizer_path: PathText | None = None
     """Tokenizer folder or Hub id when it is not the model's."""
+    tokenizer_revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Branch, tag or commit of a tokenizer on the Hub; its default branch when not set. A run keeps the commit it started with."""
     dtype: DType = DType.BFLOAT16
     """Type of the computation and of the engine's weights; the trainer keeps float32 master weights."""
     trust_remote_code: bool = False
@@ -129,7 +132,7 @@ class Data(SpecModel):
     """What the policy is asked."""
 
     train: tuple[DataSource, ...] = Field(default=(), max_length=64)
-    """Sources of training prompts; at least one, unless training.steps is 0."""
+    """Sources of training prompts; at least one, unless training.steps is 0 or the job is agentic."""
     validation: tuple[DataSource, ...] = Field(default=(), max_length=64)
     """Sources of validation prompts."""
     prompt: PromptFormat = PromptFormat()
@@ -152,9 +155,12 @@ class Reward(SpecModel):
     function: FunctionPath | None = None
     """module:function of a Function reward, importable from the job file's folder or the environment."""
     parameters: FreeForm = Field(default={})
-    """Settings of a built-in type, or further keyword arguments of a Function."""
+    """Settings of a built-in type, or further keyword arguments of a Function or of a judge's parser.function."""
+    judge: Judge | None = None
+    """The judge of an LLMJudge reward."""
     timeout_seconds: Positive = 5.0
-    """Limit for one sample; a sample that runs past it is tried once more in a fresh process, then onTimeout decides."""
+    """Limit for one sample; a sample that runs past it is tried once more in a fresh process, then onTimeout decides. Of an LLMJudge it is
+    the limit for reading the answer."""
     on_timeout: ScoreOrDrop = 0.0
     """Score of a response on which the reward ran past its limit twice, or Drop to leave the sample out."""
     on_error: ScoreOrDrop = DROP
@@ -169,18 +175,3 @@ class Reward(SpecModel):
     """Files and folders that a Function may read besides Python, the system's libraries and the job file's folder."""
     memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
     """Address space of the process that computes it; rewards that share a process have the largest of theirs."""
-
-
-class Environment(SpecModel):
-    """An environment of an agentic job."""
-
-    name: Label
-    """Unique name."""
-    type: ShortText
-    """Kind of environment, for example FrozenLake."""
-    workers: Annotated[int, Field(ge=1, le=65536)] = 1
-    """How many run at the same time."""
-    max_turns: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Turns after which an episode is cut."""
-    parameters: FreeForm = Field(default={})
-    """Parameters of the environment."""

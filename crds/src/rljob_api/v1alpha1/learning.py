@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, Seconds, SpecModel
-from rljob_api.vocabulary import GroupRouting, Schedule
+from rljob_api.vocabulary import GroupRouting, Schedule, StandbyProcesses
 
 MAX_TOP_K = 4096
 """Each sampled token brings the ids of all that could have been sampled to the trainer, 4 bytes each."""
@@ -32,7 +32,7 @@ class Rollout(SpecModel):
     """How responses are generated."""
 
     prompts_per_step: Count = 32
-    """Prompts (groups) of one training step."""
+    """Prompts (groups) of one training step; in an agentic job a group plays one seed of one environment."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 8
     """Responses sampled per prompt: the group size."""
     redundant_samples: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -44,9 +44,9 @@ class Rollout(SpecModel):
     group_routing: GroupRouting = GroupRouting.SPREAD
     """How the samples of one prompt spread over engines."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
-    """Longer prompts are left out and counted."""
+    """Longer prompts are left out and counted. An episode of an agentic job ends when it is longer than this before a turn."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
-    """Responses are cut here."""
+    """Responses are cut here; in an agentic job those of one turn."""
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -58,8 +58,16 @@ class Rollout(SpecModel):
     """Leave out tokens below this share of the most likely one; 0 switches it off."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...] = Field(default=(), max_length=64)
     """Tokens that end a response besides the model's end-of-sequence token."""
+    stop_strings: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=64)
+    """Texts that end a response with the token that completes one of them; they stay in it, as stop tokens do."""
     stall_timeout_seconds: Seconds = 1800
-    """The run fails when no response finishes for this long although some are running."""
+    """An engine that gives no token for this long although responses are running there is lost, like one whose process ended."""
+    max_engine_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often each engine is replaced when it is lost, within one attempt: by a new process on the same devices, with the newest weights.
+    Beyond it the other engines go on, and the loss of the last one ends the attempt. The same holds for each environment worker."""
+    standby_processes: StandbyProcesses = StandbyProcesses.AUTO
+    """Where a process that has imported the engine and uses no device waits to take the place of a lost engine, so that this takes seconds
+    less: about a gigabyte of host memory each. It is filled again after it was used."""
 
     @model_validator(mode="after")
     def _bounded_mask(self) -> Rollout:

@@ -113,6 +113,8 @@ class Checkpoint(SpecModel):
     """Save every n steps; 0 saves only at the end and on an interruption."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Complete checkpoints to keep; older ones are removed."""
+    journal: bool = True
+    """Keep finished groups between checkpoints in the run folder, so that a restart does not generate them again; about 9 bytes a token."""
 
 
 class FailureAction(StrEnum):
@@ -159,7 +161,7 @@ class Report(SpecModel):
     trajectories_every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 10
     """Write sampled responses every n steps; 0 switches it off."""
     trajectories_per_step: Annotated[int, Field(ge=1, le=1024)] = 4
-    """How many."""
+    """How many, besides the first four that failed since the step before."""
 
 
 class Validation(SpecModel):

@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field
 from rljob_api.v1alpha1.algorithm import Algorithm
 from rljob_api.v1alpha1.base import JOB_NAME_PATTERN, FreeForm, PathText, Seconds, ShortText, SpecModel
 from rljob_api.v1alpha1.components import Component, Role
-from rljob_api.v1alpha1.data import Data, Environment, Model, Reward
+from rljob_api.v1alpha1.data import Data, Model, Reward
+from rljob_api.v1alpha1.environments import Environment
 from rljob_api.v1alpha1.learning import Rollout, Training
 from rljob_api.v1alpha1.nodes import Head, NodeGroup, Storage
 from rljob_api.v1alpha1.operations import (
@@ -78,12 +79,12 @@ class RLJobSpec(SpecModel):
     """Shape of the loop."""
     model: Model
     """The policy to train."""
-    data: Data
-    """What the policy is asked."""
+    data: Data = Data()
+    """What the policy is asked, in an RLVR job."""
     rewards: tuple[Reward, ...] = Field(default=(), max_length=32)
     """How responses are judged; the first one decides whether a response counts as solved."""
     environments: tuple[Environment, ...] = Field(default=(), max_length=32)
-    """Environments of an agentic job."""
+    """Environments of an agentic job, whose prompts and rewards are theirs."""
     algorithm: Algorithm = Algorithm()
     """The learning rule."""
     rollout: Rollout = Rollout()

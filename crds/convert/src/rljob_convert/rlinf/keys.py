@@ -24,7 +24,6 @@ _MAPPED = {
     "runner.experiment_name": "metadata.name",
     "runner.max_steps": "training.steps",
     "runner.max_epochs": "training.steps (without max_steps)",
-    "runner.val_check_interval": "validation.everySteps",
     "runner.save_interval": "checkpoint.everySteps",
     "runner.seq_length": "training.microBatchTokens, rollout.maxResponseTokens",
     "runner.enable_dynamic_batch_size": "training.microBatchTokens",
@@ -126,11 +125,8 @@ _MAPPED = {
     "reward.reward_type": "rewards[].type",
     "reward.reward_scale": "rewards[].weight",
     "agentloop.max_turns": "environments[].maxTurns",
-    "env.train.env_type": "environments[].type",
-    "env.train.simulator_type": "environments[].type",
-    "env.train.total_num_envs": "environments[].workers",
-    "env.train.max_episode_steps": "environments[].maxTurns",
 }
+NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check_progress, whose first result they ignore)"
 _TRAINER = "RLJob trains with FSDP2, which has no such setting"
 _ENGINE = "an option of the engine by RLinf's name"
 _MEASURED = "RLJob measures and writes its own metrics (metrics.jsonl, Prometheus)"
@@ -152,6 +148,7 @@ _DROPPED = {
     "cluster.node_groups.*.env_configs": Drop(why="an environment has node_ranks, env_vars and python_interpreter_path"),
     "cluster.node_groups.*.hardware": Drop(why="a piece of hardware has a type and configs"),
     "runner": Drop(why="a setting of RLinf's runner"),
+    "runner.val_check_interval": Drop(why=NEVER_VALIDATES, remedy="add data.validation and validation.everySteps", same=(-1, 0)),
     "runner.logger": Drop(why=_MEASURED),
     "runner.output_dir": Drop(why="everything a run writes lies in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
     "runner.resume_dir": Drop(why="a restart resumes by itself, a local run with --resume", remedy="use rljob run --resume"),
@@ -210,10 +207,13 @@ _DROPPED = {
     "reward.use_reward_model": Drop(why="RLJob's rewards run on CPU", remedy="call the reward model from a Function reward", same=(False,)),
     "critic": Drop(why="RLJob's Critic has the settings of algorithm.critic, else those of training"),
     "critic.use_critic_model": Drop(why="a Critic component decides", remedy="place a critic", same=(False,)),
-    "env": Drop(why="environments[] has type, workers, maxTurns and parameters", remedy="give what you need in environments[].parameters"),
+    "env.train.total_num_envs": Drop(why="how many episodes play at one time follows from rollout.promptsPerStep"),
+    "env": Drop(
+        why="environments[] has type, limits, prompt, rewards and parameters", remedy="give what you need in environments[].parameters"
+    ),
     "agentloop": Drop(why="RLJob has one loop for environments"),
     "tools": Drop(why="tools belong to an environment", remedy="give what you need in environments[].parameters"),
-    "agentlightning": Drop(why="agents wait for agentic jobs", remedy="give what you need in environments[].parameters"),
+    "agentlightning": Drop(why="agents of one framework have no counterpart", remedy="give what you need in environments[].parameters"),
     "rollout_server": Drop(why="RLJob trains on data, not on served requests"),
     "server": Drop(why="RLJob trains on data, not on served requests"),
 }

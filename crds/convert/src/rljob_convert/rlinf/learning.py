@@ -16,6 +16,7 @@ _ESTIMATORS = {
     "math_gae": "GAE",
     "rloo": "RLOO",
     "reinforce": "Reinforce",
+    "raw": "Reinforce",
     "reinpp": "ReinforcePlusPlus",
     "reinforce_plus_plus": "ReinforcePlusPlus",
     "reinpp_baseline": "ReinforcePlusPlus",
@@ -101,7 +102,8 @@ def _dual_clip(source: Source) -> float | None:
 
 def _advantage(source: Source, estimator: str) -> Section:
     where = ("algorithm",)
-    gamma = source.number(*where, "gamma", high=1.0) if estimator in _DISCOUNTING or source.peek(*where, "gamma") in (1, 1.0) else None
+    discounts = estimator in _DISCOUNTING and source.peek(*where, "adv_type") != "raw"  # there every token gets the whole score
+    gamma = source.number(*where, "gamma", high=1.0) if discounts or source.peek(*where, "gamma") in (1, 1.0) else None
     whiten = source.flag(*where, "normalize_advantages")
     if whiten and estimator == "ReinforcePlusPlus":
         source.drop((*where, "normalize_advantages"), f"estimator {estimator} normalizes them itself")

@@ -10,7 +10,8 @@ from rljob_api.paths import Parts
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
-from rljob_convert.rlinf.keys import TABLE
+from rljob_convert.rlinf.environments import environments, with_environments
+from rljob_convert.rlinf.keys import NEVER_VALIDATES, TABLE
 from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training, whole_batches
 from rljob_convert.rlinf.placement import Placed, place
 from rljob_convert.source import Source
@@ -36,6 +37,7 @@ def _training(source: Source, devices_per_node: int | None) -> Section:
     rule = algorithm(source, has_critic=_places_critic(source))
     placed = place(source, devices_per_node, has_kl=rule.kl_coefficient > 0)
     is_agentic = _is_agentic(source, placed)
+    components = with_environments(source, placed.components) if is_agentic else placed.components
     model = _model(source)
     generation = rollout(source)
     _engines(source, placed, model, _longest(generation))
@@ -46,19 +48,17 @@ def _training(source: Source, devices_per_node: int | None) -> Section:
     clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
     learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
     processes = placed.workers.get("actor", 1) // trained.get("tensorParallelSize", 1)
-    every = _validation_steps(source)
     return {
         "nodeGroups": placed.node_groups,
-        "components": placed.components,
+        "components": components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": model,
-        "data": _data(source, trains=True, validates=every > 0),
-        "rewards": _rewards(source, is_agentic=is_agentic),
-        "environments": _environments(source, placed) if is_agentic else None,
+        "data": None if is_agentic else _data(source, trains=True),
+        "rewards": None if is_agentic else _rewards(source),
+        "environments": environments(source, placed, validates=False) if is_agentic else None,
         "algorithm": compact({**learning, "offPolicy": correction}),
         "rollout": whole_batches(source, generation, trained, max(1, processes)),
         "training": trained,
-        "validation": {"everySteps": every} if every else None,
         "offload": offload,
         "checkpoint": _checkpoint(source),
         "seed": source.integer("actor", "seed", high=2_147_483_647),
@@ -69,18 +69,19 @@ def _evaluation(source: Source, devices_per_node: int | None) -> Section:
     """A job that validates a model once; what the file says of training stays unread, and ends in notes."""
     placed = place(source, devices_per_node, has_kl=False, trains=False)
     is_agentic = _is_agentic(source, placed)
+    components = with_environments(source, placed.components) if is_agentic else placed.components
     model = {key: value for key, value in _model(source).items() if key != "lora"}
     generation = rollout(source, trains=False)
     _engines(source, placed, model, _longest(generation))
     samples = generation.get("samplesPerPrompt", 1)
     return {
         "nodeGroups": placed.node_groups,
-        "components": placed.components,
+        "components": components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": model,
-        "data": _data(source, trains=False, validates=True),
-        "rewards": _rewards(source, is_agentic=is_agentic),
-        "environments": _environments(source, placed) if is_agentic else None,
+        "data": None if is_agentic else _data(source, trains=False),
+        "rewards": None if is_agentic else _rewards(source),
+        "environments": environments(source, placed, validates=True) if is_agentic else None,
         "rollout": {key: generation[key] for key in ("maxPromptTokens", "maxResponseTokens", "stopTokenIds") if key in generation},
         "training": {"steps": 0},
         "validation": compact(
@@ -116,8 +117,7 @@ def _is_agentic(source: Source, placed: Placed) -> bool:
     task = source.text("runner", "task_type")
     loop = next((key for key in _LOOPS if source.keys(key)), None)
     places_environments = any(component["role"] == "Environment" for component in placed.components)
-    is_robotic = task in ("embodied", "embodied_eval")
-    if not (loop or places_environments or is_robotic or task == "coding_online_rl"):
+    if not (loop or places_environments or task == "coding_online_rl"):
         return False
     if task is not None:
         reason = "environments or agents are placed" if places_environments else f"of the section {loop}" if loop else f"the task is {task}"
@@ -257,16 +257,17 @@ def _model(source: Source) -> Section:
     )
 
 
-def _data(source: Source, *, trains: bool, validates: bool) -> Section:
+def _data(source: Source, *, trains: bool) -> Section:
+    """Files of a job: for training, or for the evaluation of a job that does not train."""
     files = source.texts("data", "train_data_paths") if trains else []
     prompt, answer = source.text("data", "prompt_key", limit=256), source.text("data", "answer_key", limit=256)
     if trains and not files:
         why = "the file names no training data, and the manifest needs some"
         files = [source.assume(("data", "train_data_paths"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
     section = compact({"train": common.sources(files, "train", prompt, answer)})
-    validation = source.texts("data", "val_data_paths") if validates else []
-    if not validates and source.peek("data", "val_data_paths"):
-        source.drop(("data", "val_data_paths"), _NEVER_VALIDATES, "add data.validation and validation.everySteps")
+    validation = source.texts("data", "val_data_paths") if not trains else []
+    if trains and source.peek("data", "val_data_paths"):
+        source.drop(("data", "val_data_paths"), NEVER_VALIDATES, "add data.validation and validation.everySteps")
     if not trains and not validation:
         why = "the file names no questions, and the manifest needs some"
         validation = [source.assume(("data", "val_data_paths"), VALIDATION_PLACEHOLDER, why, "write the path of your file")]
@@ -277,14 +278,10 @@ def _data(source: Source, *, trains: bool, validates: bool) -> Section:
     return section
 
 
-def _rewards(source: Source, *, is_agentic: bool) -> list[Section]:
+def _rewards(source: Source) -> list[Section]:
     where = ("reward", "reward_type")
     kind = source.text(*where, limit=256)
     if kind is None:
-        if is_agentic:
-            if source.number("reward", "reward_scale", low=-1e6, high=1e6) is not None:
-                source.drop(("reward", "reward_scale"), "the environment gives the rewards")
-            return []
         kind = source.assume(where, "math", "the file names no reward, and the manifest needs one", "choose rewards[].type")
     reward = common.reward_rule(source, kind, common.label(kind, "reward"), where)
     scale = source.number("reward", "reward_scale", low=-1e6, high=1e6)
@@ -294,40 +291,6 @@ def _rewards(source: Source, *, is_agentic: bool) -> list[Section]:
             source.differs(("reward", "reward_scale"), why)
         reward["weight"] = scale
     return [reward]
-
-
-def _environments(source: Source, placed: Placed) -> list[Section]:
-    train = ("env", "train")
-    kind = source.text(*train, "env_type", limit=256)
-    other = source.text(*train, "simulator_type", limit=256)
-    if kind is not None and other is not None and other != kind:
-        source.drop((*train, "simulator_type"), f"env_type {kind} counts")
-    turns = source.integer(*train, "max_episode_steps", low=1, high=10_000)
-    loop = source.integer("agentloop", "max_turns", low=1, high=10_000)
-    if turns is not None and loop is not None:
-        source.drop(("agentloop", "max_turns"), f"env.train.max_episode_steps {turns} counts")
-    workers = source.integer(*train, "total_num_envs", low=1, high=65_536)
-    names = [component["name"] for component in placed.components if component["role"] == "Environment"]
-    kind = kind or other
-    if kind is None:
-        kind = source.assume((*train, "env_type"), names[0] if names else "environment", "the file names no environment", "set its type")
-    return [compact({"name": common.label(kind, "environment"), "type": kind, "workers": workers, "maxTurns": turns or loop})]
-
-
-_NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check_progress, whose first result they ignore)"
-
-
-def _validation_steps(source: Source) -> int:
-    """Steps between validations; 0 without. Only the runners of robots validate while they train."""
-    where = ("runner", "val_check_interval")
-    steps = max(0, source.integer(*where, low=-1) or 0)
-    if steps and not str(source.peek("runner", "task_type")).startswith("embodied"):
-        source.drop(where, _NEVER_VALIDATES, "add data.validation and validation.everySteps")
-        return 0
-    if steps and not source.peek("data", "val_data_paths"):
-        source.drop(where, "the file has no validation data", "add data.validation and validation.everySteps")
-        return 0
-    return steps
 
 
 def _checkpoint(source: Source) -> Section | None:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from rljob_convert.common import Section, compact
+from rljob_convert.roll.credit import credit
 from rljob_convert.roll.learning import SCHEDULES, Batch, min_learning_rate
 from rljob_convert.source import Source
 
@@ -17,9 +18,6 @@ _ESTIMATORS = {
     "grpo": "GRPO",
     "gae": "GAE",
     "reinforce": "Reinforce",
-    "gigpo": "GiGPO",
-    "step_reinforce": "StepReinforce",
-    "agentic_reinforce": "Reinforce",
 }
 _DISCOUNTING = ("GAE", "Reinforce")
 _VARIANTS = {"ppo": "PPO", "vanilla": "Vanilla", "tis": "TIS", "topr": "TOPR", "cispo": "CISPO", "kimi15": "Kimi15"}
@@ -55,10 +53,15 @@ class Rule:
         return bool(self.section.get("kl", {}).get("placement") == "Reward")
 
 
-def algorithm(source: Source, numbers: Batch) -> Rule:
+def algorithm(source: Source, numbers: Batch, *, is_agentic: bool) -> Rule:
     """All of the learning rule but the correction, which depends on how many updates a step has."""
-    estimator = _estimator(source)
-    reward = _reward(source, estimator, numbers)
+    if is_agentic:
+        given = credit(source, numbers)
+        estimator, reward = given.estimator, compact({**given.reward, "clip": source.number("reward_clip", above=0.0)})
+    else:
+        given = None
+        estimator = _estimator(source)
+        reward = _reward(source, estimator, numbers)
     kl, coefficient = _kl_or_none(source)
     between = [*(["a cut"] if reward else []), *(["the KL of tokens"] if kl is not None and kl.get("placement") == "Reward" else [])]
     if estimator == "GRPO" and between:  # ROLL cuts scores that their group has normalized, and then takes the KL from them
@@ -67,7 +70,7 @@ def algorithm(source: Source, numbers: Batch) -> Rule:
         estimator, reward = "Reinforce", {"center": "Group", "scale": "Group", **reward}
     section = compact(
         {
-            "advantage": _advantage(source, estimator),
+            "advantage": {**_advantage(source, estimator), **(given.advantage if given is not None else {})},
             "reward": reward,
             "policyLoss": _policy_loss(source),
             "kl": kl,
@@ -81,7 +84,6 @@ def algorithm(source: Source, numbers: Batch) -> Rule:
 
 
 def _estimator(source: Source) -> str:
-    written = source.peek("adv_estimator")
     estimator = source.choice(_ESTIMATORS, "adv_estimator")
     if estimator is None:
         if source.keys("critic"):
@@ -89,8 +91,6 @@ def _estimator(source: Source) -> str:
         else:
             why = "ROLL's default is gae, which needs a critic, and the file has none"
             estimator = source.assume(("adv_estimator",), "Reinforce", why, "choose algorithm.advantage.estimator")
-    if written == "agentic_reinforce":
-        source.differs(("adv_estimator",), "becomes Reinforce: one return per response, not one per turn")
     return estimator
 
 

@@ -85,6 +85,8 @@ def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
     turn_at = ("actor_infer", "generating_args", "max_new_tokens")
     turn = source.integer(*turn_at, low=1, high=10_000_000)
     if is_agentic and total is not None:
+        if turn is not None:
+            turn = _turn_tokens(source, turn)
         if turn is None or turn >= total:
             turn = source.assume(turn_at, max(1, total // 4), "a turn needs a bound below sequence_length", "set rollout.maxResponseTokens")
         why = f"becomes maxPromptTokens {total - turn} (what a turn sees) plus maxResponseTokens {turn} (what it writes)"
@@ -104,6 +106,13 @@ def _lengths(source: Source, *, is_agentic: bool) -> tuple[int, int]:
     if turn is not None and turn != response and not is_agentic:
         source.drop(turn_at, f"ROLL overwrites it with {response}, what prompt_length leaves of a sequence")
     return prompt, response
+
+
+def _turn_tokens(source: Source, limit: int) -> int:
+    """The longest turn of all trained environments, at most ``limit``."""
+    found = [source.peek("custom_envs", tag, "max_tokens_per_step") for tag in source.texts("train_env_manager", "tags")]
+    lengths = [length for length in found if isinstance(length, int) and not isinstance(length, bool) and length > 0]
+    return min(limit, max(lengths)) if lengths and len(lengths) == len(found) else limit
 
 
 def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Section:

@@ -9,6 +9,7 @@ from rljob_api.paths import Parts
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
+from rljob_convert.roll import environments
 from rljob_convert.roll.algorithm import algorithm, off_policy
 from rljob_convert.roll.keys import TABLE
 from rljob_convert.roll.learning import batch, training
@@ -30,7 +31,7 @@ def convert(source: Source, name: str | None) -> Section:
     is_agentic = _is_agentic(source)
     job = common.job_name(source, name, "exp_name")
     numbers = batch(source, is_agentic=is_agentic)
-    rule = algorithm(source, numbers)
+    rule = algorithm(source, numbers, is_agentic=is_agentic)
     longest = numbers.prompt_tokens + numbers.response_tokens
     reference = rule.kl_coefficient > 0
     placed = place(source, longest=longest, needs_reference=reference, needs_critic=rule.needs_critic, is_agentic=is_agentic)
@@ -38,20 +39,22 @@ def convert(source: Source, name: str | None) -> Section:
     updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
     correction = off_policy(source, rule, updates)
     learning = common.without_idle_value_clip(source, ("value_clip",), rule.section, updates)
-    validated = every_steps(source)
+    validated = environments.every_steps(source) if is_agentic else every_steps(source)
     generation = rollout(source, numbers, placed.num_engines)
+    if is_agentic:
+        _note_template(source)
     spec: Section = {
         "nodeGroups": placed.node_groups,
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
-        "data": _data(source, is_agentic=is_agentic, validates=validated > 0),
-        "rewards": rewards(source, is_agentic=is_agentic),
-        "environments": _environments(source) if is_agentic else None,
+        "data": None if is_agentic else _data(source, validates=validated > 0),
+        "rewards": None if is_agentic else rewards(source, placed.num_reward_workers),
+        "environments": environments.environments(source, numbers, validates=validated > 0) if is_agentic else None,
         "algorithm": compact({**without_repeats(source, learning, generation), "offPolicy": correction}),
         "rollout": generation,
         "training": trained,
-        "validation": validation(source, validated, numbers),
+        "validation": environments.validation(source, validated) if is_agentic else validation(source, validated, numbers),
         "overlap": overlap(source),
         "offload": _offload(source, placed),
         "weightSync": _weight_sync(source),
@@ -122,7 +125,17 @@ def _lora(source: Source) -> Section | None:
     return compact({"rank": rank, "alpha": alpha, "targetModules": targets})
 
 
-def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:
+def _note_template(source: Source) -> None:
+    """An agentic job has no data; its conversations are made by the tokenizer's own template."""
+    if source.has(*_TRAIN_DATA, "template"):
+        source.text(*_TRAIN_DATA, "template", limit=256)
+        source.differs((*_TRAIN_DATA, "template"), "the tokenizer's own chat template is used")
+        for role in ("actor_infer", "reference", "critic"):
+            if source.peek(role, "data_args", "template") == source.peek(*_TRAIN_DATA, "template"):
+                source.take(role, "data_args", "template")
+
+
+def _data(source: Source, *, validates: bool) -> Section:
     files = source.texts(*_TRAIN_DATA, "file_name")
     prompt, answer = ("prompt", "ground_truth") if files else (None, None)
     if files:
@@ -130,7 +143,7 @@ def _data(source: Source, *, is_agentic: bool, validates: bool) -> Section:
             (*_TRAIN_DATA, "file_name"), "prompt, ground_truth", "fields of ROLL's data files", "check promptField and answerField"
         )
     else:
-        why = "environments make their own prompts, but the manifest needs data" if is_agentic else "the manifest needs prompts"
+        why = "the manifest needs prompts"
         files = [source.assume((*_TRAIN_DATA, "file_name"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
     tag = TAG_FIELD if chooses_by_tag(source) else None
     section: Section = {"train": common.sources(files, "train", prompt, answer, tag)}
@@ -160,41 +173,6 @@ def _chat_template(source: Source) -> bool:
         if source.peek(role, "data_args", "template") == name:
             source.take(role, "data_args", "template")
     return True
-
-
-def _environments(source: Source) -> list[Section]:
-    manager = ("train_env_manager",)
-    tags = source.texts(*manager, "tags") or [key for key in source.keys("custom_envs")][:1]
-    groups = source.integer(*manager, "num_env_groups", low=1)
-    size = (source.integer(*manager, "group_size", low=1, high=4096) or 1) + (source.integer(*manager, "group_size_redundancy") or 0)
-    if groups is None and source.has(*manager):
-        groups = source.assume((*manager, "num_env_groups"), 128, "ROLL's default")
-    partition = [source.integer(*manager, "num_groups_partition", i) for i in range(source.length(*manager, "num_groups_partition"))]
-    result: list[Section] = []
-    for index, tag in enumerate(tags):
-        share = partition[index] if index < len(partition) else None
-        count = share if share is not None else -(-(groups or 1) // len(tags))
-        result.append(_environment(source, tag, max(1, count) * size, [item["name"] for item in result]))
-    if not result:
-        kind = source.assume(("custom_envs",), "FrozenLake", "an agentic job needs an environment", "describe yours in environments")
-        result.append({"name": "environment", "type": kind})
-    return result
-
-
-def _environment(source: Source, tag: str, workers: int, taken: list[str]) -> Section:
-    where = ("custom_envs", tag)
-    kind = source.text(*where, "env_type", limit=256)
-    if kind is None:
-        kind = source.assume((*where, "env_type"), tag[:256], "the file does not describe this environment", "set environments[].type")
-    turns = source.integer(*where, "max_steps", low=1, high=10_000) or source.integer("max_actions_per_traj", low=1, high=10_000)
-    if source.has("max_actions_per_traj") and source.peek("max_actions_per_traj") == turns:
-        source.take("max_actions_per_traj")
-    name = common.label(tag, "environment", taken)
-    parameters = source.plain(*where, "env_config")
-    if len(parameters) > 64:
-        source.drop((*where, "env_config"), "has more than 64 keys", "put them into a file of the environment")
-        parameters = {}
-    return compact({"name": name, "type": kind, "workers": min(workers, 65_536), "maxTurns": turns, "parameters": parameters})
 
 
 def _offload(source: Source, placed: Placed) -> Section | None:

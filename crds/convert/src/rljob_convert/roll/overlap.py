@@ -35,6 +35,7 @@ def rollout(source: Source, numbers: Batch, num_engines: int) -> Section:
     section: Section = {
         "promptsPerStep": numbers.prompts,
         "samplesPerPrompt": numbers.samples,
+        "redundantSamples": source.integer("train_env_manager", "group_size_redundancy", high=4096) or None,
         "extraPrompts": _extra_prompts(source),
         "groupFilter": _group_filter(source, numbers),
         "groupRouting": _routing(source, numbers, num_engines),
@@ -51,6 +52,7 @@ def rollout(source: Source, numbers: Batch, num_engines: int) -> Section:
         if value is None:
             value = source.assume((*_INFER, _KEYS[field]), _SAMPLING[field], "ROLL's default", "write 1.0 or 0 for plain sampling")
         section[field] = (max(0, value) or None) if field == "topK" else value
+    section["stopStrings"] = list(dict.fromkeys(source.texts(*_INFER, "stop_strings")))
     return compact(section)
 
 

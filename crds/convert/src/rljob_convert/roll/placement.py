@@ -12,6 +12,7 @@ from rljob_api.placement import device_mapping
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
+from rljob_convert.roll.judges import key_variables
 from rljob_convert.source import Source
 
 GROUP = "gpu"
@@ -33,6 +34,7 @@ class Placed:
     num_trainer_devices: int
     num_engines: int
     """0 where the mapping is no mapping."""
+    num_reward_workers: int
     sharing: frozenset[str]
     """Roles that have a device in common with others."""
 
@@ -71,6 +73,7 @@ def place(source: Source, *, longest: int, needs_reference: bool, needs_critic: 
         components=components,
         num_trainer_devices=len(trainer.devices) or 1,
         num_engines=len(rollout.devices) // size,
+        num_reward_workers=sum(c["placement"]["workers"] for c in components if c["role"] == "Reward"),
         sharing=sharing,
     )
 
@@ -232,6 +235,12 @@ def _reference(source: Source, trainer: _Mapping, *, needs_reference: bool) -> _
 
 
 def _cpu_components(source: Source, *, is_agentic: bool) -> list[Section]:
+    if is_agentic:
+        for key in ("reward", "rewards"):
+            if source.has(key):
+                why = "an agentic job is scored by its environments, and LLMJudge is a type of rewards[]"
+                source.drop((key,), why, "call a judge that is served elsewhere from the environment")
+        return [_environment_component(source)]
     components: list[Section] = []
     counts = [_reward_workers(source, where) for where in reward_places(source)]
     if source.keys("reward"):
@@ -240,12 +249,11 @@ def _cpu_components(source: Source, *, is_agentic: bool) -> list[Section]:
         source.assume(
             ("rewards",), sum(counts), "one Reward component scores for all rewards, with the sum of their workers", "set its workers"
         )
-    if not counts and not is_agentic:
+    if not counts:
         counts = [source.assume(("rewards",), 1, "responses are judged by CPU workers", "set workers of the Reward component")]
     if counts:
-        components.append({"name": "reward", "role": "Reward", "placement": {"workers": sum(counts)}})
-    if is_agentic:
-        components.append(_environment_component(source))
+        secrets = [variable for where in reward_places(source) for variable in key_variables(source, where)]
+        components.append({"name": "reward", "role": "Reward", "placement": {"workers": sum(counts)}, "_secrets": secrets})
     return components
 
 
@@ -273,7 +281,7 @@ def _reward_workers(source: Source, where: paths.Parts) -> int:
     source.differs(
         (*where, "device_mapping"),
         f"RLJob's rewards run on CPU: {workers} CPU workers instead, and these devices are free",
-        "serve the judge model elsewhere and call it from a Function reward",
+        "serve a judge's model there, and set judge.endpoint.url to its address",
     )
     if source.has(*where, "world_size"):
         source.drop((*where, "world_size"), f"ROLL overwrites it with devices / devices per worker = {workers}")

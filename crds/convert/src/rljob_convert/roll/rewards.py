@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rljob_api import paths
 from rljob_convert import common
 from rljob_convert.common import Section, compact
+from rljob_convert.roll.judges import is_judge, judge_reward
 from rljob_convert.roll.placement import reward_places
 from rljob_convert.source import Source
 
@@ -45,7 +46,6 @@ _DOMAINS: Mapping[str, str] = {
     "multiple_choice_boxed": "MultipleChoiceBoxedRuleRewardWorker",
 }
 """Workers of the domains that an excerpt names without a worker_cls."""
-JUDGE = "LLMJudgeRewardWorker"
 
 
 def chooses_by_tag(source: Source) -> bool:
@@ -53,26 +53,28 @@ def chooses_by_tag(source: Source) -> bool:
     return len(reward_places(source)) > 1
 
 
-def rewards(source: Source, *, is_agentic: bool) -> list[Section]:
-    """The rewards; one that no verifier of RLJob's computes is a Function to write."""
+def rewards(source: Source, num_workers: int) -> list[Section]:
+    """The rewards; one that no verifier of RLJob's computes is a Function to write. ``num_workers`` processes compute them."""
     result: list[Section] = []
     by_tag = chooses_by_tag(source)
     for where in reward_places(source):
         domain = str(where[-1])
         name = common.label(domain, "reward", (reward["name"] for reward in result))
-        reward = _reward(source, where, domain, name)
+        reward = _reward(source, where, domain, name, num_workers)
         tags = _tags(source, where, by_tag=by_tag)
         result.append(compact({"name": name, "type": reward["type"], "sources": tags, **reward}))
-    if not result and not is_agentic:
+    if not result:
         source.assume(("rewards",), "math_rule", "the manifest needs a reward", "choose rewards[].type")
         result.append({"name": "math-rule", "type": "MathRule"})
     return result
 
 
-def _reward(source: Source, where: paths.Parts, domain: str, name: str) -> Section:
+def _reward(source: Source, where: paths.Parts, domain: str, name: str, num_workers: int) -> Section:
     worker = source.text(*where, "worker_cls", limit=512)
     at = where if worker is None else (*where, "worker_cls")
     kind = _DOMAINS.get(domain, "") if worker is None else worker.rsplit(".", 1)[-1]
+    if is_judge(kind, domain):
+        return judge_reward(source, where, num_workers)
     rule = _WORKERS.get(kind)
     if rule is not None:
         source.differs(at, f"{kind} becomes {rule.type}: {rule.differs}", "check the scores of rljob.rewards")
@@ -80,8 +82,6 @@ def _reward(source: Source, where: paths.Parts, domain: str, name: str) -> Secti
     word = re.sub(r"[^a-z0-9]+", "_", name).strip("_")
     function = f"my_rewards:{word if word[:1].isalpha() else f'reward_{word}'}"
     why = f"RLJob has no reward like {kind or domain} of its own"
-    if kind == JUDGE or domain == "llm_judge":
-        why = f"RLJob starts no judge model yet, so {kind or domain} waits for reward models on devices"
     source.assume(at, function, why, "write this function, see the field rewards[].function, or remove the reward and its prompts")
     return {"type": "Function", "function": function}
 

@@ -1,0 +1,164 @@
+"""Rules about judges: what they are asked, how their words are read, and where their key is from."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.planning.plan import Plan
+from rljob_api.rules.pods import environments
+from rljob_api.rules.secret_names import looks_secret
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.data import Reward
+from rljob_api.v1alpha1.judges import Judge, JudgeEndpoint, JudgeParser
+from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import RewardType
+
+PLACEHOLDERS = ("question", "prompt", "response", "answer")
+_OWN_FIELDS = ("model", "messages", "stream", "stream_options", "n", "tools", "tool_choice")
+"""Of a request; RLJob sets them, or could not read what comes back."""
+
+_SERVER_ARGUMENTS = frozenset(
+    {
+        *("model", "served_model_name", "revision", "trust_remote_code", "dtype", "seed", "host", "port", "api_key"),
+        *("tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs", "kv_cache_memory_bytes", "gpu_memory_utilization"),
+        *("enable_prefix_caching", "enforce_eager"),
+    }
+)
+"""Of vLLM's server; fields of the component say them."""
+
+
+def _judges(spec: RLJobSpec) -> Iterator[FieldError]:
+    for index, reward in enumerate(spec.rewards):
+        path = f"spec.rewards[{index}]"
+        if reward.type is not RewardType.LLM_JUDGE:
+            if reward.judge is not None:
+                problem = f"belongs to type LLMJudge, the type is {reward.type}"
+                yield _error(f"{path}.judge", None, problem, "remove it or write type: LLMJudge")
+        elif reward.judge is None:
+            yield _error(path, None, "has type LLMJudge but no judge", "add judge: {endpoint, template, parser}")
+        else:
+            yield from _template(reward.judge, f"{path}.judge.template")
+            yield from _parser(reward, reward.judge.parser, f"{path}.judge.parser")
+            yield from _request(reward.judge, f"{path}.judge")
+            yield from _asked(spec, reward.judge, f"{path}.judge")
+    asked = {reward.judge.component for reward in spec.rewards if reward.judge is not None}
+    for index, component in spec.with_role(Role.JUDGE):
+        if component.name not in asked:
+            remedy = f"write component: {component.name} in the judge of a reward, or remove it"
+            yield _error(f"spec.components[{index}]", None, f"{component.name} is a Judge that no reward asks", remedy)
+
+
+def _servers(spec: RLJobSpec) -> Iterator[FieldError]:
+    for index, component in spec.with_role(Role.JUDGE):
+        path = f"spec.components[{index}].engine.extraArgs"
+        for name, value in component.engine.extra_args.items() if component.engine is not None else ():
+            if name in _SERVER_ARGUMENTS:
+                remedy = "write the field of engine or model instead" if name not in ("host", "port", "api_key") else "remove it"
+                yield _error(f"{path}.{name}", value, "is set by RLJob itself", remedy)
+
+
+def _asked(spec: RLJobSpec, judge: Judge, path: str) -> Iterator[FieldError]:
+    if (judge.endpoint is None) == (judge.component is None):
+        problem = "has neither endpoint nor component" if judge.endpoint is None else "has both endpoint and component"
+        yield _error(path, None, problem, "give exactly one of them")
+    elif judge.endpoint is not None:
+        yield from _endpoint(spec, judge.endpoint, f"{path}.endpoint")
+    else:
+        judges = [component.name for _, component in spec.with_role(Role.JUDGE)]
+        if judge.component not in judges:
+            known = f"write {' or '.join(judges)}" if judges else "add one with placement, engine and model"
+            yield _error(f"{path}.component", judge.component, "is no component with role Judge", known)
+
+
+def _template(judge: Judge, path: str) -> Iterator[FieldError]:
+    """A Python format string with plain fields."""
+    shown = judge.template if len(judge.template) <= 60 else f"{judge.template[:60]}..."
+    try:
+        fields = [piece[1:] for piece in string.Formatter().parse(judge.template) if piece[1] is not None]
+    except ValueError as error:
+        yield _error(path, shown, f"is not a template: {error}", "write literal braces as {{ and }}")
+        return
+    if ("response", "", None) not in fields:
+        yield _error(path, shown, "does not contain {response}", "put {response} where the response belongs")
+    for name, form, conversion in fields:
+        if name not in PLACEHOLDERS or form or conversion:
+            problem = f"contains the placeholder {{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
+            known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+            yield _error(path, shown, problem, f"only {known} are filled in; write literal braces as {{{{ and }}}}")
+
+
+def _parser(reward: Reward, parser: JudgeParser, path: str) -> Iterator[FieldError]:
+    given = [name for name in ("pattern", "field", "function") if getattr(parser, name) is not None]
+    if len(given) != 1:
+        problem = f"has {' and '.join(given) or 'none of pattern, field and function'}"
+        yield _error(path, None, problem, "give exactly one of pattern, field and function")
+    if parser.function is not None:
+        for name in ("values", "minimum", "maximum", "otherwise"):
+            if getattr(parser, name) not in (None, {}):
+                yield _error(f"{path}.{name}", getattr(parser, name), "has no effect, the function returns the score", "remove it")
+    elif reward.parameters:
+        problem = "has no effect, only parser.function takes parameters"
+        yield _error(f"{path.removesuffix('.judge.parser')}.parameters", None, problem, "remove it")
+    if parser.pattern is not None:
+        yield from _pattern(parser.pattern, f"{path}.pattern")
+    if parser.minimum is not None and parser.maximum is not None and parser.minimum > parser.maximum:
+        problem = f"is above maximum, {parser.maximum:g}, so that every score is an error"
+        yield _error(f"{path}.minimum", parser.minimum, problem, "exchange them")
+
+
+def _pattern(pattern: str, path: str) -> Iterator[FieldError]:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        yield _error(path, pattern, f"is no regular expression: {error}", "correct it, see Python's re")
+        return
+    if groups > 1:
+        yield _error(path, pattern, f"has {groups} groups", "keep one around the score, and write the others as (?:...)")
+
+
+def _request(judge: Judge, path: str) -> Iterator[FieldError]:
+    for name in _OWN_FIELDS:
+        if name in judge.sampling:
+            yield _error(f"{path}.sampling.{name}", judge.sampling[name], "is set by the system", "remove it")
+    retries = judge.retries
+    if retries.max_backoff_seconds < retries.min_backoff_seconds:
+        problem = f"is below minBackoffSeconds, {retries.min_backoff_seconds:g}"
+        yield _error(f"{path}.retries.maxBackoffSeconds", retries.max_backoff_seconds, problem, "write the larger one here")
+
+
+def _endpoint(spec: RLJobSpec, endpoint: JudgeEndpoint, path: str) -> Iterator[FieldError]:
+    """A literal key would be shown to everyone who may read the job, whatever its variable is called; messages never show it."""
+    if "@" in endpoint.url.split("/")[2]:
+        problem = "names a user, and everyone who may read the job reads the password beside it"
+        yield _error(f"{path}.url", None, problem, "remove it, and name the variable of an API key in apiKeyEnv")
+    name = endpoint.api_key_env
+    for where, env in environments(spec) if name is not None else ():
+        for index, variable in enumerate(env):
+            if variable.name == name and variable.value and not looks_secret(name):  # one that looks so is refused in any case
+                problem = f"{name} is a judge's API key, and a literal value is shown to everyone who may read the job"
+                remedy = f"put it into a Secret and write secretKeyRef: {{name: my-secret, key: {name}}}"
+                yield _error(f"{where}[{index}].value", None, problem, remedy)
+
+
+def _shares(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Each reward process has a share of the limits."""
+    processes = sum(component.world_size for component in plan.with_role(Role.REWARD))
+    for index, reward in enumerate(spec.rewards):
+        if reward.judge is None:
+            continue
+        path = f"spec.rewards[{index}].judge"
+        for field, value in (("limits.inFlight", reward.judge.limits.in_flight), ("budget.calls", reward.judge.budget.calls)):
+            if value is not None and value < processes:
+                problem = f"is less than the {processes} reward processes, each of which has a share"
+                yield _error(f"{path}.{field}", value, problem, "raise it, or use fewer workers of the Reward components")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_judges, _servers)
+"""Rules between fields, each independent of the others."""
+
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_shares,)
+"""Rules that need to know how many processes there are."""
