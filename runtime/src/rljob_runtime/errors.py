@@ -7,17 +7,23 @@
     ├── PluginError                                   a function of the user's own cannot be imported or called -> exit 2 at the start
     ├── ClusterError                                  nodes, placement group, Ray itself
     ├── WorkerLostError                               a worker process ended; names it, its exit and its log file
+    │   ├── NodeLostError                             with its node, so that there is no place to start it again
+    │   ├── WorkerStuckError                          a worker's process lives, and keeps none of its deadlines
+    │   └── EngineLostError                           an engine computes nothing any more, though its process may live
+    ├── EngineDiedError                               the same as the engine itself says it, inside its process
     ├── WorkerFailedError                             a worker raised; carries its text
     ├── WeightSyncError                               versions, manifests or probes disagree, or the deadline passed
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
     ├── RewardSetupError                              a reward function cannot be imported or called
+    ├── EnvironmentSetupError                         an environment does not take its parameters, or cannot be started
+    ├── EpisodesFailedError                           most episodes end with an error of their environment
     ├── DataError                                     empty or malformed data
     │   └── FilteredOutError                          the dynamic-sampling filter keeps nothing
     ├── ModelError                                    model folder missing or not loadable
     ├── DownloadError                                 a model could not be downloaded to a node
     ├── OffloadError                                  state could not be moved, or is not to be used after such a failure
     │   ├── HostBudgetError                           spec.offload.hostMemoryBytes is too small
-    │   ├── NoRoomError                               what shall be on a device is more than its budget
+    │   ├── NoRoomError                               what should be on a device is more than its budget
     │   └── LeaseLostError                            devices are used after their lease was lost
     └── DeadlineError                (TimeoutError)   a wait ran out; says what it waited for
         ├── StartupDeadlineError                      spec.startupDeadlineSeconds
@@ -82,6 +88,41 @@ class WorkerLostError(RuntimeFault):
         return f"worker {self.worker} is gone ({self.exit_detail}); its log: {self.log_file}"
 
 
+class NodeLostError(WorkerLostError):
+    """Raised when a worker process is gone together with its node: the devices are gone, too, and nothing can be started there."""
+
+
+class WorkerStuckError(WorkerLostError):
+    """Raised when a worker keeps its deadlines no more although its process lives: it hangs or is stopped.
+
+    Whoever survives a lost process survives it, once that process is ended.
+    """
+
+    def __str__(self) -> str:
+        """One sentence naming the worker, the deadline with its remedy, and the log."""
+        return f"worker {self.worker} is stuck: {self.exit_detail}; its log: {self.log_file}"
+
+
+class EngineLostError(WorkerLostError):
+    """Raised when an engine computes nothing any more although its process may live.
+
+    Its thread ended, a process of its own died, its device failed, or it made no progress. Whoever survives a lost process survives it.
+    """
+
+    def __str__(self) -> str:
+        """One sentence naming the engine, what became of it and its log."""
+        return f"engine {self.worker} is lost ({self.exit_detail}); its log: {self.log_file}"
+
+
+class EngineDiedError(RuntimeFault):
+    """Raised when an engine is called whose own thread ended, by a fault or by ``shutdown``; the message carries the cause.
+
+    The engine does not know what its worker is called: the cluster makes it an :class:`EngineLostError` on its way to the driver.
+    """
+
+    reason = Reason.WORKER_LOST
+
+
 class WorkerFailedError(RuntimeFault):
     """Raised when a worker's method raised something that is not of this tree."""
 
@@ -132,7 +173,7 @@ class HostBudgetError(OffloadError):
 
 
 class NoRoomError(OffloadError):
-    """Raised when what shall be on a device at the same time is more than its budget; carries the arithmetic, which no retry changes."""
+    """Raised when what should be on a device at the same time is more than its budget; carries the arithmetic, which no retry changes."""
 
     reason = Reason.SPEC_INVALID
 
@@ -153,6 +194,18 @@ class RewardSetupError(RuntimeFault):
     """Raised when a reward cannot be set up; a reward that fails on one sample raises nothing."""
 
     reason = Reason.REWARD_INVALID
+
+
+class EnvironmentSetupError(RuntimeFault):
+    """Raised when an environment cannot be set up; one that fails in an episode raises nothing: its episode does not count."""
+
+    reason = Reason.SPEC_INVALID
+
+
+class EpisodesFailedError(RuntimeFault):
+    """Raised when most episodes end with an error of their environment, so that the run would never get a batch."""
+
+    reason = Reason.WORKER_FAILED
 
 
 class DataError(RuntimeFault):

@@ -1,6 +1,6 @@
 """Functions and classes of the user's own, named in the spec as ``module:name``: found, imported, and their signature checked.
 
-Rewards, policy losses and advantage estimators come in this way, and the environments of agentic jobs will. Modules are looked for beside
+Rewards, policy losses, advantage estimators and the environments of agentic jobs come in this way. Modules are looked for beside
 the job file first, then on the Python path; in a cluster there is no job file, and the image has them.
 """
 
@@ -48,11 +48,17 @@ def load_class(reference: str, folder: str | None, methods: Iterable[str], keywo
     Raises:
         PluginError: there is no such module or class, importing fails, a method is missing, or it does not take the arguments.
     """
+    found = find_class(reference, folder, methods)
+    check_signature(found, reference, (), keywords, f"the parameters {', '.join(keywords) or 'nothing'}")
+    return found
+
+
+def find_class(reference: str, folder: str | None, methods: Iterable[str]) -> type[Any]:
+    """Import a class that has some methods, whatever it is constructed with; otherwise as ``load_class``."""
     found: type[Any] = _attribute(reference, folder, "class", inspect.isclass)
     missing = [method for method in methods if not callable(getattr(found, method, None))]
     if missing:
         raise PluginError(f"{reference} lacks {', '.join(missing)}; it must have {', '.join(methods)}")
-    check_signature(found, reference, (), keywords, f"the parameters {', '.join(keywords) or 'nothing'}")
     return found
 
 

@@ -7,15 +7,18 @@ Data flows one way::
 Who makes what: ``data`` makes prompts, ``overlap`` makes requests and trajectories, the engines make completions,
 ``rewards`` fills rewards in, ``overlap.batching`` makes train batches, the trainer consumes them.
 
-Shape legend: ``T`` tokens of all sequences one after another, ``S`` sequences, ``R`` response tokens of one sequence.
-Everything here pickles cheaply: plain tuples for single sequences, flat numpy arrays for batches.
+Shape legend: ``T`` tokens of all sequences one after another, ``S`` sequences, ``R`` tokens of one segment.
+Tokens are arrays everywhere, 8 bytes for a sampled one (id and log-prob); they pickle out of band, without a copy in the pickle. What
+travels in numbers between processes is one array for many sequences (:mod:`rljob_runtime.packed`). Arrays may be views of a received
+message and are read-only by convention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +33,54 @@ OnRunning = Literal["recompute", "keep"]
 sampled exactly as the new weights would), or ``keep`` the old ones (no work is repeated; the rest of the response mixes both weights)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class _Content:
+    """Equality by content, that of arrays included; records of tokens are no keys."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields are equal."""
+        if type(other) is not type(self):
+            return NotImplemented
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_Record = TypeVar("_Record")
+
+
+def _pickled_by_values(record: type[_Record]) -> type[_Record]:
+    """A dataclass of which many travel at once, pickled as its values in order.
+
+    What ``dataclass`` makes for frozen classes with slots asks for the fields of every instance again: 6 microseconds instead of 1.
+    """
+    names = tuple(field.name for field in fields(record))  # type: ignore[arg-type]
+    values_of = attrgetter(*names)
+
+    def restore(self: object, values: tuple[object, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    methods = {"__getstate__": lambda self: values_of(self), "__setstate__": restore}
+    for name, method in methods.items():
+        setattr(record, name, method)
+    return record
+
+
+@_pickled_by_values
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prompt(_Content):
     """One task to solve, tokenized once by the data source."""
 
     index: int
     """Position in the endless, seeded order of the source; unique within a run."""
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: IntArray
+    """Shape (n,)."""
+    question: str = ""
+    """The question alone, as the data has it."""
     answer: str
     """The reference answer as text; empty where the task verifies itself from ``metadata``."""
     source: str
@@ -53,6 +96,7 @@ class Prompt:
         return self.source if self.own_tag is None else self.own_tag
 
 
+@_pickled_by_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How an engine draws tokens. The behaviour log-probs it returns are those of this very distribution."""
@@ -65,50 +109,78 @@ class Sampling:
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     """Ends a response besides the model's own end-of-sequence token; the token stays in the response."""
+    stop_strings: tuple[str, ...] = ()
+    """End a response, with the token that completes one of them."""
     returns_mask: bool = False
     """Whether completions bring their sampling mask; needs ``top_k`` and a temperature above 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """One response to draw."""
+@_pickled_by_values
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GenerationRequest(_Content):
+    """One stretch of tokens to sample."""
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: IntArray
+    """Shape (n,): all that comes before."""
     sampling: Sampling
     seed: int
     """Makes the sampled tokens a function of (weights, prompt, seed), whatever else the engine runs."""
+    num_sampled_before: int = 0
+    """The last so many tokens of the prompt are of this very response: a stop string may begin in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """Response tokens ``[start, end)`` were sampled under weights ``version``."""
+    """Tokens ``[start, end)`` of a segment were sampled under weights ``version``."""
 
     start: int
     end: int
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+NO_LOGPROBS: FloatArray = np.zeros(0, dtype=np.float32)
+"""Those of a given segment."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Segment(_Content):
+    """R tokens in a row that one side wrote: sampled by the policy, or given to it (an environment's answer, a tool's output)."""
+
+    token_ids: IntArray
+    """Shape (R,); a sampled end-of-sequence token included."""
+    sampled: bool
+    """Whether the policy sampled them and is trained on them."""
+    logprobs: FloatArray = field(default_factory=lambda: NO_LOGPROBS)
+    """Shape (R,) where sampled: log-prob of each token under the behaviour distribution (after temperature, top-k, top-p); (0,) else."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Where sampled: contiguous, covering [0, R)."""
+    reward: float | None = None
+    """Earned by this segment, where an environment rewards steps; None: the trajectory's reward is all there is."""
+    sampling_mask: SamplingMask | None = None
+    """Of R positions, where the request asked for it."""
+    is_prompt: bool = False
+    """Whether a given one does not continue what stands before it: what follows is a sequence of its own, which begins with it."""
+
+    def __len__(self) -> int:
+        """R."""
+        return self.token_ids.size
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Completion(_Content):
     """What an engine returns for one request."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    """Length R, the end-of-sequence token included where one was sampled."""
-    logprobs: tuple[float, ...]
-    """Length R, log-prob of each sampled token under the behaviour distribution (after temperature, top-k, top-p)."""
-    version_spans: tuple[VersionSpan, ...]
-    """Contiguous, covering [0, R)."""
+    segment: Segment
+    """Sampled; without tokens where it was aborted before the first."""
     finish_reason: str
     """``stop`` (end-of-sequence or stop token), ``length`` (max_tokens reached) or ``abort``."""
-    sampling_mask: SamplingMask | None = None
-    """Of the R tokens, where the request asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
-    """One response to score."""
+    """One response to score, as text: what reward functions are given."""
 
     sample_id: str
     prompt: Prompt
@@ -116,6 +188,26 @@ class RewardRequest:
     finish_reason: str
 
 
+@_pickled_by_values
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a judge said of one response, and what that took."""
+
+    reward: str
+    """Name of the reward that asked."""
+    text: str = ""
+    """Its words; empty where it gave none."""
+    error: str | None = None
+    """Why there are none, in one line."""
+    calls: int = 0
+    """Requests sent; 0 where the answer was remembered."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    elapsed_s: float = 0.0
+    """From the question until the answer: waiting for limits and retries included."""
+
+
+@_pickled_by_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
     """The scores of one response."""
@@ -136,19 +228,91 @@ class RewardResult:
     retries: int = 0
     """Times that it was tried once more because a reward ran past its limit."""
     elapsed_s: float = 0.0
+    """Of scoring processes."""
+    judgements: tuple[Judgement, ...] = ()
+    """Of its rewards that ask a judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """A scored response with all that training on it needs."""
+class Turn:
+    """One turn of an episode, for the report and for advantages of turns."""
+
+    observation: str
+    """What the policy was shown last, as text."""
+    action: str
+    """What it sampled, decoded."""
+    reward: float
+    action_valid: bool
+    """Whether the environment understood the action."""
+    state_key: str | None = None
+    """Equal for equal states in which the action was taken."""
+    generation_s: float = 0.0
+    """From the first request to an engine until the action was whole, pauses included."""
+    environment_s: float = 0.0
+    """From the action until its environment answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRecord:
+    """How an episode went; its tokens are the trajectory's."""
+
+    turns: tuple[Turn, ...]
+    stop: str
+    """Why it ended, a word of ``environments.messages.StopReason``."""
+    summary: Mapping[str, float]
+    """The environment's numbers, such as ``success``."""
+    environment_s: float
+    """From each message to its environment until the reply, summed."""
+    last_observation: str = ""
+    """What the environment showed after the last action; no token of it is in the trajectory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Trajectory(_Content):
+    """A scored response or episode with all that training on it needs."""
 
     group_id: int
     """All samples of one prompt share it; groups are numbered in the order they were admitted."""
     sample_index: int
     prompt: Prompt
-    response_text: str
-    completion: Completion
+    segments: tuple[Segment, ...]
+    """What follows the prompt: one sampled segment for a response, sampled and given ones for an episode, further prompts among them
+    (``Segment.is_prompt``)."""
+    finish_reason: str
+    """Of the last sampled segment."""
     reward: RewardResult
+    episode: EpisodeRecord | None = None
+    """Of an agentic job."""
+    generation_s: float = 0.0
+    """From the first request to an engine until the response was whole, pauses included; of an episode summed over its turns."""
+
+    @property
+    def sequences(self) -> tuple[tuple[IntArray, tuple[Segment, ...]], ...]:
+        """What is one sequence to the model: a prompt, and the segments until the next prompt."""
+        found: list[tuple[IntArray, tuple[Segment, ...]]] = []
+        prompt, following = self.prompt.token_ids, list[Segment]()
+        for segment in self.segments:
+            if segment.is_prompt:
+                found.append((prompt, tuple(following)))
+                prompt, following = segment.token_ids, []
+            else:
+                following.append(segment)
+        return (*found, (prompt, tuple(following)))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens after the prompt."""
+        return sum(segment.token_ids.size for segment in self.segments)
+
+    @property
+    def num_sampled(self) -> int:
+        """Sampled tokens."""
+        return sum(segment.token_ids.size for segment in self.segments if segment.sampled)
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Those of all segments; their places count within each."""
+        return tuple(span for segment in self.segments for span in segment.version_spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """A Ray cluster on this machine with one Ray node per declared node, labelled like the real one.
 
-The head has no devices and no rank, as on Kubernetes. Nodes are started with Ray's own multi-node helper; SIGINT is blocked
-in them by Ray, so Ctrl-C reaches the driver alone.
+The first node is also Ray's head, which has a pod of its own on Kubernetes: one node fewer to start, and what the driver puts into its
+object store is already where the workers of that node read it. Nodes are started with Ray's own multi-node helper; SIGINT is blocked in
+them by Ray, so Ctrl-C reaches the driver alone.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
 from rljob_runtime.errors import ClusterError
 
 logger = logging.getLogger(__name__)
-HEAD_STORE_BYTES = 100 * 2**20
 NODE_STORE_SHARE = 0.3
 """Share of the free shared memory that all nodes' object stores may map; only touched pages count."""
 MIN_STORE_BYTES = 100 * 2**20
+WORKER_NICENESS = "RAY_worker_niceness"
+"""Added to the niceness of this command in Ray's workers; Ray's own 15 leaves them 3 % of a core that anything else wants, so that a run
+beside other programs would be many times slower than the same training in one process."""
 START_ATTEMPTS = 2
 """Ray waits a fixed 30 s for its processes; a second try finds their files in the page cache, which is what a slow machine lacks."""
 QUIET = {"include_log_monitor": False}
-"""Without the process that forwards workers' output to a driver's terminal: each worker writes its own log into the run folder. The head is
-also started without the autoscaler's monitor, because the nodes never change. Each would import Ray for nothing."""
+"""Without the process that forwards workers' output to a driver's terminal: each worker writes its own log into the run folder."""
+HEAD = {"include_dashboard": False, "no_monitor": True}
+"""Without the autoscaler's monitor, because the nodes never change. Each would import Ray for nothing."""
 
 
 class EmbeddedCluster(RayCluster):
@@ -49,13 +53,14 @@ class EmbeddedCluster(RayCluster):
         await super().start(plan, timeout_s, notify)
 
     def start_processes(self, plan: Plan) -> str:
-        """Start the head and the nodes of the plan without connecting to them; returns the cluster's address.
+        """Start the nodes of the plan without connecting to them; returns the cluster's address.
 
         Raises:
             ClusterError: a process did not start.
         """
         os.environ[KEEP_VISIBLE_DEVICES] = "1"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault(WORKER_NICENESS, "0")
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
             os.environ[POD_VISIBLE_DEVICES] = visible
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -83,20 +88,11 @@ class EmbeddedCluster(RayCluster):
 
     def _start_processes(self, plan: Plan) -> None:
         store_bytes = max(int(shutil.disk_usage("/dev/shm").free * NODE_STORE_SHARE) // len(plan.nodes), MIN_STORE_BYTES)
-        self._processes = RayProcesses(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "num_gpus": 0,
-                "object_store_memory": HEAD_STORE_BYTES,
-                "include_dashboard": False,
-                "no_monitor": True,
-                **QUIET,
-            },
-        )
+        self._processes = RayProcesses()
+        for place, node in enumerate(plan.nodes):
+            head = {} if place else HEAD
+            self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node), **head, **QUIET)
         self._address = self._processes.address
-        for node in plan.nodes:
-            self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node), **QUIET)
 
     def _node_arguments(self, node: PlannedNode) -> dict[str, object]:
         resource = ray_resource(node.device_resource)

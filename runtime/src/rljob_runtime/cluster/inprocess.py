@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rljob_runtime.errors import DeadlineError, RuntimeFault, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import DeadlineError, EngineDiedError, EngineLostError, RuntimeFault, WorkerFailedError, WorkerLostError
 
 
 class InProcessWorker:
@@ -34,6 +34,10 @@ class InProcessWorker:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """``start`` and ``result`` in one."""
         return await self.start(method, *args).result(timeout_s)
+
+    def share(self, value: Any) -> Any:
+        """The value itself: nothing is sent."""
+        return value
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """This machine and a free port."""
@@ -83,6 +87,8 @@ class InProcessCall:
         if not finished:
             raise DeadlineError(f"{worker.name}.{self._method} did not answer within {timeout_s:.1f} s")
         error = done.exception()
+        if isinstance(error, EngineDiedError):
+            raise EngineLostError(worker.name, str(error), worker.log_file) from error
         if error is None or isinstance(error, RuntimeFault):
             return done.result()
         raise WorkerFailedError(worker.name, self._method, f"{type(error).__name__}: {error}", worker.log_file) from error

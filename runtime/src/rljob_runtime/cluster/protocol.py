@@ -14,6 +14,10 @@ from typing import Any, Protocol
 
 from rljob_api.planning.plan import Plan
 
+INLINE_BYTES = 64 * 1024
+"""Values below it travel in the call itself, others are worth :meth:`Worker.share` in a thread. Ray does so below 100 kB, and a call
+without an object to fetch is faster."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
@@ -79,6 +83,12 @@ class Worker(Protocol):
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """``start`` and ``result`` in one."""
 
+    def share(self, value: Any) -> Any:
+        """What stands for ``value`` as an argument of calls of this and of other workers of its cluster: sent once, whoever gets it.
+
+        May take long and be called in any thread.
+        """
+
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """The worker's network address and a free port there."""
 
@@ -88,6 +98,27 @@ class Worker(Protocol):
         Raises:
             WorkerLostError: at its end.
         """
+
+
+class StandbyWorker(Protocol):
+    """A process without devices that is ready to become a worker."""
+
+    async def become(self, spec: WorkerSpec, timeout_s: float) -> Worker:
+        """Make it the worker of ``spec``, of the same node, factory and interpreter; returns once that has been constructed.
+
+        Raises:
+            StartupDeadlineError, WorkerLostError, WorkerFailedError: the process is of no use any more.
+        """
+
+    async def watch(self) -> None:
+        """Wait for as long as the process lives.
+
+        Raises:
+            WorkerLostError: at its end.
+        """
+
+    def end(self) -> None:
+        """End the process."""
 
 
 class Cluster(Protocol):
@@ -108,8 +139,22 @@ class Cluster(Protocol):
             StartupDeadlineError, WorkerLostError, WorkerFailedError.
         """
 
+    async def start_standby(self, spec: WorkerSpec, timeout_s: float) -> StandbyWorker:
+        """Start a process that does all it can for the worker of ``spec`` without its devices, and returns when it has done that.
+
+        Raises:
+            StartupDeadlineError, WorkerLostError, WorkerFailedError.
+        """
+
     def end_workers(self, workers: Sequence[Worker]) -> None:
         """End some workers of :meth:`start_workers`, whose work is done."""
+
+    async def settle(self, workers: Sequence[Worker], timeout_s: float) -> None:
+        """Workers are set up: the garbage collector of each looks from now on at what comes after.
+
+        Raises:
+            DeadlineError, WorkerLostError: a worker did not answer.
+        """
 
     async def stop(self) -> None:
         """End all workers and whatever :meth:`start` brought up; never what it only connected to. Safe to call twice."""

@@ -28,12 +28,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
 from rljob_api.planning.environment import CUDA_VISIBLE_DEVICES
 from rljob_api.planning.plan import Plan, PlannedNode
-from rljob_runtime.cluster.host import WorkerHost, pod_visible_devices, visible_devices
+from rljob_runtime.cluster.host import WorkerHost, cuda_is_initialized, pod_visible_devices, settle_driver, visible_devices
 from rljob_runtime.cluster.interpreter import CHECK_TIMEOUT_S, interpreter_problem
-from rljob_runtime.cluster.protocol import Worker, WorkerSpec
+from rljob_runtime.cluster.protocol import Worker, WorkerSpec, gather_all
 from rljob_runtime.errors import (
     ClusterError,
     DeadlineError,
+    EngineDiedError,
+    EngineLostError,
+    NodeLostError,
     RuntimeFault,
     SetupError,
     StartupDeadlineError,
@@ -46,7 +49,7 @@ SAY_EVERY_S = 15.0
 """How often a wait for nodes reports what is missing."""
 PLACEMENT_WAIT_S = 1.0
 HEAD_RESOURCE = "node:__internal_head__"
-"""Only Ray's head offers it."""
+"""Only Ray's head offers it; one without a rank is no node of the plan."""
 WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
 CALLS, WATCH = "calls", "watch"
@@ -124,7 +127,11 @@ class RayCluster:
         await self._check_interpreters(specs, timeout_s)
         workers = [self._create(spec) for spec in specs]
         left_s = max(deadline - time.monotonic(), 1.0)
-        await asyncio.gather(*(w.started(left_s) for w in workers))
+        try:
+            await asyncio.gather(*(w.started(left_s) for w in workers))
+        except BaseException:
+            self.end_workers(workers)  # a process that came up in part would keep its memory
+            raise
         return list(workers)
 
     async def _check_interpreters(self, specs: Sequence[WorkerSpec], timeout_s: float) -> None:
@@ -177,6 +184,22 @@ class RayCluster:
             if isinstance(worker, RayWorker):
                 worker.end()
 
+    async def start_standby(self, spec: WorkerSpec, timeout_s: float) -> RayWorker:
+        """See the protocol."""
+        worker = self._create(spec)
+        try:
+            await worker.prepared(timeout_s)
+        except BaseException:
+            worker.end()
+            raise
+        return worker
+
+    async def settle(self, workers: Sequence[Worker], timeout_s: float) -> None:
+        """See the protocol."""
+        calls = [worker.settle() for worker in workers if isinstance(worker, RayWorker)]
+        settle_driver()
+        await gather_all(calls, timeout_s)
+
     async def stop(self) -> None:
         """See the protocol."""
         if not self._connected:
@@ -191,12 +214,12 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     def _create(self, spec: WorkerSpec) -> RayWorker:
-        log_file = str(self._log_dir / f"{spec.name}.log")
+        log_file = str(self._log_dir / f"{spec.name}.log")  # a standby process finds the log of what it becomes beside its own
         python = {"py_executable": shlex.quote(spec.interpreter.path)} if spec.interpreter is not None else None
         actor = (
             ray.remote(concurrency_groups={CALLS: spec.concurrency, WATCH: 1})(_HostActor)
             .options(
-                name=f"{self._reserved.id.hex()[:8]}-{spec.name}",
+                name=f"{self._reserved.id.hex()[:8]}-{spec.name}-{len(self._actors)}",  # a lost worker's name is free only some time later
                 num_cpus=0,
                 runtime_env=python,
                 allow_out_of_order_execution=spec.concurrency > 1,  # what Ray does by itself as soon as max_concurrency is above 1
@@ -211,7 +234,7 @@ class RayCluster:
 
 
 class RayWorker:
-    """Implements :class:`rljob_runtime.cluster.protocol.Worker` on an actor."""
+    """Implements :class:`rljob_runtime.cluster.protocol.Worker` on an actor, and ``StandbyWorker`` on one that was only prepared."""
 
     def __init__(self, name: str, log_file: str, actor: Any) -> None:
         """Wrap a created actor with the groups ``CALLS`` and ``WATCH``; it may still be starting."""
@@ -239,14 +262,35 @@ class RayWorker:
         Raises:
             StartupDeadlineError: it was not within ``timeout_s``.
         """
+        await self._startup("start", self._begin("build"), timeout_s)
+
+    async def prepared(self, timeout_s: float) -> None:
+        """Wait until the process has done all that it can without devices.
+
+        Raises:
+            StartupDeadlineError: it had not within ``timeout_s``.
+        """
+        await self._startup("prepare", self._begin("prepare"), timeout_s)
+
+    async def become(self, spec: WorkerSpec, timeout_s: float) -> RayWorker:
+        """See ``StandbyWorker``."""
+        worker = RayWorker(spec.name, str(Path(self._log_file).with_name(f"{spec.name}.log")), self._actor)
+        await worker._startup("start", self._begin("become", spec, worker.log_file), timeout_s)
+        return worker
+
+    async def _startup(self, what: str, ref: Any, timeout_s: float) -> None:
         try:
-            await RayPending(self, "start", self._begin("build")).result(timeout_s)
+            await RayPending(self, what, ref).result(timeout_s)
         except DeadlineError as error:
             raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
 
     def end(self) -> None:
         """End its process; may be called again."""
         ray.kill(self._actor, no_restart=True)
+
+    def settle(self) -> RayPending:
+        """Begin :meth:`WorkerHost.settle`."""
+        return RayPending(self, "settle", self._begin("settle"))
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """See the protocol."""
@@ -256,6 +300,10 @@ class RayWorker:
     async def watch(self) -> None:
         """See the protocol."""
         await RayPending(self, "watch", self._begin("watch", group=WATCH)).result(WATCH_S)
+
+    def share(self, value: Any) -> Any:
+        """See the protocol; an object in Ray's store, which lives as long as somebody holds the reference."""
+        return ray.put(value)
 
     def start(self, method: str, *args: Any) -> RayPending:
         """See the protocol; a Pending argument travels as Ray's object reference."""
@@ -301,9 +349,23 @@ class _HostActor(WorkerHost):
     """The actor's class: shows the worker its own devices, by the pod's numbers, and no others."""
 
     def __init__(self, spec: WorkerSpec, log_file: str) -> None:
-        seen = visible_devices(spec.cuda_devices, pod_visible_devices(os.environ))
-        env = {**spec.env, CUDA_VISIBLE_DEVICES: seen}
-        super().__init__(spec.name, spec.factory, spec.kwargs, env, log_file)
+        self._pod_visible = pod_visible_devices(os.environ)  # before the variable is the worker's own
+        super().__init__(spec.name, spec.factory, spec.kwargs, self._environment(spec), log_file)
+
+    def become(self, spec: WorkerSpec, log_file: str) -> None:
+        """Be another worker from now on, and construct it.
+
+        Raises:
+            SetupError: what this process did before lets it use no other devices.
+        """
+        seen, environment = os.environ[CUDA_VISIBLE_DEVICES], self._environment(spec)
+        if environment[CUDA_VISIBLE_DEVICES] != seen and cuda_is_initialized():
+            raise SetupError(f"while it waited for devices this process has initialized CUDA with devices {seen}, and sees no others")
+        self._enter(spec.name, spec.factory, spec.kwargs, environment, log_file)
+        self.build()
+
+    def _environment(self, spec: WorkerSpec) -> dict[str, str]:
+        return {**spec.env, CUDA_VISIBLE_DEVICES: visible_devices(spec.cuda_devices, self._pod_visible)}
 
 
 async def wait_for_nodes(plan: Plan, deadline: float, notify: Callable[[str], None]) -> None:
@@ -330,7 +392,7 @@ def missing_nodes(plan: Plan, ray_nodes: Sequence[dict[str, Any]]) -> list[str]:
 
     Two nodes of one rank, or one too many, are mostly a pod that was replaced and is not yet known to be gone: worth waiting for.
     """
-    alive = [n for n in ray_nodes if n["Alive"] and HEAD_RESOURCE not in n["Resources"]]
+    alive = [n for n in ray_nodes if n["Alive"] and (HEAD_RESOURCE not in n["Resources"] or NODE_RANK_LABEL in n["Labels"])]
     by_rank: dict[str, list[dict[str, Any]]] = {}
     for found in alive:
         by_rank.setdefault(found["Labels"].get(NODE_RANK_LABEL, ""), []).append(found)
@@ -384,6 +446,8 @@ def _bundle(node: PlannedNode) -> dict[str, float]:
 def _unwrapped(error: RayTaskError, worker: RayWorker, method: str) -> RuntimeFault:
     """The runtime's own errors as they are, anything else with the worker's name."""
     cause = error.cause
+    if isinstance(cause, EngineDiedError):
+        return EngineLostError(worker.name, str(cause), worker.log_file)
     if isinstance(cause, RuntimeFault):
         return cause
     if isinstance(cause, RayActorError):
@@ -395,7 +459,9 @@ def _lost(error: RayActorError, worker: RayWorker) -> RuntimeFault:
     """A process that ended, or one that raised before it was a worker."""
     if error.actor_init_failed:
         return WorkerFailedError(worker.name, "start", str(error).strip().splitlines()[-1][:300], worker.log_file)
-    return WorkerLostError(worker.name, _exit_detail(error), worker.log_file)
+    detail = _exit_detail(error)
+    kind = NodeLostError if any(words in detail.lower() for words in ("node has died", "node died")) else WorkerLostError
+    return kind(worker.name, detail, worker.log_file)
 
 
 _TELLING = ("exit", "signal", "killed", "oom", "died because", "dead because", "node has died", "node died")

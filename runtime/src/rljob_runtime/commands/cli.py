@@ -35,6 +35,7 @@ app = typer.Typer(
       rljob validate examples/quickstart.yaml is the job correct?
       rljob plan examples/quickstart.yaml     which process runs where?
       rljob run examples/quickstart.yaml      train
+      rljob show runs/quickstart              how did it go? with --trajectories: what did the model do?
       rljob explain spec.rollout              what do the fields mean?
       rljob convert --from roll old.yaml      the job of a ROLL or RLinf file
 
@@ -67,6 +68,13 @@ class ModelSize(StrEnum):
 
     SMALL = "small"
     TEN_MILLION = "10m"
+
+
+class ModelTask(StrEnum):
+    """Tasks of ``rljob model tiny``."""
+
+    SUMS = "sums"
+    FROZEN_LAKE = "frozen-lake"
 
 
 @app.command()
@@ -126,6 +134,7 @@ def plan(
             show_plan.print_picture(checked, console, processes=processes)
             show_plan.print_memory(checked, console)
             show_plan.print_overlap(checked, console)
+            show_plan.print_standby(checked, console)
         else:
             typer.echo(show_plan.as_json(checked) if output is PlanFormat.JSON else show_plan.as_yaml(checked))
     except PlacementError as error:
@@ -256,19 +265,82 @@ def run(
     raise typer.Exit(run_job(text, path, run_dir, overwrite, resume))
 
 
+@app.command()
+def show(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/quickstart; it may still go on.")],
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", "-t", help="Print kept responses or episodes: per turn what was seen, done and rewarded.")
+    ] = False,
+    step: Annotated[int | None, typer.Option(min=0, help="Only those of this step; 0 is a validation without training.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Only those of this group: samples of the same prompt or task.")] = None,
+    environment: Annotated[
+        str | None, typer.Option("--environment", "--source", metavar="NAME", help="Only those of this environment or data source.")
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only those that their environment or reward failed: it raised, hung or died.")
+    ] = False,
+    best: Annotated[int | None, typer.Option(min=1, metavar="N", help="The N with the highest rewards.")] = None,
+    worst: Annotated[int | None, typer.Option(min=1, metavar="N", help="The N with the lowest rewards.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="At most so many, newest steps first; 0 prints all.")] = 4,
+    full: Annotated[bool, typer.Option("--full", help="Print long texts whole, not without their middle.")] = False,
+) -> None:
+    """Show how a run went, or with --trajectories what its model did.
+
+    
+    Some responses or episodes are kept every few steps (spec.report), and the first ones that failed:
+      rljob show runs/lake                              how it went, and at which steps there are some
+      rljob show runs/lake -t                           the newest ones, turn by turn
+      rljob show runs/lake -t --step 1 --worst 2        what went wrong in the beginning
+      rljob show runs/lake -t --environment lake --best 1
+      rljob show runs/lake -t --failed --full           why environments failed
+
+    A turn has the observation, the action, the reward, the versions of the weights that sampled it, its sampled tokens, and the seconds of
+    generation and of the environment. report.html has the same of the first and the last of these steps.
+
+    Exit codes: 0 done, 2 no such run or trajectories.
+    """
+    if best is not None and worst is not None:
+        _fail("--best and --worst contradict each other; give one of them")
+    if not trajectories and (step, group, environment, failed, best, worst, limit, full) != (None, None, None, False, None, None, 4, False):
+        _fail("these options choose trajectories; add --trajectories")
+    from rich.console import Console
+
+    from rljob_runtime.commands import show_run
+    from rljob_runtime.errors import RuntimeFault
+    from rljob_runtime.report.reading import Order, Selection
+    from rljob_runtime.report.transcript import print_trajectories
+
+    order = Order.BEST if best else Order.WORST if worst else Order.NEWEST
+    wanted = Selection(group=group, source=environment, failed=failed, order=order, limit=best or worst or limit)
+    console = Console(highlight=False)
+    try:
+        folder = show_run.open_run(run_folder)
+        if trajectories:
+            print_trajectories(show_run.trajectories(folder, wanted, step), console, full=full)
+        else:
+            show_run.print_summary(folder, console)
+    except RuntimeFault as error:
+        _fail(str(error))
+
+
 @model_app.command()
 def tiny(
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
     size: Annotated[ModelSize, typer.Option(help="small comes half trained; 10m has ten million random parameters.")] = ModelSize.SMALL,
+    task: Annotated[
+        ModelTask, typer.Option(help="sums for examples/quickstart.yaml; frozen-lake acts over several turns.")
+    ] = ModelTask.SUMS,
 ) -> None:
-    """Make a tiny language model that half knows two-digit sums: a start for examples/quickstart.yaml.
+    """Make a tiny language model that half knows its task: two-digit sums, or the way over a frozen lake.
 
     Exit codes: 0 done, 2 wrong arguments, 3 it could not be made.
     """
     from rljob_runtime.commands.model import make_with_progress
 
-    raise typer.Exit(make_with_progress(out, size=size.value, seed=seed))
+    if task is not ModelTask.SUMS and size is not ModelSize.SMALL:
+        _fail("--size 10m has random parameters and is for no task; leave out --task or --size")
+    raise typer.Exit(make_with_progress(out, size=size.value, seed=seed, task=task.value))
 
 
 def main() -> None:

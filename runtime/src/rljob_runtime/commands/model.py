@@ -10,18 +10,19 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.exit_codes import ExitCode
-from rljob_runtime.tiny import TinySize, TinySummary, make_tiny_model
+from rljob_runtime.tiny import FROZEN_LAKE, TinySize, TinySummary, make_lake_model, make_tiny_model
 
 SIZES = {"small": TinySize.TINY, "10m": TinySize.TEN_MILLION}
 
 
-def make_with_progress(out: Path, *, size: str, seed: int) -> int:
+def make_with_progress(out: Path, *, size: str, seed: int, task: str = "sums") -> int:
     """Make a tiny model in ``out``; returns the exit code and has told the user how it went.
 
     Args:
         out: folder to make; one that holds the same model is left as it is.
         size: a key of :data:`SIZES`.
         seed: seed of weights and data.
+        task: ``sums``, or ``frozen-lake``, which has one size.
     """
     bar = Progress(
         TextColumn("{task.description:<24}"),
@@ -32,14 +33,16 @@ def make_with_progress(out: Path, *, size: str, seed: int) -> int:
         transient=True,
     )
     with bar:
-        task = bar.add_task("starting", total=1.0)
+        shown = bar.add_task("starting", total=1.0)
+
+        def progress(phase: str, fraction: float) -> None:
+            bar.update(shown, description=phase, completed=fraction)
+
         try:
-            summary = make_tiny_model(
-                out,
-                size=SIZES[size],
-                seed=seed,
-                progress=lambda phase, fraction: bar.update(task, description=phase, completed=fraction),
-            )
+            if task == FROZEN_LAKE:
+                summary = make_lake_model(out, seed=seed, progress=progress)
+            else:
+                summary = make_tiny_model(out, size=SIZES[size], seed=seed, progress=progress)
         except RuntimeFault as error:
             bar.stop()
             sys.stderr.write(f"{error}\n")

@@ -104,6 +104,24 @@ def print_overlap(checked: CheckedJob, console: Console) -> None:
         console.print(f"\n[bold]Overlap[/bold]: {cost}", highlight=False, soft_wrap=True)
 
 
+def print_standby(checked: CheckedJob, console: Console) -> None:
+    """Where processes wait to take the place of lost engines, and what they cost; nothing where there are none."""
+    from rljob_api.planning.standby import standby_places
+    from rljob_runtime.plan_view import ranges
+
+    nodes: dict[str, list[int]] = {}
+    for component, node in standby_places(checked.job.spec, checked.plan):
+        nodes.setdefault(component, []).append(node)
+    if nodes:
+        where = ", ".join(f"{component} on node{'s' if len(ranks) > 1 else ''} {ranges(ranks)}" for component, ranks in nodes.items())
+        what = "a process on each waits to become an engine in the place of a lost one"
+        console.print(
+            f"\n[bold]Standby[/bold]: {where}: {what}; about 1 GiB of host memory each, no device (rollout.standbyProcesses).",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def _memory(checked: CheckedJob) -> MemoryEstimate:
     from rljob_api import memory
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rljob_runtime.data.config import PromptFormat
 from rljob_runtime.errors import DataError
+from rljob_runtime.records import IntArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,14 +29,14 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._format = prompt_format
 
-    def encode(self, questions: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+    def encode(self, questions: Sequence[str]) -> list[tuple[str, IntArray]]:
         """Return (text, token ids) of each question, in order."""
         if not questions:
             return []
         texts = [self._text(question) for question in questions]
         # A chat template writes its own special tokens.
         encoded = self._tokenizer(texts, add_special_tokens=not self._format.chat_template, return_attention_mask=False)
-        return [(text, tuple(ids)) for text, ids in zip(texts, encoded["input_ids"], strict=True)]
+        return [(text, np.array(ids, dtype=np.int32)) for text, ids in zip(texts, encoded["input_ids"], strict=True)]
 
     def _text(self, question: str) -> str:
         text = self._format.fill(question)

@@ -23,7 +23,7 @@ from rljob_runtime.data.encode import PromptEncoder
 from rljob_runtime.data.jsonl import Row, read_rows
 from rljob_runtime.data.reasoning_gym_source import ReasoningGymRows
 from rljob_runtime.errors import DataError
-from rljob_runtime.records import Prompt
+from rljob_runtime.records import IntArray, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,13 +41,13 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Row: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Encoded:
     """A row ready to be handed out."""
 
     row: Row
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +171,11 @@ class PromptSource:
         return [self._next_one() for _ in range(count)]
 
     @property
+    def fingerprint(self) -> str:
+        """Identifies the order of prompts: sources, their content, seed, template and prompt limit."""
+        return self._fingerprint
+
+    @property
     def dropped_too_long(self) -> int:
         """Prompts passed over so far because they were too long; one is counted again each epoch."""
         return sum(s.position.dropped for s in self._streams)
@@ -212,6 +217,7 @@ class PromptSource:
         return Prompt(
             index=index,
             text=encoded.text,
+            question=encoded.row.question,
             token_ids=encoded.token_ids,
             answer=encoded.row.answer,
             source=stream.config.name,

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.errors import ModelError
+from rljob_runtime.hub.source import INDEX, small_files
+from rljob_runtime.records import IntArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,6 +40,26 @@ def load_tokenizer(path: str, *, trust_remote_code: bool) -> PreTrainedTokenizer
     except (OSError, ValueError) as error:
         raise ModelError(f"the tokenizer of {path} cannot be loaded: {error}; set spec.model.tokenizerPath if it lies elsewhere") from error
     return chosen
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, responses: Sequence[IntArray]) -> list[str]:
+    """Text of each response, without special tokens."""
+    if not responses:  # of which a tokenizer would make one empty text
+        return []
+    return list(tokenizer.batch_decode([ids.tolist() for ids in responses], skip_special_tokens=True))
+
+
+def tokenizer_files(folder: Path, *, code: bool) -> dict[str, bytes]:
+    """What :func:`load_tokenizer` reads of a model's folder, by path in it; its Python files too if ``code``.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    try:
+        return {name: (folder / name).read_bytes() for name in small_files(names, code=code) if name != INDEX}
+    except OSError as error:
+        raise ModelError(f"the tokenizer's files in {folder} cannot be read: {error}") from error
 
 
 def _is_qwen(folder: Path) -> bool:

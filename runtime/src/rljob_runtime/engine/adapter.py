@@ -21,7 +21,11 @@ class EngineAdapter(Protocol):
 
     @property
     def factory(self) -> str:
-        """``module:Class`` of the engine; constructed in the worker's process with what :meth:`config` returns as ``config``."""
+        """``module:Class`` of the engine; constructed in the worker's process with what :meth:`config` returns as ``config``.
+
+        Where the class has a class method ``prepare(config)``, a standby process calls it while it waits to become such an engine: it does
+        what a start needs besides devices, and leaves these alone.
+        """
 
     @property
     def packages(self) -> Mapping[str, str]:
@@ -37,10 +41,7 @@ class EngineAdapter(Protocol):
 
     @property
     def spares_lost(self) -> bool:
-        """Restart policy: whether the job goes on with its other engines when one is lost; else its loss ends the attempt.
-
-        No engine is started again within an attempt.
-        """
+        """Restart policy: whether the job goes on when one is lost, replaced or without it; else its loss ends the attempt."""
 
     def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> Any:
         """How to start one engine of a component.

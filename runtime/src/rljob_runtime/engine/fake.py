@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rljob_runtime.engine.protocol import ByteArray, EngineDiedError, EngineResidenceError, OnOffload
+from rljob_runtime.engine.protocol import ByteArray, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
-from rljob_runtime.errors import DataError, DeadlineError, WeightSyncError
+from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, VersionSpan, WeightManifest
+from rljob_runtime.packed import CompletionBatch, pack
+from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, Segment, VersionSpan, WeightManifest
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
 LengthRule = Callable[[GenerationRequest], int]
-ScoreRule = Callable[[tuple[int, ...], int], tuple[float, ...]]
-"""(sequence, version) -> log-probs of its tokens after the first."""
 
 
 @dataclass(slots=True)
@@ -42,12 +42,31 @@ class _Running:
 
 def default_length(request: GenerationRequest) -> int:
     """Lengths 1..max_tokens spread by the seed, so that responses of a group end in different steps."""
-    return 1 + _hash(request.prompt_token_ids, request.seed, -1) % request.sampling.max_tokens
+    return 1 + _hash(request.prompt_token_ids.tolist(), request.seed, -1) % request.sampling.max_tokens
 
 
-def default_scores(sequence: tuple[int, ...], version: int) -> tuple[float, ...]:
+def _scores(sequence: tuple[int, ...], version: int) -> tuple[float, ...]:
     """Differs between versions, equal on all engines of one version."""
     return tuple(-1.0 - (_hash(sequence, version, position) % 1000) / 1000 for position in range(1, len(sequence)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeMemory:
+    """Device memory of a fake engine, and what moving it costs in virtual time."""
+
+    sizes_bytes: Mapping[StateKind, int] = field(default_factory=lambda: {StateKind.PARAMS: 1000, StateKind.KV_CACHE: 4000})
+    """Of weights and cache, both."""
+    offload_s: float = 0.02
+    load_s: float = 0.02
+    copies_weights: bool = False
+    """Offloaded weights come back as they were, instead of undefined."""
+
+    def switch_s(self, direction: str) -> float:
+        """Of an ``offload`` or a ``load``."""
+        return self.offload_s if direction == "offload" else self.load_s
+
+
+DEFAULT_MEMORY = FakeMemory()
 
 
 class FakeEngine:
@@ -61,12 +80,8 @@ class FakeEngine:
         step_s: float = 0.01,
         automatic: bool = True,
         length_of: LengthRule = default_length,
-        scores_of: ScoreRule = default_scores,
         expected: Mapping[str, tuple[int, ...]] | None = None,
-        sizes_bytes: Mapping[StateKind, int] | None = None,
-        offload_s: float = 0.02,
-        load_s: float = 0.02,
-        copies_weights: bool = False,
+        memory: FakeMemory = DEFAULT_MEMORY,
     ) -> None:
         """Make an engine that serves version 0.
 
@@ -76,12 +91,8 @@ class FakeEngine:
             step_s: virtual seconds of a step; large values make the engine slow.
             automatic: False leaves every step to ``advance`` and ``end``, ``collect`` then only takes what ended.
             length_of: tokens of each response; ``max_tokens`` is the upper limit.
-            scores_of: what ``score`` answers.
             expected: parameters an update must bring, by name with shape; None takes any manifest.
-            sizes_bytes: device memory of weights and cache, both; None makes it 1000 and 4000 bytes.
-            offload_s: virtual seconds of an offload.
-            load_s: virtual seconds of a load.
-            copies_weights: offloaded weights come back as they were, instead of undefined.
+            memory: what it can offload.
         """
         self.vocab_size = vocab_size
         self.max_num_seqs = max_num_seqs
@@ -96,24 +107,20 @@ class FakeEngine:
         self.submitted: list[str] = []
         """Every request id ever given, in order."""
         self._length_of = length_of
-        self._scores_of = scores_of
         self._expected = expected
         self._running: dict[str, _Running] = {}
         self._finished: list[Completion] = []
         self._receiver: Receiver = PackedReceiver()
         self._incoming: IncomingUpdate | None = None
         self._lost_tensor: str | None = None
-        self._sizes_bytes = dict(sizes_bytes or {StateKind.PARAMS: 1000, StateKind.KV_CACHE: 4000})
-        self._switch_s = {"offload": offload_s, "load": load_s}
-        self._copies_weights = copies_weights
+        self._memory = memory
         self._residence = EngineResidence()
         self._peak_bytes = 0
         self._weights_undefined: str | None = None
         self._switch_failure: str | None = None
         self._death: str | None = None
-        self._generated = 0
-        self._busy_s = 0.0
-        self._steps = 0
+        self._counts: Counter[str] = Counter()
+        """Steps, and tokens of prompts and responses."""
 
     # -- Engine -------------------------------------------------------------------------------------------------------------------
 
@@ -124,12 +131,14 @@ class FakeEngine:
         used = {completion.request_id for completion in self._finished} | self._running.keys()
         if len(set(ids)) != len(ids) or not used.isdisjoint(ids):
             raise DataError(f"submit: request ids are in use: {sorted(used & set(ids)) or ids}; give every request an id of its own")
+        if any(request.sampling.stop_strings for request in requests):
+            raise DataError("submit: stop strings need texts, and this engine's tokens have none; use stop tokens")
         for request in requests:
             length = min(self._length_of(request), request.sampling.max_tokens)
             self._running[request.request_id] = _Running(request=request, length=length)
         self.submitted += ids
 
-    def collect(self, max_wait_s: float) -> list[Completion]:
+    def collect(self, max_wait_s: float) -> CompletionBatch:
         """Run steps until something ended or the virtual wait is over; see ``Engine.collect``."""
         self._raise_if_dead()
         until_s = self.now_s + max_wait_s
@@ -141,7 +150,7 @@ class FakeEngine:
                 raise WeightSyncError(f"nothing is generated because {self._weights_undefined}; send a full update")
             self.now_s = until_s
         finished, self._finished = self._finished, []
-        return finished
+        return pack(finished)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests early; see ``Engine.abort``."""
@@ -149,6 +158,13 @@ class FakeEngine:
         for request_id in request_ids:
             if request_id in self._running:
                 self._end(request_id, "abort")
+
+    def salvage(self) -> CompletionBatch:
+        """What was not collected, and the rest as it stands; see ``Engine.salvage``."""
+        for request_id in list(self._running):
+            self._end(request_id, "abort")
+        finished, self._finished = self._finished, []
+        return pack(finished)
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         """Answer by rule, in one step; see ``Engine.score``."""
@@ -158,7 +174,7 @@ class FakeEngine:
         if self._weights_undefined is not None:
             raise WeightSyncError(f"score: {self._weights_undefined}; send a full update")
         self._spend(timeout_s, f"scoring {len(sequences)} sequences")
-        return [self._scores_of(sequence, self.versions[-1]) for sequence in sequences]
+        return [_scores(sequence, self.versions[-1]) for sequence in sequences]
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
@@ -193,6 +209,13 @@ class FakeEngine:
         self._incoming = None
         return incoming.version
 
+    def update(self, manifest: WeightManifest, version: int, timeout_s: float, on_running: OnRunning, *parts: ByteArray) -> int:
+        """A whole update; see ``Engine.update``."""
+        self.begin_update(manifest, version)
+        for index, data in enumerate(parts):
+            self.load_bucket(index, data)
+        return self.finish_update(timeout_s, on_running)
+
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
         """Give memory back; see ``Engine.offload``."""
         self._raise_if_dead()
@@ -204,7 +227,7 @@ class FakeEngine:
             self.abort(list(self._running))
         for running in self._running.values() if wanted else ():
             running.holds_cache = False
-        if StateKind.PARAMS in wanted and not self._copies_weights:
+        if StateKind.PARAMS in wanted and not self._memory.copies_weights:
             self._weights_undefined = self._weights_undefined or DISCARDED
         return self._switch("offload", wanted)
 
@@ -224,8 +247,8 @@ class FakeEngine:
         """What the declared sizes make of the current residence."""
         self._raise_if_dead()
         away = self._residence.away()
-        allocated = sum(size for kind, size in self._sizes_bytes.items() if kind not in away)
-        copied = self._sizes_bytes[StateKind.PARAMS] if self._copies_weights and StateKind.PARAMS in away else 0
+        allocated = sum(size for kind, size in self._memory.sizes_bytes.items() if kind not in away)
+        copied = self._memory.sizes_bytes[StateKind.PARAMS] if self._memory.copies_weights and StateKind.PARAMS in away else 0
         peak, self._peak_bytes = max(self._peak_bytes, allocated), allocated
         return MemorySnapshot(
             allocated_bytes=allocated, reserved_bytes=allocated, peak_bytes=peak, host_rss_bytes=copied, pinned_bytes=copied
@@ -243,9 +266,11 @@ class FakeEngine:
         return {
             "running": float(running),
             "waiting": float(len(self._running) - running),
-            "generated_tokens": float(self._generated),
-            "busy_s": self._busy_s,
-            "steps": float(self._steps),
+            "generated_tokens": float(self._counts["generated_tokens"]),
+            "prompt_tokens": float(self._counts["prompt_tokens"]),
+            "cached_tokens": 0.0,
+            "busy_s": self._counts["steps"] * self.step_s,
+            "steps": float(self._counts["steps"]),
             "updates": float(len(self.versions) - 1),
             "update_s": self.step_s if len(self.versions) > 1 else 0.0,
         }
@@ -268,8 +293,7 @@ class FakeEngine:
                 if len(running.token_ids) >= running.length:
                     self._end(request_id, "length" if running.length == running.request.sampling.max_tokens else "stop")
             self.now_s += self.step_s
-            self._busy_s += self.step_s
-            self._steps += 1
+            self._counts["steps"] += 1
 
     def end(self, request_ids: Sequence[str]) -> None:
         """End these responses now, in this order, at their full length and under the version being served."""
@@ -303,24 +327,24 @@ class FakeEngine:
 
     def _check_switch(self, direction: str, wanted: frozenset[StateKind], timeout_s: float) -> None:
         """Refuse a switch that would not end in time, before it begins."""
-        if wanted and self._switch_s[direction] > timeout_s:
+        if wanted and self._memory.switch_s(direction) > timeout_s:
             raise DeadlineError(f"engine: the {direction} of {names(wanted)} took longer than {timeout_s:.1f} s; allow more time")
 
     def _switch(self, direction: str, wanted: frozenset[StateKind]) -> SwitchReport:
         """Move ``wanted`` in virtual time."""
         before = self.memory()
-        elapsed_s = self._switch_s[direction] if wanted else 0.0
+        elapsed_s = self._memory.switch_s(direction) if wanted else 0.0
         self.now_s += elapsed_s
         if wanted:
             with self._residence.moving(wanted, Residence.OFFLOADED if direction == "offload" else Residence.ON_DEVICE):
                 if self._switch_failure is not None:
                     self.die(f"{direction} of {names(wanted)} broke off half-way: {self._switch_failure}; start a new engine")
                 self._raise_if_dead()
-        moved = {kind: self._sizes_bytes[kind] for kind in sorted(wanted)}
+        moved = {kind: self._memory.sizes_bytes[kind] for kind in sorted(wanted)}
         undefined = direction == "load" and self._weights_undefined is not None
         return SwitchReport(
             direction=direction,
-            copied_bytes={kind: size for kind, size in moved.items() if kind is StateKind.PARAMS and self._copies_weights},
+            copied_bytes={kind: size for kind, size in moved.items() if kind is StateKind.PARAMS and self._memory.copies_weights},
             freed_bytes=moved,
             elapsed_s=elapsed_s,
             before=before,
@@ -332,9 +356,10 @@ class FakeEngine:
         """One token of one response."""
         running.holds_cache = True
         request, position = running.request, len(running.token_ids)
-        running.token_ids.append(_hash(request.prompt_token_ids, request.seed, position) % self.vocab_size)
+        self._counts["prompt_tokens"] += 0 if position else len(request.prompt_token_ids)
+        running.token_ids.append(_hash(request.prompt_token_ids.tolist(), request.seed, position) % self.vocab_size)
         running.versions.append(self.versions[-1])
-        self._generated += 1
+        self._counts["generated_tokens"] += 1
 
     def _end(self, request_id: str, finish_reason: str) -> None:
         """Move a response to the finished ones."""
@@ -345,11 +370,14 @@ class FakeEngine:
         self._finished.append(
             Completion(
                 request_id=request_id,
-                token_ids=tuple(running.token_ids),
-                logprobs=tuple(-0.5 - token / self.vocab_size for token in running.token_ids),
-                version_spans=tuple(VersionSpan(start=s, end=e, version=versions[s]) for s, e in zip(starts, ends, strict=False)),
+                segment=Segment(
+                    token_ids=np.array(running.token_ids, dtype=np.int32),
+                    sampled=True,
+                    logprobs=np.array([-0.5 - token / self.vocab_size for token in running.token_ids], dtype=np.float32),
+                    version_spans=tuple(VersionSpan(start=s, end=e, version=versions[s]) for s, e in zip(starts, ends, strict=False)),
+                    sampling_mask=self._mask(running) if running.request.sampling.returns_mask else None,
+                ),
                 finish_reason=finish_reason,
-                sampling_mask=self._mask(running) if running.request.sampling.returns_mask else None,
             )
         )
 

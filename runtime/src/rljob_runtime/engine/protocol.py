@@ -12,7 +12,7 @@ Meanwhile ``submit`` queues, ``collect`` returns what had finished and then noth
 is away and ``finish_update`` while the weights are.
 
 Named invariants: VERSION (``version`` changes only in ``finish_update``, and only after every byte of the manifest arrived),
-NO-HANG (each wait has a limit; an engine that died raises ``EngineDiedError`` from every call).
+NO-HANG (each wait has a limit; an engine that died raises ``EngineDiedError`` from every call but ``salvage``).
 """
 
 from __future__ import annotations
@@ -24,22 +24,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rljob_api.vocabulary import Reason
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
+from rljob_runtime.packed import CompletionBatch
+from rljob_runtime.records import GenerationRequest, OnRunning, WeightManifest
 
 ByteArray = npt.NDArray[np.uint8]
 
 OnOffload = Literal["refuse", "abort", "keep"]
 """What an offload does to responses in progress: ``refuse`` the offload, ``abort`` them (they come back with the tokens sampled so far), or
 ``keep`` them queued with their tokens and recompute their keys and values after the load."""
-
-
-class EngineDiedError(RuntimeFault):
-    """Raised by every call once the engine's own thread ended, by a fault or by ``shutdown``; the message carries the cause."""
-
-    reason = Reason.WORKER_LOST  # like a lost process: another attempt may go better
 
 
 class EngineResidenceError(RuntimeFault):
@@ -75,6 +69,8 @@ class EngineConfig:
     tokenizer_path: str | None = None
     """Folder whose tokenizer's end-of-sequence token ends a response besides those of the generation config; None: the model's folder,
     where it holds a tokenizer."""
+    finds_texts: bool = False
+    """Whether requests may have stop strings; the tokenizer then has to be there."""
     threads: int | None = None
     """OpenMP threads of the process (see ``environment``); None leaves the default."""
     max_batched_tokens: int | None = None
@@ -97,13 +93,18 @@ class Engine(Protocol):
         """Queue requests and return at once.
 
         Raises:
-            DataError: a request this engine cannot serve (empty or over-long prompt, unknown token, bad sampling, id in use);
+            DataError: a request this engine cannot serve (empty or over-long prompt, unknown token, bad sampling, stop strings
+                without ``finds_texts``, id in use);
                 then none of ``requests`` is queued.
             EngineDiedError: the engine ended.
         """
 
-    def collect(self, max_wait_s: float) -> list[Completion]:
-        """All responses finished since the last call; waits for the first one, at most ``max_wait_s``, then returns [].
+    def collect(self, max_wait_s: float) -> CompletionBatch:
+        """All responses finished since the last call; waits for the first one, at most ``max_wait_s``, then returns none.
+
+        Tokens travel to the driver and are owned there: an engine that dies takes nothing with it that it has returned.
+
+        Those whose request has ``sampling.returns_mask`` bring their sampling mask.
 
         Raises:
             EngineDiedError: the engine ended.
@@ -118,6 +119,12 @@ class Engine(Protocol):
 
         Raises:
             EngineDiedError: the engine ended.
+        """
+
+    def salvage(self) -> CompletionBatch:
+        """What a lost engine still has: responses nobody collected, and unfinished ones as ``abort`` with the tokens sampled so far.
+
+        Works after the engine ended and while its own thread hangs, and waits for neither. Nothing may be asked of the engine afterwards.
         """
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
@@ -172,6 +179,9 @@ class Engine(Protocol):
             EngineDiedError: the engine ended.
         """
 
+    def update(self, manifest: WeightManifest, version: int, timeout_s: float, on_running: OnRunning, *parts: ByteArray) -> int:
+        """``begin_update``, ``load_bucket`` of every part in order, and ``finish_update`` in one call; errors and result are theirs."""
+
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
         """Give memory back between two steps; kinds that left before are left out of the report, so a call can be repeated.
 
@@ -221,8 +231,9 @@ class Engine(Protocol):
     def stats(self) -> Mapping[str, float]:
         """Counters since the start, and what runs now.
 
-        Keys: ``running`` and ``waiting`` (requests now), ``generated_tokens``, ``busy_s``, ``steps``, ``updates``, ``update_s`` (seconds
-        of the last update, during which nothing is generated).
+        Keys: ``running`` and ``waiting`` (requests now), ``generated_tokens``, ``prompt_tokens`` (of requests whose first token came),
+        ``cached_tokens`` (those of them that a cached prefix spared), ``busy_s``, ``steps``, ``updates``, ``update_s`` (seconds of the
+        last update, during which nothing is generated).
 
         Raises:
             EngineDiedError: the engine ended.

@@ -27,7 +27,9 @@ from typing import Protocol
 import yaml
 
 from rljob_api.validation import CheckedJob
+from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
+from rljob_runtime.cluster.replaceable import processes
 from rljob_runtime.errors import ActiveDeadlineError, Interrupted, RuntimeFault
 from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
@@ -37,8 +39,8 @@ from rljob_runtime.loop.driver import Driver
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
 
-NO_SAMPLING_STEPS = 10**9
-"""A step number that no run reaches: trajectory sampling switched off."""
+SETTLE_TIMEOUT_S = 60.0
+"""Deadline of one garbage collection in every worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +115,8 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
         model_commit=attempt.sources.commits.get(spec.model.path),
         spec_yaml=yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False),
     )
-    sampling = TrajectorySampling(
-        per_step=spec.report.trajectories_per_step, every_steps=spec.report.trajectories_every_steps or NO_SAMPLING_STEPS
-    )
+    every = spec.report.trajectories_every_steps
+    sampling = TrajectorySampling(per_step=spec.report.trajectories_per_step if every else 0, every_steps=max(every, 1))
     reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.state.step if attempt.state else None, sampling=sampling)
     with reporter:
         models.record(attempt.folder.path, spec, attempt.sources)
@@ -133,7 +134,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
             async with _deadline(job.spec.active_deadline_seconds):
                 log_dir = attempt.folder.logs.resolve()
                 workers = await launch.launch(job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
-                await _train(attempt, workers, reporter, interrupt)
+                await _train(attempt, cluster, workers, reporter, interrupt)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
                 raise Interrupted("stopped at once, without a checkpoint of the step under way") from None
@@ -144,7 +145,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
                 await launch.shut_down(cluster, workers)
 
 
-async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, interrupt: Interruption) -> None:
+async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, reporter: Reporter, interrupt: Interruption) -> None:
     spec = attempt.checked.job.spec
     if spec.validates_only:
         evaluation = await assemble.assemble_evaluation(spec, workers, reporter, attempt.sources)
@@ -153,7 +154,18 @@ async def _train(attempt: Attempt, workers: JobWorkers, reporter: Reporter, inte
     if attempt.resume_folder is not None:
         with reporter.phase("loading the checkpoint"):
             await launch.load_checkpoint(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
-    parts, config = await assemble.assemble(spec, workers, attempt.store, attempt.state, reporter, attempt.job_folder, attempt.sources)
+    parts, config = await assemble.assemble(
+        spec,
+        workers,
+        attempt.store,
+        attempt.state,
+        reporter,
+        attempt.job_folder,
+        attempt.sources,
+        attempt.folder.journal if attempt.store.kept else None,
+    )
+    settle_process()
+    await cluster.settle(processes(w for component in workers.components for w in component.workers), SETTLE_TIMEOUT_S)
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()

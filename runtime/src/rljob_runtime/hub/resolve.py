@@ -20,7 +20,9 @@ TIMEOUT_S = 10.0
 """Of one request to the Hub that lists files."""
 
 
-def resolve(repo: str, revision: str | None, *, field: str, weights: bool, code: bool) -> tuple[HubModel, Path]:
+def resolve(
+    repo: str, revision: str | None, *, field: str, revision_field: str, weights: bool, code: bool, retries: bool = True
+) -> tuple[HubModel, Path]:
     """What to download of ``repo``, and the folder on this machine that has all of it but the weights.
 
     Where the Hub does not answer, the cache of this machine does.
@@ -29,8 +31,11 @@ def resolve(repo: str, revision: str | None, *, field: str, weights: bool, code:
         repo: ``owner/name``.
         revision: branch, tag or commit; None is the default branch.
         field: of the spec that names it, for messages.
+        revision_field: of the spec that names ``revision``.
         weights: False for a repository of which only the tokenizer is used.
         code: whether its Python files are used, too.
+        retries: whether a Hub that cannot be reached is asked again for about 25 s (the client's own waits), as where a network comes up
+            after the process; else the first failed connection is the answer.
 
     Raises:
         ModelError: there is no such model or revision, this token may not read it, the Hub does not answer and the cache does not have it,
@@ -39,7 +44,9 @@ def resolve(repo: str, revision: str | None, *, field: str, weights: bool, code:
     from huggingface_hub import hf_hub_download
 
     first = "config.json" if weights else "tokenizer_config.json"
-    with _explained(repo, revision, field):
+    with _explained(repo, field, f"{revision_field} {revision!r}"):
+        if not retries:
+            _require_connection(repo, first, revision)
         folder = Path(hf_hub_download(repo, first, revision=revision, etag_timeout=TIMEOUT_S)).parent
         sizes = _listing(repo, folder)
         wanted = small_files(sizes, code=code)
@@ -48,6 +55,21 @@ def resolve(repo: str, revision: str | None, *, field: str, weights: bool, code:
         model = HubModel(repo=repo, commit=folder.name, files=tuple(HubFile(path=p, size_bytes=sizes.get(p)) for p in sorted(set(wanted))))
         fetch_files(model.without_weights())
     return model, folder
+
+
+def _require_connection(repo: str, file: str, revision: str | None) -> None:
+    """Ask the Hub for a file that is not in the cache, once; whatever it answers, it is there.
+
+    Raises:
+        Exception: of the client's HTTP library, where no connection was made.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(repo, file, revision=revision), str):
+        return
+    with contextlib.suppress(HfHubHTTPError):  # said better, or tried again, by the download
+        get_hf_file_metadata(hf_hub_url(repo, file, revision=revision), timeout=TIMEOUT_S)
 
 
 def _listing(repo: str, folder: Path) -> Mapping[str, int | None]:
@@ -85,7 +107,7 @@ def _weights(repo: str, folder: Path, names: Mapping[str, int | None], field: st
 
 
 @contextlib.contextmanager
-def _explained(repo: str, revision: str | None, field: str) -> Iterator[None]:
+def _explained(repo: str, field: str, revision: str) -> Iterator[None]:
     """Errors of the Hub's client as what the user can do about them.
 
     Raises:
@@ -104,9 +126,7 @@ def _explained(repo: str, revision: str | None, field: str) -> Iterator[None]:
             "for rljob run, in spec.head.env and spec.nodeGroups[].env (secretKeyRef) on Kubernetes"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(
-            f"spec.model.revision {revision!r}: {field} {repo!r} has no such revision; write a branch, a tag or a whole commit of it"
-        ) from error
+        raise ModelError(f"{revision}: {field} {repo!r} has no such revision; write a branch, a tag or a whole commit of it") from error
     except errors.RemoteEntryNotFoundError as error:
         raise ModelError(f"{field} {repo!r} is on the Hub but lacks a file that every model has ({_short(error)}); name another") from error
     except Exception as error:  # errors of whichever HTTP library the client carries come through; all mean: not to be had

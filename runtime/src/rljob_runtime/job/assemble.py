@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,23 +20,32 @@ from rljob_api.dtypes import engine_dtypes, sync_dtype
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.operations import UpdateMode
+from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.data.source import PromptSource, open_rows
+from rljob_runtime.data.tokenizer import decode, tokenizer_files
 from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.job import learning_settings, worker_settings
+from rljob_runtime.job import episodes, learning_settings, supervision, worker_settings
+from rljob_runtime.job.journal import run_journal
+from rljob_runtime.job.judge_settings import longest_question_s
 from rljob_runtime.job.launch import load_tokenizer
 from rljob_runtime.job.models import LOCAL, ModelSources, with_folders
+from rljob_runtime.journal.writing import Journal
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
 from rljob_runtime.loop.evaluation import Evaluation
+from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.workers import JobWorkers
+from rljob_runtime.overlap.episodes import Environments
 from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.overlap.reward_router import RewardRouter
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, ScoreResponses
+from rljob_runtime.overlap.tasks import TaskOrder
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import Prompt
-from rljob_runtime.report import Level, Reporter
+from rljob_runtime.report import Reporter
+from rljob_runtime.rewards.judging.config import Served
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits, default_limits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
@@ -52,7 +62,43 @@ RETRIED = 2
 REPLACED_S = 10.0
 """Allowed for a fresh scoring process after each."""
 
-Decode = Callable[[list[tuple[int, ...]]], list[str]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What training and validation-only runs are both wired from."""
+
+    spec: RLJobSpec
+    workers: JobWorkers
+    tokenizer: PreTrainedTokenizerBase
+    environments: Environments | None
+    """Of an agentic job."""
+    score: ScoreResponses | None
+    """None where environments score."""
+    preparing: list[Pending]
+    """Calls of reward workers, under way."""
+
+    @classmethod
+    async def begin(cls, spec: RLJobSpec, workers: JobWorkers, reporter: Reporter, sources: ModelSources) -> _Job:
+        """Have reward workers prepare, load the tokenizer, find out about environments."""
+        preparing = await _prepare_rewards(spec, workers, sources)
+        tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
+        environments = await episodes.environments(spec, workers, reporter)
+        score = None if environments else _router(spec, workers).score
+        return cls(spec=spec, workers=workers, tokenizer=tokenizer, environments=environments, score=score, preparing=preparing)
+
+    def source(self) -> PromptSource | TaskOrder:
+        """Training prompts, from the first one on. Reads files."""
+        return episodes.training_tasks(self.spec) if self.environments else training_source(self.spec, self.tokenizer)
+
+    def validator(self, fleet: EngineFleet) -> Validator:
+        """Asks ``fleet``. Reads files."""
+        return Validator(
+            fleet=fleet,
+            prompts=episodes.validation_tasks(self.spec) if self.environments else validation_prompts(self.spec, self.tokenizer),
+            score=self.score,
+            environments=self.environments,
+            config=learning_settings.validation_config(self.spec),
+        )
 
 
 async def assemble(
@@ -63,59 +109,49 @@ async def assemble(
     reporter: Reporter,
     job_folder: Path | None = None,
     sources: ModelSources = LOCAL,
+    journal_folder: Path | None = None,
 ) -> tuple[Parts, LoopConfig]:
-    """Wire the loop's parts over running workers; ``state`` is where a resumed run goes on, ``sources`` where the tokenizer comes from.
+    """Wire the loop's parts over running workers.
+
+    Args:
+        spec: of the job.
+        workers: running, with the checkpoint's weights.
+        store: of checkpoints.
+        state: where a resumed run goes on.
+        reporter: for what users should know.
+        job_folder: searched first for functions of the user's.
+        sources: where the tokenizer comes from.
+        journal_folder: where finished groups are kept between checkpoints; None: nowhere.
 
     Raises:
         DataError: of the data, or of a saved position that is not of this data.
-        ModelError: the tokenizer cannot be loaded.
+        ModelError: the tokenizer cannot be loaded, here or by a reward worker.
         PluginError: a Custom advantage estimator cannot be imported.
     """
-    tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
-    source = await asyncio.to_thread(training_source, spec, tokenizer)
-    probe = _probe(spec, source.next(spec.weight_sync.probe.sequences))
-    source = await asyncio.to_thread(training_source, spec, tokenizer)
+    job = await _Job.begin(spec, workers, reporter, sources)
+    source = await asyncio.to_thread(job.source)
     if state is not None:
         source.restore(state.source_state)
-    decode: Decode = partial(_decode, tokenizer)
-    score = _router(spec, workers).score
-    scheduler = RolloutScheduler(
-        prompts=source,
-        decode=decode,
-        engines=workers.engines,
-        score=score,
-        gate=learning_settings.staleness_gate(spec, state.step if state else 0),
-        config=_rollout_config(spec, workers),
-        next_group_id=state.next_group_id if state else 0,
-        done=state.done if state else (),
-        on_lost=partial(_log_loss, workers, reporter),
-    )
-    publisher = WeightPublisher(
-        trainers=workers.trainer.workers,
-        engines=workers.engines,
-        manifest=plan_buckets(await _weight_specs(spec, workers), spec.weight_sync.bucket_bytes),
-        transport=transport(spec.weight_sync.backend),
-        timeout_s=spec.weight_sync.timeout_seconds,
-        probe=probe,
-        on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
-        goes_on_without=partial(goes_on_without, scheduler.fleet),
-    )
+    supervisor = supervision.supervisor(spec, workers, reporter)
+    journal, recovered = await asyncio.to_thread(run_journal, spec, journal_folder, source.fingerprint, state, reporter)
+    scheduler = _scheduler(job, source, state, journal, supervisor)
+    scheduler.restore(recovered)
+    publisher = await _publisher(job, scheduler.fleet)
+    supervisor.connect(scheduler.fleet, publisher)
     parts = Parts(
         workers=workers,
         scheduler=scheduler,
         publisher=publisher,
+        supervisor=supervisor,
         batches=_batch_builder(spec, workers, state, job_folder),
-        validator=await asyncio.to_thread(_validator, spec, tokenizer, scheduler.fleet, decode, score),
+        decode=partial(decode, job.tokenizer),
+        validator=await asyncio.to_thread(job.validator, scheduler.fleet) if spec.validation.every_steps else None,
         checkpoints=store,
+        journal=journal,
         reporter=reporter,
     )
+    await gather_all(job.preparing, IO_TIMEOUT_S)
     return parts, _loop_config(spec)
-
-
-async def _weight_specs(spec: RLJobSpec, workers: JobWorkers) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Names, types and shapes of what the trainer sends."""
-    specs = await workers.trainer.workers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
-    return [(name, sync_dtype(spec).value, shape) for name, _, shape in specs]
 
 
 async def assemble_evaluation(spec: RLJobSpec, workers: JobWorkers, reporter: Reporter, sources: ModelSources = LOCAL) -> Evaluation:
@@ -125,16 +161,58 @@ async def assemble_evaluation(spec: RLJobSpec, workers: JobWorkers, reporter: Re
         DataError: of the data.
         ModelError: the tokenizer cannot be loaded.
     """
-    tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
-    fleet = EngineFleet(workers.engines, config=_rollout_config(spec, workers).fleet, on_lost=partial(_log_loss, workers, reporter))
-    validator = Validator(
+    job = await _Job.begin(spec, workers, reporter, sources)
+    supervisor = supervision.supervisor(spec, workers, reporter)
+    fleet = EngineFleet(workers.engines, config=_rollout_config(spec, workers).fleet, on_lost=supervisor.lost)
+    supervisor.connect(fleet, None)
+    validator = await asyncio.to_thread(job.validator, fleet)
+    await gather_all(job.preparing, IO_TIMEOUT_S)
+    return Evaluation(
+        workers=workers,
         fleet=fleet,
-        prompts=await asyncio.to_thread(validation_prompts, spec, tokenizer),
-        decode=partial(_decode, tokenizer),
-        score=_router(spec, workers).score,
-        config=learning_settings.validation_config(spec),
+        supervisor=supervisor,
+        validator=validator,
+        reporter=reporter,
+        decode=partial(decode, job.tokenizer),
+        router=None if job.environments is None else job.environments.router,
     )
-    return Evaluation(workers=workers, fleet=fleet, validator=validator, reporter=reporter)
+
+
+def _scheduler(
+    job: _Job, source: PromptSource | TaskOrder, state: DriverState | None, journal: Journal, supervisor: EngineSupervisor
+) -> RolloutScheduler:
+    return RolloutScheduler(
+        prompts=source,
+        engines=job.workers.engines,
+        score=job.score,
+        environments=job.environments,
+        gate=learning_settings.staleness_gate(job.spec, state.step if state else 0),
+        config=_rollout_config(job.spec, job.workers),
+        first_prompt=state.first_prompt if state else 0,
+        done=state.done if state else (),
+        log=journal,
+        on_lost=supervisor.lost,
+    )
+
+
+async def _publisher(job: _Job, fleet: EngineFleet) -> WeightPublisher:
+    """Of the trainer's weights; its probes are the first training prompts."""
+    spec, trainers = job.spec, job.workers.trainer.workers
+    prompts = (await asyncio.to_thread(job.source)).next(spec.weight_sync.probe.sequences)
+    if job.environments:
+        prompts = await episodes.first_prompts(job.workers, prompts)
+    parameters = await trainers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    sent = [(name, sync_dtype(spec).value, shape) for name, _, shape in parameters]
+    return WeightPublisher(
+        trainers=trainers,
+        engines=job.workers.engines,
+        manifest=plan_buckets(sent, spec.weight_sync.bucket_bytes),
+        transport=transport(spec.weight_sync.backend),
+        timeout_s=spec.weight_sync.timeout_seconds,
+        probe=_probe(spec, prompts),
+        on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
+        goes_on_without=partial(goes_on_without, fleet),
+    )
 
 
 def _rollout_config(spec: RLJobSpec, workers: JobWorkers) -> RolloutConfig:
@@ -143,11 +221,28 @@ def _rollout_config(spec: RLJobSpec, workers: JobWorkers) -> RolloutConfig:
 
 
 def _router(spec: RLJobSpec, workers: JobWorkers) -> RewardRouter:
-    return RewardRouter(workers.rewards, RETRIED * sum(r.timeout_seconds + REPLACED_S for r in spec.rewards))
+    shown_tokens = 2 * spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
+    judged = partial(longest_question_s, processes=len(workers.rewards), shown_tokens=shown_tokens)
+    return RewardRouter(workers.rewards, sum(RETRIED * (r.timeout_seconds + REPLACED_S) + judged(r) for r in spec.rewards))
 
 
-def _log_loss(workers: JobWorkers, reporter: Reporter, index: int, error: WorkerLostError) -> None:
-    reporter.event(f"{workers.engines[index].name} is gone, the other engines go on with its responses: {error}", Level.WARNING)
+async def _prepare_rewards(spec: RLJobSpec, workers: JobWorkers, sources: ModelSources) -> list[Pending]:
+    """Give every reward worker the judges of the job, and the driver's own tokenizer files: its node may have no folder of the model.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    model = with_folders(spec, sources.here).model
+    code = model.trust_remote_code
+    files = await asyncio.to_thread(tokenizer_files, Path(model.tokenizer_path or model.path), code=code)
+    served = {component.group.name: await _served(component.workers) for component in workers.with_role(Role.JUDGE)}
+    return [worker.start("prepare", files, code, served) for worker in workers.rewards]
+
+
+async def _served(workers: Sequence[Worker]) -> Served:
+    """The engines of a component that serves."""
+    places = await gather_all([worker.start("served") for worker in workers], IO_TIMEOUT_S)
+    return Served(urls=tuple(url for url, _ in places), api_key=places[0][1])
 
 
 def training_source(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
@@ -177,15 +272,6 @@ def validation_prompts(spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> l
     for prompt in prompts:  # where some were too long the order begins again
         seen.setdefault((prompt.source, prompt.text), prompt)
     return list(seen.values())
-
-
-def _validator(
-    spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, fleet: EngineFleet, decode: Decode, score: ScoreResponses
-) -> Validator | None:
-    if not spec.validation.every_steps:
-        return None
-    config = learning_settings.validation_config(spec)
-    return Validator(fleet=fleet, prompts=validation_prompts(spec, tokenizer), decode=decode, score=score, config=config)
 
 
 def _batch_builder(spec: RLJobSpec, workers: JobWorkers, state: DriverState | None, job_folder: Path | None) -> BatchBuilder:
@@ -225,7 +311,7 @@ def _probe(spec: RLJobSpec, prompts: Sequence[Prompt]) -> ProbeConfig:
             fail_factor=wanted.fail_factor,
             fail_after=wanted.fail_after,
         ),
-        sequences=tuple(p.token_ids[:PROBE_TOKENS] for p in prompts if len(p.token_ids) > 1),
+        sequences=tuple(tuple(p.token_ids[:PROBE_TOKENS].tolist()) for p in prompts if len(p.token_ids) > 1),
     )
 
 
@@ -236,7 +322,3 @@ def goes_on_without(fleet: EngineFleet, index: int, error: WorkerLostError) -> b
     except WorkerLostError:
         return False
     return True
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, responses: list[tuple[int, ...]]) -> list[str]:
-    return list(tokenizer.batch_decode(responses, skip_special_tokens=True))

@@ -1,13 +1,14 @@
 """Brings a job's workers up: everything between a plan and running components.
 
-Order: cluster -> models of a Hub, once per node -> workers, stage by stage -> process groups and engines in parallel -> a line on what
-confines the rewards -> device leases -> components. Where components switch, policies start first and release their devices before engines
+Order: cluster -> models of a Hub, once per node -> workers, stage by stage -> process groups and engines in parallel -> what workers say of
+their node -> device leases -> components. Where components switch, policies start first and release their devices before engines
 measure what is free there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,17 +21,19 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
-from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
+from rljob_runtime.cluster.replaceable import ReplaceableWorker
 from rljob_runtime.data import tokenizer
 from rljob_runtime.data.source import open_rows, tags_of
 from rljob_runtime.engine.registry import check_engines
 from rljob_runtime.errors import DeadlineError, SetupError, StartupDeadlineError
 from rljob_runtime.job import device_sharing, learning_settings, models, worker_settings
+from rljob_runtime.job.judge_settings import Share
 from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.models import ModelSources
 from rljob_runtime.job.roles import ROLES, WorkerContext
+from rljob_runtime.job.standby import standby_processes
 from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
 from rljob_runtime.offload.worker_group import WorkerGroup
@@ -64,7 +67,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
     installed = version("ray")
     if spec.ray_version not in (None, installed):
         raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
-    sources = models.locate(spec, earlier_commits)
+    sources = models.locate(spec, earlier_commits, retries=job_folder is None)  # a pod's network may come up late; a user waits
     model_config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
     if model_config is not None and (problems := model_problems(spec, model_config)):
         raise SpecInvalidError(problems)
@@ -72,12 +75,12 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
     for source in (*spec.data.train, *spec.data.validation):
         config = worker_settings.source_config(source)
         tags |= dict.fromkeys(tags_of(config, open_rows(config, spec.seed)), f"data source {source.name!r}")
-    rewards = [worker_settings.reward_config(reward) for reward in spec.rewards]
+    rewards = [worker_settings.reward_config(reward, Share()) for reward in spec.rewards]
     check_tags(rewards, tags)
     if job_folder is not None:
         learning_settings.check_functions(spec, job_folder)
     check_engines(spec, on_this_python=job_folder is not None)
-    functions = [reward for reward in rewards if reward.function is not None]
+    functions = [reward for reward in rewards if reward.has_function]
     if functions and job_folder is not None:
         with tempfile.TemporaryDirectory() as folder:
             RewardPool(functions, log_file=Path(folder) / "rewards.log", folder=job_folder).close()
@@ -110,18 +113,24 @@ async def launch(
         for stage in stages:
             specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders) for c in stage}
             started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
-            running |= {name: [next(started) for _ in part] for name, part in specs.items()}
+            for component in stage:
+                workers = [(next(started), s) for s in specs[component.name]]
+                running[component.name] = [w for w, _ in workers]
+                if ROLES[component.role].replaceable:
+                    standby = standby_processes(spec, plan, component.name, specs[component.name], cluster, reporter.event)
+                    running[component.name] = [ReplaceableWorker(w, s, cluster, standby.get(s.node_rank)) for w, s in workers]
             groups = [running[c.name] for c in stage if ROLES[c.role].process_group]
             await _set_up_all(groups, left_s(), float(spec.startup_deadline_seconds))
+            await asyncio.gather(*(_serve(running[c.name], left_s()) for c in stage if ROLES[c.role].serves))
             if stage is not stages[-1]:
                 await device_sharing.release_devices(spec, stage, running, left_s())
-    for component in (c for c in plan.components if c.role is Role.REWARD):
-        sandbox = await running[component.name][0].call("describe_sandbox", timeout_s=left_s())
-        reporter.event(f"{component.name}: scoring processes are kept in by {sandbox}")
+    for component in plan.components:
+        if (says := ROLES[component.role].says) is not None:
+            reporter.event(f"{component.name}: {await running[component.name][0].call(says, timeout_s=left_s())}")
     leases = device_sharing.lease_devices(spec, plan, running, read_shape(models.with_folders(spec, sources.here)), reporter.switched)
-    workers = job_workers(spec, plan, running, leases)
-    reporter.resident(workers.residency())
-    return workers
+    made = job_workers(spec, plan, running, leases)
+    reporter.resident(made.residency())
+    return made
 
 
 def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Worker]], leases: device_sharing.DeviceLeases) -> JobWorkers:
@@ -147,6 +156,7 @@ def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Wor
         scorings=description.scorings_in(spec),
         ranks_per_share=description.ranks_per_share(spec),
         checkpoint_folder=description.checkpoint_folder,
+        survivable=description.replaceable,
     )
 
 
@@ -196,6 +206,19 @@ async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_
     """Form the process group of one component and load its model."""
     host, port = await group[0].address(timeout_s)
     await gather_all([w.start("setup", host, port, collective_timeout_s) for w in group], timeout_s)
+
+
+async def _serve(workers: Sequence[Worker], timeout_s: float) -> None:
+    """Start the servers of one component, with a key of their own.
+
+    Raises:
+        ModelError: a server ended.
+        StartupDeadlineError: one does not answer within ``timeout_s``.
+    """
+    key = secrets.token_urlsafe(32)
+    places = await asyncio.gather(*(worker.address(timeout_s) for worker in workers))
+    calls = [worker.start("serve", host, port, key, timeout_s) for worker, (host, port) in zip(workers, places, strict=True)]
+    await gather_all(calls, timeout_s + SHUTDOWN_TIMEOUT_S)
 
 
 def worker_specs(

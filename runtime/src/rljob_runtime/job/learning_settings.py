@@ -60,6 +60,9 @@ def rule_config(spec: RLJobSpec, job_folder: Path | None = None) -> RuleConfig:
         job_folder=_text(job_folder),
         normalize_std=advantage.normalize_std,
         gamma=advantage.gamma,
+        episode_weight=advantage.episode_weight,
+        turn_weight=advantage.turn_weight,
+        episode_count=advantage.episode_count,
         lambda_=advantage.lambda_,
         whiten=bool(advantage.whiten),
         advantage_clip=advantage.clip,
@@ -149,6 +152,7 @@ def sampling(spec: RLJobSpec) -> Sampling:
         min_p=rollout.min_p,
         returns_mask=rollout.leaves_out_tokens,
         stop_token_ids=rollout.stop_token_ids,
+        stop_strings=rollout.stop_strings,
     )
 
 
@@ -219,6 +223,7 @@ def validation_config(spec: RLJobSpec) -> ValidationConfig:
             temperature=wanted.temperature,
             top_p=wanted.top_p,
             stop_token_ids=spec.rollout.stop_token_ids,
+            stop_strings=spec.rollout.stop_strings,
         ),
         seed=spec.seed,
         timeout_s=spec.training.step_timeout_seconds,

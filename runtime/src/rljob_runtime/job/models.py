@@ -58,27 +58,34 @@ LOCAL = ModelSources()
 """Folders only."""
 
 
-def locate(spec: RLJobSpec, earlier: Mapping[str, str]) -> ModelSources:
+def locate(spec: RLJobSpec, earlier: Mapping[str, str], *, retries: bool = True) -> ModelSources:
     """Find model and tokenizer: folders on this machine, or on the Hub.
 
     Args:
         spec: of the job.
         earlier: commits that an earlier attempt of the run used, from :func:`recorded`.
+        retries: of a Hub that cannot be reached, see :func:`~rljob_runtime.hub.resolve.resolve`.
 
     Raises:
         ModelError: one of them is not to be had.
     """
     models: list[HubModel] = []
     here: dict[str, str] = {}
-    for path, name in _named(spec).items():
-        if not is_hub_id(path):
-            _check_folder(spec, path, name)
+    for named in _named(spec):
+        if not is_hub_id(named.path):
+            _check_folder(named)
             continue
-        is_model = path == spec.model.path
-        revision = earlier.get(path) or (spec.model.revision if is_model else None)
-        model, folder = resolve(path, revision, field=name, weights=is_model, code=spec.model.trust_remote_code)
+        model, folder = resolve(
+            named.path,
+            earlier.get(named.path) or named.revision,
+            field=named.field,
+            revision_field=named.revision_field,
+            weights=named.is_model,
+            code=spec.model.trust_remote_code,
+            retries=retries,
+        )
         models.append(model)
-        here[path] = str(folder)
+        here[named.path] = str(folder)
     return ModelSources(models=tuple(models), here=here)
 
 
@@ -101,16 +108,17 @@ def record(folder: Path, spec: RLJobSpec, sources: ModelSources) -> None:
         RuntimeFault: it cannot be written.
     """
     if sources.models:
-        kept = {"revision": spec.model.revision, "commits": sources.commits}
+        kept = {"revisions": _revisions(spec), "commits": sources.commits}
         replace_text(folder / RECORD, json.dumps(kept, indent=2) + "\n", "the commits of the models")
 
 
 def recorded(folder: Path, spec: RLJobSpec) -> dict[str, str]:
-    """Commits by repository that the run in ``folder`` used; none where it asked for another revision, or there is no such run."""
+    """Commits by repository that the run in ``folder`` used, of those whose revision it asked for too; none where there is no such run."""
     try:
         kept = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return dict(kept["commits"]) if kept["revision"] == spec.model.revision else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        asked: dict[str, str | None] = kept["revisions"]
+        return {repo: commit for repo, commit in kept["commits"].items() if _revisions(spec).get(repo) == asked[repo]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
@@ -152,33 +160,54 @@ async def download(
         cluster.end_workers(workers)
 
 
-def _named(spec: RLJobSpec) -> dict[str, str]:
-    """What the spec names, and by which field; the model comes first."""
-    named = {spec.model.path: "spec.model.path"}
-    if spec.model.tokenizer_path is not None:
-        named.setdefault(spec.model.tokenizer_path, "spec.model.tokenizerPath")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """A folder or repository that the spec names."""
+
+    path: str
+    revision: str | None
+    field: str
+    """That names it."""
+    revision_field: str
+    is_model: bool = False
+    """Whether its weights are used."""
+
+
+def _named(spec: RLJobSpec) -> list[_Named]:
+    """The model, and the tokenizer where it lies elsewhere."""
+    model = spec.model
+    named = [_Named(path=model.path, revision=model.revision, field="spec.model.path", revision_field="spec.model.revision", is_model=True)]
+    path, revision = model.tokenizer_path, model.tokenizer_revision
+    if path is not None and path != model.path:
+        named.append(_Named(path=path, revision=revision, field="spec.model.tokenizerPath", revision_field="spec.model.tokenizerRevision"))
     return named
 
 
-def _check_folder(spec: RLJobSpec, path: str, name: str) -> None:
-    folder, is_model = Path(path), path == spec.model.path
+def _revisions(spec: RLJobSpec) -> dict[str, str | None]:
+    """What is asked for, by repository."""
+    return {named.path: named.revision for named in _named(spec)}
+
+
+def _check_folder(named: _Named) -> None:
+    folder = Path(named.path)
     if not folder.exists():
         raise ModelError(
-            f"{name} {path!r}: no such folder here ({Path.cwd()}), and no Hub id, which is owner/name; mount the volume that holds it, or "
-            "correct the path"
+            f"{named.field} {named.path!r}: no such folder here ({Path.cwd()}), and no Hub id, which is owner/name; mount the volume that "
+            "holds it, or correct the path"
         )
-    if not (folder / "config.json").is_file() and is_model:
-        raise ModelError(f"{path} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
-    if spec.model.revision is not None and is_model:
+    if not (folder / "config.json").is_file() and named.is_model:
+        raise ModelError(f"{folder} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
+    if named.revision is not None:
         raise ModelError(
-            f"spec.model.revision {spec.model.revision!r}: {name} {path} is a folder here, which has no revisions; remove the field, or "
-            "write a Hub id as the path"
+            f"{named.revision_field} {named.revision!r}: {named.field} {folder} is a folder here, which has no revisions; remove the "
+            "field, or write a Hub id as the path"
         )
 
 
 def _nodes_with_models(plan: Plan) -> list[int]:
-    """Ranks of nodes with a process that loads the model: those whose state takes memory of a device."""
-    return sorted({p.node_rank for c in plan.components if ROLES[c.role].state_kinds for p in c.processes})
+    """Ranks of nodes with a process that loads the model, because its state takes memory of a device, or reads files of it."""
+    reading = [c for c in plan.components if ROLES[c.role].state_kinds or ROLES[c.role].reads_model]
+    return sorted({p.node_rank for c in reading for p in c.processes})
 
 
 def _worker(sources: ModelSources, spec: RLJobSpec, plan: Plan, rank: int) -> WorkerSpec:

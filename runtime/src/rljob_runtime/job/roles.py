@@ -18,11 +18,16 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_runtime.engine.registry import engine_worker
 from rljob_runtime.engine.residence import ENGINE_KINDS
+from rljob_runtime.engine.vllm.server_settings import vllm_server
+from rljob_runtime.environments.config import WorkerConfig
 from rljob_runtime.job import learning_settings, worker_settings
+from rljob_runtime.job.judge_settings import JUDGED_CALLS, share_of
 from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
 from rljob_runtime.loop.workers import Scoring
 from rljob_runtime.offload.states import StateKind
 
+ENVIRONMENT_CALLS = 4
+"""Answered at the same time by an environment worker: a submission beside a collection that waits, metrics, the end."""
 FROZEN_KINDS = frozenset({StateKind.PARAMS, StateKind.OTHER})
 TRAINED_KINDS = FROZEN_KINDS | {StateKind.GRADS, StateKind.OPTIMIZER}
 
@@ -104,8 +109,17 @@ class RoleDescription:
     """Forward passes that it can make over a step's samples, and whether a job asks for them."""
     ranks_per_share: Callable[[RLJobSpec], int] = lambda spec: 1
     """Neighboring ranks that compute one data-parallel share together."""
+    reads_model: bool = False
+    """Whether its workers read files of the model's folder though they hold no state of it, such as the tokenizer."""
+    replaceable: bool = False
+    """Whether another process can take the place of a lost worker while the others go on: what it holds is elsewhere, or can begin again.
+    Where nothing replaces it, other workers of the role take over."""
+    serves: bool = False
+    """Whether its workers serve HTTP (``serve``) to others of the job, with a key of their component."""
     closes: bool = False
     """Whether its workers end processes of their own, and are asked to (``close``) before they are ended."""
+    says: str | None = None
+    """Method of a worker that returns a line about what it found on its node, for the run's events; asked of the first one."""
 
     @property
     def trains(self) -> bool:
@@ -157,12 +171,35 @@ def _engine_settings(context: WorkerContext) -> WorkerSettings:
 
 
 def _reward_settings(context: WorkerContext) -> WorkerSettings:
+    share = share_of(context.plan, context.component.name, context.process.rank)
     kwargs = {
-        "configs": [worker_settings.reward_config(reward) for reward in context.spec.rewards],
+        "configs": [worker_settings.reward_config(reward, share) for reward in context.spec.rewards],
         "folder": context.job_folder,
         "log_file": context.log_dir / f"{context.component.name}-{context.process.rank}.log",
     }
-    return WorkerSettings(factory="rljob_runtime.rewards.pool:RewardPool", kwargs=kwargs)
+    concurrency = JUDGED_CALLS if any(reward.judge is not None for reward in context.spec.rewards) else 1
+    return WorkerSettings(factory="rljob_runtime.rewards.worker:RewardWorker", kwargs=kwargs, concurrency=concurrency)
+
+
+def _server_settings(context: WorkerContext) -> WorkerSettings:
+    component = worker_settings.component_spec(context.spec, context.component.name)
+    log_file = context.log_dir / f"{component.name}-{context.process.rank}-server.log"
+    server = vllm_server(context.spec, component, on_cpu=context.on_cpu, num_threads=context.num_threads, log_file=log_file)
+    return WorkerSettings(factory=server.factory, kwargs=server.kwargs, environment=server.env)
+
+
+def _environment_settings(context: WorkerContext) -> WorkerSettings:
+    model = context.spec.model
+    config = WorkerConfig(
+        environments=tuple(worker_settings.environment_config(context.spec, e, Path.cwd()) for e in context.spec.environments),
+        tokenizer_path=model.tokenizer_path or model.path,
+        trust_remote_code=model.trust_remote_code,
+        job_folder=context.job_folder,
+        log_dir=context.log_dir / f"{context.component.name}-{context.process.rank}",
+        startup_timeout_s=context.spec.startup_deadline_seconds,
+    )
+    factory = "rljob_runtime.environments.worker:EnvironmentWorker"
+    return WorkerSettings(factory=factory, kwargs={"config": config}, concurrency=ENVIRONMENT_CALLS)
 
 
 ROLES: Mapping[Role, RoleDescription] = {
@@ -205,7 +242,10 @@ ROLES: Mapping[Role, RoleDescription] = {
         rederived_kinds=frozenset({StateKind.PARAMS}),
         lease=LeaseUnit.PROCESS,
         phase="generation for step {step}",
+        replaceable=True,
     ),
-    Role.REWARD: RoleDescription(settings=_reward_settings, closes=True),
+    Role.REWARD: RoleDescription(settings=_reward_settings, closes=True, says="describe_sandbox"),
+    Role.JUDGE: RoleDescription(settings=_server_settings, serves=True, closes=True),
+    Role.ENVIRONMENT: RoleDescription(settings=_environment_settings, closes=True, reads_model=True, replaceable=True),
 }
 """Every role that a job may have today; a test compares it with what validation admits."""

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rljob_api.planning import environment
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
@@ -17,11 +18,21 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
 from rljob_api.v1alpha1.data import Reward as RewardSpec
+from rljob_api.v1alpha1.environments import Environment, Harness
+from rljob_api.v1alpha1.learning import Rollout
 from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_api.vocabulary import HarnessSampling, PromptHistory
 from rljob_runtime.cluster.protocol import Interpreter
 from rljob_runtime.data.config import JsonlSource, PromptFormat, ReasoningGymSource, SourceConfig
+from rljob_runtime.environments.builtin import CONVERSATIONS
+from rljob_runtime.environments.codec import PromptSettings
+from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig, Isolation
+from rljob_runtime.environments.endpoint.requests import JobSampling
+from rljob_runtime.environments.turn_prompts import Memory
 from rljob_runtime.job import learning_settings
+from rljob_runtime.job.judge_settings import Share, judge_config
 from rljob_runtime.offload.states import StateKind
+from rljob_runtime.overlap.episodes import EnvironmentRules
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
 
@@ -167,8 +178,8 @@ def prompt_format(spec: RLJobSpec) -> PromptFormat:
     return PromptFormat(prompt_template=prompt.template, chat_template=prompt.chat_template, system_prompt=prompt.system or None)
 
 
-def reward_config(reward: RewardSpec) -> RewardConfig:
-    """One reward."""
+def reward_config(reward: RewardSpec, share: Share) -> RewardConfig:
+    """One reward, as the reward process with this share of the judges' limits computes it."""
     return RewardConfig(
         name=reward.name,
         type=reward.type,
@@ -178,6 +189,7 @@ def reward_config(reward: RewardSpec) -> RewardConfig:
         extraction=reward.extraction,
         function=reward.function,
         params=reward.parameters,
+        judge=None if reward.judge is None else judge_config(reward.judge, share),
         sources=reward.sources,
         on_error=_score_or_none(reward.on_error),
         on_timeout=_score_or_none(reward.on_timeout),
@@ -185,6 +197,79 @@ def reward_config(reward: RewardSpec) -> RewardConfig:
         processes=reward.processes,
         read_paths=reward.read_paths,
         memory_bytes=reward.memory_bytes,
+    )
+
+
+def environment_config(spec: RLJobSpec, environment: Environment, data_folder: Path) -> EnvironmentConfig:
+    """One environment; an episode has as many tokens as engines have room for. Relative paths of its files are below ``data_folder``."""
+    prompt, rollout = environment.prompt, spec.rollout
+    return EnvironmentConfig(
+        name=environment.name,
+        type=environment.type,
+        parameters=_with_paths(environment, data_folder),
+        prompt=PromptSettings(
+            chat_template=prompt.chat_template,
+            system=prompt.system,
+            instruction=prompt.instruction,
+            turn=prompt.turn,
+            memory=Memory(turns=prompt.memory_turns, kind=prompt.memory) if prompt.history is PromptHistory.TURN else None,
+        ),
+        max_turns=environment.max_turns,
+        max_tokens_per_turn=environment.max_tokens_per_turn or rollout.max_response_tokens,
+        max_episode_tokens=rollout.max_prompt_tokens + rollout.max_response_tokens,
+        step_timeout_s=environment.step_timeout_seconds,
+        episode_timeout_s=environment.episode_timeout_seconds,
+        format_penalty=environment.rewards.format_penalty,
+        isolation=Isolation(
+            network=environment.network,
+            processes=environment.processes,
+            read_paths=environment.read_paths,
+            memory_bytes=environment.memory_bytes,
+            max_processes=environment.max_processes,
+            episodes_per_process=environment.episodes_per_process,
+        ),
+        harness=None if environment.harness is None else _harness_config(environment.harness, rollout, data_folder),
+    )
+
+
+def _harness_config(harness: Harness, rollout: Rollout, folder: Path) -> HarnessConfig:
+    """A program; relative paths are below ``folder``, whatever a worker's working folder is."""
+    return HarnessConfig(
+        command=harness.command,
+        working_folder=None if harness.working_folder is None else folder / harness.working_folder,
+        variables={variable.name: variable.value or "" for variable in harness.env},
+        tasks=None if harness.tasks is None else folder / harness.tasks,
+        reward=harness.reward,
+        sampling=JobSampling(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k or 0,
+            min_p=rollout.min_p,
+            replaces=harness.sampling is HarnessSampling.JOB,
+        ),
+    )
+
+
+def _with_paths(environment: Environment, folder: Path) -> Mapping[str, Any]:
+    """Parameters whose paths hold in any process."""
+    parameters = dict(environment.parameters)
+    if environment.type not in CONVERSATIONS:
+        return parameters
+    if parameters.get("path") is not None:
+        parameters["path"] = str(folder / parameters["path"])
+    if "tools" in parameters:
+        parameters["tools"] = [
+            tool | {"corpus": str(folder / tool["corpus"])} if tool.get("corpus") else tool for tool in parameters["tools"]
+        ]
+    return parameters
+
+
+def environment_rules(environment: Environment, stop_token_ids: tuple[int, ...]) -> EnvironmentRules:
+    """What the driver needs to know of an environment."""
+    return EnvironmentRules(
+        stop_token_ids=stop_token_ids,
+        on_error=_score_or_none(environment.rewards.on_error),
+        own_prompts=environment.prompt.history is PromptHistory.TURN,
     )
 
 
@@ -204,8 +289,8 @@ def devices_in_words(plan: Plan) -> str:
 def spec_fingerprint(spec: RLJobSpec) -> str:
     """Changes when something changes that a resumed run must not see changed; steps and operations may."""
     trainer = [c.model_dump(mode="json") for c in spec.components if c.role is Role.TRAINER]
-    rollout = spec.rollout.model_dump(mode="json", exclude={"stall_timeout_seconds"})
-    parts: Mapping[str, object] = {
+    rollout = spec.rollout.model_dump(mode="json", exclude={"stall_timeout_seconds", "max_engine_restarts", "standby_processes"})
+    parts: dict[str, object] = {
         "model": spec.model.model_dump(mode="json"),
         "data": spec.data.model_dump(mode="json"),
         "rewards": [r.model_dump(mode="json") for r in spec.rewards],
@@ -214,6 +299,8 @@ def spec_fingerprint(spec: RLJobSpec) -> str:
         "critic": learning_settings.has_critic(spec),
         "seed": spec.seed,
     }
+    if spec.environments:
+        parts["environments"] = [e.model_dump(mode="json") for e in spec.environments]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -13,28 +13,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_runtime.cluster.protocol import gather_all
+from rljob_runtime.loop.sharing import by_worker, sent
 from rljob_runtime.loop.workers import Component, JobWorkers, Scoring
 from rljob_runtime.overlap.arrange import StepSamples, arrange
-from rljob_runtime.overlap.batching import BatchingConfig, gather_scores, score_batches, split, train_batches
+from rljob_runtime.overlap.batching import Batches, BatchingConfig, gather_scores, score_batches, split, train_batches
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
-from rljob_runtime.records import FloatArray, TrainBatch
+from rljob_runtime.records import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What the workers train on."""
 
-    policy: list[list[TrainBatch]]
-    """By data-parallel rank, then by update; no updates where everything was left out."""
-    critic: list[list[TrainBatch]]
-    """By rank of the critic; empty without one."""
+    policy: list[Any]
+    """By data-parallel rank its batches, by update, or what was shared with it in their place where they are large; no updates where
+    everything was left out."""
+    critic: list[Any]
+    """The same by rank of the critic; empty without one."""
     metrics: dict[str, float]
+
+    def clear(self) -> None:
+        """Let go of the batches one by one."""
+        for shares in (self.policy, self.critic):
+            while shares:
+                shares.pop()
 
 
 class BatchBuilder:
@@ -61,18 +70,22 @@ class BatchBuilder:
         Raises:
             DeadlineError: a forward pass took too long.
         """
-        step = await self._scored(arrange(groups, version))
+        step = [await self._scored(await asyncio.to_thread(arrange, groups, version))]
+        return await asyncio.to_thread(lambda: self._prepare(step.pop()))
+
+    def _prepare(self, step: StepSamples) -> Prepared:
+        """Apply the rule, write and send the batches; in a thread: a large step takes seconds, and so does letting go of its arrays."""
         outcome = self._rule.apply(step)
         policy = train_batches(step, split(step, self.batching), outcome, self.batching)
         metrics = outcome.metrics
         if policy.skipped_updates:
             metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates * self.batching.epochs)}
-        critic: list[list[TrainBatch]] = []
+        critic: list[Any] = []
         if self._workers.critic is not None:
             config = replace(self.batching, num_ranks=len(self._workers.critic.workers))
             unmasked = replace(step, sampling_mask=None)  # values are no log-probs
-            critic = train_batches(unmasked, split(unmasked, config), outcome, config).by_rank
-        return Prepared(policy=policy.by_rank, critic=critic, metrics=metrics)
+            critic = _sent_by_rank(self._workers.critic, train_batches(unmasked, split(unmasked, config), outcome, config))
+        return Prepared(policy=_sent_by_rank(self._workers.trainer, policy), critic=critic, metrics=metrics)
 
     async def _scored(self, step: StepSamples) -> StepSamples:
         """The samples with the results of every forward pass that the job asks for."""
@@ -86,12 +99,17 @@ class BatchBuilder:
         """One forward pass over all samples, shared out over the workers; every rank takes part, for it holds collectives."""
         workers, together = component.workers, component.ranks_per_share
         settings = (self.batching.temperature,) if scoring.takes_sampling else ()
-        batches = score_batches(step, len(workers) // together, self.batching)
-        shares = [batches[rank // together] for rank in range(len(workers))]
+        batches = await asyncio.to_thread(score_batches, step, len(workers) // together, self.batching)
         masked = scoring.takes_sampling and step.sampling_mask is not None
-        calls = [
-            w.start(scoring.method, b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ()))
-            for w, b in zip(workers, shares, strict=True)
-        ]
+        arguments = await by_worker(
+            workers, [(b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ())) for b in batches]
+        )
+        calls = [w.start(scoring.method, *given) for w, given in zip(workers, arguments, strict=True)]
         answers = await gather_all(calls, self._timeout_s)
-        return gather_scores(step, batches, answers[::together])
+        return await asyncio.to_thread(gather_scores, step, batches, answers[::together])
+
+
+def _sent_by_rank(component: Component, batches: Batches) -> list[Any]:
+    """Batches of each data-parallel rank, written and sent one rank after the other: one rank's arrays are here at a time."""
+    workers, together = component.workers, component.ranks_per_share
+    return [sent(workers[rank * together], batches.of_rank(rank)) for rank in range(batches.config.num_ranks)]

@@ -31,9 +31,10 @@ class DriverState:
 
     step: int
     """Steps trained; also the weights version."""
-    next_group_id: int
     source_state: Mapping[str, object]
     """Position of the prompt source, at or before the oldest prompt that is not done."""
+    first_prompt: int
+    """Index of the first prompt that it gives from there."""
     done: tuple[int, ...]
     """Indexes of prompts after that position that were trained or dropped already."""
     rule_state: Mapping[str, object]

@@ -6,7 +6,7 @@
                            v
       PromptSource -> RolloutScheduler -> engines ----- completions -----> reward workers
                           ^                                                     |
-                 advance(version)                                               v
+                 advance(version)        (agentic jobs: environment workers)    v
                           |                                             TrajectoryBuffer
       engines <- WeightPublisher <- trainer, critic <- BatchBuilder <- take(B) -+
                           |
@@ -25,39 +25,48 @@
 
 Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. With more, engines go on while the trainer
 works, but for those on its own devices (partial-device mode). A checkpoint remembers which prompts were not trained yet, and counts
-once the step's metrics are on disk.
+once the step's metrics are on disk. What was finished since is in the journal: a restarted driver trains the same batches again, then
+what waited, and has only the rest generated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from rljob_runtime.cluster.host import collect_settled
 from rljob_runtime.cluster.protocol import gather_all
 from rljob_runtime.errors import Interrupted, WorkerLostError
+from rljob_runtime.journal.writing import Journal, NoJournal
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
-from rljob_runtime.loop.step_metrics import group_metrics, rollout_metrics
+from rljob_runtime.loop.step_metrics import generated_tokens, group_metrics, rollout_metrics
+from rljob_runtime.loop.supervisor import EngineSupervisor
+from rljob_runtime.loop.updates import Updates
 from rljob_runtime.loop.watching import run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.overlap.scheduler import RolloutScheduler
-from rljob_runtime.overlap.validation import Validator
-from rljob_runtime.records import StepRecord
-from rljob_runtime.report import Level, Reporter
+from rljob_runtime.overlap.scheduler import RolloutCounters, RolloutScheduler
+from rljob_runtime.overlap.validation import Validated, Validator
+from rljob_runtime.records import StepRecord, Trajectory
+from rljob_runtime.report import Decode, Level, Reporter
 from rljob_runtime.weightsync.probe import ProbeReport
 from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0
 """Deadline of writing or reading a checkpoint or a model on the trainer's side."""
+LOOK_S = 1.0
+"""How often a wait for a validation looks whether engines are left."""
 NO_DEADLINE_S = 366 * 24 * 3600.0
 """Stands for no ``activeDeadlineSeconds``."""
+
+HAND_OUT_PASSES = 3
+"""Passes of the event loop from ``advance`` to the engines' calls: admission, the outbox of an engine, its ``submit``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +92,13 @@ class Parts:
     workers: JobWorkers
     scheduler: RolloutScheduler
     publisher: WeightPublisher
+    supervisor: EngineSupervisor
     batches: BatchBuilder
+    decode: Decode
+    """For the few responses that the report shows."""
     validator: Validator | None = None
     checkpoints: Checkpoints
+    journal: Journal = field(default_factory=NoJournal)
     reporter: Reporter
 
 
@@ -141,12 +154,13 @@ class Driver:
         """``stop`` asks for an orderly end: the step under way is finished or dropped, then a checkpoint is written."""
         self._parts = parts
         self._config = config
+        self._updates = Updates(workers=parts.workers, step_timeout_s=config.step_timeout_s, critic_warmup_steps=config.critic_warmup_steps)
         self._start_step = start_step
         self._stop = stop
         self._step = start_step
         self._saved_step = start_step if start_step else -1
         self._step_ended_s = 0.0
-        self._validating: asyncio.Task[dict[str, float]] | None = None
+        self._validating: asyncio.Task[Validated] | None = None
 
     async def run(self) -> None:
         """Train to the last step.
@@ -157,24 +171,19 @@ class Driver:
         """
         try:
             with lease_owner("driver"):  # phases follow each other, and the leases of one phase belong together
-                watching = watch_workers(self._parts.workers, self._lose_engine)
-                await run_beside(self._train(), [self._parts.scheduler.run(), watching])
+                watching = watch_workers(self._parts.workers.indispensable)
+                await run_beside(self._train(), [self._parts.scheduler.run(), self._parts.supervisor.run(), watching])
         finally:
             if self._validating is not None:
                 self._validating.cancel()
+            await asyncio.to_thread(self._parts.journal.close)
 
     async def _train(self) -> None:
         await self._publish_first()
         self._step_ended_s = time.monotonic()
         while self._step < self._config.total_steps:
             outcome = _Outcome()
-            async with self._generating():
-                self._begin_validation()
-                groups = await self._take()
-                outcome.taken_s = time.monotonic()
-                if groups is not None and self._leased_engines:
-                    outcome.probe = await self._probe(self._step)
-                    outcome.validated = await self._end_validation()
+            groups = await self._generate(outcome)
             if groups is None:
                 await self._save()
                 raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
@@ -182,6 +191,30 @@ class Driver:
         async with self._generating():
             await self._probe(self._step)
         await self._save()
+
+    async def _generate(self, outcome: _Outcome) -> list[Group] | None:
+        """The next batch, or None when the run is to stop.
+
+        Engines give up their devices half-way, with what they have sampled, when one of them has to be replaced on devices that it shares.
+        """
+        groups: list[Group] | None = None
+        while True:
+            async with self._generating():
+                self._begin_validation()
+                if groups is None:
+                    groups = await self._take()
+                    outcome.taken_s = time.monotonic()
+                if groups is None and self._stop.is_set():
+                    return None
+                if groups is None:
+                    continue
+                if not self._leased_engines:
+                    return groups
+                outcome.probe = await self._probe(self._step)
+                validated = await self._end_validation()
+                if validated is not None:
+                    outcome.validated = validated
+                    return groups
 
     @property
     def _leased_engines(self) -> tuple[int, ...]:
@@ -192,25 +225,61 @@ class Driver:
     async def _generating(self) -> AsyncIterator[None]:
         """All engines can answer inside the block; afterwards those that share devices with others run nothing."""
         scheduler = self._parts.scheduler
-        async with self._parts.workers.generating(self._step + 1):
+        async with AsyncExitStack() as leases:
+            while True:
+                if self._parts.supervisor.wanted.is_set():
+                    await self._publish(self._step, again=True)  # others dropped their weights when they left the devices for it
+                try:
+                    await leases.enter_async_context(self._parts.workers.generating(self._step + 1))
+                    break
+                except WorkerLostError as error:
+                    if not self._parts.supervisor.replaces(error):
+                        raise
             scheduler.resume(self._leased_engines)
             yield
             await scheduler.pause(self._leased_engines, f"training of step {self._step + 1}", at_once=self._stop.is_set())
+        await self._parts.supervisor.free_devices()
 
     async def _publish_first(self) -> None:
         """Serve the starting weights, so that a resumed run samples from what it resumed."""
         with self._parts.reporter.phase("first weight sync"):
             await self._publish(self._step)
         self._parts.scheduler.open()
+        await self._begin_generating()
 
-    async def _publish(self, version: int) -> SyncReport:
-        """Serve the trainer's weights, and have the trainer score the probes under them."""
-        async with self._parts.workers.syncing(version), self._parts.scheduler.updating(f"weights v{version}"):
-            report = await self._parts.publisher.publish(version)
-            self._parts.publisher.expect()
-            if self._leased_engines:
-                await self._parts.publisher.expected()
-        return report
+    async def _publish(self, version: int, *, again: bool = False) -> SyncReport:
+        """Serve the trainer's weights; where engines share its devices, have it score the probes while it holds them.
+
+        ``again``: they are not new.
+
+        Engines on shared devices that were lost come back before it, for only then nobody uses these devices.
+        """
+        parts = self._parts
+        while True:
+            await parts.supervisor.restore()
+            updating = nullcontext() if again else parts.scheduler.updating(f"weights v{version}")
+            try:
+                async with parts.workers.syncing(version), updating:
+                    report = await parts.publisher.publish(version)
+                    if self._leased_engines:
+                        parts.publisher.expect()
+                        await parts.publisher.expected()
+            except WorkerLostError as error:
+                if not parts.supervisor.replaces(error):
+                    raise
+            else:
+                return report
+
+    async def _begin_generating(self) -> None:
+        """Let admitted prompts reach the engines; only then the trainer scores the probes, and whatever follows takes this process's time.
+
+        Engines that share devices are still paused: nothing is handed out before they can take their share.
+        """
+        if self._leased_engines:
+            return
+        for _ in range(HAND_OUT_PASSES):
+            await asyncio.sleep(0)
+        self._parts.publisher.expect()
 
     async def _probe(self, version: int) -> ProbeReport | None:
         """What the probe of ``version`` found, when it is due; suspect engines are reported."""
@@ -220,7 +289,7 @@ class Driver:
         return report
 
     async def _take(self) -> list[Group] | None:
-        """The next batch, or None when the run is to stop."""
+        """The next batch, or None when the run is to stop or an engine needs its shared devices to itself."""
         take = asyncio.ensure_future(
             self._parts.scheduler.buffer.take(
                 self._config.groups_per_step,
@@ -229,15 +298,15 @@ class Driver:
                 what=f"batch of step {self._step + 1}",
             )
         )
-        stopped = asyncio.ensure_future(self._stop.wait())
+        breaks = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._parts.supervisor.wanted)]
         try:
-            await asyncio.wait({take, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if self._stop.is_set():
+            await asyncio.wait({take, *breaks}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set() or not take.done():
                 return None
             return take.result()
         finally:
-            take.cancel()
-            stopped.cancel()
+            for task in (take, *breaks):
+                task.cancel()
 
     async def _train_on(self, groups: list[Group], outcome: _Outcome) -> None:
         """One step: score, train, checkpoint when due, publish, let the next batch begin, report.
@@ -251,9 +320,10 @@ class Driver:
             probing = asyncio.ensure_future(self._probe(version))
         prepared = await self._parts.batches.build(groups, version)
         times.scored_s = time.monotonic()
-        critic = await self._train_critic(prepared, version)
+        critic = await self._updates.begin_critic(prepared, version)
         async with self._parts.workers.trainer.leased(version + 1):
-            outcome.trained = await self._update(prepared, critic, version)
+            await self._parts.publisher.retire()
+            outcome.trained = await self._updates.train(prepared, critic, version)
             if probing is not None:
                 outcome.probe = await probing
             times.trained_s = time.monotonic()
@@ -263,47 +333,25 @@ class Driver:
         due = every and self._step % every == 0 and self._step < self._config.total_steps
         checkpoint = await self._write_checkpoint() if due else None
         times.saved_s = time.monotonic()
-        outcome.validated |= await self._end_validation()  # each version is validated whole
+        outcome.validated |= await self._end_validation() or {}  # each version is validated whole
         times.validated_s = time.monotonic()
         outcome.sync = await self._publish(self._step)
         times.synced_s = self._step_ended_s = time.monotonic()
         self._parts.scheduler.advance(self._step)
+        await self._begin_generating()
         if self._step == self._config.total_steps and (last := await self._validate_last()):
             if outcome.validated:  # a row has one version
                 values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(outcome.validated.items()))
                 self._parts.reporter.event(f"validation before the last step: {values}")
             outcome.validated = last
-        self._report(groups, outcome, prepared, times)
+        await self._report(groups, outcome, prepared, times)
+        fleet = self._parts.scheduler.fleet
+        await asyncio.to_thread(_let_go, groups, prepared, fleet.num_running + fleet.num_waiting)
         await self._complete(checkpoint)
-
-    async def _train_critic(self, prepared: Prepared, version: int) -> asyncio.Future[list[Any]] | None:
-        """Begin the critic's update; ended already where it computes on devices that the trainer uses, too."""
-        critic = self._parts.workers.critic
-        if critic is None or not prepared.critic[0]:
-            return None
-        async with critic.leased(version + 1):
-            calls = [w.start("train_step", share, version) for w, share in zip(critic.workers, prepared.critic, strict=True)]
-            update = asyncio.ensure_future(gather_all(calls, self._config.step_timeout_s))
-            if critic.group.shares_devices:
-                await update
-        return update
-
-    async def _update(self, prepared: Prepared, critic: asyncio.Future[list[Any]] | None, version: int) -> dict[str, float]:
-        """Train the policy beside the critic; metrics of both. Nothing is trained where everything was left out."""
-        metrics: dict[str, float] = {}
-        policy = prepared.policy
-        done = version - self._config.critic_warmup_steps  # the policy's own steps: its learning rate warms up from its first update on
-        if policy[0] and done >= 0:
-            trainer = self._parts.workers.trainer
-            calls = [w.start("train_step", policy[i // trainer.ranks_per_share], done) for i, w in enumerate(trainer.workers)]
-            metrics |= (await gather_all(calls, self._config.step_timeout_s))[0]
-        if critic is not None:
-            metrics |= (await critic)[0]
-        return metrics
 
     def _begin_validation(self) -> None:
         """Validate the weights just published, when due, beside whatever follows."""
-        if self._parts.validator is not None and self._validation_due:
+        if self._parts.validator is not None and self._validation_due and self._validating is None:
             self._validating = asyncio.ensure_future(self._parts.validator.run(self._step))
 
     @property
@@ -311,27 +359,50 @@ class Driver:
         validator = self._parts.validator
         return validator is not None and validator.config.due(self._step, last=self._config.total_steps)
 
-    async def _end_validation(self) -> dict[str, float]:
-        """Metrics of the validation under way; empty when there is none."""
+    async def _end_validation(self) -> dict[str, float] | None:
+        """Metrics of the validation under way; empty when there is none, or none can end; None: an engine has to be replaced first."""
         if self._validating is None:
             return {}
+        parts = self._parts
+        while not self._validating.done():
+            await asyncio.wait({self._validating}, timeout=LOOK_S)
+            if self._validating.done():
+                break
+            if parts.supervisor.wanted.is_set():
+                return None
+            if parts.publisher.is_awaited and not parts.scheduler.fleet.serves:
+                self._validating.cancel()
+                self._validating = None
+                lost = "the last engine was lost, and the trainer has newer weights already"
+                parts.reporter.event(f"the validation under way is given up: {lost}", Level.WARNING)
+                return {}
         validating, self._validating = self._validating, None
-        return await validating
+        return (await validating).metrics
 
     async def _validate_last(self) -> dict[str, float]:
         """Metrics of the last weights, for the record of the last step."""
         if not self._validation_due:
             return {}
-        async with self._generating():
-            self._begin_validation()
-            return await self._end_validation()
+        while True:
+            async with self._generating():
+                self._begin_validation()
+                metrics = await self._end_validation()
+            if metrics is not None:
+                return metrics
 
-    def _report(self, groups: list[Group], outcome: _Outcome, prepared: Prepared, times: _Times) -> None:
+    async def _report(self, groups: list[Group], outcome: _Outcome, prepared: Prepared, times: _Times) -> None:
         reporter, counters = self._parts.reporter, self._parts.scheduler.take_counters()
+        self._parts.journal.reported(self._step)
+        if problem := self._parts.journal.take_problem():
+            reporter.event(problem, Level.WARNING)
         times.generated_s = min(max(counters.last_completion_s, times.started_s), times.taken_s)
-        metrics = group_metrics(groups, trainer_version=self._step - 1) | outcome.trained | prepared.metrics | outcome.validated
-        metrics |= times.metrics() | rollout_metrics(groups, counters) | self._parts.workers.take_metrics()
-        metrics["rollout/tokens_per_s"] = metrics["rollout/tokens"] / max(metrics["time/step_s"], 1e-9)
+        found, became, tokens = await asyncio.to_thread(_look_at, groups, counters, self._step - 1)
+        metrics = found | outcome.trained | prepared.metrics | outcome.validated
+        metrics |= times.metrics() | became | self._parts.workers.take_metrics()
+        metrics |= self._parts.supervisor.take_metrics()
+        if (environments := self._parts.scheduler.environments) is not None:
+            metrics |= environments.take_metrics()
+        metrics["rollout/tokens_per_s"] = tokens / max(metrics["time/step_s"], 1e-9)
         metrics["overlap/trainer_idle_fraction"] = (times.taken_s - times.started_s) / max(metrics["time/step_s"], 1e-9)
         metrics["overlap/engine_busy_fraction"] = self._parts.scheduler.fleet.take_busy_fraction()
         if outcome.sync is not None:
@@ -347,7 +418,7 @@ class Driver:
             if end_s > start_s:
                 reporter.span(lane, phase, start_s, end_s, self._step)
         reporter.record(StepRecord(step=self._step, version=self._step, metrics=metrics))
-        reporter.trajectories(self._step, [t for g in groups for t in g.trajectories])
+        await asyncio.to_thread(lambda: reporter.trajectories(self._step, _trajectories(groups), self._parts.decode, counters.failed))
 
     async def _save(self) -> None:
         """Checkpoint the last finished step, once; nothing where none are kept."""
@@ -366,10 +437,11 @@ class Driver:
                     await gather_all([w.start("save_checkpoint", path) for w in component.workers], IO_TIMEOUT_S)
         scheduler = self._parts.scheduler
         point = scheduler.resume_point()
+        self._parts.journal.cut(self._step, scheduler.unfinished)
         state = DriverState(
             step=self._step,
-            next_group_id=scheduler.next_group_id,
             source_state=point.source_state,
+            first_prompt=point.first_prompt,
             done=point.done,
             rule_state=self._parts.batches.rule_state(),
             spec_fingerprint=self._config.spec_fingerprint,
@@ -383,9 +455,22 @@ class Driver:
         folder, state = checkpoint
         self._parts.reporter.flush()
         await asyncio.to_thread(self._parts.checkpoints.complete, folder, state)
+        self._parts.journal.complete(state.step)
         self._saved_step = state.step
 
-    def _lose_engine(self, index: int, error: WorkerLostError) -> None:
-        """Go on with the others; fails if none can take over."""
-        self._parts.scheduler.fleet.lose(index, error)
-        self._parts.publisher.leave_out(index)
+
+def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def _look_at(groups: Sequence[Group], counters: RolloutCounters, trainer_version: int) -> tuple[dict[str, float], dict[str, float], int]:
+    """Metrics of a step's groups and of what became of others, and how many tokens were generated for these; looks at every sample."""
+    return group_metrics(groups, trainer_version=trainer_version), rollout_metrics(groups, counters), generated_tokens(groups)
+
+
+def _let_go(groups: list[Group], prepared: Prepared, samples_in_flight: int) -> None:
+    """Free a trained step in pieces: at once it would hold the interpreter's lock, and so the event loop, for all of it."""
+    while groups:
+        groups.pop()
+    prepared.clear()
+    collect_settled(samples_in_flight)

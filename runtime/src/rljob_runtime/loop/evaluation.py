@@ -2,36 +2,52 @@
 
 ::
 
-    prompts ──> Validator ──> EngineFleet ──> engines ──> rewards ──> metrics of weights v0 ──> Reporter
+    prompts ──> Validator ──> EngineFleet ──> engines ──> rewards ──> metrics and trajectories of weights v0 ──> Reporter
 
 | wait             | for                          | bounded by                                       | unblocked by        |
 |------------------|------------------------------|--------------------------------------------------|---------------------|
 | validator.run    | its responses and rewards    | training.stepTimeoutSeconds                      | the last one scored |
-| engines          | a response                   | rollout.stallTimeoutSeconds                      | any response        |
+| engines          | a token                      | rollout.stallTimeoutSeconds                      | a replacement       |
 | workers' watch   | the end of a worker          | the whole run                                    | a dead process      |
 """
 
 from __future__ import annotations
 
-from rljob_runtime.errors import WorkerLostError
+import asyncio
+
+from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.watching import run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
+from rljob_runtime.overlap.environment_router import EnvironmentRouter
 from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import StepRecord
-from rljob_runtime.report import Reporter
+from rljob_runtime.report import Decode, Reporter
 
 
 class Evaluation:
     """One per attempt."""
 
-    def __init__(self, *, workers: JobWorkers, fleet: EngineFleet, validator: Validator, reporter: Reporter) -> None:
-        """Wire the parts."""
+    def __init__(
+        self,
+        *,
+        workers: JobWorkers,
+        fleet: EngineFleet,
+        supervisor: EngineSupervisor,
+        validator: Validator,
+        reporter: Reporter,
+        decode: Decode,
+        router: EnvironmentRouter | None = None,
+    ) -> None:
+        """Wire the parts; ``decode`` makes texts of the responses that are kept to be read, ``router`` where episodes are played."""
+        self._router = router
         self._workers = workers
         self._fleet = fleet
+        self._supervisor = supervisor
         self._validator = validator
         self._reporter = reporter
+        self._decode = decode
 
     async def run(self) -> None:
         """Validate, and record the result as step 0.
@@ -40,12 +56,13 @@ class Evaluation:
             RuntimeFault: something broke, or it took too long.
         """
         with self._reporter.phase("validation"), lease_owner("driver"):
-            await run_beside(self._validate(), [self._fleet.run(), watch_workers(self._workers, self._lose)])
+            beside = [self._fleet.run(), self._supervisor.run(), watch_workers(self._workers.indispensable)]
+            if self._router is not None:
+                beside.append(self._router.run())
+            await run_beside(self._validate(), beside)
 
     async def _validate(self) -> None:
         async with self._workers.generating(0):
-            metrics = await self._validator.run(0)
-        self._reporter.record(StepRecord(step=0, version=0, metrics=metrics))
-
-    def _lose(self, index: int, error: WorkerLostError) -> None:
-        self._fleet.lose(index, error)
+            validated = await self._validator.run(0)
+        self._reporter.record(StepRecord(step=0, version=0, metrics=validated.metrics))
+        await asyncio.to_thread(self._reporter.trajectories, 0, validated.trajectories, self._decode)

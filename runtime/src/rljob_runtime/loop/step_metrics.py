@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljob_runtime.overlap.buffer import Group
+from rljob_runtime.overlap.episodes import EpisodeCounters
+from rljob_runtime.overlap.played import played_metrics
 from rljob_runtime.overlap.scheduler import RolloutCounters
+from rljob_runtime.records import FloatArray
 
 
 def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str, float]:
@@ -19,10 +22,11 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
     """
     samples = [t for g in groups for t in g.trajectories]
     scores = np.array([t.reward.score for t in samples], dtype=np.float64)
-    lengths = np.array([len(t.completion.token_ids) for t in samples])
+    lengths = np.array([t.num_sampled for t in samples])
     deviations = np.array([np.std([t.reward.score or 0.0 for t in g.trajectories]) for g in groups])
-    lags = np.array([trainer_version - s.version for t in samples for s in t.completion.version_spans])
-    weights = np.array([s.end - s.start for t in samples for s in t.completion.version_spans])
+    spans = [span for t in samples for span in t.version_spans]
+    lags = np.array([trainer_version - s.version for s in spans])
+    weights = np.array([s.end - s.start for s in spans])
     metrics = {
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
@@ -34,15 +38,15 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
         "response/mean_tokens": float(lengths.mean()),
         "response/min_tokens": float(lengths.min()),
         "response/max_tokens": float(lengths.max()),
-        "response/truncated_fraction": sum(t.completion.finish_reason == "length" for t in samples) / len(samples),
+        "response/truncated_fraction": sum(t.finish_reason == "length" for t in samples) / len(samples),
         "prompt/mean_tokens": sum(len(g.trajectories[0].prompt.token_ids) for g in groups) / len(groups),
         "rollout/sequences": float(len(samples)),
         "rollout/tokens": float(lengths.sum()),
-        "rollout/logprob_mean": sum(sum(t.completion.logprobs) for t in samples) / max(float(lengths.sum()), 1.0),
+        "rollout/logprob_mean": sum(_sum(segment.logprobs) for t in samples for segment in t.segments) / max(float(lengths.sum()), 1.0),
         "staleness/mean": float((lags * weights).sum() / max(weights.sum(), 1)),
         "staleness/max": float(lags.max(initial=0)),
     }
-    masks = [t.completion.sampling_mask for t in samples if t.completion.sampling_mask is not None]
+    masks = [s.sampling_mask for t in samples for s in t.segments if s.sampling_mask is not None]
     if masks:
         counts = np.concatenate([mask.counts for mask in masks])
         known = counts[counts > 0]
@@ -62,25 +66,67 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
     return metrics
 
 
+def generated_tokens(groups: Sequence[Group]) -> int:
+    """Response tokens of the groups that this attempt had generated."""
+    return sum(t.num_sampled for g in groups if not g.recovered for t in g.trajectories)
+
+
+def episode_metrics(groups: Sequence[Group], counters: EpisodeCounters | None) -> dict[str, float]:
+    """How the trained episodes went, and what became of the others since the last step; empty where there are no episodes."""
+    played = [t for g in groups for t in g.trajectories if t.episode is not None]
+    if counters is None or not played:
+        return {}
+    metrics = {
+        "episode/success": sum(t.reward.passed for t in played) / len(played),
+        "episode/tokens_mean": sum(t.num_tokens for t in played) / len(played),
+        "episode/errors": float(counters.errors.total()),
+        "episode/timeouts": float(counters.timeouts.total()),
+        "episode/restarts": float(counters.restarts),
+        "episode/cancelled": float(counters.cancelled),
+    }
+    metrics |= {f"episode/errors/{name}": float(count) for name, count in counters.errors.items()}
+    metrics |= {f"episode/timeouts/{name}": float(count) for name, count in counters.timeouts.items()}
+    return metrics | {f"episode/{name}": value for name, value in played_metrics(played).items()}
+
+
 def rollout_metrics(groups: Sequence[Group], counters: RolloutCounters) -> dict[str, float]:
     """What became of prompts, groups and responses since the last step."""
     by_reward = {f"reward/errors/{name}": float(count) for name, count in counters.reward_errors.items()}
     by_reward |= {f"reward/timeouts/{name}": float(count) for name, count in counters.reward_timeouts.items()}
-    return by_reward | {
-        "reward/errors": float(counters.reward_errors.total()),
-        "reward/timeouts": float(counters.reward_timeouts.total()),
-        "reward/retries": float(counters.reward_retries),
-        "reward/dropped": float(counters.rewards_dropped),
-        "rollout/groups_accepted": float(len(groups)),
-        "rollout/groups_dropped": float(counters.groups_dropped),
-        "rollout/groups_filtered": float(counters.groups_filtered),
-        "rollout/groups_cancelled": float(counters.groups_cancelled),
-        "rollout/requests_cancelled": float(counters.requests_cancelled),
-        "rollout/requests_moved": float(counters.requests_moved),
-        "rollout/tokens_cancelled": float(counters.tokens_cancelled),
-        "rollout/tokens_kept": float(counters.tokens_kept),
-        "rollout/engines_lost": float(counters.engines_lost),
-    }
+    recovered = sum(g.recovered for g in groups)
+    return (
+        by_reward
+        | ({"rollout/groups_recovered": float(recovered)} if recovered else {})
+        | _history_metrics(counters)
+        | counters.judges.metrics()
+        | episode_metrics(groups, counters.episodes)
+        | {
+            "reward/errors": float(counters.reward_errors.total()),
+            "reward/timeouts": float(counters.reward_timeouts.total()),
+            "reward/retries": float(counters.reward_retries),
+            "reward/dropped": float(counters.rewards_dropped),
+            "rollout/groups_accepted": float(len(groups)),
+            "rollout/groups_dropped": float(counters.groups_dropped),
+            "rollout/groups_filtered": float(counters.groups_filtered),
+            "rollout/groups_cancelled": float(counters.groups_cancelled),
+            "rollout/requests_cancelled": float(counters.requests_cancelled),
+            "rollout/requests_moved": float(counters.requests_moved),
+            "rollout/tokens_cancelled": float(counters.tokens_cancelled),
+            "rollout/tokens_kept": float(counters.tokens_kept),
+            "rollout/engines_lost": float(counters.engines_lost),
+        }
+    )
+
+
+def _history_metrics(counters: RolloutCounters) -> dict[str, float]:
+    """Of requests with tokens that an engine had cached; empty where there were none."""
+    kept, moved = counters.history_tokens_kept, counters.history_tokens_moved
+    return {"rollout/history_tokens_kept": float(kept), "rollout/history_tokens_moved": float(moved)} if kept or moved else {}
+
+
+def _sum(values: FloatArray) -> float:
+    """In double precision, one after another: the same on every machine."""
+    return float(np.add.accumulate(values.astype(np.float64))[-1]) if values.size else 0.0
 
 
 def _means(prefix: str, values: Sequence[tuple[str, float]]) -> dict[str, float]:

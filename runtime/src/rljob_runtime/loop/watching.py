@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.loop.workers import JobWorkers
+from rljob_runtime.cluster.protocol import Worker
 
 
 async def run_beside(main: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -29,24 +28,11 @@ async def run_beside(main: Coroutine[Any, Any, None], background: Sequence[Corou
         await asyncio.gather(main_task, *others, return_exceptions=True)
 
 
-async def watch_workers(workers: JobWorkers, on_engine_lost: Callable[[int, WorkerLostError], None]) -> None:
-    """Fails with WorkerLostError as soon as a worker's process ends that the run cannot do without.
-
-    Args:
-        workers: of the job.
-        on_engine_lost: called with the index of an engine that is gone; raises if no other can take over.
-    """
-
-    async def watch_engine(index: int) -> None:
-        try:
-            await workers.engines[index].watch()
-        except WorkerLostError as error:
-            on_engine_lost(index, error)
-
-    tasks = [asyncio.ensure_future(w.watch()) for w in workers.indispensable]
-    tasks += [asyncio.ensure_future(watch_engine(index)) for index in range(len(workers.engines))]
+async def watch_workers(workers: Sequence[Worker]) -> None:
+    """Fails with WorkerLostError as soon as a process of these workers ends, and never returns; engines are the supervisor's."""
+    tasks = [asyncio.ensure_future(worker.watch()) for worker in workers]
     try:
-        await asyncio.gather(*tasks)
+        await asyncio.gather(asyncio.Event().wait(), *tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -52,6 +52,8 @@ class Component:
     """Neighboring ranks that compute one data-parallel share together (tensor parallelism)."""
     checkpoint_folder: str | None = None
     """Folder in a checkpoint; None: it has nothing to save."""
+    survivable: bool = False
+    """Whether its other workers, or those of other components of the role, take over where one is lost."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -103,6 +105,11 @@ class JobWorkers:
         return tuple(worker for component in self.with_role(Role.REWARD) for worker in component.workers)
 
     @property
+    def environments(self) -> tuple[Worker, ...]:
+        """Environment workers of all environment components."""
+        return tuple(worker for component in self.with_role(Role.ENVIRONMENT) for worker in component.workers)
+
+    @property
     def leased_engines(self) -> tuple[int, ...]:
         """Indexes of the engines that release their devices while other components compute there."""
         leased: list[int] = []
@@ -114,8 +121,8 @@ class JobWorkers:
 
     @property
     def indispensable(self) -> tuple[Worker, ...]:
-        """Workers whose loss ends the run: all but engines, which can take over for each other."""
-        return tuple(worker for component in self.components if component.role is not Role.ROLLOUT for worker in component.workers)
+        """Workers whose loss ends the run: all but those that can take over for each other."""
+        return tuple(worker for component in self.components if not component.survivable for worker in component.workers)
 
     @asynccontextmanager
     async def generating(self, step: int) -> AsyncIterator[None]:

@@ -101,14 +101,16 @@ def gigpo_advantages(
     anchor_states: npt.ArrayLike,
     *,
     gamma: float = 0.95,
-    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    turn_weight: float = 1.0,
+    per_turn: bool = False,
     normalize_std: bool = True,
 ) -> DoubleArray:
     """Group-in-group advantages of the steps of episodes, arXiv 2505.10978.
 
-    ``A = A_episode + step_weight * A_step``. The first compares a trajectory's sum of rewards with those of its group; the second compares
-    the discounted return of a step with those of steps that the same group took from the same anchor state. Steps that share a state with
-    none have ``A_step = 0``. States of different groups are never compared.
+    ``A = episode_weight * A_episode + turn_weight * A_step``. The first compares a trajectory's sum of rewards with those of its group; the
+    second compares the discounted return of a step with those of steps that the same group took from the same anchor state. Steps that
+    share a state with none have ``A_step = 0``. States of different groups are never compared.
 
     Args:
         rewards: shape (N,), one per step.
@@ -116,7 +118,9 @@ def gigpo_advantages(
         group_ids: shape (N,), equal means same task.
         anchor_states: shape (N,), numbers or strings; equal means same state of the environment before the step.
         gamma: discount per step of the step returns.
-        step_weight: of the step term; 0 is GRPO over episodes.
+        episode_weight: of the episode term.
+        turn_weight: of the step term; 0 is GRPO over episodes.
+        per_turn: a trajectory counts once for each of its steps in the mean and deviation of its group's sums, as in ROLL; else once.
         normalize_std: divide each term by its group's standard deviation.
 
     Returns:
@@ -133,9 +137,13 @@ def gigpo_advantages(
             "pass one of each per step"
         )
     _, first, trajectory = np.unique(ids, return_index=True, return_inverse=True)
-    episodes = group_advantages(np.bincount(trajectory, gained, first.size), groups[first], normalize_std=normalize_std)
+    sums = np.bincount(trajectory, gained, first.size)
+    if per_turn:
+        episodes = group_advantages(sums[trajectory], groups, normalize_std=normalize_std)
+    else:
+        episodes = group_advantages(sums, groups[first], normalize_std=normalize_std)[trajectory]
     _, state = np.unique(anchors, return_inverse=True)
     _, group = np.unique(groups, return_inverse=True)
     same_start = group * (int(state.max(initial=0)) + 1) + state
     steps = group_advantages(step_returns(gained, ids, gamma), same_start, normalize_std=normalize_std)
-    return np.asarray(episodes[trajectory] + step_weight * steps.astype(np.float64))
+    return np.asarray(episode_weight * episodes.astype(np.float64) + turn_weight * steps.astype(np.float64))

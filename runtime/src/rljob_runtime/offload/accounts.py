@@ -95,6 +95,12 @@ class ProcessAccount:
         self.alive = self.working = False
         self.residence = dict.fromkeys(self.residence, Residence.BROKEN)
 
+    def revive(self) -> None:
+        """Another process has taken its place, with everything on the device."""
+        self.alive, self.working, self.busy = True, False, False
+        self.residence = dict.fromkeys(self.residence, Residence.ON_DEVICE)
+        self.undefined.clear()
+
     def _set(self, move: Move, where: Residence) -> None:
         if self.alive:
             self.residence |= dict.fromkeys(move.kinds, where)
@@ -126,6 +132,12 @@ class ClientAccount:
     def name(self) -> str:
         """The client's name."""
         return self.spec.name
+
+    def revive(self) -> None:
+        """Its workers were replaced: it may be used again."""
+        self.broken, self.doubtful = "", False
+        for process in self.processes:
+            process.revive()
 
     def undefined(self, kinds: frozenset[StateKind]) -> frozenset[StateKind]:
         """Those without content in some process."""

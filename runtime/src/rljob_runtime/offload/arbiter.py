@@ -170,9 +170,7 @@ class DeviceArbiter:
         what: str | None = None,
         owner: str | None = None,
     ) -> None:
-        """Take kinds off the client's devices, whatever the policy but Never; None: all that may leave. Returns when it is done.
-
-        Within a lease of the same owner they are no longer part of it.
+        """Take kinds off the client's devices, and out of a lease of the same owner, whatever the policy but Never; None: all that may.
 
         Raises:
             OffloadError: a kind is never to leave, or as for :meth:`use`.
@@ -211,11 +209,16 @@ class DeviceArbiter:
 
     def lost(self, error: WorkerLostError) -> None:
         """A worker's process is gone: its client loses its leases and is not to be used any more. Unknown workers are ignored."""
-        found = self._workers.get(error.worker)
-        if found is not None:
+        if (found := self._workers.get(error.worker)) is not None:
             account, process = found
             process.die()
             self._retire(account, str(error))
+
+    def revive(self, worker: str) -> None:
+        """A lost worker, alone in its client, was replaced: all its state is on its devices, and leaves as that of a new client."""
+        account, _ = self._workers[worker]
+        account.revive()
+        self._let_leave(account, account.spec.kinds, None)
 
     def queue(self) -> list[QueueEntry]:
         """Who waits, in order."""

@@ -1,35 +1,46 @@
 """One step's samples as flat arrays, in an order of their own: what the learning rule and the batches are made from.
 
 Deterministic: the same groups give the same arrays, whatever order they arrived in.
+
+This runs in a thread beside the event loop. It writes and copies run by run: that costs Python a microsecond for a segment, not for a
+token. numpy's calls that hold the interpreter's lock over a whole array (``repeat``, ``cumsum``, ``count_nonzero``) would stop the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.records import FloatArray, IntArray, Trajectory
+from rljob_runtime.packed import NO_TOKENS
+from rljob_runtime.records import FloatArray, IntArray, Segment, Trajectory
 from rljob_runtime.sampling_mask import SamplingMask, spread
 
 BoolArray = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    """All samples of a step: T tokens (prompt, then response of every sample), S samples.
+    """All samples of a step: T tokens, S samples, Q sequences (a prompt, then what follows it), S or more.
 
-    Samples of one group stand together; groups are ordered by id, samples by index. Forward passes fill the last three in.
+    A sample is one sequence; an episode whose turns have prompts of their own is one for each turn, in order. Samples of one group stand
+    together; groups are ordered by id, samples by index. Forward passes fill the last three in.
     """
 
     trajectories: tuple[Trajectory, ...]
     token_ids: IntArray
     """Shape (T,)."""
     lengths: IntArray
-    """Shape (S,): prompt plus response tokens; sums to T."""
+    """Shape (Q,): tokens of prompt and all segments; sums to T."""
+    prompt_lengths: IntArray
+    """Shape (Q,): tokens before the first segment."""
+    sample_of: IntArray
+    """Shape (Q,): which of the S samples, ascending."""
     response_lengths: IntArray
     """Shape (S,): sampled tokens."""
     response_mask: FloatArray
@@ -59,10 +70,32 @@ class StepSamples:
     values: FloatArray | None = None
     """Shape (T,), of the critic before each token is sampled, at the beginning of the step."""
 
-    def places(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Where the tokens of these samples stand in (T,) arrays, sample after sample, shape (t,)."""
-        lengths = self.lengths[samples].astype(np.int64)
-        starts = np.cumsum(self.lengths, dtype=np.int64)[samples] - lengths
+    @property
+    def groups_of_sequences(self) -> IntArray:
+        """Shape (Q,): the group of each sequence."""
+        return self.group_ids[self.sample_of]
+
+    @property
+    def prompts_of_sequences(self) -> IntArray:
+        """Shape (Q,): equal where sequences have the same prompt, as the first ones of a group's samples do."""
+        first = np.diff(self.sample_of, prepend=-1) != 0
+        return np.where(first, self.groups_of_sequences, -1 - np.arange(first.size, dtype=np.int32))
+
+    def rows(self, values: npt.NDArray[Number], sequences: npt.NDArray[np.integer]) -> npt.NDArray[Number]:
+        """What a (T,) array has for the tokens of these sequences, one after another, shape (t,); copied run by run."""
+        ends = self.ends[sequences].tolist()
+        sizes = self.lengths[sequences].tolist()
+        return np.concatenate([values[:0], *(values[end - size : end] for end, size in zip(ends, sizes, strict=True))])
+
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """Shape (Q,): where the tokens of each sequence end in (T,) arrays."""
+        return np.cumsum(self.lengths, dtype=np.int64)
+
+    def places(self, sequences: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """Where the tokens of these sequences stand in (T,) arrays, one after another, shape (t,)."""
+        lengths = self.lengths[sequences].astype(np.int64)
+        starts = np.cumsum(self.lengths, dtype=np.int64)[sequences] - lengths
         return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
 
 
@@ -74,37 +107,74 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         version: weights version the trainer holds.
 
     Raises:
-        ValueError: some responses have a sampling mask and some have none, or it is not as long as the response.
+        ValueError: some sampled segments have a sampling mask and some have none, or one, log-probs or version spans are not as long as
+            their segment.
     """
     ordered = sorted(groups, key=lambda g: g.group_id)
     samples = tuple(t for g in ordered for t in sorted(g.trajectories, key=lambda t: t.sample_index))
-    lengths = np.array([len(t.prompt.token_ids) + len(t.completion.token_ids) for t in samples], dtype=np.int32)
-    responses = np.array([len(t.completion.token_ids) for t in samples], dtype=np.int32)
-    total, sampled_total = int(lengths.sum()), int(responses.sum())
-    mask, behaviour, staleness = np.zeros((3, total), dtype=np.float32)
-    for sample, end, response in zip(samples, np.cumsum(lengths).tolist(), responses.tolist(), strict=True):
-        start = end - response
-        mask[start:end] = 1.0
-        for span in sample.completion.version_spans:
-            staleness[start + span.start : start + span.end] = version - span.version
-    behaviour[mask > 0] = np.fromiter((x for t in samples for x in t.completion.logprobs), dtype=np.float32, count=sampled_total)
-    masks = [t.completion.sampling_mask for t in samples if t.completion.sampling_mask is not None]
-    if masks and len(masks) != len(samples):
-        raise ValueError(f"{len(masks)} of {len(samples)} responses have a sampling mask; all must, or none")
-    tokens = (x for t in samples for part in (t.prompt.token_ids, t.completion.token_ids) for x in part)
+    sequences = [(index, *sequence) for index, t in enumerate(samples) for sequence in t.sequences]
+    parts = [ids for _, prompt, segments in sequences for ids in (prompt, *(segment.token_ids for segment in segments))]
+    token_ids = np.concatenate([NO_TOKENS, *parts])
+    mask, behaviour, staleness = (np.zeros(token_ids.size, dtype=np.float32) for _ in range(3))
+    masks: list[SamplingMask | None] = []
+    place = 0
+    for index, prompt, segments in sequences:
+        place += prompt.size
+        for segment in segments:
+            end = place + len(segment)
+            if segment.sampled:
+                mask[place:end] = 1.0
+                behaviour[place:end] = segment.logprobs
+                _write_ages(staleness[place:end], samples[index], segment, version)
+                masks.append(segment.sampling_mask)
+            place = end
     return StepSamples(
         trajectories=samples,
-        token_ids=np.fromiter(tokens, dtype=np.int32, count=total),
-        lengths=lengths,
-        response_lengths=responses,
+        token_ids=token_ids,
+        lengths=np.array([prompt.size + sum(map(len, segments)) for _, prompt, segments in sequences], dtype=np.int32),
+        prompt_lengths=np.array([prompt.size for _, prompt, _ in sequences], dtype=np.int32),
+        sample_of=np.array([index for index, _, _ in sequences], dtype=np.int32),
+        response_lengths=np.array([t.num_sampled for t in samples], dtype=np.int32),
         response_mask=mask,
         behaviour_logprobs=behaviour,
         staleness=staleness,
         group_ids=np.array([t.group_id for t in samples], dtype=np.int32),
         scores=np.array([t.reward.score for t in samples], dtype=np.float32),
         passed=np.array([t.reward.passed for t in samples], dtype=np.bool_),
-        truncated=np.array([t.completion.finish_reason == "length" for t in samples], dtype=np.bool_),
+        truncated=np.array([t.finish_reason == "length" for t in samples], dtype=np.bool_),
         sources=tuple(t.prompt.source for t in samples),
         version=version,
-        sampling_mask=spread(masks, mask > 0) if masks else None,
+        sampling_mask=_mask_of(masks, mask),
     )
+
+
+def _write_ages(ages: FloatArray, trajectory: Trajectory, segment: Segment, version: int) -> None:
+    """Write by how many versions each token of a sampled segment is older than the trainer into ``ages``, shape (R,), of zeros.
+
+    Raises:
+        ValueError: the version spans are not one after another from the first token to the last.
+    """
+    end = 0
+    for span in segment.version_spans:
+        if span.start != end:
+            break
+        end = span.end
+        if span.version != version:
+            ages[span.start : end] = version - span.version
+    if end != len(segment):
+        raise ValueError(
+            f"sample {trajectory.group_id}/{trajectory.sample_index}: a segment of {len(segment)} tokens has versions for other ones: "
+            f"{segment.version_spans}"
+        )
+
+
+def _mask_of(masks: Sequence[SamplingMask | None], sampled: FloatArray) -> SamplingMask | None:
+    """The sampling masks of all sampled segments, at their places among all tokens.
+
+    Raises:
+        ValueError: some have one and some have none, or one is not as long as its segment.
+    """
+    found = [mask for mask in masks if mask is not None]
+    if found and len(found) != len(masks):
+        raise ValueError(f"{len(found)} of {len(masks)} sampled segments have a sampling mask; all must, or none")
+    return spread(found, sampled > 0) if found else None

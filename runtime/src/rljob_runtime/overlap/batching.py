@@ -43,22 +43,46 @@ class BatchingConfig:
 
 
 Shares = tuple[tuple[IntArray, ...], ...]
-"""The samples of each update and rank, ascending: indexes into (S,) arrays."""
+"""The sequences of each update and rank, ascending: indexes into (Q,) arrays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """An optimizer update, over all ranks."""
+
+    shares: tuple[IntArray, ...]
+    """The sequences of each rank, ascending: indexes into (Q,) arrays."""
+    tokens: int
+    """Trained tokens."""
+    sequences: int
+    """Sequences with one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """What the trainer ranks train in a step."""
+    """What the trainer ranks train in a step; written out rank by rank, so that one rank's arrays need be there at a time."""
 
-    by_rank: list[list[TrainBatch]]
-    """One batch per optimizer update for each rank, as many on every rank; epochs repeat the same objects."""
+    step: StepSamples
+    outcome: Outcome
+    config: BatchingConfig
+    updates: tuple[Update, ...]
+    """Of each epoch."""
     skipped_updates: int
     """Updates per epoch that were left out because no token of theirs is trained."""
+
+    def of_rank(self, rank: int) -> list[TrainBatch]:
+        """One batch per optimizer update, as many on every rank; epochs repeat the same objects."""
+        return [_pack(update.shares[rank], update, self.step, self.outcome, self.config) for update in self.updates] * self.config.epochs
+
+    @property
+    def by_rank(self) -> list[list[TrainBatch]]:
+        """Those of every rank."""
+        return [self.of_rank(rank) for rank in range(self.config.num_ranks)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreBatch:
-    """Sequences for one rank of a forward pass; t tokens and s samples, none where there are more ranks than samples."""
+    """Sequences for one rank of a forward pass; t tokens and s sequences, none where there are more ranks than sequences."""
 
     token_ids: IntArray
     """Shape (t,)."""
@@ -66,25 +90,25 @@ class ScoreBatch:
     """Shape (s,): sums to t."""
     wanted: FloatArray
     """Shape (t,): 1 where a token was sampled."""
-    samples: IntArray
-    """Shape (s,): indexes into (S,) arrays."""
+    sequences: IntArray
+    """Shape (s,): indexes into (Q,) arrays."""
     sampling_mask: SamplingMask | None = None
     """Of t positions."""
 
 
 def split(step: StepSamples, config: BatchingConfig) -> Shares:
-    """Divide a step's samples over updates and ranks; every sample is in one share.
+    """Divide a step's sequences over updates and ranks; every sequence is in one share.
 
     Groups are whole within an update, and the first groups are in the first. Within an update they are whole on a rank, so that it computes
     a shared prompt once, unless ranks are better balanced with groups cut into two, four or more pieces.
     """
-    groups, position = np.unique(step.group_ids, return_inverse=True)
+    groups, position = np.unique(step.groups_of_sequences, return_inverse=True)
     update_of = position * config.mini_batches // max(len(groups), 1)
     return tuple(_divide(np.flatnonzero(update_of == update), step, config.num_ranks, config) for update in range(config.mini_batches))
 
 
 def train_batches(step: StepSamples, shares: Shares, outcome: Outcome, config: BatchingConfig) -> Batches:
-    """Write out what each rank trains.
+    """What each rank trains.
 
     Denominators count the trained tokens and sequences of an update over all ranks. An update in which nothing is trained is left out on
     all ranks; where all are, ranks have no batches.
@@ -95,30 +119,27 @@ def train_batches(step: StepSamples, shares: Shares, outcome: Outcome, config: B
         outcome: of the learning rule for these samples.
         config: from the spec.
     """
+    counts = _trained_tokens(step, outcome)
     updates = []
     for update in shares:
-        trained = [outcome.trained[step.places(samples)] for samples in update]
-        tokens = int(sum(np.count_nonzero(mask) for mask in trained))
-        sequences = sum(_count_nonempty(mask, step.lengths[samples]) for mask, samples in zip(trained, update, strict=True))
-        if tokens:
-            updates.append([_pack(samples, step, outcome, config, (tokens, sequences)) for samples in update])
-    by_rank = [[update[rank] for update in updates] * config.epochs for rank in range(config.num_ranks)]
-    return Batches(by_rank=by_rank, skipped_updates=len(shares) - len(updates))
+        of_update = np.concatenate([counts[sequences] for sequences in update])
+        if tokens := int(of_update.sum()):
+            updates.append(Update(shares=update, tokens=tokens, sequences=int(np.count_nonzero(of_update))))
+    return Batches(step=step, outcome=outcome, config=config, updates=tuple(updates), skipped_updates=len(shares) - len(updates))
 
 
 def score_batches(step: StepSamples, num_ranks: int, config: BatchingConfig) -> list[ScoreBatch]:
-    """Divide a step's samples over the ranks of a forward pass; every sample is in one batch, one batch per rank."""
-    shares = _divide(np.arange(len(step.trajectories)), step, num_ranks, config)
+    """Divide a step's sequences over the ranks of a forward pass; every sequence is in one batch, one batch per rank."""
+    shares = _divide(np.arange(step.lengths.size), step, num_ranks, config)
     batches = []
-    for samples in shares:
-        places = step.places(samples)
+    for sequences in shares:
         batches.append(
             ScoreBatch(
-                token_ids=step.token_ids[places],
-                lengths=step.lengths[samples],
-                wanted=step.response_mask[places],
-                samples=samples,
-                sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(places),
+                token_ids=step.rows(step.token_ids, sequences),
+                lengths=step.lengths[sequences],
+                wanted=step.rows(step.response_mask, sequences),
+                sequences=sequences,
+                sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(step.places(sequences)),
             )
         )
     return batches
@@ -142,15 +163,16 @@ def gather_scores(step: StepSamples, batches: Sequence[ScoreBatch], answers: Seq
     for rank, (batch, answer) in enumerate(zip(batches, answers, strict=True)):
         if answer.shape != batch.token_ids.shape:
             raise ValueError(f"rank {rank} answered with shape {answer.shape} for tokens of shape {batch.token_ids.shape}")
-        result[step.places(batch.samples)] = answer
+        result[step.places(batch.sequences)] = answer
     return result
 
 
 def _divide(members: npt.NDArray[np.int64], step: StepSamples, num_ranks: int, config: BatchingConfig) -> tuple[IntArray, ...]:
-    """Samples of each rank: whole groups, or pieces of groups where these make the busiest rank's load smaller."""
+    """Sequences of each rank: whole groups, or pieces of groups where these make the busiest rank's load smaller."""
     if num_ranks == 1 or not members.size:
         return tuple(members.astype(np.int32) if rank == 0 else np.zeros(0, dtype=np.int32) for rank in range(num_ranks))
-    groups = [list(found) for _, found in groupby(members.tolist(), key=lambda i: int(step.group_ids[i]))]
+    group_ids = step.groups_of_sequences
+    groups = [list(found) for _, found in groupby(members.tolist(), key=lambda i: int(group_ids[i]))]
     groups.sort(key=lambda group: (-_load(group, step, config), group[0]))
     best = _assign(groups, step, num_ranks, config)
     least = sum(_load(group, step, config) for group in groups) / num_ranks
@@ -172,13 +194,13 @@ def _assign(units: list[list[int]], step: StepSamples, num_ranks: int, config: B
     return imbalance([_load(share, step, config) for share in shares]), shares
 
 
-def _load(samples: Sequence[int], step: StepSamples, config: BatchingConfig) -> float:
-    """What a rank with these samples computes: ``linear_tokens * n + n^2`` for a sequence of n tokens, each group's prompt once."""
-    chosen = np.asarray(samples, dtype=np.int64)
+def _load(sequences: Sequence[int], step: StepSamples, config: BatchingConfig) -> float:
+    """What a rank with these computes: ``linear_tokens * n + n^2`` for a sequence of n tokens, each group's prompt once."""
+    chosen = np.asarray(sequences, dtype=np.int64)
     load = float(_cost(step.lengths[chosen], config).sum())
     if config.shared_prompts:
-        prompts = (step.lengths - step.response_lengths)[chosen]
-        _, first = np.unique(step.group_ids[chosen], return_index=True)
+        prompts = step.prompt_lengths[chosen]
+        _, first = np.unique(step.prompts_of_sequences[chosen], return_index=True)
         load -= float(_cost(prompts, config).sum() - _cost(prompts[first], config).sum())
     return load
 
@@ -188,26 +210,26 @@ def _cost(tokens: IntArray, config: BatchingConfig) -> npt.NDArray[np.float64]:
     return config.linear_tokens * sizes + sizes**2
 
 
-def _count_nonempty(mask: FloatArray, lengths: IntArray) -> int:
-    """Sequences with a non-zero of the mask."""
-    owner = np.repeat(np.arange(lengths.size), lengths)
-    return int(np.unique(owner[mask > 0]).size)
+def _trained_tokens(step: StepSamples, outcome: Outcome) -> npt.NDArray[np.int64]:
+    """Shape (Q,): trained tokens of each sequence."""
+    trained = outcome.trained > 0
+    ends = step.ends.tolist()
+    return np.array([np.count_nonzero(trained[end - size : end]) for end, size in zip(ends, step.lengths.tolist(), strict=True)], np.int64)
 
 
-def _pack(samples: IntArray, step: StepSamples, outcome: Outcome, config: BatchingConfig, totals: tuple[int, int]) -> TrainBatch:
+def _pack(sequences: IntArray, update: Update, step: StepSamples, outcome: Outcome, config: BatchingConfig) -> TrainBatch:
     """One rank's batch of one update."""
-    places = step.places(samples)
 
     def at(values: FloatArray | None) -> FloatArray | None:
-        return None if values is None else values[places]
+        return None if values is None else step.rows(values, sequences)
 
-    mask = outcome.trained[places]
+    mask, samples = step.rows(outcome.trained, sequences), step.sample_of[sequences]
     return TrainBatch(
-        token_ids=step.token_ids[places],
-        lengths=step.lengths[samples],
+        token_ids=step.rows(step.token_ids, sequences),
+        lengths=step.lengths[sequences],
         response_mask=mask,
-        behaviour_logprobs=np.where(mask > 0, step.behaviour_logprobs[places], np.float32(0.0)),
-        advantages=outcome.advantages[places],
+        behaviour_logprobs=np.where(mask > 0, step.rows(step.behaviour_logprobs, sequences), np.float32(0.0)),
+        advantages=step.rows(outcome.advantages, sequences),
         reference_logprobs=at(step.reference_logprobs),
         proximal_logprobs=at(step.proximal_logprobs),
         staleness=at(step.staleness) if config.include_staleness else None,
@@ -215,10 +237,10 @@ def _pack(samples: IntArray, step: StepSamples, outcome: Outcome, config: Batchi
         returns=at(outcome.returns),
         scores=step.scores[samples] if config.include_scores else None,
         sample_weights=None if outcome.sample_weights is None else outcome.sample_weights[samples],
-        sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(places),
+        sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(step.places(sequences)),
         kl_coefficient=outcome.kl_coefficient,
         temperature=config.temperature,
-        global_tokens=totals[0],
-        global_sequences=totals[1],
+        global_tokens=update.tokens,
+        global_sequences=update.sequences,
         version=step.version,
     )

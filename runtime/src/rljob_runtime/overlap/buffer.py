@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rljob_runtime.errors import DeadlineError
@@ -20,28 +20,50 @@ class Group:
     failed_samples: int
     """Samples left out because their reward failed."""
 
+    recovered: bool = False
+    """Whether an earlier attempt had finished it."""
+
     oldest_version: int = field(init=False)
     """Weights version of the oldest token; found once, for every change of the buffer asks for it."""
 
     def __post_init__(self) -> None:
         """Find the oldest version."""
-        object.__setattr__(self, "oldest_version", min(span.version for t in self.trajectories for span in t.completion.version_spans))
+        object.__setattr__(self, "oldest_version", min(self._versions()))
+
+    @property
+    def newest_version(self) -> int:
+        """Weights version of the newest token."""
+        return max(self._versions())
+
+    def _versions(self) -> Iterator[int]:
+        return (span.version for t in self.trajectories for segment in t.segments for span in segment.version_spans)
 
 
 class TrajectoryBuffer:
     """Holds groups between scoring and training; every group is taken once or dropped once (ONCE)."""
 
-    def __init__(self, *, gate: StalenessGate, unfinished: GroupVersions, on_drop: Callable[[Group], None]) -> None:
+    def __init__(
+        self,
+        *,
+        gate: StalenessGate,
+        unfinished: GroupVersions,
+        on_drop: Callable[[Group], None],
+        on_taken: Callable[[int, Sequence[Group]], None] = lambda version, groups: None,
+    ) -> None:
         """Start empty.
 
         Args:
             gate: knows how old a token may be; notified of every batch taken.
             unfinished: groups that are still being made.
             on_drop: called for every group that is too stale, so that admission can refill it.
+            on_taken: called with the version and the groups of every batch.
         """
         self._gate = gate
         self._unfinished = unfinished
         self._on_drop = on_drop
+        self._on_taken = on_taken
+        self._given: dict[int, tuple[Group, ...]] = {}
+        """Batches that an earlier attempt took, by version."""
         self._groups: dict[int, Group] = {}
         self._versions = GroupVersions()
         self._changed = asyncio.Event()
@@ -50,6 +72,12 @@ class TrajectoryBuffer:
     def __len__(self) -> int:
         """Groups ready to be taken."""
         return len(self._groups)
+
+    def restore(self, batches: Mapping[int, tuple[Group, ...]], waiting: Sequence[Group]) -> None:
+        """Go on with what an earlier attempt had: batches that it took, by version, and groups that waited."""
+        self._given = dict(batches)
+        for group in waiting:
+            self.put(group)
 
     def put(self, group: Group) -> None:
         """Add a scored group."""
@@ -69,11 +97,15 @@ class TrajectoryBuffer:
     async def take(self, count: int, *, version: int, timeout_s: float, what: str) -> list[Group]:
         """The ``count`` oldest groups, to be trained from ``version``; none has a token that is too old (BOUND).
 
-        Waits also for groups that would become too old if others were taken before them.
+        Waits also for groups that would become too old if others were taken before them. The batch that an earlier attempt took for
+        this version is taken again.
 
         Raises:
             DeadlineError: fewer than ``count`` groups after ``timeout_s``; names ``what`` was awaited.
         """
+        if (given := self._given.pop(version, None)) is not None:
+            self._gate.taken()
+            return list(given)
         try:
             async with asyncio.timeout(timeout_s):
                 while self._failure is None and not self._ready(count, version):
@@ -85,6 +117,7 @@ class TrajectoryBuffer:
             raise self._failure
         oldest = sorted(self._groups.values(), key=lambda group: (group.oldest_version, group.group_id))[:count]
         self._gate.taken()
+        self._on_taken(version, oldest)
         return [self._pop(group.group_id) for group in oldest]
 
     def _pop(self, group_id: int) -> Group:

@@ -4,44 +4,48 @@
 
     add ──> waiting, oldest group first ── route ──> engine i: submit ... collect ──> owner
                ^        (started ones first)                       │
-               └──────────── with the tokens sampled so far ───────┘  abort: the engine pauses, or others are idle, or it is lost
+               └──────────── with the tokens sampled so far ───────┘  abort: the engine pauses, or others are idle
+                                                                      salvage: it is lost
 
 | wait               | for                                 | bounded by             | then                              |
 |--------------------|-------------------------------------|------------------------|-----------------------------------|
 | pause, reserved    | running responses, then aborted ones| finish_s, timeout_s    | DeadlineError naming the engine   |
 | quiet              | all running responses               | timeout_s              | DeadlineError naming engines      |
-| collection         | a finished response                 | stall_timeout_s        | DeadlineError naming the engine   |
+| a lost engine      | its replacement (`rejoin`)          | the supervisor's       | `give_up`: the others go on       |
 
-Engines that pause, or whose worker is lost, do not disturb others: these keep what they run and are given the requests of those that
-leave. Several owners can have responses generated (training, validation); each gets its own back.
+Engines that pause, or are lost, do not disturb others: these keep what they run and are given the requests of those that leave; without
+any other these wait for the replacement. When an engine is lost is :mod:`.fleet_engine`'s business. Several owners can have responses
+generated (training, validation); each gets its own back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from rljob_api.vocabulary import GroupRouting
 from rljob_runtime.cluster.protocol import Worker
-from rljob_runtime.errors import DeadlineError, WorkerLostError
-from rljob_runtime.overlap.occupancy import Occupancy
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, Capacity, places, route, settle, surplus
+from rljob_runtime.errors import DeadlineError, RuntimeFault, WorkerLostError
+from rljob_runtime.overlap.fleet_engine import FleetEngine, now_s
+from rljob_runtime.overlap.portions import Portions
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, Capacity, Home, Router, places, surplus
 from rljob_runtime.overlap.samples import Owner, Sample
 from rljob_runtime.overlap.waiting import WaitingLine
-from rljob_runtime.records import Completion, GenerationRequest
+from rljob_runtime.packed import CompletionBatch, unpack
+from rljob_runtime.records import Completion
 
-COLLECT_WAIT_S = 1.0
-"""Longest silence of one collect call; only decides how soon a stall is noticed."""
-CALL_TIMEOUT_S = 60.0
-"""Deadline of calls that only hand something over."""
+MEAN_OVER = 256
+"""Responses that the mean length is taken over."""
+RESPONSES_AT_ONCE = 64
+"""In one pass of the event loop: some 5 ms of its time, whatever many engines return at the same moment."""
 ABORT_TIMEOUT_S = 120.0
 """Deadline of an engine's answer to an abort: it is in the middle of a step at most."""
 
-OnLost = Callable[[int, WorkerLostError], None]
-"""Called with the index of an engine that is gone, and how."""
+OnLost = Callable[[int, WorkerLostError], bool]
+"""Called with the index of an engine that is lost, and how; True where it will be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class FleetConfig:
     """0 where engines cache no prefixes."""
     group_routing: GroupRouting = GroupRouting.SPREAD
     survives_engine_loss: bool = True
-    """Whether others take over when the worker of an engine is gone; without any other one, and where False, that is an error."""
+    """Whether others take over from an engine that is not replaced; without any other one, and where False, its loss is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,49 +83,12 @@ class FleetCounts:
     engines_lost: int = 0
     requests_moved: int = 0
     """Taken over from lost engines."""
-
-
-@dataclass(slots=True, eq=False)
-class _Engine:
-    index: int
-    worker: Worker
-    running: dict[str, Sample] = field(default_factory=dict)
-    """By the id of the request, in the order of submission."""
-    cancelled: set[str] = field(default_factory=set)
-    """Those of them that were cancelled meanwhile."""
-    open: bool = True
-    """Whether it is given requests."""
-    lost: bool = False
-    serving: asyncio.Task[None] | None = None
-    outbox: asyncio.Queue[tuple[str, list[Any]]] = field(default_factory=asyncio.Queue)
-    """Submissions and aborts, which must arrive in order."""
-    busy: asyncio.Event = field(default_factory=asyncio.Event)
-    last_progress_s: float = 0.0
-    occupancy: Occupancy = field(kw_only=True)
-
-    def submit(self, samples: Sequence[Sample], requests: list[GenerationRequest]) -> None:
-        if not self.running:
-            self.last_progress_s = now_s()
-        for sample, request in zip(samples, requests, strict=True):
-            sample.engine = self.index
-            settle(sample.affinity, self.index)
-            self.running[request.request_id] = sample
-        self.outbox.put_nowait(("submit", requests))
-        self.busy.set()
-        self.occupancy.change(len(self.running), now_s())
-
-    def abort(self, request_ids: list[str]) -> None:
-        if request_ids:
-            self.outbox.put_nowait(("abort", request_ids))
-
-    def release(self, request_id: str) -> tuple[Sample, bool]:
-        """A request is no longer here; its sample, and whether that was cancelled."""
-        sample = self.running.pop(request_id)
-        self.occupancy.change(len(self.running), now_s())
-        sample.affinity.num_there -= sample.affinity.engine == self.index
-        cancelled = request_id in self.cancelled
-        self.cancelled.discard(request_id)
-        return sample, cancelled
+    tokens_kept: int = 0
+    """Sampled tokens that lost engines still gave back."""
+    history_tokens_kept: int = 0
+    """Tokens of requests that went to the engine that has them cached."""
+    history_tokens_moved: int = 0
+    """Those of requests that went to another engine, which computes them again."""
 
 
 class EngineFleet:
@@ -133,11 +100,11 @@ class EngineFleet:
         Args:
             engines: rollout workers.
             config: limits.
-            on_lost: called for every engine that is lost while others go on.
+            on_lost: called for every engine that is lost; without it none is replaced.
         """
         capacities = dict(enumerate(config.capacities))
         self._engines = [
-            _Engine(index, worker, occupancy=Occupancy(capacity.slots))
+            FleetEngine(index, worker, capacity.slots)
             for index, (worker, capacity) in enumerate(zip(engines, config.capacities, strict=True))
         ]
         self._capacities = capacities
@@ -149,12 +116,18 @@ class EngineFleet:
         self._config = config
         self._on_lost = on_lost
         self._waiting = WaitingLine()
+        self._portions = Portions(RESPONSES_AT_ONCE)
         self._ended = asyncio.Event()
         """Set whenever an engine gave requests back."""
+        self._serving = False
+        """Whether each engine has its task, which looks after what it runs."""
         self._pauses = 0
         self._moved = 0
         self._kept_tokens = 0
         self._counts = FleetCounts()
+        self._num_ended = 0
+        self._mean_tokens = math.inf
+        """Sampled tokens of a response, over the last ``MEAN_OVER`` or so; none has ended yet: longer than any history."""
 
     @property
     def num_running(self) -> int:
@@ -168,8 +141,13 @@ class EngineFleet:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Engines that are gone permanently."""
-        return frozenset(engine.index for engine in self._engines if engine.lost)
+        """Engines that are lost and not replaced."""
+        return frozenset(engine.index for engine in self._engines if engine.gone)
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is an engine that could be given requests."""
+        return any(engine.loss is None for engine in self._engines)
 
     def take_counts(self) -> FleetCounts:
         """Counts since the last call."""
@@ -178,13 +156,13 @@ class EngineFleet:
 
     def take_busy_fraction(self) -> float:
         """Request slots in use over slots since the last call, mean over the engines that are not lost."""
-        shares = [engine.occupancy.take(now_s()) for engine in self._engines if not engine.lost]
+        shares = [engine.occupancy.take(now_s()) for engine in self._engines if not engine.gone]
         return sum(shares) / max(len(shares), 1)
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Have responses generated; each goes back to its owner once, unless it is cancelled."""
         for sample in samples:
-            self._waiting.push(sample)
+            self._wait(sample)
         self._hand_out()
 
     def cancel(self, samples: Iterable[Sample]) -> int:
@@ -206,45 +184,62 @@ class EngineFleet:
         for index, request_ids in aborted.items():
             self._engines[index].abort(request_ids)
         self._counts.requests_cancelled += len(withdrawn)
-        self._counts.tokens_cancelled += sum(len(sample.token_ids) for sample in withdrawn)
+        self._counts.tokens_cancelled += sum(sample.num_sampled for sample in withdrawn)
         return len(withdrawn)
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """The worker of an engine is gone: others take its requests over, without the tokens it had not returned yet.
+        """An engine is lost, as anybody may find out: others take its requests over, or these wait for its replacement.
 
         Raises:
-            WorkerLostError: ``error``; there is no other engine, or a loss is not to be survived.
+            WorkerLostError: ``error``; it is not replaced, and there is no other engine, or a loss is not to be survived.
         """
         engine = self._engines[index]
-        if engine.lost:
+        if engine.loss is not None:
             return
-        if not self._config.survives_engine_loss or all(other.lost for other in self._engines if other is not engine):
-            raise error
-        engine.lost, engine.open = True, False
-        if engine.serving is not None and engine.serving is not asyncio.current_task():
-            engine.serving.cancel()
+        comes_back = self._on_lost is not None and self._on_lost(index, error)
+        if not comes_back:
+            self._check_survivable(engine, error)
+        engine.lose(error, comes_back=comes_back)
         self._counts.engines_lost += 1
-        for request_id in list(engine.running):
-            sample, cancelled = engine.release(request_id)
-            if not cancelled:
-                self._counts.requests_moved += 1
-                self._waiting.push(sample)
-        self._ended.set()
-        if self._on_lost is not None:
-            self._on_lost(index, error)
-        self._hand_out()
+        if not self._serving:
+            self._take_back(engine)
+
+    async def released(self, index: int) -> None:
+        """Wait until a lost engine has given back what it could; its process may be ended then. Bounded by SALVAGE_TIMEOUT_S."""
+        await self._engines[index].released.wait()
+
+    def give_up(self, index: int, error: RuntimeFault) -> None:
+        """A lost engine will not be replaced after all.
+
+        Raises:
+            RuntimeFault: ``error``; there is no other engine, or a loss is not to be survived.
+        """
+        self._check_survivable(self._engines[index], error)
+        self._engines[index].comes_back = False
+
+    def rejoin(self, index: int) -> None:
+        """A replacement of a lost engine serves the weights of the others; paused it stays, where it was."""
+        engine = self._engines[index]
+        engine.rejoin()
+        self._forget(engine)
+        if engine.open:
+            self._relieve()
+
+    def _check_survivable(self, engine: FleetEngine, error: RuntimeFault) -> None:
+        if not self._config.survives_engine_loss or all(other.gone for other in self._engines if other is not engine):
+            raise error
 
     async def run(self) -> None:
         """Hand requests out and collect responses until cancelled.
 
         Raises:
-            ExceptionGroup: of WorkerLostError, the last engine is gone; of DeadlineError, an engine finished nothing for too long.
+            ExceptionGroup: of WorkerLostError, the last engine is lost and not replaced.
         """
         self.take_busy_fraction()  # counts from here, not from the clock's zero
+        self._serving = True
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
-                if not engine.lost:
-                    engine.serving = tasks.create_task(self._serve(engine))
+                tasks.create_task(self._serve(engine))
 
     async def pause(self, engines: Collection[int], *, what: str, finish_s: float = 0.0, timeout_s: float = ABORT_TIMEOUT_S) -> FleetChange:
         """Pause engines: they are given nothing more; what they run goes on elsewhere, or waits, with its tokens. Skips lost ones.
@@ -260,17 +255,25 @@ class EngineFleet:
         """
         leaving = [self._engines[index] for index in sorted(set(engines))]
         for engine in leaving:
-            engine.open = False
+            engine.paused = True
         return await self._called_back(leaving, None, what=what, finish_s=finish_s, timeout_s=timeout_s)
 
+    def forget_prefixes(self) -> None:
+        """Weights changed: what engines have cached serves no request from now on."""
+        for engine in self._engines:
+            self._forget(engine)
+
     def resume(self, engines: Collection[int]) -> None:
-        """Resume engines; overloaded ones give up requests for them."""
-        closed = [self._engines[index] for index in sorted(set(engines)) if not self._engines[index].open]
-        joining = [engine for engine in closed if not engine.lost]
-        if not joining:
-            return
+        """Resume engines, which may have given up their cache meanwhile; overloaded ones give up requests for them."""
+        joining = [self._engines[index] for index in sorted(set(engines)) if self._engines[index].paused]
         for engine in joining:
-            engine.open = True
+            engine.paused = False
+            self._forget(engine)
+        if any(engine.open for engine in joining):
+            self._relieve()
+
+    def _relieve(self) -> None:
+        """Engines joined: overloaded ones give up requests for them."""
         loads = {engine.index: len(engine.running) for engine in self._engines if engine.open}
         over = surplus(loads, len(self._waiting), self._capacities)
         for index, count in over.items():
@@ -322,7 +325,7 @@ class EngineFleet:
             self._hand_out()
 
     async def _called_back(
-        self, engines: Sequence[_Engine], spared: Owner | None, *, what: str, finish_s: float, timeout_s: float
+        self, engines: Sequence[FleetEngine], spared: Owner | None, *, what: str, finish_s: float, timeout_s: float
     ) -> FleetChange:
         """Have engines give their requests back, but those of ``spared``."""
         began_s, moved, kept_tokens = now_s(), self._moved, self._kept_tokens
@@ -333,12 +336,12 @@ class EngineFleet:
                 raise DeadlineError(f"{what}: called back, but not returned within {timeout_s:.0f} s: {_requests_of(engines)}")
         return FleetChange(elapsed_s=now_s() - began_s, moved=self._moved - moved, kept_tokens=self._kept_tokens - kept_tokens)
 
-    def _engine_of(self, sample: Sample) -> _Engine | None:
+    def _engine_of(self, sample: Sample) -> FleetEngine | None:
         """The engine that runs it."""
         engine = None if sample.engine is None else self._engines[sample.engine]
         return engine if engine is not None and engine.running.get(sample.request_id) is sample else None
 
-    async def _until_idle(self, engines: Sequence[_Engine], spared: Owner | None, timeout_s: float) -> bool:
+    async def _until_idle(self, engines: Sequence[FleetEngine], spared: Owner | None, timeout_s: float) -> bool:
         """Whether the engines ran empty in time, but for requests of ``spared``."""
         deadline_s = now_s() + timeout_s
         while any(sample.owner is not spared for engine in engines for sample in engine.running.values()):
@@ -357,83 +360,111 @@ class EngineFleet:
         """Give waiting requests to engines that have room, all of one engine in one call."""
         if self._pauses or not self._waiting:
             return
-        config = self._config
         loads = {engine.index: len(engine.running) for engine in self._engines if engine.open}
         shares: dict[int, list[Sample]] = {}
         counts = places(self._waiting.ready, loads, self._capacities)
         for count, limits in zip(counts, self._limits, strict=True):
-            taken = self._waiting.pop(count)
-            affinity = [sample.affinity for sample in taken] if config.group_routing is GroupRouting.TOGETHER else []
-            for group in affinity:
-                if group.engine not in loads:
-                    group.engine, group.num_there = None, 0
-            chosen = route([sample.engine for sample in taken], loads, limits, config.affinity_margin, affinity)
-            for sample, index in zip(taken, chosen, strict=True):
-                if index is not None:  # always: no more were taken than there is room for
-                    shares.setdefault(index, []).append(sample)
-                    loads[index] += 1
+            router = Router(loads, limits, margin=self._config.affinity_margin, request_tokens=self._mean_tokens)
+            for sample, index in self._placed(count, router):
+                shares.setdefault(index, []).append(sample)
         for index, share in sorted(shares.items()):
+            for sample in share:
+                sample.begun_s = sample.begun_s if sample.attempts else now_s()
             self._engines[index].submit(share, [sample.owner.request_of(sample) for sample in share])
 
-    async def _serve(self, engine: _Engine) -> None:
-        """Exchange requests and responses with an engine until it is lost."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_forever(engine))
-                tasks.create_task(self._collect_forever(engine))
-        except* WorkerLostError as failures:
-            lost = failures.exceptions[0]
-            if isinstance(lost, WorkerLostError):
-                self.lose(engine.index, lost)
+    def _placed(self, count: int, router: Router) -> list[tuple[Sample, int]]:
+        """Waiting requests for ``count`` free places, and their engines. Those that do better to wait for their home are passed by."""
+        placed: list[tuple[Sample, int]] = []
+        passed_by: set[int | None] = set()
+        while len(placed) < count and (sample := self._waiting.first(passed_by)) is not None:
+            home = self._home(sample)
+            group = sample.affinity if self._config.group_routing is GroupRouting.TOGETHER else None
+            index = router.place(home, group, waiting_there=0 if home is None else self._waiting.at_home(home.engine))
+            if index is None:
+                assert home is not None  # otherwise there was no room, and count counts that
+                passed_by.add(home.engine)
+                continue
+            self._waiting.withdraw(sample)
+            placed.append((sample, index))
+            if home is not None:
+                self._counts.history_tokens_kept += home.tokens * (index == home.engine)
+                self._counts.history_tokens_moved += home.tokens * (index != home.engine)
+        return placed
 
-    async def _send_forever(self, engine: _Engine) -> None:
+    def _forget(self, engine: FleetEngine) -> None:
+        engine.forget()
+        self._waiting.forget_homes(engine.index)
+
+    def _wait(self, sample: Sample) -> None:
+        """Have it wait for an engine."""
+        home = self._home(sample)
+        self._waiting.push(sample, None if home is None else home.engine)
+
+    def _home(self, sample: Sample) -> Home | None:
+        """Where its beginning is cached."""
+        if not self._config.affinity_margin or sample.engine is None or not sample.held_tokens:
+            return None
+        if self._engines[sample.engine].cache is not sample.cache:
+            return None
+        return Home(engine=sample.engine, tokens=sample.held_tokens)
+
+    async def _serve(self, engine: FleetEngine) -> None:
+        """Exchange requests and responses with an engine, and with each one that replaces it."""
         while True:
-            method, payload = await engine.outbox.get()
-            await engine.worker.call(method, payload, timeout_s=CALL_TIMEOUT_S)
+            if engine.loss is None:
+                self.lose(engine.index, await engine.exchange(self._receive, self._config.stall_timeout_s))
+            self._take(engine, await engine.salvage(), salvaged=True)
+            self._take_back(engine)
+            await engine.returned.wait()
 
-    async def _collect_forever(self, engine: _Engine) -> None:
-        while True:
-            if not engine.running:
-                engine.busy.clear()
-                await engine.busy.wait()
-            completions = await engine.worker.call("collect", COLLECT_WAIT_S, timeout_s=CALL_TIMEOUT_S)
-            if engine.lost:  # others generate these already
-                return
-            time_s = now_s()
-            if completions:
-                engine.last_progress_s = time_s
-                self._take(engine, completions)
-            elif engine.running and time_s - engine.last_progress_s > self._config.stall_timeout_s:
-                raise DeadlineError(
-                    f"no response of {engine.worker.name} finished for {self._config.stall_timeout_s:.0f} s while {len(engine.running)} "
-                    f"were running (spec.rollout.stallTimeoutSeconds); its log: {engine.worker.log_file}"
-                )
+    async def _receive(self, engine: FleetEngine, answer: CompletionBatch) -> None:
+        """Take what an engine returned, in portions, so that the loop's passes stay short."""
+        completions: list[Completion] = []
+        for first in range(0, len(answer.request_ids), RESPONSES_AT_ONCE):
+            await self._portions.turn(min(len(answer.request_ids) - first, RESPONSES_AT_ONCE))
+            completions = completions or unpack(answer)
+            self._take(engine, completions[first : first + RESPONSES_AT_ONCE])
 
-    def _take(self, engine: _Engine, completions: Sequence[Completion]) -> None:
-        """Pass on what has ended; what was aborted waits for another engine, unless it was cancelled."""
+    def _take_back(self, engine: FleetEngine) -> None:
+        """What a lost engine ran waits, with the tokens that came back from it."""
+        for request_id in list(engine.running):
+            sample, cancelled = engine.release(request_id)
+            if not cancelled:
+                self._counts.requests_moved += 1
+                self._wait(sample)
+        engine.released_some()
+        engine.released.set()
+        self._ended.set()
+        self._hand_out()
+
+    def _take(self, engine: FleetEngine, completions: Sequence[Completion], *, salvaged: bool = False) -> None:
+        """Pass on what has ended; what was aborted, or ``salvaged`` half-way, waits for another engine, unless it was cancelled."""
         finished: dict[Owner, list[tuple[Sample, Completion]]] = {}
         for part in completions:
             sample, cancelled = engine.release(part.request_id)
             if cancelled:
-                self._counts.tokens_cancelled += len(part.token_ids)
+                self._counts.tokens_cancelled += len(part.segment)
                 continue
             whole = sample.take(part)
             if whole is not None:
+                self._num_ended += 1
+                so_far = self._mean_tokens if self._num_ended > 1 else 0.0
+                self._mean_tokens = so_far + (max(len(whole.segment), 1) - so_far) / min(self._num_ended, MEAN_OVER)
                 finished.setdefault(sample.owner, []).append((sample, whole))
                 continue
-            self._moved += 1
-            self._kept_tokens += len(part.token_ids)
-            self._waiting.push(sample)
+            if salvaged:
+                self._counts.requests_moved += 1
+                self._counts.tokens_kept += len(part.segment)
+            else:
+                self._moved += 1
+                self._kept_tokens += len(part.segment)
+            self._wait(sample)
+        engine.released_some()
         self._ended.set()
         for owner, ended in finished.items():  # before requests are handed out: it may cancel some of those that wait
             owner.on_finished(ended)
         self._hand_out()
 
 
-def now_s() -> float:
-    """The event loop's clock: monotonic, and virtual in simulations."""
-    return asyncio.get_running_loop().time()
-
-
-def _requests_of(engines: Sequence[_Engine]) -> str:
+def _requests_of(engines: Sequence[FleetEngine]) -> str:
     return ", ".join(f"{len(engine.running)} requests of {engine.worker.name}" for engine in engines if engine.running)

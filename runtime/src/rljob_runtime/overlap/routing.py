@@ -1,17 +1,22 @@
 """Which engine gets which request. Pure decisions over loads; O((requests + engines) log engines).
 
-Rule: the engine that has the request's prefix cached, unless another one has clearly less to do; then the one with the least load for its
-capacity. Without that limit all samples of a long prompt would queue at one engine while others idle.
+Rule: the engine that has the request's beginning cached, its home, unless another one has clearly less to do; then the one with the least
+load for its capacity. Without that limit all samples of a long prompt would queue at one engine while others idle.
+
+How much less is counted in tokens: another engine computes the cached tokens again, and a request ahead at home costs about as many tokens
+as a request samples, since a step of an engine computes a token of each. So a turn of an episode with 2,000 tokens behind it stays with up
+to 20 requests more at home where requests sample 100, and moves where they sample 2,000.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 AFFINITY_MARGIN = 2
-"""By how many requests the engine with the cached prefix may be ahead of the least loaded one and still be chosen."""
+"""By how many requests the home may always be ahead of the least loaded engine and still be chosen."""
 UNEVEN = 1.5
 """Requests move to engines that join only from those that have this many times their even share: moving costs a prefill."""
 
@@ -26,6 +31,15 @@ class Capacity:
     """Further ones it may hold so that no slot idles between two."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The engine that has a request's beginning cached."""
+
+    engine: int
+    tokens: int
+    """How many it has, at least 1."""
+
+
 @dataclass(slots=True, eq=False)
 class GroupAffinity:
     """Where the samples of one prompt are that should stay together; all of them hold the same object."""
@@ -36,52 +50,67 @@ class GroupAffinity:
     """How many of them it has."""
 
 
-def route(
-    preferred: Sequence[int | None],
-    loads: Mapping[int, int],
-    limits: Mapping[int, int],
-    margin: int = AFFINITY_MARGIN,
-    affinity: Sequence[GroupAffinity] = (),
-) -> list[int | None]:
-    """Engines for waiting requests, in their order.
+class Router:
+    """Gives requests engines, one after another; each counts for the next ones. O(log engines) per request."""
 
-    Args:
-        preferred: per request the engine that may have its prefix cached; None: no engine has.
-        loads: requests that each engine has; only these engines are chosen.
-        limits: requests that each engine may have; loads are compared relative to them.
-        margin: see ``AFFINITY_MARGIN``; 0 follows the load alone.
-        affinity: per request where its group is; a request without a preferred engine prefers its group's (not changed here). Those of a
-            group do not count against its engine, so that it gets all of the group, whatever its size, as long as nothing else loads it.
-            Empty: each request by itself.
+    def __init__(
+        self, loads: dict[int, int], limits: Mapping[int, int], *, margin: int = AFFINITY_MARGIN, request_tokens: float = math.inf
+    ) -> None:
+        """Begin with what engines have.
 
-    Returns:
-        Per request an engine, or None where all are full.
-    """
-    now = dict(loads)
-    heap = [(_share(load, limits[engine]), engine) for engine, load in now.items()]
-    heapq.heapify(heap)
-    chosen: list[int | None] = []
-    settled: dict[GroupAffinity, GroupAffinity] = {}
-    for number, first in enumerate(preferred):
-        while heap and heap[0][0] != (current := _share(now[heap[0][1]], limits[heap[0][1]])):  # outdated by a choice of a preferred engine
+        Args:
+            loads: requests that each engine has; only these engines are chosen. Changed here.
+            limits: requests that each engine may have; loads are compared relative to them.
+            margin: see ``AFFINITY_MARGIN``; 0 follows the load alone.
+            request_tokens: that a request samples, in the mean; above 0.
+        """
+        self._loads, self._limits, self._margin, self._request_tokens = loads, limits, margin, request_tokens
+        self._heap = [(_share(load, limits[engine]), engine) for engine, load in loads.items()]
+        heapq.heapify(self._heap)
+
+    def place(self, home: Home | None, group: GroupAffinity | None = None, *, waiting_there: int = 0) -> int | None:
+        """The engine of a request.
+
+        Args:
+            home: which engine has its beginning cached; None: none.
+            group: where others of its group are, to which it is added. A request without a home prefers its group's engine. Those of a
+                group do not count against that, so that it gets all of the group, whatever its size, as long as nothing else loads it.
+                None: it is on its own.
+            waiting_there: requests that wait for the home, this one among them.
+
+        Returns:
+            None where all engines are full, or where it does better to wait until its home is not.
+        """
+        best = self._least_loaded()
+        if best is None:
+            return None
+        if group is not None and group.engine is not None and group.engine not in self._loads:
+            group.engine, group.num_there = None, 0  # it can be given nothing
+        engine: int | None = best
+        if home is not None and self._margin and home.engine in self._loads:
+            full = self._loads[home.engine] >= self._limits[home.engine]
+            own = group.num_there if group is not None and group.engine == home.engine else 0
+            ahead = self._loads[home.engine] - own + (waiting_there if full else 0)
+            if self._stays(home.engine, ahead - max(self._margin, home.tokens / self._request_tokens), best):
+                engine = None if full else home.engine
+        elif group is not None and group.engine is not None and self._loads[group.engine] < self._limits[group.engine]:
+            if self._stays(group.engine, self._loads[group.engine] - group.num_there - self._margin, best):
+                engine = group.engine
+        if engine is not None:
+            self._loads[engine] += 1
+            if group is not None:
+                _settle(group, engine)
+        return engine
+
+    def _stays(self, engine: int, ahead: float, best: int) -> bool:
+        """Whether a load of ``ahead`` there is no more than the least one, both relative to the limits."""
+        return ahead * self._limits[best] <= self._loads[best] * self._limits[engine]
+
+    def _least_loaded(self) -> int | None:
+        heap, loads, limits = self._heap, self._loads, self._limits
+        while heap and heap[0][0] != (current := _share(loads[heap[0][1]], limits[heap[0][1]])):  # outdated by what was placed
             heapq.heapreplace(heap, (current, heap[0][1]))
-        if not heap or now[heap[0][1]] >= limits[heap[0][1]]:
-            chosen.append(None)
-            continue
-        engine = heap[0][1]
-        group = settled.setdefault(affinity[number], _usable(affinity[number], now)) if affinity else None
-        wanted, own = first, 0
-        if group is not None and first in (None, group.engine):
-            wanted, own = group.engine, group.num_there
-        if (margin or group) and wanted is not None and wanted in now and now[wanted] < limits[wanted]:
-            ahead = now[wanted] - own - margin
-            if ahead * limits[engine] <= now[engine] * limits[wanted]:
-                engine = wanted
-        now[engine] += 1
-        chosen.append(engine)
-        if group is not None:
-            settle(group, engine)
-    return chosen
+        return heap[0][1] if heap and loads[heap[0][1]] < limits[heap[0][1]] else None
 
 
 def _share(load: int, limit: int) -> float:
@@ -89,16 +118,11 @@ def _share(load: int, limit: int) -> float:
     return load / limit if limit else float("inf")
 
 
-def settle(group: GroupAffinity, engine: int) -> None:
+def _settle(group: GroupAffinity, engine: int) -> None:
     """One of the group goes to ``engine``, which becomes the group's engine if it has none."""
     if group.engine is None:
         group.engine, group.num_there = engine, 0
     group.num_there += group.engine == engine
-
-
-def _usable(group: GroupAffinity, loads: Mapping[int, int]) -> GroupAffinity:
-    """A copy, without an engine that can be given nothing."""
-    return GroupAffinity(group.engine, group.num_there) if group.engine in loads else GroupAffinity()
 
 
 def places(waiting: int, loads: Mapping[int, int], capacities: Mapping[int, Capacity]) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 Order, each stage only where it is asked for::
 
     scores - overlong penalty -> centre, scale -> clip -> token rewards (- KL to the reference) -> estimator -> whiten -> clip
+    by turns: rewards of turns -> returns -> centre, scale, or GiGPO's two terms -> clip -> token rewards (- KL) -> whiten -> clip
 
 Samples that filters leave out count in the statistics of rewards, but not in those of advantages, which are over trained tokens.
 Samples come in an order of their own (:mod:`~rljob_runtime.overlap.arrange`), so that results do not depend on who arrived first.
@@ -11,22 +12,24 @@ Samples come in an order of their own (:mod:`~rljob_runtime.overlap.arrange`), s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rljob_api.vocabulary import AdvantageEstimator, KLPlacement, NormScope
+from rljob_api.vocabulary import AdvantageEstimator, EpisodeCount, KLPlacement, NormScope
 from rljob_runtime.losses.advantage import group_advantages, leave_one_out
 from rljob_runtime.losses.custom import StepRewards, custom_advantages, load_estimator
 from rljob_runtime.losses.normalize import DoubleArray, Moments, moments_by, scaled, whitened
-from rljob_runtime.losses.returns import discounted_sums, gae
+from rljob_runtime.losses.returns import discounted_sums, gae, gigpo_advantages, step_returns
 from rljob_runtime.losses.rewards import adapted_coefficient, difficulty_weights, kl_estimates, length_weights, overlong_penalty
-from rljob_runtime.overlap.arrange import BoolArray, StepSamples
+from rljob_runtime.overlap.arrange import BoolArray, Number, StepSamples
 from rljob_runtime.overlap.rule_config import RuleConfig
+from rljob_runtime.overlap.turns import StepTurns, turns_of
 from rljob_runtime.plugins import Function
-from rljob_runtime.records import FloatArray
+from rljob_runtime.records import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +56,9 @@ class Rule:
         """Start with no statistics.
 
         Raises:
-            ValueError: the estimator works on steps of episodes, which single responses do not have.
+            ValueError: the estimator is Custom and has no function.
             PluginError: a Custom estimator cannot be imported.
         """
-        if config.estimator in {AdvantageEstimator.GIGPO, AdvantageEstimator.STEP_REINFORCE}:
-            raise ValueError(f"{config.estimator} needs the steps of episodes, but samples are single responses; choose another estimator")
         self._custom: Function | None = None
         if config.estimator is AdvantageEstimator.CUSTOM:
             if config.function is None:
@@ -106,28 +107,34 @@ class Rule:
         sampled = step.response_mask > 0
         metrics: dict[str, float] = {}
         kept = self._kept(step, metrics)
-        trained = sampled & np.repeat(kept, step.lengths)
+        trained = sampled if kept.all() else sampled & _each(kept[step.sample_of], step.lengths)
         if step.sampling_mask is not None:  # where tokens were possible that are not listed, the policy's log-prob is not known
-            trained &= step.sampling_mask.counts > 0
-        counted = trained[sampled]
-        scores = self._shaped(step, metrics)
+            trained = trained & (step.sampling_mask.counts > 0)
+        whole = trained is sampled
+        counted = np.ones(int(step.response_lengths.sum()), dtype=np.bool_) if whole else trained[sampled]
+        scores = self._scores(step, metrics)
         kl = self._kl(step, sampled, metrics)
-        advantages, returns = self._estimate(step, scores, kl if config.kl_placement is KLPlacement.REWARD else None, counted)
+        in_rewards = kl if config.kl_placement is KLPlacement.REWARD else None
+        if config.by_turn:
+            advantages, returns = self._estimate_turns(step, turns_of(step.trajectories, scores - step.scores), in_rewards, metrics), None
+        else:
+            shaped = self._shaped(scores, step.group_ids, step.sources, metrics)
+            advantages, returns = self._estimate(step, shaped, in_rewards, counted)
         if config.whiten:
             advantages = whitened(advantages, counted)
         if config.advantage_clip is not None:
             metrics["advantage/clip_fraction"] = _mean(np.abs(advantages[counted]) > config.advantage_clip)
             advantages = np.clip(advantages, -config.advantage_clip, config.advantage_clip)
-        metrics |= _summary(advantages[counted])
         in_loss = config.kl_target is not None and config.kl_coefficient > 0 and config.kl_placement is KLPlacement.LOSS
         outcome = Outcome(
-            advantages=_spread(np.where(counted, advantages, 0.0), sampled),
-            trained=trained.astype(np.float32),
+            advantages=_spread(advantages if whole else np.where(counted, advantages, 0.0), sampled),
+            trained=step.response_mask if whole else trained.astype(np.float32),
             returns=None if returns is None else _spread(returns, sampled),
             sample_weights=self._weights(step, kept & (step.response_lengths > 0)),
             kl_coefficient=self._kl_coefficient if in_loss else None,
             metrics=metrics,
         )
+        metrics |= _consumed_summary(advantages if whole else advantages[counted])
         self._adapt(step, kl)
         return outcome
 
@@ -150,48 +157,59 @@ class Rule:
         metrics["train/masked_samples_fraction"] = 1.0 - _mean(kept)
         return kept
 
-    def _shaped(self, step: StepSamples, metrics: dict[str, float]) -> DoubleArray:
-        """Scores of shape (S,) after penalty, normalization and clip."""
+    def _scores(self, step: StepSamples, metrics: dict[str, float]) -> DoubleArray:
+        """Scores of shape (S,) less the penalty for long responses."""
         config = self._config
         scores = step.scores.astype(np.float64)
         if not np.isfinite(scores).all():
             raise ValueError(f"score {scores[~np.isfinite(scores)][0]} is not finite; drop failed rewards before the rule is applied")
-        if not config.shapes_rewards:
+        if config.overlong_buffer_tokens is None:
             return scores
-        if config.overlong_buffer_tokens is not None:
-            taken = overlong_penalty(
-                step.response_lengths,
-                max_tokens=config.max_response_tokens,
-                buffer_tokens=config.overlong_buffer_tokens,
-                penalty=config.overlong_penalty,
-            )
-            metrics["reward/overlong_penalty_mean"] = _mean(taken)
-            scores = scores - taken
+        taken = overlong_penalty(
+            step.response_lengths,
+            max_tokens=config.max_response_tokens,
+            buffer_tokens=config.overlong_buffer_tokens,
+            penalty=config.overlong_penalty,
+        )
+        metrics["reward/overlong_penalty_mean"] = _mean(taken)
+        return np.asarray(scores - taken)
+
+    def _shaped(self, values: DoubleArray, groups: IntArray, sources: Sequence[str], metrics: dict[str, float]) -> DoubleArray:
+        """Scores, or returns of turns, of shape (N,) after normalization and clip; ``groups`` and ``sources`` are those of each."""
+        config = self._config
+        if not config.shapes_rewards:
+            return values
         if NormScope.RUNNING in {config.reward_center, config.reward_scale}:
-            self._observe(step, scores)
-        centred = scores if config.reward_center is None else scores - self._moments(config.reward_center, step, scores)[0]
-        result = centred if config.reward_scale is None else scaled(centred, self._moments(config.reward_scale, step, scores)[1])
-        if config.reward_clip is not None:
-            metrics["reward/clip_fraction"] = _mean(np.abs(result) > config.reward_clip)
-            result = np.clip(result, -config.reward_clip, config.reward_clip)
-        metrics["reward/shaped_mean"] = _mean(result)
-        return result
+            self._observe(values, sources)
+        centred = values if config.reward_center is None else values - self._moments(config.reward_center, values, groups, sources)[0]
+        if config.reward_scale is not None:
+            centred = scaled(centred, self._moments(config.reward_scale, values, groups, sources)[1])
+        return self._clipped(centred, metrics)
 
-    def _observe(self, step: StepSamples, scores: DoubleArray) -> None:
-        """Take the step's scores into the running statistics of their sources."""
-        sources = np.array(step.sources)
-        for source in sorted(set(step.sources)):
-            self._running[source] = self._running.get(source, Moments()).merged(Moments.of(scores[sources == source]))
+    def _clipped(self, values: DoubleArray, metrics: dict[str, float]) -> DoubleArray:
+        """The last of shaping."""
+        limit = self._config.reward_clip
+        if limit is not None:
+            metrics["reward/clip_fraction"] = _mean(np.abs(values) > limit)
+            values = np.clip(values, -limit, limit)
+        metrics["reward/shaped_mean"] = _mean(values)
+        return values
 
-    def _moments(self, scope: NormScope, step: StepSamples, scores: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Mean and standard deviation that apply to each sample, shape (S,)."""
+    def _observe(self, values: DoubleArray, sources: Sequence[str]) -> None:
+        """Take a step's values into the running statistics of their sources."""
+        named = np.array(sources)
+        for source in sorted(set(sources)):
+            self._running[source] = self._running.get(source, Moments()).merged(Moments.of(values[named == source]))
+
+    def _moments(self, scope: NormScope, values: DoubleArray, groups: IntArray, sources: Sequence[str]) -> tuple[DoubleArray, DoubleArray]:
+        """Mean and standard deviation that apply to each value, shape (N,)."""
         match scope:
             case NormScope.GROUP:
-                return moments_by(scores, step.group_ids)
+                return moments_by(values, groups)
             case NormScope.BATCH:
-                return moments_by(scores, np.zeros(scores.size, dtype=np.int32))
+                return moments_by(values, np.zeros(values.size, dtype=np.int32))
             case NormScope.RUNNING:
-                running = [self._running[source] for source in step.sources]
+                running = [self._running[source] for source in sources]
                 return np.array([m.mean for m in running]), np.array([m.std for m in running])
 
     def _kl(self, step: StepSamples, sampled: BoolArray, metrics: dict[str, float]) -> DoubleArray | None:
@@ -214,38 +232,66 @@ class Rule:
     ) -> tuple[DoubleArray, DoubleArray | None]:
         """Advantages and, with a critic, returns of the sampled tokens.
 
-        Group estimators see the sum of a response's token rewards, its KL included, as verl's do; others see each token's.
+        Group estimators see the sum of a response's token rewards, its KL included, as verl's do; others see each token's, those of an
+        episode's turns where they were earned.
         """
         config, lengths = self._config, step.response_lengths
+        turns = _turn_rewards(step)
         penalty = None if kl is None else self._kl_coefficient * kl
         match config.estimator:
             case AdvantageEstimator.GRPO:
                 advantages = group_advantages(_totals(scores, penalty, lengths), step.group_ids, normalize_std=config.normalize_std)
-                return np.repeat(advantages.astype(np.float64), lengths), None
+                return _each(advantages.astype(np.float64), lengths), None
             case AdvantageEstimator.RLOO:
                 advantages = leave_one_out(_totals(scores, penalty, lengths), step.group_ids)
-                return np.repeat(advantages.astype(np.float64), lengths), None
+                return _each(advantages.astype(np.float64), lengths), None
             case AdvantageEstimator.REINFORCE:
-                return discounted_sums(_token_rewards(scores, penalty, lengths), lengths, config.gamma), None
+                return discounted_sums(_token_rewards(scores, penalty, lengths, turns), lengths, config.gamma), None
             case AdvantageEstimator.REINFORCE_PLUS_PLUS:  # arXiv 2501.03262: normalized over the tokens of the whole batch
-                returns = discounted_sums(_token_rewards(scores, penalty, lengths), lengths, config.gamma)
+                returns = discounted_sums(_token_rewards(scores, penalty, lengths, turns), lengths, config.gamma)
                 return whitened(returns, counted), None
             case AdvantageEstimator.GAE:
                 if step.values is None:
                     raise ValueError("GAE needs values but the step has none; run the critic first")
                 values = step.values[step.response_mask > 0]
-                return gae(_token_rewards(scores, penalty, lengths), values, lengths, gamma=config.gamma, lambda_=config.lambda_)
+                return gae(_token_rewards(scores, penalty, lengths, turns), values, lengths, gamma=config.gamma, lambda_=config.lambda_)
             case AdvantageEstimator.CUSTOM:
                 assert self._custom is not None
                 given = StepRewards(
                     rewards=_totals(scores, penalty, lengths),
-                    token_rewards=_token_rewards(scores, penalty, lengths),
+                    token_rewards=_token_rewards(scores, penalty, lengths, turns),
                     lengths=lengths,
                     group_ids=step.group_ids,
                 )
-                return custom_advantages(self._custom, str(config.function), given, config.parameters), None
+                return np.array(custom_advantages(self._custom, str(config.function), given, config.parameters)), None
             case _:
                 raise AssertionError(f"{config.estimator} was refused before")
+
+    def _estimate_turns(self, step: StepSamples, turns: StepTurns, kl: DoubleArray | None, metrics: dict[str, float]) -> DoubleArray:
+        """Advantages of the sampled tokens where each turn has its own.
+
+        All tokens of a turn share it, but for the KL, of which a token sees its own and those behind it in the turn, as in ROLL.
+        """
+        config, groups = self._config, step.group_ids[turns.samples]
+        if config.estimator is AdvantageEstimator.STEP_REINFORCE:
+            sources = [step.sources[sample] for sample in turns.samples]
+            credit = self._shaped(step_returns(turns.rewards, turns.samples, config.gamma), groups, sources, metrics)
+        else:
+            credit = gigpo_advantages(
+                turns.rewards,
+                turns.samples,
+                groups,
+                turns.states,
+                gamma=config.gamma,
+                episode_weight=config.episode_weight,
+                turn_weight=config.turn_weight,
+                per_turn=config.episode_count is EpisodeCount.PER_TURN,
+                normalize_std=config.normalize_std,
+            )
+            credit = self._clipped(credit, metrics) if config.reward_clip is not None else credit
+        if kl is None:
+            return _each(credit, turns.sizes)
+        return discounted_sums(_token_rewards(credit, self._kl_coefficient * kl, turns.sizes), turns.sizes, 1.0)
 
     def _weights(self, step: StepSamples, kept: BoolArray) -> FloatArray | None:
         """Shape (S,): product of the weights asked for, with mean 1 over the samples that are trained."""
@@ -275,14 +321,45 @@ def _totals(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarra
     """Sum of each response's token rewards, shape (S,)."""
     if penalty is None:
         return scores
-    return np.asarray(scores - np.bincount(np.repeat(np.arange(scores.size), lengths), penalty, scores.size))
+    return np.asarray(scores - np.bincount(_each(np.arange(scores.size), lengths), penalty, scores.size))
 
 
-def _token_rewards(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarray) -> DoubleArray:
-    """Shape (sampled tokens,): the score on each response's last token, less each token's penalty."""
+def _token_rewards(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarray, turns: DoubleArray | None = None) -> DoubleArray:
+    """Shape (sampled tokens,): the score on each response's last token, less each token's penalty.
+
+    Of an episode, the rewards of its turns stand at the ends of their actions, and on the last token what shaping made of the score
+    besides: the sum is the shaped score in any case.
+    """
     rewards = np.zeros(int(lengths.sum())) if penalty is None else -penalty
-    rewards[np.cumsum(lengths)[lengths > 0] - 1] += scores[lengths > 0]
+    last = np.cumsum(lengths)[lengths > 0] - 1
+    if turns is None:
+        rewards[last] += scores[lengths > 0]
+        return rewards
+    earned = np.bincount(np.repeat(np.arange(scores.size), lengths), turns, scores.size)
+    rewards[last] += (scores - earned)[lengths > 0]
+    return np.asarray(rewards + turns)
+
+
+def _turn_rewards(step: StepSamples) -> DoubleArray | None:
+    """Rewards of actions at their last tokens, shape (sampled tokens,); None where no segment has one."""
+    actions = [segment for t in step.trajectories for segment in t.segments if segment.sampled]
+    if all(action.reward is None for action in actions):
+        return None
+    sizes = np.array([len(action) for action in actions])
+    earned = np.array([action.reward or 0.0 for action in actions])
+    rewards = np.zeros(int(sizes.sum()))
+    rewards[np.cumsum(sizes)[sizes > 0] - 1] = earned[sizes > 0]
     return rewards
+
+
+def _each(values: npt.NDArray[Number], lengths: np.ndarray) -> npt.NDArray[Number]:
+    """``np.repeat`` written run by run: several times faster for long runs, and it lets other threads in."""
+    result = np.empty(int(lengths.sum()), dtype=values.dtype)
+    place = 0
+    for value, size in zip(values.tolist(), lengths.tolist(), strict=True):
+        result[place : place + size] = value
+        place += size
+    return result
 
 
 def _spread(values: DoubleArray, sampled: BoolArray) -> FloatArray:
@@ -296,12 +373,18 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
-def _summary(advantages: DoubleArray) -> dict[str, float]:
-    """Metrics of the trained tokens' advantages; 0 where none is trained."""
+def _consumed_summary(advantages: DoubleArray) -> dict[str, float]:
+    """Metrics of the trained tokens' advantages; 0 where none is trained.
+
+    The array is written over: what numpy's ``std`` makes besides, bit for bit the same, would be a step's largest array.
+    """
     some = advantages if advantages.size else np.zeros(1)
+    mean, least, most = some.mean(), some.min(), some.max()
+    some -= mean
+    some *= some
     return {
-        "advantage/mean": float(some.mean()),
-        "advantage/std": float(some.std()),
-        "advantage/min": float(some.min()),
-        "advantage/max": float(some.max()),
+        "advantage/mean": float(mean),
+        "advantage/std": float(np.sqrt(some.mean())),
+        "advantage/min": float(least),
+        "advantage/max": float(most),
     }

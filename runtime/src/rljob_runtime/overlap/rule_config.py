@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_api.vocabulary import AdvantageEstimator, KLEstimator, KLPlacement, NormScope
+from rljob_api.vocabulary import AdvantageEstimator, EpisodeCount, KLEstimator, KLPlacement, NormScope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,12 @@ class RuleConfig:
     job_folder: str | None = None
     """Where its module is looked for before the Python path."""
     normalize_std: bool = True
-    """GRPO only."""
+    """GRPO and GiGPO only."""
     gamma: float = 1.0
+    episode_weight: float = 1.0
+    """GiGPO only, as the next two."""
+    turn_weight: float = 1.0
+    episode_count: EpisodeCount = EpisodeCount.ONCE
     lambda_: float = 0.95
     whiten: bool = False
     advantage_clip: float | None = None
@@ -51,6 +55,11 @@ class RuleConfig:
     def measures_kl(self) -> bool:
         """Whether the rule itself looks at the distance to the reference."""
         return self.kl_coefficient > 0 and (self.kl_placement is KLPlacement.REWARD or self.kl_target is not None)
+
+    @property
+    def by_turn(self) -> bool:
+        """Whether the turns of an episode have advantages of their own."""
+        return self.estimator in {AdvantageEstimator.GIGPO, AdvantageEstimator.STEP_REINFORCE}
 
     @property
     def shapes_rewards(self) -> bool:

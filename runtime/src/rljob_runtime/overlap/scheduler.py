@@ -6,48 +6,38 @@ Generation goes on while rewards are computed and while the trainer works, as fa
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import partial
 
-from rljob_runtime.cluster.protocol import Worker
+from rljob_runtime.cluster.protocol import INLINE_BYTES, Worker
 from rljob_runtime.errors import FilteredOutError
 from rljob_runtime.overlap.buffer import Group, TrajectoryBuffer
+from rljob_runtime.overlap.episodes import Environments, EpisodeCounters
 from rljob_runtime.overlap.filters import GroupFilter
-from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, OnLost, now_s
+from rljob_runtime.overlap.fleet import EngineFleet, FleetChange, FleetConfig, OnLost
+from rljob_runtime.overlap.fleet_engine import now_s
+from rljob_runtime.overlap.group_log import Ending, GroupLog, NoGroupLog, Recovered
+from rljob_runtime.overlap.judge_counts import JudgeCounts
+from rljob_runtime.overlap.prompt_order import PromptOrder, Prompts, ResumePoint
 from rljob_runtime.overlap.routing import GroupAffinity
-from rljob_runtime.overlap.samples import Sample
+from rljob_runtime.overlap.samples import Response, Sample
 from rljob_runtime.overlap.staleness import GroupVersions, StalenessGate
-from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, Trajectory
+from rljob_runtime.packed import RewardBatch, reward_batch
+from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardResult, Sampling, Trajectory
 
 MIN_GROUP_SAMPLES = 2
 """A group needs a comparison; smaller ones are dropped and replaced."""
+ADMITTED_AT_ONCE = 256
+"""Samples, or one group; what else is due runs between two such portions of a large batch."""
+KEPT_FAILED = 4
+"""Samples of a step that failed, to be read; all are counted."""
 PRIORITY = 1
 """Validation has a lower one: it is short and should soon report how good some weights are."""
 
-ScoreResponses = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
-
-
-class Prompts(Protocol):
-    """An endless supply of prompts whose position can be saved; ``Prompt.index`` grows along it."""
-
-    def next(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts."""
-
-    def state(self) -> dict[str, object]:
-        """Its position, JSON-able."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePoint:
-    """Where a resumed run continues in the order of prompts: everything admitted but not trained is asked again (ONCE)."""
-
-    source_state: Mapping[str, object]
-    """Position of the source, at or before the oldest prompt that is not done."""
-    done: tuple[int, ...]
-    """Indexes of prompts after that position that were trained or dropped already."""
+ScoreResponses = Callable[[RewardBatch], Awaitable[list[RewardResult]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +58,11 @@ class RolloutConfig:
     max_filtered_in_row: int = 1000
     """So many filtered groups without one that was kept are an error, not bad luck."""
 
+    @property
+    def requests_per_prompt(self) -> int:
+        """Responses that are begun for a prompt."""
+        return self.samples_per_prompt + self.redundant_samples
+
 
 @dataclass(slots=True)
 class RolloutCounters:
@@ -78,6 +73,7 @@ class RolloutCounters:
     """By reward: evaluations that failed other than by time."""
     reward_timeouts: Counter[str] = field(default_factory=Counter)
     """By reward: evaluations that ran past their limit twice."""
+    judges: JudgeCounts = field(default_factory=JudgeCounts)
     reward_retries: int = 0
     rewards_dropped: int = 0
     """Samples left out because of either."""
@@ -95,11 +91,19 @@ class RolloutCounters:
     last_completion_s: float = 0.0
     """Clock of the event loop at the last finished response."""
     reward_messages: list[str] = field(default_factory=list)
+    failed: list[Trajectory] = field(default_factory=list)
+    """The first ``KEPT_FAILED`` samples without a score, to be read."""
     engine_pause_s: float = 0.0
     requests_moved: int = 0
     """Taken from engines that paused or were lost, or that others relieved."""
     tokens_kept: int = 0
     """Tokens of those, which are not sampled again."""
+    history_tokens_kept: int = 0
+    """Tokens of requests that an engine had cached, and that went there."""
+    history_tokens_moved: int = 0
+    """The same of those that went to another engine."""
+    episodes: EpisodeCounters | None = None
+    """Of an agentic job."""
 
 
 @dataclass(slots=True)
@@ -107,7 +111,11 @@ class _OpenGroup:
     group_id: int
     prompt: Prompt
     samples: list[Sample]
-    completions: dict[int, Completion] = field(default_factory=dict)
+    responses: dict[int, Response] = field(default_factory=dict)
+    rewards: dict[int, RewardResult] = field(default_factory=dict)
+    """Of reward functions; an environment's come with the responses."""
+    num_failed: int = 0
+    """Episodes among them that have no score."""
 
 
 class RolloutScheduler:
@@ -117,40 +125,41 @@ class RolloutScheduler:
         self,
         *,
         prompts: Prompts,
-        decode: Callable[[list[tuple[int, ...]]], list[str]],
         engines: Sequence[Worker],
-        score: ScoreResponses,
+        score: ScoreResponses | None = None,
+        environments: Environments | None = None,
         gate: StalenessGate,
         config: RolloutConfig,
-        next_group_id: int = 0,
+        first_prompt: int = 0,
         done: Sequence[int] = (),
+        log: GroupLog | None = None,
         on_lost: OnLost | None = None,
     ) -> None:
         """Wire the parts.
 
         Args:
             prompts: where new prompts come from.
-            decode: token ids of several responses to texts.
             engines: rollout workers.
-            score: rewards of several responses, in order; a failing sample is a result, not an exception.
+            score: rewards of several responses, in order; a failing sample is a result, not an exception. None where environments score.
+            environments: where prompts are tasks to be played; None: each response is all there is.
             gate: admission, and how old what is trained may be.
             config: from the spec.
-            next_group_id: continues the numbering after a resume.
+            first_prompt: ``ResumePoint.first_prompt`` of the checkpoint.
             done: ``ResumePoint.done`` of the checkpoint: prompts the source gives again that need no asking.
-            on_lost: called for every engine that is lost while others go on.
+            log: notified of what becomes of groups.
+            on_lost: of the fleet.
+
+        Raises:
+            ValueError: both of ``score`` and ``environments`` are given, or none.
         """
-        self._prompts = prompts
-        self._decode = decode
+        if (score is None) == (environments is None):
+            raise ValueError("exactly one of score and environments is needed; episodes have their scores from environments")
+        self._prompts = PromptOrder(prompts, first_prompt=first_prompt, done=done)
         self._score = score
         self.gate = gate
         self.config = config
-        self._next_group_id = next_group_id
-        self._done: set[int] = set(done)
-        self._newest = -1
-        """Index of the last prompt that the source gave."""
-        self._positions: deque[tuple[int, Mapping[str, object]]] = deque()
+        self._log = log or NoGroupLog()
         self._open: dict[int, _OpenGroup] = {}
-        self._admitted: dict[int, Prompt] = {}
         self._started = GroupVersions()
         """Of groups that are not in the buffer yet."""
         self._room = asyncio.Event()
@@ -160,7 +169,13 @@ class RolloutScheduler:
         self._filtered_in_row: list[float] = []
         """Mean scores of the groups filtered since one was kept."""
         self.fleet = EngineFleet(engines, config=config.fleet, on_lost=on_lost)
-        self.buffer = TrajectoryBuffer(gate=gate, unfinished=self._started, on_drop=lambda group: self._drop(group.group_id))
+        self.environments = environments
+        self._player = None if environments is None else environments.player(self, self.fleet, config.sampling, config.seed)
+        self._generation = self.fleet if self._player is None else self._player
+        """Makes a response, or an episode, of each sample."""
+        self.buffer = TrajectoryBuffer(
+            gate=gate, unfinished=self._started, on_drop=lambda group: self._drop(group.group_id), on_taken=self._log.taken
+        )
 
     @property
     def priority(self) -> int:
@@ -168,27 +183,28 @@ class RolloutScheduler:
         return PRIORITY
 
     @property
-    def next_group_id(self) -> int:
-        """Number of the next group to be admitted."""
-        return self._next_group_id
+    def unfinished(self) -> Collection[int]:
+        """Ids of the groups that were admitted and are neither trained nor released."""
+        return self._prompts.in_flight
+
+    def restore(self, recovered: Recovered) -> None:
+        """Go on with what an earlier attempt had finished; once, before :meth:`run`."""
+        groups = recovered.groups
+        self._prompts.restore((group.group_id for group in groups), recovered.released)
+        for ending in recovered.released.values():
+            self._count(ending)
+        self.gate.restore(len(groups), next_batch=self.gate.version + len(recovered.batches))
+        self.buffer.restore(recovered.batches, recovered.waiting)
 
     def resume_point(self) -> ResumePoint:
         """What a checkpoint must remember of the prompts; O(prompts in flight)."""
-        oldest = min((p.index for p in self._admitted.values()), default=None)
-        if oldest is None:
-            self._positions.clear()
-            self._done = {i for i in self._done if i > self._newest}  # a resumed source has yet to pass these
-            return ResumePoint(source_state=self._prompts.state(), done=tuple(sorted(self._done)))
-        while len(self._positions) > 1 and self._positions[1][0] <= oldest:
-            self._positions.popleft()
-        first, state = self._positions[0]
-        self._done = {i for i in self._done if i >= first}
-        return ResumePoint(source_state=state, done=tuple(sorted(self._done)))
+        return self._prompts.resume_point()
 
     def trained(self, groups: Sequence[Group]) -> None:
-        """These groups have been trained; they need not be asked again after a resume."""
+        """These groups have been trained; they need not be asked again after a resume. O(prompts in flight)."""
         for group in groups:
-            self._done.add(self._admitted.pop(group.group_id).index)
+            self._prompts.end(group.group_id)
+        self._prompts.forget_passed()  # checkpoints may be far apart, or never come
 
     def open(self) -> None:
         """The first weights are served: admission begins."""
@@ -197,6 +213,7 @@ class RolloutScheduler:
     def advance(self, version: int) -> None:
         """New weights are served by every engine: more groups may be admitted."""
         self.gate.advance(version)
+        self.fleet.forget_prefixes()
         self._cancel_too_stale(version)
         self._room.set()
 
@@ -204,12 +221,18 @@ class RolloutScheduler:
         """Counters since the last call."""
         taken, self._counters = self._counters, RolloutCounters()
         fleet = self.fleet.take_counts()
+        episodes = None if self._player is None else self._player.take_counters()
+        tokens_cancelled = taken.tokens_cancelled + (0 if episodes is None else episodes.tokens_cancelled)
         return replace(
             taken,
+            episodes=episodes,
             requests_cancelled=taken.requests_cancelled + fleet.requests_cancelled,
-            tokens_cancelled=taken.tokens_cancelled + fleet.tokens_cancelled,
+            tokens_cancelled=tokens_cancelled + fleet.tokens_cancelled,
             engines_lost=fleet.engines_lost,
             requests_moved=taken.requests_moved + fleet.requests_moved,
+            tokens_kept=taken.tokens_kept + fleet.tokens_kept,
+            history_tokens_kept=fleet.history_tokens_kept,
+            history_tokens_moved=fleet.history_tokens_moved,
         )
 
     async def run(self) -> None:
@@ -220,6 +243,8 @@ class RolloutScheduler:
                 tasks.create_task(self._admit_forever())
                 tasks.create_task(self._watch_scoring())
                 tasks.create_task(self.fleet.run())
+                if self.environments is not None:
+                    tasks.create_task(self.environments.router.run())
         except BaseExceptionGroup as failures:
             first: BaseException = failures
             while isinstance(first, BaseExceptionGroup):
@@ -271,56 +296,61 @@ class RolloutScheduler:
         while True:
             await self._room.wait()
             self._room.clear()
-            count = self.gate.capacity
-            if count:
+            while count := min(self.gate.capacity, max(ADMITTED_AT_ONCE // self.config.requests_per_prompt, 1)):
                 self.gate.admit(count)
-                self._submit(self._next_prompts(count))
-
-    def _next_prompts(self, count: int) -> list[Prompt]:
-        prompts: list[Prompt] = []
-        while len(prompts) < count:
-            position = self._prompts.state()
-            taken = self._prompts.next(count - len(prompts))
-            self._positions.append((taken[0].index, position))
-            self._newest = taken[-1].index
-            prompts += [p for p in taken if p.index not in self._done]
-        return prompts
+                self._submit(self._prompts.next(count))
+                await asyncio.sleep(0)
 
     def _submit(self, prompts: Sequence[Prompt]) -> None:
         samples = []
         for prompt in prompts:
-            group_id = self._next_group_id
-            self._next_group_id += 1
-            count = self.config.samples_per_prompt + self.config.redundant_samples
+            group_id = prompt.index  # the same whenever it is asked again
             affinity = GroupAffinity()
-            made = [Sample(owner=self, group_id=group_id, index=index, prompt=prompt, affinity=affinity) for index in range(count)]
+            made = [
+                Sample(owner=self, group_id=group_id, index=index, prompt=prompt, affinity=affinity)
+                for index in range(self.config.requests_per_prompt)
+            ]
             self._open[group_id] = _OpenGroup(group_id, prompt, made)
-            self._admitted[group_id] = prompt
             samples += made
-        self.fleet.add(samples)
+        self._generation.add(samples)
 
     def request_of(self, sample: Sample) -> GenerationRequest:
         """The next part of a sample; its first one starts its group."""
-        self._started.add(sample.group_id, self.gate.version)
+        self.on_started(sample)
         return sample.request(self.config.sampling, self.config.seed)
+
+    def on_started(self, sample: Sample) -> None:
+        """A part of a sample is given to an engine; its first one starts its group."""
+        self._started.add(sample.group_id, self.gate.version)
 
     def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
         """Gather responses; groups that are complete are scored."""
+        self._gather([(sample, sample.response(completion, now_s())) for sample, completion in finished])
+
+    def on_played(self, played: list[tuple[Sample, Response]]) -> None:
+        """Gather episodes; groups that are complete have their scores."""
+        self._gather(played)
+
+    def _gather(self, finished: Sequence[tuple[Sample, Response]]) -> None:
         self._counters.last_completion_s = now_s()
         complete: list[_OpenGroup] = []
-        for sample, completion in finished:
-            self._counters.tokens += len(completion.token_ids)
+        for sample, response in finished:
+            self._counters.tokens += response.num_sampled
             group = self._open.get(sample.group_id)
             if group is None:  # its group was complete, or given up, by a response that ended together with this one
                 self._counters.requests_cancelled += 1
-                self._counters.tokens_cancelled += len(completion.token_ids)
+                self._counters.tokens_cancelled += response.num_sampled
                 continue
-            group.completions[sample.index] = completion
-            if len(group.completions) == self.config.samples_per_prompt:
+            group.responses[sample.index] = response
+            group.num_failed += response.reward is not None and response.reward.score is None
+            ended = len(group.responses)
+            if ended == len(group.samples) or ended - group.num_failed == self.config.samples_per_prompt:
                 complete.append(self._open.pop(sample.group_id))
                 if self.config.redundant_samples:
-                    self.fleet.cancel(group.samples)
-        if complete:
+                    self._generation.cancel(group.samples)
+        if complete and self._score is None:
+            self._sort_out_all(complete)
+        elif complete:
             task = asyncio.create_task(self._score_groups(complete))
             self._scoring.add(task)
             task.add_done_callback(self._scored)
@@ -336,33 +366,36 @@ class RolloutScheduler:
             await self._scoring_failed
 
     async def _score_groups(self, groups: Sequence[_OpenGroup]) -> None:
-        samples = [(group, index, group.completions[index]) for group in groups for index in sorted(group.completions)]
-        texts = self._decode([c.token_ids for _, _, c in samples])
+        assert self._score is not None
+        members = [(group, index, group.responses[index]) for group in groups for index in sorted(group.responses)]
         started = now_s()
-        results = await self._score(
-            [
-                RewardRequest(sample_id=c.request_id, prompt=g.prompt, response_text=text, finish_reason=c.finish_reason)
-                for (g, _, c), text in zip(samples, texts, strict=True)
-            ]
+        make = partial(
+            reward_batch,
+            sample_ids=[f"{g.group_id}/{index}" for g, index, _ in members],
+            prompts=[r.prompt for _, _, r in members],
+            finish_reasons=[r.finish_reason for _, _, r in members],
+            tokens=[r.segments[0].token_ids for _, _, r in members],
         )
+        large = sum(r.segments[0].token_ids.nbytes for _, _, r in members) >= INLINE_BYTES
+        results = await self._score(await asyncio.to_thread(make) if large else make())
         self._counters.reward_s += now_s() - started
-        scored: dict[int, list[Trajectory]] = {g.group_id: [] for g in groups}
-        for (group, index, completion), text, result in zip(samples, texts, results, strict=True):
-            self._count_problems(result)
-            if result.score is None:
-                continue
-            scored[group.group_id].append(
-                Trajectory(
-                    group_id=group.group_id,
-                    sample_index=index,
-                    prompt=group.prompt,
-                    response_text=text,
-                    completion=completion,
-                    reward=result,
-                )
-            )
-        for group_id, kept in scored.items():
-            self._sort_out(group_id, kept)
+        for (group, index, _), result in zip(members, results, strict=True):
+            group.rewards[index] = result
+        self._sort_out_all(groups)
+
+    def _sort_out_all(self, groups: Sequence[_OpenGroup]) -> None:
+        """Scored groups become trajectories."""
+        for group in groups:
+            kept = []
+            for index, response in sorted(group.responses.items()):
+                reward = response.reward or group.rewards[index]
+                self._count_problems(reward)
+                trajectory = response.scored(group.group_id, index, reward)
+                if reward.score is not None:
+                    kept.append(trajectory)
+                elif len(self._counters.failed) < KEPT_FAILED:
+                    self._counters.failed.append(trajectory)
+            self._sort_out(group.group_id, kept)
 
     def _sort_out(self, group_id: int, kept: Sequence[Trajectory]) -> None:
         """Keep a scored group for the trainer, or replace it."""
@@ -370,15 +403,16 @@ class RolloutScheduler:
         if len(scores) < min(MIN_GROUP_SAMPLES, self.config.samples_per_prompt):
             self._drop(group_id)
         elif self.config.group_filter is not None and not self.config.group_filter.keeps(scores):
-            self._counters.groups_filtered += 1
             self._filtered_in_row.append(sum(scores) / len(scores))
             self._check_filter(self.config.group_filter)
-            self._release(group_id)
+            self._release(group_id, Ending.FILTERED)
         else:
             self._filtered_in_row.clear()
             self._started.discard(group_id)
-            failed = self.config.samples_per_prompt - len(kept)
-            self.buffer.put(Group(group_id=group_id, trajectories=tuple(kept), failed_samples=failed))
+            failed = max(self.config.samples_per_prompt - len(kept), 0)
+            group = Group(group_id=group_id, trajectories=tuple(kept), failed_samples=failed)
+            self._log.finished(group)
+            self.buffer.put(group)
 
     def _check_filter(self, group_filter: GroupFilter) -> None:
         """Raises FilteredOutError where nothing seems to pass."""
@@ -390,9 +424,11 @@ class RolloutScheduler:
             )
 
     def _count_problems(self, result: RewardResult) -> None:
-        """What failed in scoring, whether or not a score took its place."""
-        self._counters.reward_errors.update(result.errors)
-        self._counters.reward_timeouts.update(result.timeouts)
+        """What failed in scoring, whether or not a score took its place, and what judges did."""
+        if result.errors or result.timeouts:
+            self._counters.reward_errors.update(result.errors)
+            self._counters.reward_timeouts.update(result.timeouts)
+        self._counters.judges.add(result.judgements)
         self._counters.reward_retries += result.retries
         self._counters.rewards_dropped += result.score is None
         if result.error is not None:
@@ -403,19 +439,24 @@ class RolloutScheduler:
         started = {group_id: self._started.get(group_id) for group_id in self._open}
         for group in [self._open[i] for i, v in started.items() if v is not None and self.gate.too_stale(v, version)]:
             del self._open[group.group_id]
-            self.fleet.cancel(group.samples)
-            self._counters.groups_cancelled += 1
-            self._counters.tokens_cancelled += sum(len(completion.token_ids) for completion in group.completions.values())
-            self._release(group.group_id)
+            self._generation.cancel(group.samples)
+            self._counters.tokens_cancelled += sum(response.num_sampled for response in group.responses.values())
+            self._release(group.group_id, Ending.CANCELLED)
 
     def _drop(self, group_id: int) -> None:
         """A scored group that will not be trained."""
-        self._counters.groups_dropped += 1
-        self._release(group_id)
+        self._release(group_id, Ending.DROPPED)
 
-    def _release(self, group_id: int) -> None:
+    def _count(self, ending: Ending | None) -> None:
+        self._counters.groups_dropped += ending is Ending.DROPPED
+        self._counters.groups_filtered += ending is Ending.FILTERED
+        self._counters.groups_cancelled += ending is Ending.CANCELLED
+
+    def _release(self, group_id: int, ending: Ending) -> None:
         """A group is done without being trained: its place goes to another prompt."""
-        self._done.add(self._admitted.pop(group_id).index)
+        self._count(ending)
+        self._log.released(group_id, ending)
+        self._prompts.end(group_id)
         self._started.discard(group_id)
         self.gate.drop()
         self._room.set()

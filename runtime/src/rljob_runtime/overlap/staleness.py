@@ -46,7 +46,8 @@ class StalenessGate:
         self._max_staleness = max_staleness
         self._spare = spare
         self._outstanding = version * groups_per_step
-        self._taken = False
+        self._next_batch = version
+        """The version whose batch is not made up yet."""
 
     @property
     def version(self) -> int:
@@ -66,7 +67,7 @@ class StalenessGate:
     @property
     def capacity(self) -> int:
         """Groups that may be admitted now."""
-        if self._taken and self._max_staleness == 0:
+        if self.too_stale(self._version, self._next_batch):
             return 0  # whatever begins now would be too old for the next batch
         allowed = math.floor((self._async_generation_ratio + self._version + 1) * self._groups_per_step) + self._spare
         return max(min(allowed, self._total_groups) - self._outstanding, 0)
@@ -85,9 +86,14 @@ class StalenessGate:
             raise ValueError(f"{groups} groups admitted, only {self.capacity} allowed at version {self._version}")
         self._outstanding += groups
 
+    def restore(self, groups: int, *, next_batch: int) -> None:
+        """Count groups that an earlier attempt had admitted, however many; those of the batches before ``next_batch`` are given."""
+        self._outstanding += groups
+        self._next_batch = next_batch
+
     def taken(self) -> None:
         """The trainer has the batch of this version."""
-        self._taken = True
+        self._next_batch = max(self._next_batch, self._version + 1)
 
     def drop(self, groups: int = 1) -> None:
         """Groups that will not be trained make room for others."""
@@ -102,7 +108,7 @@ class StalenessGate:
         if version <= self._version:
             raise ValueError(f"version must grow: {self._version} -> {version}")
         self._version = version
-        self._taken = False
+        self._next_batch = max(self._next_batch, version)
 
 
 class GroupVersions:

@@ -2,7 +2,7 @@
 
 ::
 
-    prompts ── samples, handed out before the training's ──> EngineFleet ──> on_finished ──> rewards ──> metrics of that version
+    prompts ── samples, handed out before the training's ──> EngineFleet ──> on_finished ──> rewards ──> Validated: metrics, trajectories
 
 Training's responses go on at the same engines, or wait with the tokens they have (``pauseGeneration``).
 
@@ -14,17 +14,21 @@ Training's responses go on at the same engines, or wait with the tokens they hav
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from rljob_runtime.errors import DeadlineError, RuntimeFault
-from rljob_runtime.overlap.fleet import EngineFleet, now_s
-from rljob_runtime.overlap.samples import Sample
+from rljob_runtime.overlap.episodes import Environments
+from rljob_runtime.overlap.fleet import EngineFleet
+from rljob_runtime.overlap.fleet_engine import now_s
+from rljob_runtime.overlap.played import played_metrics
+from rljob_runtime.overlap.samples import Owner, Response, Sample
 from rljob_runtime.overlap.scheduler import ScoreResponses
-from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling
+from rljob_runtime.packed import reward_batch
+from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardResult, Sampling, Trajectory
 
 SEED_OFFSET = 0x76616C6964
 """Keeps validation's random numbers apart from training's; the same for every version, so that curves differ by the weights alone."""
@@ -62,6 +66,16 @@ class ValidationConfig:
         return version % self.every_steps == 0 or version == last
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """What the validation of one version brought."""
+
+    metrics: dict[str, float]
+    """``validation/*``."""
+    trajectories: tuple[Trajectory, ...]
+    """One per response, in the order of the prompts; their group is the prompt's place. Some have no score."""
+
+
 class Validator:
     """Answers the same prompts under one version after another; one validation at a time."""
 
@@ -73,17 +87,18 @@ class Validator:
         *,
         fleet: EngineFleet,
         prompts: Sequence[Prompt],
-        decode: Callable[[list[tuple[int, ...]]], list[str]],
-        score: ScoreResponses,
         config: ValidationConfig,
+        score: ScoreResponses | None = None,
+        environments: Environments | None = None,
     ) -> None:
-        """Wire the parts; ``prompts`` are answered in every validation."""
+        """Wire the parts; ``prompts`` are answered in every validation, or played where ``environments`` score them, not ``score``."""
         self._fleet = fleet
         self.prompts = prompts
-        self._decode = decode
         self._score = score
         self.config = config
-        self._completions: dict[str, Completion] = {}
+        seed = config.seed + SEED_OFFSET
+        self._player = None if environments is None else environments.player(self, fleet, config.sampling, seed)
+        self._responses: dict[str, Response] = {}
         self._wanted = 0
         self._complete = asyncio.Event()
 
@@ -93,42 +108,48 @@ class Validator:
 
     def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
         """Takes whole responses."""
-        self._completions |= {sample.key: completion for sample, completion in finished}
-        if len(self._completions) >= self._wanted:
+        self.on_played([(sample, sample.response(completion, now_s())) for sample, completion in finished])
+
+    def on_started(self, sample: Sample) -> None:
+        """Nothing depends on when a validation episode began."""
+
+    def on_played(self, played: list[tuple[Sample, Response]]) -> None:
+        """Takes whole responses or episodes."""
+        self._responses |= {sample.key: response for sample, response in played}
+        if len(self._responses) >= self._wanted:
             self._complete.set()
 
-    async def run(self, version: int) -> dict[str, float]:
+    async def run(self, version: int) -> Validated:
         """Validate the weights that all engines serve.
-
-        Returns:
-            Metrics ``validation/*``.
 
         Raises:
             DeadlineError: it did not end in time.
         """
+        generation = self._fleet if self._player is None else self._player
         samples = [
             Sample(owner=self, group_id=number, index=index, prompt=prompt, prefix=f"v{version}/")
             for number, prompt in enumerate(self.prompts)
             for index in range(self.config.samples_per_prompt)
         ]
-        self._completions, self._wanted = {}, len(samples)
+        self._responses, self._wanted = {}, len(samples)
         self._complete.clear()
         started_s = now_s()
         try:
             async with asyncio.timeout(self.config.timeout_s), self._place(version):
-                self._fleet.add(samples)
+                generation.add(samples)
                 await self._complete.wait()
-                results = await self._scored(samples)
+                trajectories = await self._scored(samples)
         except TimeoutError as error:
             if isinstance(error, RuntimeFault):  # of an engine or a reward worker, which it names
                 raise
             raise DeadlineError(
-                f"validation of weights v{version}: {len(self._completions)} of {len(samples)} responses within "
+                f"validation of weights v{version}: {len(self._responses)} of {len(samples)} responses within "
                 f"{self.config.timeout_s:.0f} s (spec.training.stepTimeoutSeconds)"
             ) from error
         finally:
-            self._fleet.cancel(samples)
-        return self._summed(version, samples, results) | {"time/validate_s": now_s() - started_s}
+            generation.cancel(samples)
+        metrics = self._summed(version, trajectories) | {"time/validate_s": now_s() - started_s}
+        return Validated(metrics=metrics, trajectories=trajectories)
 
     @asynccontextmanager
     async def _place(self, version: int) -> AsyncIterator[None]:
@@ -136,38 +157,49 @@ class Validator:
         if not self.config.pauses:
             yield
             return
-        async with self._fleet.reserved(self, what=f"validation of weights v{version}", timeout_s=self.config.timeout_s):
+        owner: Owner = self if self._player is None else self._player
+        async with self._fleet.reserved(owner, what=f"validation of weights v{version}", timeout_s=self.config.timeout_s):
             yield
 
-    async def _scored(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        completions = [self._completions[sample.key] for sample in samples]
-        texts = self._decode([completion.token_ids for completion in completions])
-        return await self._score(
-            [
-                RewardRequest(sample_id=sample.key, prompt=sample.prompt, response_text=text, finish_reason=completion.finish_reason)
-                for sample, completion, text in zip(samples, completions, texts, strict=True)
-            ]
+    async def _scored(self, samples: Sequence[Sample]) -> tuple[Trajectory, ...]:
+        responses = [self._responses[sample.key] for sample in samples]
+        return tuple(
+            response.scored(sample.group_id, sample.index, reward)
+            for sample, response, reward in zip(samples, responses, await self._rewards(samples, responses), strict=True)
         )
 
-    def _summed(self, version: int, samples: Sequence[Sample], results: Sequence[RewardResult]) -> dict[str, float]:
-        completions = [self._completions[sample.key] for sample in samples]
-        lengths = np.array([len(completion.token_ids) for completion in completions])
-        scored = [(sample, result) for sample, result in zip(samples, results, strict=True) if result.score is not None]
+    async def _rewards(self, samples: Sequence[Sample], responses: Sequence[Response]) -> Sequence[RewardResult]:
+        """Of each response; episodes have theirs from their environment."""
+        if self._score is None:
+            return [response.reward for response in responses if response.reward is not None]
+        return await self._score(
+            reward_batch(
+                sample_ids=[sample.key for sample in samples],
+                prompts=[sample.prompt for sample in samples],
+                finish_reasons=[response.finish_reason for response in responses],
+                tokens=[response.segments[0].token_ids for response in responses],
+            )
+        )
+
+    def _summed(self, version: int, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        lengths = np.array([trajectory.num_sampled for trajectory in trajectories])
+        scored = [(trajectory.prompt, trajectory.reward) for trajectory in trajectories if trajectory.reward.score is not None]
         metrics = {
             "validation/version": float(version),
             "validation/prompts": float(len(self.prompts)),
-            "validation/errors": float(len(results) - len(scored)),
+            "validation/errors": float(len(trajectories) - len(scored)),
             "validation/tokens": float(lengths.sum()),
             "validation/mean_tokens": float(lengths.mean()),
-            "validation/truncated_fraction": float(np.mean([c.finish_reason == "length" for c in completions])),
+            "validation/truncated_fraction": float(np.mean([t.finish_reason == "length" for t in trajectories])),
         }
         if scored:
             metrics["validation/mean"] = float(np.mean([result.score for _, result in scored]))
             metrics["validation/pass_rate"] = float(np.mean([result.passed for _, result in scored]))
         named: dict[str, list[float]] = {}
-        for sample, result in scored:
-            named.setdefault(f"validation/source/{sample.prompt.source}", []).append(result.score or 0.0)
-            named.setdefault(f"validation/tag/{sample.prompt.tag}", []).append(result.score or 0.0)
+        for prompt, result in scored:
+            named.setdefault(f"validation/source/{prompt.source}", []).append(result.score or 0.0)
+            named.setdefault(f"validation/tag/{prompt.tag}", []).append(result.score or 0.0)
             for name, score in result.parts.items():
                 named.setdefault(f"validation/part/{name}", []).append(score)
+        metrics |= {f"validation/{name}": value for name, value in played_metrics(trajectories).items()}
         return metrics | {name: float(np.mean(scores)) for name, scores in named.items()}

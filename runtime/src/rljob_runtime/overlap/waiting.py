@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
+from collections.abc import Container
 
 from rljob_runtime.overlap.samples import Owner, Sample
+
+_Entry = tuple[int, int, int, int, Sample]
+"""What a line is ordered by, the number of the entry, the sample."""
 
 
 class WaitingLine:
     """Owners by priority; of one owner the longest first (it holds up its group and is the costliest to lose), then the oldest group.
 
-    O(log n) per sample; one that is withdrawn leaves its entry behind, which is skipped.
+    Those that an engine has a beginning of cached are in a line of that engine, their home, so that they can wait for it while others pass
+    by. O(log samples + engines) per sample; one that is withdrawn leaves its entry behind, which is skipped.
     """
 
     def __init__(self) -> None:
         """Start empty."""
-        self._lines: dict[Owner, list[tuple[int, int, int, int, Sample]]] = {}
-        self._entries: dict[Sample, int] = {}
-        """Samples that wait, by the number of their entry."""
+        self._lines: dict[Owner, dict[int | None, list[_Entry]]] = {}
+        """Heaps, by home."""
+        self._entries: dict[Sample, tuple[int, int | None]] = {}
+        """Samples that wait: the number of their entry, and their home."""
+        self._by_home: Counter[int | None] = Counter()
         self._numbers = itertools.count()
         self._only: Owner | None = None
 
@@ -44,29 +52,47 @@ class WaitingLine:
         """Samples that may be taken; O(samples that wait) under a reservation."""
         return len(self._entries) if self._only is None else sum(sample.owner is self._only for sample in self._entries)
 
-    def push(self, sample: Sample) -> None:
+    def at_home(self, engine: int) -> int:
+        """Samples with this home."""
+        return self._by_home[engine]
+
+    def push(self, sample: Sample, home: int | None = None) -> None:
         """Add a sample."""
         number = next(self._numbers)
-        self._entries[sample] = number
-        line = self._lines.setdefault(sample.owner, [])
-        heapq.heappush(line, (-len(sample.token_ids), sample.group_id, sample.index, number, sample))
+        self._entries[sample] = (number, home)
+        self._by_home[home] += 1
+        line = self._lines.setdefault(sample.owner, {}).setdefault(home, [])
+        heapq.heappush(line, (-sample.sampled_before - sample.num_sampled, sample.group_id, sample.index, number, sample))
 
     def withdraw(self, sample: Sample) -> None:
         """Remove a sample that waits."""
-        del self._entries[sample]
+        _, home = self._entries.pop(sample)
+        self._by_home[home] -= 1
 
-    def pop(self, count: int) -> list[Sample]:
-        """Take the first ``count`` that may be taken, or as many as there are."""
-        taken: list[Sample] = []
+    def first(self, passed_by: Container[int | None] = ()) -> Sample | None:
+        """The first one that may be taken, but for those with these homes; it stays here until it is withdrawn."""
         for owner in sorted(self._lines, key=lambda owner: owner.priority):
             if self._only is not None and owner is not self._only:
                 continue
-            line = self._lines[owner]
-            while line and len(taken) < count:
-                *_, number, sample = heapq.heappop(line)
-                if self._entries.get(sample) == number:
-                    del self._entries[sample]
-                    taken.append(sample)
-            if not line:
+            lines = self._lines[owner]
+            for home in [home for home, line in lines.items() if self._is_empty(line)]:
+                del lines[home]
+            if not lines:
                 del self._lines[owner]
-        return taken
+            open_ones = [line[0] for home, line in lines.items() if home not in passed_by]
+            if open_ones:
+                return min(open_ones)[-1]
+        return None
+
+    def forget_homes(self, engine: int) -> None:
+        """An engine has nothing cached any more: those that it is the home of have none. O(these)."""
+        for sample in [sample for lines in self._lines.values() for *_, sample in lines.pop(engine, [])]:
+            if self._entries.get(sample, (0, None))[1] == engine:
+                self.withdraw(sample)
+                self.push(sample)
+
+    def _is_empty(self, line: list[_Entry]) -> bool:
+        """Whether nothing waits in it, once withdrawn ones are removed from its head."""
+        while line and self._entries.get(line[0][-1], (-1, None))[0] != line[0][-2]:
+            heapq.heappop(line)
+        return not line

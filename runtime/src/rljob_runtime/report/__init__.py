@@ -10,10 +10,11 @@ from rljob_runtime.report.metrics import MetricsTable, load_metrics
 from rljob_runtime.report.names import METRICS, MetricInfo, UnknownMetricError, markdown_table
 from rljob_runtime.report.reporter import Reporter
 from rljob_runtime.report.summary import RunStatus, RunSummary, load_summary
-from rljob_runtime.report.trajectories import TrajectorySampling
+from rljob_runtime.report.trajectories import Decode, TrajectorySampling
 
 __all__ = [
     "METRICS",
+    "Decode",
     "Display",
     "Displays",
     "FolderMode",

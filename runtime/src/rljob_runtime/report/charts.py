@@ -33,6 +33,14 @@ PHASE_COLOURS: Mapping[str, str] = {
     "sync": "#9a83c4",
     "checkpoint": "#9aa3ad",
 }
+ENDS = "episode/stopped/"
+END_COLOURS: Mapping[str, str] = {
+    "done": "#6aa67a",
+    "maxTurns": "#e0a458",
+    "maxTokens": "#b7a36b",
+    "timeout": "#b78fb5",
+    "error": "#c2606b",
+}
 _SERIES_COLOURS = ("#3f77b5", "#d98e3b", "#4f9463", "#8a6fc0", "#c2606b", "#7a8793")
 _OTHER_COLOURS = ("#7fb6b0", "#c58fb0", "#b7a36b", "#8895c9", "#cf8f78", "#93a868")
 _INK = "#3a4552"
@@ -136,19 +144,40 @@ def _validation(table: MetricsTable) -> Chart:
     return Chart(title="Validation", note="the same prompts under one version after another", figure=figure)
 
 
+def _ends(table: MetricsTable) -> Chart | None:
+    """Shares of the reasons why episodes ended, stacked; None where there are no episodes."""
+    names = sorted(name for name in table.columns if name.startswith(ENDS))
+    if not names:
+        return None
+    figure = _base("step", "share of episodes")
+    xs = _rounded(bucket_means([float(step) for step in table.steps], MAX_POINTS))
+    for number, name in enumerate(names):
+        shares = [share if math.isfinite(share) else 0.0 for share in table.column(name)]
+        colour = END_COLOURS.get(name.removeprefix(ENDS)) or _OTHER_COLOURS[number % len(_OTHER_COLOURS)]
+        ys = _rounded(bucket_means(shares, MAX_POINTS))
+        line = {"width": 0}
+        trace = go.Scatter(x=xs, y=ys, name=name.removeprefix(ENDS), stackgroup="ends", line=line, fillcolor=colour, mode="lines")
+        figure.add_trace(trace)
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    return Chart(title="How episodes ended", note="done: by their environment, solved or not; others at a limit", figure=figure)
+
+
 def metric_charts(table: MetricsTable) -> list[Chart]:
-    """Reward, pass rate, length, speed, losses, gradient, trainer against engine, staleness; those a run has."""
+    """Reward, pass rate, episodes, length, speed, losses, gradient, trainer against engine, staleness; those a run has."""
     charts: list[Chart] = []
     if _has(table, "reward/mean"):
         figure = _smoothed(table, "reward/mean", _SERIES_COLOURS[0], "score")
         charts.append(Chart(title="Reward", note=describe("reward/mean").meaning, figure=figure))
-    if _has(table, "reward/pass_rate"):
-        figure = _smoothed(table, "reward/pass_rate", _SERIES_COLOURS[2], "share passed")
+    name, title = ("episode/success", "Success") if _has(table, "episode/success") else ("reward/pass_rate", "Pass rate")
+    if _has(table, name):
+        figure = _smoothed(table, name, _SERIES_COLOURS[2], "share passed")
         figure.update_yaxes(range=[-0.02, 1.02], tickformat=".0%")
-        charts.append(Chart(title="Pass rate", note=describe("reward/pass_rate").meaning, figure=figure))
+        charts.append(Chart(title=title, note=describe(name).meaning, figure=figure))
     if _has(table, "validation/mean"):
         charts.append(_validation(table))
     wanted: tuple[tuple[str, str, tuple[str, ...], str, bool], ...] = (
+        ("Turns of an episode", "actions until its end", ("episode/turns_mean", "episode/turns_max"), "turns", False),
+        ("Environment time", describe("episode/environment_s").meaning, ("episode/environment_s",), "seconds an episode", False),
         ("Response length", "end-of-sequence token included", ("response/mean_tokens", "response/max_tokens"), "tokens", False),
         ("Speed", describe("rollout/tokens_per_s").meaning, ("rollout/tokens_per_s",), "tokens per second", False),
         ("Loss", "what the trainer minimised, by term", ("train/total_loss", "train/policy_loss", "train/kl_loss"), "loss", False),
@@ -171,6 +200,8 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
         ("Overlap", "share of a step", ("overlap/trainer_idle_fraction", "overlap/engine_busy_fraction"), "fraction", False),
         ("Staleness", "versions between drawing a token and training on it", ("staleness/mean", "staleness/max"), "versions", False),
     )
+    if (ends := _ends(table)) is not None:
+        charts.append(ends)
     for title, note, names, unit, log in wanted:
         lines = _lines(table, names, unit, log=log)
         if lines is not None:

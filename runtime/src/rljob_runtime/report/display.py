@@ -102,6 +102,8 @@ class StepView:
     reward: float
     pass_rate: float
     response_tokens: float
+    turns: float
+    """Of an episode."""
     tokens_per_s: float
     step_s: float
     phases: tuple[tuple[str, float], ...]
@@ -130,6 +132,7 @@ def view_of(records: Sequence[StepRecord]) -> StepView:
         reward=mean_of(records, "reward/mean"),
         pass_rate=mean_of(records, "reward/pass_rate"),
         response_tokens=mean_of(records, "response/mean_tokens"),
+        turns=mean_of(records, "episode/turns_mean"),
         tokens_per_s=mean_of(records, "rollout/tokens_per_s"),
         step_s=step_s,
         phases=tuple((phase, share) for phase, share in shares if share >= 0.005),
@@ -145,6 +148,8 @@ def plain_line(view: StepView, total_steps: int) -> str:
         parts.append(f"pass {format_percent(view.pass_rate):>4}")
     if math.isfinite(view.response_tokens):
         parts.append(f"len {format_tokens(view.response_tokens)}")
+    if math.isfinite(view.turns):
+        parts.append(f"turns {view.turns:.1f}")
     if math.isfinite(view.tokens_per_s):
         parts.append(f"{format_count(view.tokens_per_s)} tok/s")
     if math.isfinite(view.step_s):

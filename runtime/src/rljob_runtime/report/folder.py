@@ -14,6 +14,7 @@
       tensorboard/          the same metrics as events
       trajectories/         step-000010.jsonl: sampled responses to read
       checkpoints/  model/  the trainer's
+      journal/              groups that were finished since the newest checkpoint (rljob_runtime.journal)
       logs/                 events.jsonl and one file a worker
 """
 
@@ -110,6 +111,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of what was finished since the newest checkpoint; made when something is."""
+        return self.path / "journal"
 
     @property
     def logs(self) -> Path:

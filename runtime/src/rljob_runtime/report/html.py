@@ -13,15 +13,15 @@ from plotly.offline import get_plotlyjs
 from rljob_runtime.report.charts import Chart, metric_charts, phase_chart, timeline_charts
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Level, RunInfo
+from rljob_runtime.report.episodes import STYLE, cut_text, episodes_html
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Row, iter_rows, number_of, read_rows
 from rljob_runtime.report.metrics import MetricsTable
+from rljob_runtime.report.reading import shown
 from rljob_runtime.report.summary import RewardWindow, RunSummary
 from rljob_runtime.report.text import format_count, format_percent, format_seconds
 from rljob_runtime.report.trajectories import read_trajectories, sampled_steps
 
-MAX_TEXT_CHARS = 4_000
-"""Longer prompts and responses are cut on the page; their file has all of them."""
 MAX_EVENTS = 200
 
 _STYLE = """
@@ -85,7 +85,7 @@ def render_report(
     name = escape(info.job_name)
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{name} - run report</title><style>{_STYLE}</style>",
+        f"<title>{name} - run report</title><style>{_STYLE}{STYLE}</style>",
         f"<script>{get_plotlyjs()}</script></head><body><main>",
         _head(info, summary),
         _tiles(summary),
@@ -95,7 +95,8 @@ def render_report(
     if timeline:
         parts += ["<h2>Where the time went</h2>", _cards(timeline, "t")]
     if samples:
-        parts += ["<h2>Responses</h2>", *(_samples(step, rows) for step, rows in samples)]
+        what = "Episodes" if any("turns" in row for _, rows in samples for row in rows) else "Responses"
+        parts += [f"<h2>{what}</h2>", *(_samples(step, rows) for step, rows in samples)]
     if events:
         parts += ["<h2>Events</h2>", _events(events)]
     parts += ["<h2>Run</h2>", _packages(summary), f"<details><summary>Resolved spec</summary><pre>{escape(info.spec_yaml)}</pre></details>"]
@@ -168,18 +169,14 @@ def _cards(charts: Sequence[Chart], prefix: str) -> str:
     return '<div class="charts">' + "\n".join(cards) + "</div>"
 
 
-def _text(value: object, file_name: str) -> str:
-    text = str(value)
-    more = len(text) - MAX_TEXT_CHARS
-    cut = f'\n<span class="small">({more:,} more characters in {escape(file_name)})</span>' if more > 0 else ""
-    return f"<pre>{escape(text[:MAX_TEXT_CHARS])}{cut}</pre>"
-
-
 def _samples(step: int, rows: Sequence[Row]) -> str:
     file_name = f"trajectories/step-{step:06d}.jsonl"
+    title = f'<h3 style="margin:14px 0 8px">Step {step} <span class="small">best to worst, from {file_name}</span></h3>'
+    episodes = [trajectory for row in rows if (trajectory := shown(row)).is_episode]
+    if episodes:
+        return title + episodes_html(episodes, file_name)
     body = "".join(_sample(row, file_name) for row in rows)
     head = '<th style="width:32%">Prompt</th><th>Response</th><th style="width:14%">Reference</th><th style="width:15%">Judgement</th>'
-    title = f'<h3 style="margin:14px 0 8px">Step {step} <span class="small">best to worst, from {file_name}</span></h3>'
     return f"{title}<table><tr>{head}</tr>{body}</table>"
 
 
@@ -196,7 +193,8 @@ def _sample(row: Row, file_name: str) -> str:
     if row.get("logprob_mean") is not None:
         facts.append(f"mean log-prob {number_of(row, 'logprob_mean'):.2f} nats")
     notes = "<br>".join(escape(str(f)) for f in facts)
-    cells = "".join(f"<td>{_text(row.get(key), file_name)}</td>" for key in ("prompt", "response", "answer"))
+    notes += "".join(f"<br>{escape(name)} said:<br>{cut_text(text, file_name)}" for name, text in shown(row).judgements)
+    cells = "".join(f"<td>{cut_text(str(row.get(key)), file_name)}</td>" for key in ("prompt", "response", "answer"))
     return f'<tr>{cells}<td>{verdict}<br><span class="small">{notes}</span></td></tr>'
 
 

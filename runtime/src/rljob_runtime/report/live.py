@@ -194,9 +194,11 @@ class LiveDisplay:
         longest = mean_of(recent, "response/max_tokens")
         cut = mean_of(recent, "response/truncated_fraction")
         mismatch = mean_of(recent, "mismatch/kl_k3")
+        passed = "success" if math.isfinite(view.turns) else "pass rate"  # the same share, as agentic jobs call it
         rows = [
             ("reward", f"{view.reward:.3f}", view.reward, "reward/mean", "green3", f"best step {best:.3f}"),
-            ("pass rate", format_percent(view.pass_rate), view.pass_rate, "reward/pass_rate", "green3", ""),
+            (passed, format_percent(view.pass_rate), view.pass_rate, "reward/pass_rate", "green3", _failures(recent)),
+            ("turns", f"{view.turns:.1f}", view.turns, "episode/turns_mean", "dodger_blue2", _environment(recent)),
             (
                 "response",
                 f"{format_tokens(view.response_tokens)} tok",
@@ -265,3 +267,17 @@ class LiveDisplay:
         for index, (label, text) in enumerate(summary_rows(summary, report)):
             grid.add_row(Text(label, style=colour if index == 0 else ""), Text(text))
         return grid
+
+
+def _environment(records: Sequence[StepRecord]) -> str:
+    """How long an episode waits for its environment."""
+    waited_s = mean_of(records, "episode/environment_s")
+    if not math.isfinite(waited_s):
+        return ""
+    return f"environment {waited_s * 1000:.0f} ms" if waited_s < 0.1 else f"environment {format_seconds(waited_s)}"
+
+
+def _failures(records: Sequence[StepRecord]) -> str:
+    """Episodes that failed, in one step of the last ones."""
+    failed = mean_of(records, "episode/errors") + mean_of(records, "episode/timeouts")
+    return f"{format_count(failed)} failed a step" if failed > 0 else ""

@@ -81,6 +81,12 @@ class MetricsTable:
         return math.fsum(v for v in self.column(name) if math.isfinite(v))
 
 
+def record_of(row: Row) -> StepRecord:
+    """The step of one row of ``metrics.jsonl``."""
+    metrics = {key: number_of(row, key) for key in row if "/" in key}
+    return StepRecord(step=int(number_of(row, "step")), version=int(number_of(row, "version")), metrics=metrics)
+
+
 def table_of(rows: Iterable[Row]) -> MetricsTable:
     """Turn the rows of ``metrics.jsonl`` into columns."""
     kept = list(rows)

@@ -30,12 +30,12 @@ from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Display, Level, PhaseView, RunInfo
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, number_of, read_rows, truncate_after
-from rljob_runtime.report.metrics import MetricsWriter, load_metrics
+from rljob_runtime.report.metrics import MetricsWriter, load_metrics, record_of
 from rljob_runtime.report.names import DRIVER_LANE
 from rljob_runtime.report.summary import RunStatus, RunSummary, package_versions, save_summary, summarize
 from rljob_runtime.report.switches import MAX_WORKERS, SwitchesWriter, drop_switches_after
 from rljob_runtime.report.tensorboard import TensorboardWriter
-from rljob_runtime.report.trajectories import TrajectorySampling, drop_after, write_trajectories
+from rljob_runtime.report.trajectories import Decode, TrajectorySampling, drop_after, write_trajectories
 
 if TYPE_CHECKING:
     from rljob_runtime.offload.records import DeviceResidency, SwitchRecord
@@ -116,7 +116,7 @@ class Reporter:
         truncate_after(folder.timeline_jsonl, last)
         truncate_after(folder.events_jsonl, last)
         drop_after(folder, last)
-        return [_record_of(row) for row in kept[-_SHOWN_HISTORY_STEPS:]], max(times, default=0.0)
+        return [record_of(row) for row in kept[-_SHOWN_HISTORY_STEPS:]], max(times, default=0.0)
 
     # ---- what the driver calls ---------------------------------------------------------------------------------
 
@@ -209,13 +209,13 @@ class Reporter:
             name = self._folder.switches_jsonl.name
             self.event(f"{name} has the moves of the first {MAX_WORKERS} workers only; metrics count the others as well")
 
-    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Keep some of a step's trajectories when the step is one of the sampled.
+    def trajectories(self, step: int, trajectories: Sequence[Trajectory], decode: Decode, failed: Sequence[Trajectory] = ()) -> None:
+        """Keep some of a step's trajectories and the ``failed`` ones, with texts by ``decode``, when the step is one of the sampled.
 
         Raises:
             RuntimeFault: they cannot be written.
         """
-        write_trajectories(self._folder, step, trajectories, self._sampling)
+        write_trajectories(self._folder, step, trajectories, self._sampling, decode, failed)
 
     def event(self, text: str, level: Level = Level.INFO) -> None:
         """Show one line and keep it in logs/events.jsonl.
@@ -341,8 +341,3 @@ def one_line(error: BaseException) -> str:
     """Class and text of an error on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _record_of(row: Row) -> StepRecord:
-    metrics = {key: number_of(row, key) for key in row if "/" in key}
-    return StepRecord(step=int(number_of(row, "step")), version=int(number_of(row, "version")), metrics=metrics)

@@ -19,30 +19,31 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import select
 import socket
 import struct
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rljob_runtime.errors import RewardSetupError
-from rljob_runtime.rewards.code_runner import CodeRunner, end_group, read_exactly
+from rljob_runtime.rewards.code_runner import CodeRunner
 from rljob_runtime.rewards.config import Isolation, RewardConfig
-from rljob_runtime.rewards.functions import RewardFunction, extract, load, to_scores
-from rljob_runtime.sandbox import Limits, confine
+from rljob_runtime.rewards.functions import extract, load, to_scores
+from rljob_runtime.rewards.judging.words import load_reader
+from rljob_runtime.sandbox import Limits
+from rljob_runtime.sandbox.child import RefusedError, confined, main, say_ready
+from rljob_runtime.sandbox.faults import one_line
+from rljob_runtime.sandbox.frames import read_frame, send_frame
 
-READY, FAILED = b"R", b"F"
-LENGTH = struct.Struct("<I")
 NONCE_BYTES = 16
 RESULT = struct.Struct(f"<{NONCE_BYTES}sIIBdd")
 """Nonce of the batch, sample position in it, reward position, 1 for success, score, elapsed seconds; then JSON: extra numbers or error."""
 
-WireItem = tuple[tuple[str, str, str, Mapping[str, object]], tuple[int, ...]]
-"""((prompt text, response text, answer, metadata), positions of the rewards to compute)."""
+WireItem = tuple[tuple[str, str, str, Mapping[str, object]], tuple[int, ...], Mapping[int, str]]
+"""((prompt text, response text, answer, metadata), positions of the rewards to compute, what judges said by position)."""
+_Score = Callable[["WireItem"], object]
+"""What a reward gives: a number or a mapping with ``score``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,70 +56,80 @@ class Setup:
     isolation: Isolation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reply:
-    """Where the results of one sample go."""
+    """Where the results of a batch go."""
 
     connection: socket.socket
     nonce: bytes
-    position: int
+    position: int = 0
+    """Of the sample in work."""
 
     def send(self, number: int, *, ok: bool, score: float, elapsed_s: float, rest: str | Mapping[str, float]) -> None:
         head = RESULT.pack(self.nonce, self.position, number, ok, score, elapsed_s)
-        _send(self.connection, head + (json.dumps(rest).encode() if rest else b""))
+        send_frame(self.connection, head + (json.dumps(rest).encode() if rest else b""))
 
 
-def main(argv: list[str]) -> int:
-    """Serve until the parent closes the socket; returns the exit status."""
-    connection = socket.socket(fileno=int(argv[0]))
-    first = _read_frame(connection)
-    if first is None:
-        return 0
-    setup: Setup = pickle.loads(first)
+def _serve(connection: socket.socket, setup: Setup) -> int:
+    """Serve until the parent closes the socket; returns the exit status.
+
+    Raises:
+        RefusedError: a reward function is of no use.
+    """
     isolation = setup.isolation
-    # Before anything foreign is imported, and before there is a second thread, which would stay outside.
-    try:
-        active = confine(
-            Limits(
-                read_paths=(*([setup.folder] if setup.folder else ()), *isolation.read_paths),
-                write_paths=(os.getcwd(),),
-                network=isolation.network,
-                processes=isolation.processes or isolation.runs_code,
-                memory_bytes=setup.memory_bytes,
-            )
-        )
-    except OSError as error:
-        _send(connection, FAILED + f"rewards: this machine has no sandbox for them: {error}; seccomp filters are needed".encode())
-        return 1
+    limits = Limits(
+        read_paths=(*([setup.folder] if setup.folder else ()), *isolation.read_paths),
+        write_paths=(os.getcwd(),),
+        network=isolation.network,
+        processes=isolation.processes or isolation.runs_code,
+        memory_bytes=setup.memory_bytes,
+    )
     # Where code runs, this process stays single-threaded to fork; it looks at the connection while it waits.
+    active = confined(connection, limits, watches=not isolation.runs_code)
     runner = CodeRunner(connection.fileno()) if isolation.runs_code else None
-    if runner is None:
-        threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
     try:
-        functions = [load(config, setup.folder, runner) for config in setup.configs]
+        functions = [_scored(number, config, setup.folder, runner) for number, config in enumerate(setup.configs)]
     except RewardSetupError as error:
-        _send(connection, FAILED + str(error).encode())
-        return 1
-    _send(connection, READY + str(active).encode())
-    while (frame := _read_frame(connection)) is not None:
+        raise RefusedError(str(error)) from error
+    say_ready(connection, active)
+    while (frame := read_frame(connection)) is not None:
         batch: list[WireItem]
         nonce, batch = pickle.loads(frame)
-        for position, item in enumerate(batch):
-            _score_item(_Reply(connection, nonce, position), item, setup.configs, functions)
+        reply = _Reply(connection, nonce)
+        for reply.position, item in enumerate(batch):
+            _score_item(reply, item, setup.configs, functions)
     return 0
 
 
-def _score_item(reply: _Reply, item: WireItem, configs: tuple[RewardConfig, ...], functions: list[RewardFunction]) -> None:
-    (prompt, response, answer, metadata), todo = item
-    for number in todo:
-        config, function = configs[number], functions[number]
+def _scored(number: int, config: RewardConfig, folder: str | None, runner: CodeRunner | None) -> _Score:
+    """The reward at a position, with all it needs loaded."""
+    if config.judge is not None:
+        read = load_reader(config, folder)
+
+        def from_judgement(item: WireItem) -> object:
+            (prompt, response, answer, metadata), _, said = item
+            return read(said[number], prompt, response, answer, metadata)
+
+        return from_judgement
+    function = load(config, folder, runner)
+
+    def from_response(item: WireItem) -> object:
+        prompt, response, answer, metadata = item[0]
+        part = extract(response, config)
+        return 0.0 if part is None else function(prompt, part, answer, metadata)
+
+    return from_response
+
+
+def _score_item(reply: _Reply, item: WireItem, configs: tuple[RewardConfig, ...], functions: list[_Score]) -> None:
+    for number in item[1]:
+        config = configs[number]
         started = time.perf_counter()
         try:
-            part = extract(response, config)
-            score, extra = (0.0, {}) if part is None else to_scores(function(prompt, part, answer, metadata))
+            score, extra = to_scores(functions[number](item))
         except BaseException as error:  # noqa: BLE001 - process border: whatever user code raises, sys.exit too, fails this sample only
             elapsed_s = time.perf_counter() - started
-            reply.send(number, ok=False, score=0.0, elapsed_s=elapsed_s, rest=_one_line(error))
+            reply.send(number, ok=False, score=0.0, elapsed_s=elapsed_s, rest=one_line(error, os.path.dirname(__file__)))
             if config.on_error is None:
                 return
             continue
@@ -126,32 +137,5 @@ def _score_item(reply: _Reply, item: WireItem, configs: tuple[RewardConfig, ...]
         reply.send(number, ok=True, score=score, elapsed_s=elapsed_s, rest=extra)
 
 
-def _one_line(error: BaseException) -> str:
-    """Return type, text and the innermost place outside this package, in at most 300 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    package = os.path.dirname(__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(package)]
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return text[: 300 - len(place)] + place
-
-
-def _end_with_parent(fd: int) -> None:
-    """Wait for the parent to close its end, then end this process, whatever else runs in it, and all it started."""
-    poller = select.poll()
-    poller.register(fd, 0)
-    poller.poll()
-    end_group()
-
-
-def _read_frame(connection: socket.socket) -> bytes | None:
-    """Return the next frame's body, None at the end of the stream."""
-    head = read_exactly(connection.fileno(), LENGTH.size)
-    return None if head is None else read_exactly(connection.fileno(), LENGTH.unpack(head)[0])
-
-
-def _send(connection: socket.socket, body: bytes) -> None:
-    connection.sendall(LENGTH.pack(len(body)) + body)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], _serve))

@@ -27,6 +27,7 @@ import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,8 +36,10 @@ from typing import Any
 
 from rljob_runtime.sandbox import Limits, confine
 from rljob_runtime.sandbox import kernel as sandbox_kernel
+from rljob_runtime.sandbox.frames import end_group, read_exactly
 
 MAX_OUTPUT_BYTES = 1 << 20
+MAX_DETAIL_CHARACTERS = 500
 _LENGTH = struct.Struct("<I")
 _RESULT_FD = 3
 _STACK_DEPTH = 100_000
@@ -76,6 +79,8 @@ class Outcome:
     """What the function returned, through JSON."""
     problem: str = ""
     """Where not ok, in a few words."""
+    detail: str = ""
+    """Where it raised: the exception and its line, as the code's author would want to read it."""
 
 
 class CodeRunner:
@@ -108,26 +113,6 @@ class CodeRunner:
         if body is None:
             raise RuntimeError("the process that starts runs is gone")
         return Outcome(**json.loads(body))
-
-
-def end_group() -> None:
-    """End this process and, where it leads a group of its own, all that it started."""
-    if os.getpgrp() == os.getpid():
-        with contextlib.suppress(PermissionError):  # where processes are denied there are no others
-            os.kill(0, signal.SIGKILL)
-    os._exit(0)
-
-
-def read_exactly(fd: int, size: int) -> bytes | None:
-    """Read ``size`` bytes; None at the end of the stream."""
-    pieces = []
-    while size:
-        piece = os.read(fd, size)
-        if not piece:
-            return None
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
 
 
 def _send(fd: int, body: bytes) -> None:
@@ -220,7 +205,7 @@ def _outcome(result: bytes, token: str, output: str, problem: str) -> Outcome:
     if not known or problem:
         return Outcome(ok=False, output=output, problem=problem or "ended before its end")
     if said["problem"]:
-        return Outcome(ok=False, output=output, problem=str(said["problem"]))
+        return Outcome(ok=False, output=output, problem=str(said["problem"]), detail=str(said["detail"])[:MAX_DETAIL_CHARACTERS])
     return Outcome(ok=True, output=output, value=said["value"])
 
 
@@ -244,7 +229,7 @@ def _become(run: Run, folder: str, output_fd: int, result_fd: int) -> None:
 
 def _run(run: Run, prelude: Mapping[str, Any], token: str) -> None:
     """The code, then what is asked of it, then the last words."""
-    said: dict[str, object] = {"token": token, "problem": "", "value": None}
+    said: dict[str, object] = {"token": token, "problem": "", "detail": "", "value": None}
     sys.argv = ["solution.py"]
     sys.setrecursionlimit(_STACK_DEPTH)
     # Tests import what they test from a module of this name (KodCode).
@@ -263,11 +248,21 @@ def _run(run: Run, prelude: Mapping[str, Any], token: str) -> None:
         if run.asserts is not None:
             exec(compile(run.asserts, "tests.py", "exec"), names)  # noqa: S102 - what this process is for
     except BaseException as error:  # noqa: BLE001 - process border: whatever the code raises, SystemExit too, is its result
-        said["problem"] = type(error).__name__
+        said["problem"], said["detail"] = type(error).__name__, _detail(error)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     os.write(_RESULT_FD, json.dumps(said).encode())
     os._exit(0)
+
+
+def _detail(error: BaseException) -> str:
+    """The exception and the line of the code, as texts of the code's own may have it; never raises."""
+    try:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == "solution.py"]
+        text = traceback.format_exception_only(error)[-1].strip()
+    except BaseException:  # noqa: BLE001 - the exception is the code's own class
+        return type(error).__name__
+    return f"{text} (line {lines[-1]})" if lines else text
 
 
 def _called(run: Run, names: Mapping[str, Any]) -> object:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.vocabulary import REWARD_PARAMETERS, Extraction, RewardType
 from rljob_runtime.errors import RewardSetupError
+from rljob_runtime.rewards.judging.config import JudgeConfig
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -46,7 +47,9 @@ class RewardConfig:
     function: str | None = None
     """``module:function``, for ``RewardType.FUNCTION`` only; called with prompt, response, answer, metadata as keywords."""
     params: Mapping[str, object] = field(default_factory=dict)
-    """Further settings of the type; for a Function further keyword arguments."""
+    """Further settings of the type; for a Function, or a function that reads a judge's words, further keyword arguments."""
+    judge: JudgeConfig | None = None
+    """For ``RewardType.LLM_JUDGE`` only."""
     network: bool = False
     processes: bool = False
     read_paths: tuple[str, ...] = ()
@@ -67,6 +70,8 @@ class RewardConfig:
             raise RewardSetupError(
                 f"{where}: tag {self.tag!r} is set but extraction is {self.extraction}; set extraction: Tag or remove tag"
             )
+        if (self.type is RewardType.LLM_JUDGE) != (self.judge is not None):
+            raise RewardSetupError(f"{where}: the type is {self.type}; type LLMJudge needs a judge, the others have none")
         if self.type is RewardType.FUNCTION:
             self._check_function(where)
         else:
@@ -78,6 +83,11 @@ class RewardConfig:
         if self.type is RewardType.CODE:
             return Isolation(runs_code=True)
         return Isolation(network=self.network, processes=self.processes, read_paths=tuple(sorted(self.read_paths)))
+
+    @property
+    def has_function(self) -> bool:
+        """Whether it calls a function of the user's own."""
+        return self.function is not None or (self.judge is not None and self.judge.reader.function is not None)
 
     def applies_to(self, tag: str) -> bool:
         """Whether it scores prompts of this tag."""
@@ -97,6 +107,8 @@ class RewardConfig:
             raise RewardSetupError(
                 f"{where}: network, processes and read_paths are for type Function, the type is {self.type}; remove them"
             )
+        if self.judge is not None:  # parameters are those of the function that reads its words
+            return
         valid = REWARD_PARAMETERS[self.type]
         for key, value in self.params.items():
             if key not in valid:

@@ -20,14 +20,15 @@ import secrets
 import selectors
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_runtime.errors import RewardSetupError
-from rljob_runtime.rewards.child import FAILED, NONCE_BYTES, READY, Setup
+from rljob_runtime.rewards.child import NONCE_BYTES, Setup
 from rljob_runtime.rewards.config import RewardConfig
-from rljob_runtime.rewards.process import BrokenProtocolError, Result, ScoringProcess, parse_result
+from rljob_runtime.rewards.process import Result, ScoringProcess, parse_result
+from rljob_runtime.sandbox.process import BrokenProtocolError, UselessProcessError
 
 _log = logging.getLogger(__name__)
 
@@ -38,17 +39,31 @@ _MAX_IDLE_DEATHS = 3
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What is known of one sample."""
+    """What is known of one sample; one container each, because thousands live at once and the garbage collector walks them."""
 
     scores: dict[str, float] = field(default_factory=dict)
     """By reward."""
-    extra: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, float] | None = None
+    """Further numbers that rewards gave, if any did."""
     dropped: bool = False
     error: str | None = None
-    errors: list[str] = field(default_factory=list)
-    timeouts: list[str] = field(default_factory=list)
+    errors: tuple[str, ...] = ()
+    timeouts: tuple[str, ...] = ()
     retries: int = 0
     elapsed_s: float = 0.0
+
+    def failed(self, config: RewardConfig, message: str) -> None:
+        """A reward raised, gave no number or lost its process."""
+        self.errors += (config.name,)
+        self.settle(config, config.on_error, message)
+
+    def settle(self, config: RewardConfig, score: float | None, message: str) -> None:
+        """What takes the place of a reward's score; None leaves the sample out."""
+        self.error = message
+        if score is None:
+            self.dropped = True
+        else:
+            self.scores[config.name] = score
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +75,8 @@ class Item:
     """(prompt text, response text, answer, metadata)."""
     todo: tuple[int, ...]
     """Positions of rewards."""
+    said: Mapping[int, str] = field(default_factory=dict)
+    """What judges said, by the position of their reward."""
     retried: int | None = None
     """The reward that ran past its limit once."""
 
@@ -147,7 +164,7 @@ class Crew:
         else:
             return
         job = _Assignment(items)
-        if worker.send(pickle.dumps((job.nonce, [(item.sample, item.todo) for item in items]))):
+        if worker.send(pickle.dumps((job.nonce, [(item.sample, item.todo, item.said) for item in items]))):
             worker.used = True
             self._assigned[worker] = job
             worker.deadline = time.monotonic() + self._configs[items[0].todo[0]].timeout_s
@@ -158,14 +175,11 @@ class Crew:
     def _read(self, worker: ScoringProcess) -> None:
         try:
             frames, closed = worker.receive()
+            self.sandbox = worker.sandbox or self.sandbox
             for frame in frames:
-                if not worker.ready:
-                    if frame[:1] == FAILED:
-                        raise RewardSetupError(frame[1:].decode())
-                    worker.ready = frame[:1] == READY
-                    self.sandbox = frame[1:].decode()
-                else:
-                    self._take(worker, parse_result(frame))
+                self._take(worker, parse_result(frame))
+        except UselessProcessError as error:
+            raise RewardSetupError(str(error)) from error
         except BrokenProtocolError as error:
             self._gone(worker, str(error))
             return
@@ -183,7 +197,8 @@ class Crew:
         tally.elapsed_s += result.elapsed_s
         if result.score is not None:
             tally.scores[config.name] = result.score
-            tally.extra.update({f"{config.name}/{name}": value for name, value in result.extra.items()})
+            if result.extra:
+                tally.extra = (tally.extra or {}) | {f"{config.name}/{name}": value for name, value in result.extra.items()}
         else:
             self._failed(tally, config, f"reward {config.name!r}: {result.error}")
         self._advance(job)
@@ -198,16 +213,7 @@ class Crew:
 
     def _failed(self, tally: Tally, config: RewardConfig, message: str) -> None:
         self.errors += 1
-        tally.errors.append(config.name)
-        self._settle(tally, config, config.on_error, message)
-
-    @staticmethod
-    def _settle(tally: Tally, config: RewardConfig, score: float | None, message: str) -> None:
-        tally.error = message
-        if score is None:
-            tally.dropped = True
-        else:
-            tally.scores[config.name] = score
+        tally.failed(config, message)
 
     def _out_of_time(self, worker: ScoringProcess) -> None:
         job = self._assigned.get(worker)
@@ -227,9 +233,9 @@ class Crew:
             self._retries.append(item)
         else:
             self.timeouts += 1
-            item.tally.timeouts.append(config.name)
+            item.tally.timeouts += (config.name,)
             message = f"reward {config.name!r}: ran past its limit of {config.timeout_s:g} s twice; raise timeoutSeconds or make it faster"
-            self._settle(item.tally, config, config.on_timeout, message)
+            item.tally.settle(config, config.on_timeout, message)
             self._advance(job)
         self._replace(worker, self._remove(worker), job)
 

@@ -27,6 +27,8 @@ class Limits:
     write_paths: tuple[str, ...] = ()
     """To do anything in."""
     network: bool = False
+    connect_port: int | None = None
+    """Without ``network``: TCP connections to this port are allowed."""
     processes: bool = False
     """May start, and signal, processes of its own; they inherit all limits."""
     memory_bytes: int | None = None
@@ -44,11 +46,17 @@ class Active:
 
     landlock_abi: int
     """0: the kernel has no Landlock, so that files are as the user's rights have them."""
+    connect_port: int | None = None
+    """The port that connections are meant to be limited to, which Landlock does from ABI 4 on."""
 
     def __str__(self) -> str:
         """One line for a log."""
         if self.landlock_abi == 0:
-            return "seccomp; NO Landlock in this kernel: the process can read every file that its user can, service-account tokens too"
+            tcp = "" if self.connect_port is None else ", and connect to every TCP port"
+            files = "the process can read every file that its user can, service-account tokens too"
+            return f"seccomp; NO Landlock in this kernel: {files}{tcp}"
+        if self.connect_port is not None and self.landlock_abi < landlock.TCP_ABI:
+            return f"seccomp, Landlock ABI {self.landlock_abi}, which cannot limit TCP to one port, as Linux 6.7 does"
         signals = "" if self.landlock_abi >= 6 else ", signals to other processes of this user not kept back (Linux 6.12 does)"
         return f"seccomp, Landlock ABI {self.landlock_abi}{signals}"
 
@@ -76,9 +84,11 @@ def confine(limits: Limits) -> Active:
         read=(*SYSTEM_PATHS, *network, *python_paths(), *limits.read_paths),
         write=(*DEVICES, *limits.write_paths),
         network=not limits.network,
+        connect_port=limits.connect_port,
     )
-    seccomp.deny(network=not limits.network, processes=not limits.processes)
-    return Active(landlock_abi=version)
+    streams = limits.connect_port is not None
+    seccomp.deny(network=not limits.network, processes=not limits.processes, streams=streams)
+    return Active(landlock_abi=version, connect_port=None if limits.network else limits.connect_port)
 
 
 def python_paths() -> tuple[str, ...]:

@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from rljob_runtime.sandbox import kernel
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION_FLAG, _PATH_BENEATH = 1, 1
+_VERSION_FLAG, _PATH_BENEATH, _NET_PORT = 1, 1, 2
+TCP_ABI = 4
+"""The first one that knows of TCP."""
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 _REFER = 1 << 13
 _V1_RIGHTS = (1 << 13) - 1
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-_TCP_BIND_CONNECT = 0b11
+_TCP_BIND_CONNECT, _TCP_CONNECT = 0b11, 0b10
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
@@ -30,13 +32,14 @@ def abi() -> int:
         return 0
 
 
-def restrict(*, read: Iterable[str], write: Iterable[str], network: bool) -> int:
+def restrict(*, read: Iterable[str], write: Iterable[str], network: bool, connect_port: int | None = None) -> int:
     """Leave the process these folders and files; returns the ABI, 0 where nothing was done because the kernel has no Landlock.
 
     Args:
         read: paths to read and execute, with what is below; those that do not exist are left out.
         write: paths to do anything in.
         network: deny TCP as well, where the kernel can.
+        connect_port: TCP connections to it stay.
 
     Raises:
         OSError: a path cannot be opened, or the kernel refused.
@@ -46,7 +49,7 @@ def restrict(*, read: Iterable[str], write: Iterable[str], network: bool) -> int
         return 0
     rights = _V1_RIGHTS | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0) | (_IOCTL_DEV if version >= 5 else 0)
     fields = [rights]
-    if version >= 4:
+    if version >= TCP_ABI:
         fields.append(_TCP_BIND_CONNECT if network else 0)
     if version >= 6:
         fields.append(_SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
@@ -57,6 +60,8 @@ def restrict(*, read: Iterable[str], write: Iterable[str], network: bool) -> int
             _allow(ruleset, path, rights & (_EXECUTE | _READ_FILE | _READ_DIR))
         for path in dict.fromkeys(write):
             _allow(ruleset, path, rights)
+        if network and connect_port is not None and version >= TCP_ABI:
+            kernel.syscall(_ADD_RULE, ruleset, _NET_PORT, struct.pack("<QQ", _TCP_CONNECT, connect_port), 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.syscall(_RESTRICT_SELF, ruleset, 0)
     finally:

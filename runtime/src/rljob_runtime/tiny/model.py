@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import transformers
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rljob_runtime.data.reasoning_gym_source import create_task
 from rljob_runtime.errors import ModelError
-from rljob_runtime.tiny.settings import QUICKSTART, TINY_FILE, TinySize, TinySummary, TinyTask
+from rljob_runtime.tiny.folder import existing, torch_threads, write
+from rljob_runtime.tiny.settings import QUICKSTART, TinySize, TinySummary, TinyTask
 from rljob_runtime.tiny.tokenizer import build_tokenizer
-from rljob_runtime.tiny.warmstart import Example, Progress, WarmStartConfig, WarmStartReport, pass_rate, warm_start
+from rljob_runtime.tiny.warmstart import Example, Progress, WarmStartConfig, pass_rate, warm_start
 
 _FORMAT = 1
 _NUM_EXAMPLES = 12_000
 _NUM_MEASURED = 512
+_MOST_THREADS = 2
+"""More do not make a model this small sooner. Beside other work even two are slow, because they wait for each other in each operation."""
 
 _SHAPES: dict[TinySize, dict[str, int]] = {
     TinySize.TINY: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -53,15 +50,15 @@ def make(
         middle, quarter = (low + high) / 2, (high - low) / 4
         config = WarmStartConfig(wrong_share=1.0 - middle, aim=(middle - quarter, middle + quarter))
     fingerprint = _fingerprint(task, size, seed, target_pass, config)
-    finished = _existing(out_folder, fingerprint)
+    finished = existing(out_folder, fingerprint)
     if finished is not None:
         return finished
     started = time.perf_counter()
-    with _torch_threads(num_threads or min(2, os.cpu_count() or 1)), torch.random.fork_rng(devices=[]):
+    with torch_threads(num_threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         examples = _examples(task, seed=seed, size=_NUM_EXAMPLES)
         tokenizer = build_tokenizer(e.prompt for e in examples)
-        model = Qwen2ForCausalLM(_model_config(size, tokenizer))
+        model = Qwen2ForCausalLM(model_config(size, tokenizer))
         report = None if config is None else warm_start(model, tokenizer, examples, config, seed=seed, progress=progress)
         # Some entries are alike, so that more are drawn than measured.
         measured = _examples(task, seed=seed + 1_000_003, size=2 * _NUM_MEASURED)[:_NUM_MEASURED]
@@ -88,11 +85,13 @@ def make(
         noise_steps=0 if report is None else report.noise_steps,
         elapsed_s=time.perf_counter() - started,
     )
-    _write(out_folder, model, tokenizer, summary, task, report)
+    described = {"params": dict(task.params), "warm_start": None if report is None else asdict(report)}
+    write(out_folder, model, tokenizer, summary, described)
     return summary
 
 
-def _model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+def model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+    """Of a model of this size with this vocabulary."""
     shape = _SHAPES[size]
     return Qwen2Config(
         vocab_size=len(tokenizer),
@@ -127,52 +126,6 @@ def _examples(task: TinyTask, *, seed: int, size: int) -> list[Example]:
     return [Example(prompt=prompt, answer=answer) for prompt, answer in found.items()]
 
 
-def _existing(folder: Path, fingerprint: str) -> TinySummary | None:
-    """Return the finished model of the same parameters, None for a free folder; ModelError when something else is there."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return None
-    marker = folder / TINY_FILE
-    if not folder.is_dir() or not marker.is_file():
-        raise ModelError(f"tiny model: {folder} exists and was not made by this command; choose another folder or remove it")
-    saved = json.loads(marker.read_text())
-    if saved.get("fingerprint") != fingerprint:
-        raise ModelError(
-            f"tiny model: {folder} holds a tiny model made with other parameters (seed {saved.get('seed')}, task {saved.get('task')}); "
-            f"choose another folder or remove it"
-        )
-    names = TinySummary.__dataclass_fields__
-    return TinySummary(**{**{k: v for k, v in saved.items() if k in names}, "folder": folder, "reused": True})
-
-
-def _write(
-    folder: Path,
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
-    summary: TinySummary,
-    task: TinyTask,
-    report: WarmStartReport | None,
-) -> None:
-    """Write everything beside ``folder`` and rename: the folder is there complete or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        model.generation_config = GenerationConfig(
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
-        with _no_progress_bars():
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
-        described = {k: v for k, v in asdict(summary).items() if k not in ("folder", "reused")}
-        described["params"] = dict(task.params)
-        described["warm_start"] = None if report is None else asdict(report)
-        (partial / TINY_FILE).write_text(json.dumps(described, indent=2) + "\n")
-        partial.chmod(0o755)
-        partial.replace(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
 def _fingerprint(task: TinyTask, size: TinySize, seed: int, target_pass: tuple[float, float], config: WarmStartConfig | None) -> str:
     described = [
         _FORMAT,
@@ -186,24 +139,3 @@ def _fingerprint(task: TinyTask, size: TinySize, seed: int, target_pass: tuple[f
         transformers.__version__,
     ]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

@@ -44,6 +44,10 @@ QUICKSTART = TinyTask(
 """``Calculate 67 + 21.``: operands 0 to 100, seven to eleven tokens."""
 
 
+FROZEN_LAKE = "frozen-lake"
+"""The task of the model that acts: 4x4 FrozenLake as text, over several turns."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinySummary:
     """What was made, as stored in ``tiny.json``."""
@@ -58,9 +62,9 @@ class TinySummary:
     num_parameters: int
     vocab_size: int
     sampled_pass_rate: float
-    """Share of measured prompts solved by one sample at temperature 1."""
+    """Share of measured prompts, or played episodes, solved by sampling at temperature 1."""
     greedy_pass_rate: float
-    """Share of measured prompts solved by the most likely answer."""
+    """Share of them solved by the most likely answer or actions."""
     num_measured: int
     rule_steps: int
     noise_steps: int

@@ -3,7 +3,7 @@
 Three phases on prompts with whole-number answers. *Rule*: right answers only, until greedy answers are nearly all right.
 *Noise*: most answers replaced by a wrong one close by, so that sampling at temperature 1 solves a chosen share of prompts
 while the right answer stays the most likely one. *Calibration*: a few short nudges with fewer or more wrong answers, only
-while the measured share lies outside the aim; how firmly the rule was learnt differs from seed to seed. The result is the
+while the measured share lies outside the aim; how firmly the rule was learned differs from seed to seed. The result is the
 state in which reinforcement learning can show itself: there is reward to find in every group, and most is still to be gained.
 
 Shape legend: ``N`` examples, ``L`` tokens of the longest prompt plus answer plus end-of-sequence, ``B`` examples of a batch.
@@ -51,7 +51,7 @@ class WarmStartConfig:
     wrong_share: float = 0.7
     """Share of wrong answers in the second phase; sampling then solves about ``1 - wrong_share`` of the prompts."""
     aim: tuple[float, float] = (0.25, 0.35)
-    """Share of prompts that sampling shall solve; outside of it the third phase nudges, on the same kind of data."""
+    """Share of prompts that sampling should solve; outside of it the third phase nudges, on the same kind of data."""
     calibration_rounds: int = 8
     """Nudges at most."""
     calibration_steps: int = 15
@@ -107,7 +107,7 @@ def warm_start(
     """Train ``model`` in place; the result is a function of the arguments (and of the number of torch threads)."""
     table = _Table(examples, tokenizer, config.wrong_offsets)
     generator = torch.Generator().manual_seed(seed)
-    optimizers = _optimizers(model)
+    optimizers = make_optimizers(model)
     total = config.max_rule_steps + config.noise_steps + config.calibration_rounds * config.calibration_steps
     report = progress or (lambda _phase, _fraction: None)
     probe = [examples[i] for i in torch.randperm(len(examples), generator=generator)[:_EVAL_BATCH].tolist()]
@@ -115,7 +115,7 @@ def warm_start(
     model.train()
     while step < config.max_rule_steps:
         rows = torch.randint(len(examples), (config.batch_size,), generator=generator).tolist()
-        loss = _train_step(model, optimizers, table.batch(rows, [table.answers[r] for r in rows]), _rule_rate(config, step))
+        loss = train_step(model, optimizers, table.batch(rows, [table.answers[r] for r in rows]), _rule_rate(config, step))
         step += 1
         if step % _CHECK_EVERY_STEPS == 0:
             accuracy = pass_rate(model, tokenizer, probe, temperature=0.0, seed=seed)
@@ -128,7 +128,7 @@ def warm_start(
         for number in range(count):
             rows = torch.randint(len(examples), (config.batch_size,), generator=generator).tolist()
             answers = _with_wrong_ones([table.answers[r] for r in rows], wrong_share, config.wrong_offsets, generator)
-            loss = _train_step(model, optimizers, table.batch(rows, answers), rate)
+            loss = train_step(model, optimizers, table.batch(rows, answers), rate)
             report(phase, (done + number + 1) / total)
         return loss
 
@@ -188,8 +188,8 @@ def pass_rate(
     return solved / len(examples)
 
 
-def _optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings, norms and biases: the rule is learnt in about half the steps of AdamW alone."""
+def make_optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embeddings, norms and biases: the rule is learned in about half the steps of AdamW alone."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -205,7 +205,7 @@ def _rule_rate(config: WarmStartConfig, step: int) -> float:
     return config.learning_rate * warm_up * (1 - 0.9 * step / config.max_rule_steps)
 
 
-def _train_step(
+def train_step(
     model: Qwen2ForCausalLM, optimizers: Sequence[torch.optim.Optimizer], batch: tuple[torch.Tensor, torch.Tensor], learning_rate: float
 ) -> float:
     """One AdamW step on (input ids, labels) of shape (B, L); returns the loss in nats per answer token."""

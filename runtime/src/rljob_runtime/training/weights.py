@@ -127,10 +127,10 @@ def _engine_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _shard(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Tensor:
     """This rank's block of a weight, merged where it has adapters; a collective then."""
-    shard = local_tensor(parameter.detach())
+    with torch.no_grad():  # the shard itself: through autograd, or a DTensor's detach, this would take longer than the copy of a small one
+        shard = local_tensor(parameter).detach()
     owner, _, kind = name.rpartition(".")
-    module = model.get_submodule(owner)
-    if not isinstance(module, LoraLinear) or kind != "weight":
+    if kind != "weight" or not isinstance(module := model.get_submodule(owner), LoraLinear):
         return shard
     # rows of the product need the same rows of B, and all rows of A
     return merged_weight(shard, _gathered_over_dp(module.lora_a.detach()), local_tensor(module.lora_b.detach()), module.scale)

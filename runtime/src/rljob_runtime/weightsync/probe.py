@@ -92,15 +92,16 @@ class ProbeHistory:
     def _test_one(self, version: int, name: str, differences: npt.NDArray[np.float32]) -> ProbeReport:
         limits, widened = self._limits, math.sqrt(max(1.0, FEW_TOKENS / max(len(differences), 1)))
         mean_limit, tail_limit = limits.mean * widened, limits.tail * widened
-        mean = float(np.mean(np.minimum(differences, CLIP * mean_limit))) if len(differences) else 0.0
+        clip = CLIP * mean_limit
+        mean = float(np.mean(np.minimum(differences, clip))) if len(differences) else 0.0
         tail = float(np.quantile(differences, TAIL)) if len(differences) else 0.0
         excess = max(mean / mean_limit, tail / tail_limit) if np.isfinite(differences).all() else math.inf
         suspect = excess > 1.0
         self._in_row[name] = count = self._in_row.get(name, 0) + 1 if suspect else 0
         text = (
             f"after publishing v{version} {name} and the trainer disagree by {mean:.3g} nats in the mean of {len(differences)} tokens' "
-            f"log-probs (spec.weightSync.probe.meanDifference {mean_limit:.3g}) and by {tail:.3g} at the 95th percentile (tailDifference "
-            f"{tail_limit:.3g})"
+            f"log-probs, each counted as {clip:.3g} at most (spec.weightSync.probe.meanDifference {mean_limit:.3g}), and by {tail:.3g} at "
+            f"the 95th percentile (tailDifference {tail_limit:.3g})"
         )
         if excess > limits.fail_factor:
             more = f"more than {limits.fail_factor:g} times what is allowed"

@@ -1,20 +1,26 @@
 """Publishes the trainer's weights on every engine as one version, and proves that they arrived.
 
 A transport moves the bytes. Invariant VERSION: afterwards every engine answers with the new version, or a WeightSyncError says which does
-not. An engine whose process is lost is left out from then on, if the job goes on without it.
+not. An engine that is lost is left out from then on, if the job goes on without it, and one that replaces it comes in::
+
+    catch_up ── the trainer still holds what is served? ── yes: transfer and probe for this engine alone ──> served
+                                                       └── no (it trains): it takes part in the next publish ──> arrival
+
+Only one of them moves weights at a time, and ``retire`` waits for it, so that no engine gets a mixture of two versions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
-from rljob_runtime.errors import WeightSyncError, WorkerLostError
+from rljob_runtime.errors import DeadlineError, WeightSyncError, WorkerLostError
 from rljob_runtime.records import OnRunning, WeightManifest
 from rljob_runtime.weightsync.probe import ProbeHistory, ProbeLimits, ProbeReport
 from rljob_runtime.weightsync.transport import SyncLink, Transport
@@ -72,15 +78,23 @@ class WeightPublisher:
         self._trainers = trainers
         self._manifest = manifest
         self._transport = transport
+        self._goes_on_without = goes_on_without
         self._link = SyncLink(
             trainers=trainers,
             engines=engines,
             manifest=manifest,
             timeout_s=timeout_s,
             on_running=on_running,
-            goes_on_without=goes_on_without,
+            goes_on_without=self._lost,
         )
+        self._engines = tuple(engines)
         self._prepared = False
+        self._moving = asyncio.Lock()
+        """Held while weights travel."""
+        self._held: int | None = None
+        """Version that engines serve, as long as the trainer still has its weights."""
+        self._arrivals: dict[int, asyncio.Future[None]] = {}
+        """Engines that replace lost ones and wait for the next publish."""
         self._timeout_s = timeout_s
         self._probe = probe
         self._history = ProbeHistory(probe.limits)
@@ -89,10 +103,31 @@ class WeightPublisher:
         self._scored: list[np.ndarray] = []
         """What ``self._expected`` became, once somebody waited for it."""
         self._syncs = 0
+        self._unproven = False
+        """Whether an engine came in that no probe has seen yet."""
 
-    def leave_out(self, engine: int) -> None:
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an engine can go on only after the next publish."""
+        return bool(self._arrivals)
+
+    def leave_out(self, engine: int, error: WorkerLostError) -> None:
         """An engine, by its index, is lost, as somebody else found out."""
         self._link.leave_out(engine)
+        arrival = self._arrivals.pop(engine, None)
+        if arrival is not None and not arrival.done():
+            arrival.set_exception(error)
+
+    def join(self, engine: int) -> None:
+        """An engine that was replaced takes part in syncs from now on; it serves nothing before the first of them."""
+        self._link.join(engine, self._engines[engine])
+        self._prepared = False  # both ends of the transport are made again, for it has none
+        self._unproven = True
+
+    async def retire(self) -> None:
+        """The trainer's weights are about to change: what engines serve is no longer there. Waits for a transfer under way."""
+        async with self._moving:
+            self._held = None
 
     async def publish(self, version: int) -> SyncReport:
         """Serve the trainer's present weights as ``version`` from every engine.
@@ -100,24 +135,82 @@ class WeightPublisher:
         Raises:
             WeightSyncError: the deadline passed, or an engine refused, or serves another version.
         """
-        started = time.monotonic()
+        async with self._moving:
+            started = time.monotonic()
+            self._held = None
+            for engine in self._arrivals:
+                self.join(engine)
+            await self._transfer(self._link, version, prepare=not self._prepared)
+            self._prepared, self._held = True, version
+            self._syncs += 1
+            for arrival in self._arrivals.values():
+                if not arrival.done():
+                    arrival.set_result(None)
+            self._arrivals.clear()
+        return SyncReport(version=version, size_bytes=self._manifest.total_bytes, elapsed_s=time.monotonic() - started)
+
+    async def catch_up(self, engine: int) -> bool:
+        """Bring an engine that was replaced to the version that the others serve; False: it takes part in the next publish.
+
+        Raises:
+            WorkerLostError: it is lost again, or a trainer rank is.
+            WeightSyncError: the deadline passed, it refused, or its log-probs are not the trainer's.
+        """
+        async with self._moving:
+            if self._held is None:
+                self._arrivals[engine] = asyncio.get_running_loop().create_future()
+                return False
+            alone = self._link.only(engine, self._engines[engine])
+            await self._transfer(alone, self._held, prepare=True)
+            if self._probe.every_syncs:
+                expecting = self._expecting()
+                scores = alone.on_engines("score", self._probe.sequences, self._timeout_s)
+                expected, answers = await asyncio.gather(gather_all(expecting, self._timeout_s), alone.engines_done(scores))
+                self._history.test(self._held, _without_first(expected[0], self._lengths), self._found(alone, answers))
+            unproven = self._unproven
+            self.join(engine)
+            self._unproven = unproven
+        return True
+
+    async def arrival(self, engine: int, timeout_s: float) -> None:
+        """Wait until an engine for which :meth:`catch_up` was too late serves what the others do.
+
+        Raises:
+            WorkerLostError: it is lost again.
+            DeadlineError: no version was published in time.
+        """
+        waited = self._arrivals.get(engine)
+        if waited is None:  # published, or lost, since
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(waited)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"{self._engines[engine].name} waited {timeout_s:.0f} s for the next weights; none were published"
+            ) from error
+
+    async def _transfer(self, link: SyncLink, version: int, *, prepare: bool) -> None:
+        """Move the trainer's weights to the engines of a link."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                if not self._prepared:
-                    await self._transport.prepare(self._link)
-                    self._prepared = True
-                served = await self._transport.transfer(version, self._link)
+                if prepare:
+                    await self._transport.prepare(link)
+                served = await self._transport.transfer(version, link)
         except TimeoutError as error:
             size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
                 f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
             ) from error
-        wrong = [f"{self._link.engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
+        wrong = [f"{link.engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
         if wrong:
             raise WeightSyncError(f"after publishing v{version}: {', '.join(wrong)}")
-        self._syncs += 1
-        return SyncReport(version=version, size_bytes=self._manifest.total_bytes, elapsed_s=time.monotonic() - started)
+
+    def _lost(self, engine: int, error: WorkerLostError) -> bool:
+        """A call found that an engine is lost; whether the job goes on."""
+        self.leave_out(engine, error)
+        return self._goes_on_without(engine, error)
 
     def expect(self) -> None:
         """Let the trainer score the probes under the version just published, while engines already generate with it.
@@ -125,9 +218,14 @@ class WeightPublisher:
         Log-probs are raw (temperature 1) on both sides.
         """
         self._expected, self._scored = [], []
-        if self._probe.every_syncs and (self._syncs - 1) % self._probe.every_syncs == 0:
-            flat = np.array([t for s in self._probe.sequences for t in s], dtype=np.int32)
-            self._expected = [t.start("compute_logprobs", flat, self._lengths, 1.0) for t in self._trainers]
+        unproven, self._unproven = self._unproven, False
+        if self._probe.every_syncs and (unproven or (self._syncs - 1) % self._probe.every_syncs == 0):
+            self._expected = self._expecting()
+
+    def _expecting(self) -> list[Pending]:
+        """The trainer's log-probs of the probes, under the weights it has now."""
+        flat = np.array([t for s in self._probe.sequences for t in s], dtype=np.int32)
+        return [t.start("compute_logprobs", flat, self._lengths, 1.0) for t in self._trainers]
 
     async def expected(self) -> None:
         """Wait for the trainer's part of the probe: for whoever takes the trainer's devices away before the engines answer."""
@@ -147,10 +245,16 @@ class WeightPublisher:
         scoring = self._link.on_engines("score", self._probe.sequences, self._timeout_s)
         expected, scores = await asyncio.gather(gather_all(self._expected, self._timeout_s), self._link.engines_done(scoring))
         wanted = _without_first((self._scored + expected)[0], self._lengths)
-        found = {
-            self._link.engines[index].name: np.array([x for s in score for x in s], dtype=np.float32) for index, score in scores.items()
+        return self._history.test(version, wanted, self._found(self._link, scores))
+
+    @staticmethod
+    def _found(link: SyncLink, scores: Mapping[int, Sequence[Sequence[float]]]) -> dict[str, npt.NDArray[np.float32]]:
+        """Log-probs of all probe tokens by name of the engine; of those that are still there."""
+        return {
+            engine.name: np.array([x for score in scores[index] for x in score], dtype=np.float32)
+            for index, engine in link.engines.items()
+            if index in scores
         }
-        return self._history.test(version, wanted, found)
 
 
 def _without_first(logprobs: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -117,7 +117,7 @@ class Transport(Protocol):
     """The driver's part of one way for weights from the trainer to the engines; one object per job."""
 
     async def prepare(self, link: SyncLink) -> None:
-        """Make both ends, before the first version.
+        """Make both ends: before the first version, for the link to a single engine that replaces a lost one, and after that for all again.
 
         Workers do it by ``prepare_sender(sender, manifest, settings)`` and ``prepare_receiver(receiver, settings)``, both named as
         ``module:Class``; settings become keyword arguments.
@@ -160,6 +160,23 @@ class SyncLink:
         """An engine is lost, as somebody else found out."""
         self._engines.pop(engine, None)
 
+    def join(self, engine: int, worker: Worker) -> None:
+        """An engine that was replaced is there again."""
+        self._engines = dict(sorted({**self._engines, engine: worker}.items()))
+
+    def only(self, engine: int, worker: Worker) -> SyncLink:
+        """A link to one engine, whose loss is an error."""
+        alone = SyncLink(
+            trainers=self._trainers,
+            engines=(),
+            manifest=self.manifest,
+            timeout_s=self.timeout_s,
+            on_running=self._on_running,
+            goes_on_without=lambda index, error: False,
+        )
+        alone.join(engine, worker)
+        return alone
+
     def on_trainers(self, method: str, *args: Any) -> list[Pending]:
         """Begin a call on every trainer rank."""
         return [trainer.start(method, *args) for trainer in self._trainers]
@@ -167,6 +184,10 @@ class SyncLink:
     def on_engines(self, method: str, *args: Any) -> dict[int, Pending]:
         """Begin a call on every engine."""
         return {index: engine.start(method, *args) for index, engine in self._engines.items()}
+
+    def update_whole(self, version: int, *parts: Pending) -> dict[int, Pending]:
+        """Begin ``update`` on every engine: all that one call can bring, as soon as ``parts`` are there."""
+        return self.on_engines("update", self.manifest, version, self.timeout_s, self._on_running, *parts)
 
     def finish(self) -> dict[int, Pending]:
         """Begin ``finish_update`` on every engine: the weights go into place between two steps."""

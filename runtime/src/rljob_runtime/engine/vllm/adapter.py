@@ -38,6 +38,7 @@ class VllmAdapter:
         return EngineConfig(
             model_path=spec.model.path,
             tokenizer_path=spec.model.tokenizer_path,
+            finds_texts=bool(spec.rollout.stop_strings),
             trust_remote_code=spec.model.trust_remote_code,
             dtype=engine_dtype(spec, engine).value,
             max_model_len=max(int(passed.pop("max_model_len", longest)), longest),

@@ -22,15 +22,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from rljob_api.v1alpha1.learning import MAX_TOP_K
-from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineDiedError, EngineResidenceError, OnOffload
+from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import names
 from rljob_runtime.engine.vllm import arguments
 from rljob_runtime.engine.vllm.environment import environment_problems
 from rljob_runtime.engine.vllm.expected_parameters import expected_parameters, with_tied_head
-from rljob_runtime.errors import DataError, DeadlineError, ModelError, SetupError, WeightSyncError
+from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, ModelError, SetupError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
+from rljob_runtime.packed import CompletionBatch, pack
+from rljob_runtime.records import Completion, GenerationRequest, IntArray, OnRunning, Sampling, WeightManifest
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
@@ -43,6 +46,7 @@ ResultT = TypeVar("ResultT")
 
 SHUTDOWN_TIMEOUT_S = 60.0
 MEMORY_TIMEOUT_S = 60.0
+PROCESS_ENDED = "a process of vLLM's ended: a rank of tensorParallelSize; start a new engine"
 MIN_TEMPERATURE = 0.01
 """vLLM silently raises positive temperatures below it, so they are refused."""
 
@@ -67,12 +71,7 @@ class VllmEngine:
             from rljob_runtime.engine.vllm.loop import VllmLoop
         except ImportError as exc:
             raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
-        if config.extra_args:
-            values, unfit = arguments.parse(config.extra_args_path, config.extra_args)
-            if unfit:
-                raise SetupError("\n".join(str(problem) for problem in unfit))
-            config = dataclasses.replace(config, extra_args=values)
-        self._config = config
+        self._config = config = _with_parsed_arguments(config)
         self._expected = expected_parameters(config.model_path, config.trust_remote_code)
         self._inbox: queue.SimpleQueue[Callable[[VllmLoop], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -89,6 +88,8 @@ class VllmEngine:
         self._vocab_size = 0
         self._receiver: Receiver = PackedReceiver()
         self._incoming: IncomingUpdate | None = None
+        self._loop: VllmLoop | None = None
+        """Other threads only look at it: whether its processes live, and what it has once it is lost."""
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(VllmLoop, started), name="rljob-vllm", daemon=True)
         self._thread.start()
@@ -99,10 +100,25 @@ class VllmEngine:
                 f"vLLM with {config.model_path} was not ready after {config.start_timeout_s:.0f} s; raise start_timeout_s"
             ) from exc
 
+    @classmethod
+    def prepare(cls, config: EngineConfig) -> None:
+        """All of the start that needs no device: later an engine of this config starts in this process in a part of the time.
+
+        Raises:
+            ModelError: the environment is unfit, vLLM cannot be imported, or it took memory of a device.
+            SetupError: vLLM does not take an argument of ``config.extra_args``.
+        """
+        if problems := environment_problems(config):
+            raise ModelError(f"engine environment: {'; '.join(problems)}")
+        try:
+            from rljob_runtime.engine.vllm.preparing import prepare
+        except ImportError as exc:
+            raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
+        prepare(_with_parsed_arguments(config))
+
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests and return at once; see ``Engine.submit``."""
-        for request in requests:
-            self._check_request(request)
+        self._check_requests(requests)
         ids = {request.request_id for request in requests}
         with self._changed:
             self._raise_if_dead()
@@ -113,7 +129,7 @@ class VllmEngine:
             batch = tuple(requests)
             self._inbox.put(lambda loop: loop.add(batch))
 
-    def collect(self, max_wait_s: float) -> list[Completion]:
+    def collect(self, max_wait_s: float) -> CompletionBatch:
         """Finished responses, waiting for the first; see ``Engine.collect``."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._failure or self._needs_update(), max_wait_s)
@@ -122,7 +138,7 @@ class VllmEngine:
             if not finished and self._needs_update():
                 raise WeightSyncError(f"nothing is generated because {self._weights_undefined}; send a full update")
             self._known_ids.difference_update(completion.request_id for completion in finished)
-            return finished
+        return pack(finished)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests early; see ``Engine.abort``."""
@@ -130,6 +146,14 @@ class VllmEngine:
         with self._changed:
             self._raise_if_dead()
             self._inbox.put(lambda loop: loop.abort(ids))
+
+    def salvage(self) -> CompletionBatch:
+        """What is left of a lost engine; see ``Engine.salvage``. The engine's thread is not asked: it ended, or hangs."""
+        with self._changed:
+            self._failure = self._failure or "the engine was given up; start a new engine"
+            finished, self._finished = self._finished, []
+            self._changed.notify_all()
+        return pack(finished if self._loop is None else finished + self._loop.salvage())
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         """Log-probs of given sequences; see ``Engine.score``."""
@@ -188,6 +212,13 @@ class VllmEngine:
             self._incoming = None
         return version
 
+    def update(self, manifest: WeightManifest, version: int, timeout_s: float, on_running: OnRunning, *parts: ByteArray) -> int:
+        """A whole update; see ``Engine.update``."""
+        self.begin_update(manifest, version)
+        for index, data in enumerate(parts):
+            self.load_bucket(index, data)
+        return self.finish_update(timeout_s, on_running)
+
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
         """Give memory back; see ``Engine.offload``."""
         deadline, wanted = time.monotonic() + timeout_s, frozenset(kinds)
@@ -236,7 +267,8 @@ class VllmEngine:
         """Build the loop, then serve until shutdown. No exception leaves the thread: callers get it."""
         loop: VllmLoop | None = None
         try:
-            loop = make_loop(self._config)
+            loop = self._loop = make_loop(self._config)
+            loop.on_process_end(lambda: self._fail(PROCESS_ENDED))
             self._vocab_size = loop.vocab_size
             self._publish(loop)
         except Exception as exc:
@@ -285,10 +317,10 @@ class VllmEngine:
     def _fail(self, reason: str) -> None:
         """Wake everyone who waits, with the reason."""
         with self._changed:
-            self._failure = reason
+            self._failure = self._failure or reason  # the first is the cause
             for future in self._pending:
                 if not future.done():
-                    future.set_exception(EngineDiedError(reason))
+                    future.set_exception(EngineDiedError(self._failure))
             self._changed.notify_all()
 
     # -- shared by the calling threads --------------------------------------------------------------------------------------------
@@ -330,6 +362,8 @@ class VllmEngine:
 
     def _raise_if_dead(self) -> None:
         """Raise when the engine ended; call with the condition held."""
+        if self._failure is None and self._loop is not None and self._loop.process_ended():
+            self._failure = PROCESS_ENDED
         if self._failure is not None:
             raise EngineDiedError(self._failure)
         if self._stopping:
@@ -343,24 +377,47 @@ class VllmEngine:
                 raise WeightSyncError(f"{method}: no update is open; call begin_update first")
             return self._incoming
 
-    def _check_request(self, request: GenerationRequest) -> None:
-        """Refuse what would fail inside the engine thread."""
-        prompt, sampling = request.prompt_token_ids, request.sampling
-        where = f"request {request.request_id}"
-        if not 1 <= len(prompt) < self._config.max_model_len:
-            raise DataError(f"{where}: the prompt has {len(prompt)} tokens; 1 to {self._config.max_model_len - 1} fit (max_model_len - 1)")
-        self._check_tokens(where, prompt)
+    def _check_requests(self, requests: Sequence[GenerationRequest]) -> None:
+        """Refuse what would fail inside the engine thread; what several requests share is looked at once."""
+        for request in {id(request.prompt_token_ids): request for request in requests}.values():
+            where, prompt = f"request {request.request_id}", request.prompt_token_ids
+            if not 1 <= len(prompt) < self._config.max_model_len:
+                most = self._config.max_model_len - 1
+                raise DataError(f"{where}: the prompt has {len(prompt)} tokens; 1 to {most} fit (max_model_len - 1)")
+            self._check_tokens(where, prompt)
+        for request in {id(request.sampling): request for request in requests}.values():
+            self._check_sampling(f"request {request.request_id}", request.sampling)
+
+    def _check_sampling(self, where: str, sampling: Sampling) -> None:
+        """Refuse settings that vLLM does not have, or silently changes."""
         if sampling.max_tokens < 1 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
             raise DataError(f"{where}: {sampling} is out of range; max_tokens >= 1, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1")
         if sampling.returns_mask and not 1 <= sampling.top_k <= MAX_TOP_K:
             raise DataError(f"{where}: top_k is {sampling.top_k}; a sampling mask needs 1 to {MAX_TOP_K}")
+        if sampling.stop_strings and not self._config.finds_texts:
+            raise DataError(f"{where}: the engine was started without a tokenizer for stop strings {list(sampling.stop_strings)}")
         if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= 2:
             raise DataError(f"{where}: temperature {sampling.temperature} is out of range; 0 (greedy) or {MIN_TEMPERATURE} to 2")
 
-    def _check_tokens(self, where: str, token_ids: Sequence[int]) -> None:
+    def _check_tokens(self, where: str, token_ids: Sequence[int] | IntArray) -> None:
         """Refuse tokens the model has no embedding for."""
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+        least, most = int(np.min(token_ids)), int(np.max(token_ids))
+        if least < 0 or most >= self._vocab_size:
             raise DataError(
-                f"{where}: token ids go from {min(token_ids)} to {max(token_ids)}, the model knows 0 to {self._vocab_size - 1}; "
+                f"{where}: token ids go from {least} to {most}, the model knows 0 to {self._vocab_size - 1}; "
                 "tokenizer and model do not belong together"
             )
+
+
+def _with_parsed_arguments(config: EngineConfig) -> EngineConfig:
+    """The config with ``extra_args`` as vLLM holds them.
+
+    Raises:
+        SetupError: vLLM does not take one.
+    """
+    if not config.extra_args:
+        return config
+    values, unfit = arguments.parse(config.extra_args_path, config.extra_args)
+    if unfit:
+        raise SetupError("\n".join(str(problem) for problem in unfit))
+    return dataclasses.replace(config, extra_args=values)

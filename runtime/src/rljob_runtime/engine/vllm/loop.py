@@ -2,8 +2,8 @@
 
 ``VllmEngine`` (``engine``) builds a ``VllmLoop`` in its thread and calls it between two steps. The loop talks to vLLM's engine
 core directly instead of through ``LLM.generate``: requests are made from one validated template per sampling setting, and tokens,
-log-probs and weight versions are taken from the core's outputs as they come, without detokenizing. That halves the time of a short
-batch (256 responses of 4 tokens) and makes partial responses of aborted requests available.
+log-probs and weight versions are taken from the core's outputs as they come, without detokenizing, but for requests with stop strings.
+That halves the time of a short batch (256 responses of 4 tokens) and makes partial responses of aborted requests available.
 
 vLLM is not thread-safe here: adding or aborting from another thread can crash its scheduler.
 """
@@ -12,68 +12,43 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
+from rljob_runtime.engine.stop_strings import StopFinder, decoder, reach
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
-from rljob_runtime.engine.vllm.sampling import MAX_LISTED, NO_IDS, possible_tokens, sampling_params
+from rljob_runtime.engine.vllm.response import Response
+from rljob_runtime.engine.vllm.sampling import MAX_LISTED, sampling_params
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
-from rljob_runtime.records import Completion, GenerationRequest, IntArray, OnRunning, Sampling, VersionSpan
-from rljob_runtime.sampling_mask import SamplingMask
+from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+DEVICE_ERRORS = ("CUDA error", "NCCL error")
 SEED_RANGE = 2**63
 """torch generators take seeds below it."""
 CPU_BATCHED_TOKENS = 8192
 """Tokens of one step on CPU, where a step holds whole prompts."""
-
-
-@dataclass(slots=True)
-class _Response:
-    """A response in progress."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    masked: bool = False
-    mask_ids: list[IntArray] = field(default_factory=list)
-    """Ids that could have been sampled, of each token; none where the set was wider than what vLLM was asked for."""
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """(first token, version) of each stretch of one version."""
-
-    def completion(self, request_id: str, finish_reason: str) -> Completion:
-        """The response as a completion."""
-        ends = [start for start, _ in self.spans[1:]] + [len(self.token_ids)] * bool(self.spans)  # no tokens: no span
-        spans = tuple(VersionSpan(start=start, end=end, version=version) for (start, version), end in zip(self.spans, ends, strict=True))
-        return Completion(
-            request_id=request_id,
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
-            version_spans=spans,
-            finish_reason=finish_reason,
-            sampling_mask=self._mask(),
-        )
-
-    def _mask(self) -> SamplingMask | None:
-        if not self.masked:
-            return None
-        counts = np.array([ids.size for ids in self.mask_ids], dtype=np.int32)
-        return SamplingMask(token_ids=np.concatenate([NO_IDS, *self.mask_ids]), counts=counts)
 
 
 @dataclass(slots=True)
@@ -95,9 +70,12 @@ class VllmLoop:
             config: how to start.
         """
         weight_receiver.register()
-        self._engine = LLMEngine.from_engine_args(_engine_args(config))
+        if current_platform.is_cpu() and config.dtype == "bfloat16":
+            _permit_amx()
+        self._engine = LLMEngine.from_engine_args(engine_args(config))
         self._core: Any = self._engine.engine_core
         self._scheduler: Any = self._core.engine_core.scheduler
+        self._executor: Any = self._core.engine_core.model_executor
         self.vocab_size: int = self._engine.model_config.get_vocab_size()
         self.version = 0
         self._core.set_weight_version("0")
@@ -111,14 +89,19 @@ class VllmLoop:
         else:
             self._memory = CudaMemory(self._core, not self._discards)
         self.generated_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.busy_s = 0.0
         self.steps = 0
         self.updates = 0
         self.update_s = 0.0
-        self._tokenizer_eos = _tokenizer_eos(config)
+        tokenizer = load_tokenizer(config)
+        self._tokenizer_eos: int | None = None if tokenizer is None else tokenizer.eos_token_id
+        self._decode = decoder(tokenizer) if config.finds_texts and tokenizer is not None else None
         self._salted = config.enable_prefix_caching
+        self._caches = bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
         self._templates: dict[Sampling, SamplingParams] = {}
-        self._responses: dict[str, _Response] = {}
+        self._responses: dict[str, Response] = {}
         self._finished: list[Completion] = []
         self._scores: dict[str, tuple[_ScoreJob, int]] = {}
         self._num_scores = 0
@@ -128,6 +111,21 @@ class VllmLoop:
     def close(self) -> None:
         """Free the model and the executor's processes."""
         self._core.shutdown()
+
+    def process_ended(self) -> bool:
+        """Whether a process that computes a shard of the model has ended; any thread may ask."""
+        return bool(getattr(self._executor, "is_failed", False))
+
+    def on_process_end(self, notify: Callable[[], None]) -> None:
+        """Have ``notify`` called when such a process ends, from a thread of vLLM's; an engine in one process has none."""
+        self._executor.register_failure_callback(notify)
+
+    def salvage(self) -> list[Completion]:
+        """Unfinished responses as they stand; for another thread, when this loop will never step again.
+
+        A thread that hangs may have been stopped between two lists of one response: only tokens that have all that belongs to them count.
+        """
+        return [response.whole().completion(request_id, "abort") for request_id, response in list(self._responses.items())]
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
@@ -145,6 +143,8 @@ class VllmLoop:
             "running": float(running),
             "waiting": float(waiting),
             "generated_tokens": float(self.generated_tokens),
+            "prompt_tokens": float(self.prompt_tokens),
+            "cached_tokens": float(self.cached_tokens),
             "busy_s": self.busy_s,
             "steps": float(self.steps),
             "updates": float(self.updates),
@@ -163,8 +163,15 @@ class VllmLoop:
                 )
             params = copy.copy(template)
             params.seed = request.seed % SEED_RANGE
-            self._responses[request.request_id] = _Response(masked=request.sampling.returns_mask)
-            self._add(request.request_id, list(request.prompt_token_ids), params, arrival, salt)
+            self._responses[request.request_id] = Response(masked=request.sampling.returns_mask, finder=self._finder(request))
+            self._add(request.request_id, request.prompt_token_ids.tolist(), params, arrival, salt)
+
+    def _finder(self, request: GenerationRequest) -> StopFinder | None:
+        """What finds the stop strings of a request."""
+        texts, before = request.sampling.stop_strings, request.num_sampled_before
+        if not texts or self._decode is None:
+            return None
+        return StopFinder(self._decode, texts, request.prompt_token_ids[-min(before, reach(texts)) :].tolist() if before else ())
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests now with what they have; unknown ids are ignored."""
@@ -212,14 +219,17 @@ class VllmLoop:
                 if output.request_id in self._scores:
                     self._take_score(output)
                 continue
+            if output.prefill_stats is not None:
+                self.prompt_tokens += output.prefill_stats.num_prompt_tokens
+                self.cached_tokens += output.prefill_stats.num_cached_tokens
             if output.new_token_ids:
-                if not response.spans or response.spans[-1][1] != version:
-                    response.spans.append((len(response.token_ids), version))
-                response.token_ids += output.new_token_ids
-                response.logprobs += output.new_logprobs.logprobs[:, 0].tolist()
-                if response.masked:
-                    response.mask_ids += possible_tokens(output.new_logprobs, self.vocab_size)
                 self.generated_tokens += len(output.new_token_ids)
+                if response.take(output, version, self.vocab_size):
+                    if output.finish_reason is None:
+                        self._core.abort_requests([output.request_id])
+                    del self._responses[output.request_id]
+                    self._finished.append(response.completion(output.request_id, "stop"))
+                    continue
             if output.finish_reason is not None:
                 reason = FINISH_REASONS.get(output.finish_reason)
                 if reason is None:
@@ -255,11 +265,10 @@ class VllmLoop:
         self._rpc("finish_weight_update", (), version, deadline)
         self._core.set_weight_version(str(version))
         # Cached keys and values are of the old weights. With requests running a plain reset does nothing, so with ``keep`` the salt
-        # (see ``add``) keeps later requests away from them.
-        if on_running == "recompute":
-            self._core.reset_prefix_cache(reset_running_requests=True)
-        else:
-            self._core.reset_prefix_cache()
+        # (see ``add``) keeps later requests away from them. A reset looks at every block.
+        recompute = on_running == "recompute"
+        if self._caches or (recompute and self._scheduler.get_request_counts()[0]):
+            self._core.reset_prefix_cache(reset_running_requests=recompute)
         self.version = version
         self.weights_undefined = None
         self.updates += 1
@@ -327,13 +336,20 @@ class VllmLoop:
         )
 
     def _rpc(self, method: str, arguments: tuple[object, ...], version: int, deadline: float) -> None:
-        """Call a method of every worker; vLLM's errors become ours here."""
+        """Call a method of every worker; vLLM's errors become ours here.
+
+        Raises:
+            WeightSyncError: vLLM refused, so that a full update may go better.
+            RuntimeFault: a process or a device is lost, and with it this loop.
+        """
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise DeadlineError(f"update to version {version}: the deadline passed before {method}; allow more time and send it again")
         try:
             self._core.collective_rpc(method, left_s, arguments)
         except Exception as exc:
+            if self.process_ended() or _is_fatal(exc):
+                raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {method}: {exc}") from exc
             raise WeightSyncError(f"update to version {version}: vLLM failed in {method}: {exc}; send a full update") from exc
 
     def _finish_scores(self, deadline: float) -> None:
@@ -382,13 +398,32 @@ class VllmLoop:
     def _warm_up(self) -> None:
         """Generate and score once."""
         result: Future[list[tuple[float, ...]]] = Future()
-        request = GenerationRequest(request_id="__warm_up__", prompt_token_ids=(0,), sampling=Sampling(max_tokens=2), seed=0)
+        request = GenerationRequest(
+            request_id="__warm_up__", prompt_token_ids=np.zeros(1, dtype=np.int32), sampling=Sampling(max_tokens=2), seed=0
+        )
         self.add([request])
         self.score([(0, 0)], result)
         while self.has_work():
             self.step()
         self.take_finished()
-        self.generated_tokens, self.busy_s, self.steps = 0, 0.0, 0
+        self.generated_tokens, self.prompt_tokens, self.cached_tokens, self.busy_s, self.steps = 0, 0, 0, 0.0, 0
+
+
+def _permit_amx() -> None:
+    """Ask the kernel to let this process use AMX tiles, where the processor has them.
+
+    vLLM 0.32 computes bfloat16 attention with them and does not ask; then the first tile instruction ends the process (SIGILL).
+
+    Raises:
+        ModelError: the kernel refuses.
+    """
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+        raise ModelError("this kernel lets no process use AMX, which vLLM needs for bfloat16 here; write engine.dtype: float32 or float16")
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text."""
+    return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(text in str(error) for text in DEVICE_ERRORS)
 
 
 def _raise_if_past(deadline: float, what: str) -> None:
@@ -401,7 +436,7 @@ def _raise_if_past(deadline: float, what: str) -> None:
         raise DeadlineError(f"engine: the deadline passed before the {what} began; allow more time and call it again")
 
 
-def _engine_args(config: EngineConfig) -> EngineArgs:
+def engine_args(config: EngineConfig) -> EngineArgs:
     """The vLLM form of the config.
 
     ``processed_logprobs`` are those of the very distribution that tokens are sampled from. Scheduling ahead (``async_scheduling``) is off
@@ -441,13 +476,20 @@ def _engine_args(config: EngineConfig) -> EngineArgs:
     return EngineArgs(**(own | dict(config.extra_args)))
 
 
-def _tokenizer_eos(config: EngineConfig) -> int | None:
-    """End-of-sequence token of the tokenizer, None where there is no tokenizer or it has none."""
+def load_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, whose end-of-sequence token ends responses; None where the model's folder has none.
+
+    Raises:
+        ModelError: none is there, and requests may have stop strings.
+    """
     folder = config.tokenizer_path or config.model_path
     if config.tokenizer_path is None and not (Path(folder) / "tokenizer_config.json").exists():
+        if config.finds_texts:
+            raise ModelError(f"{folder} has no tokenizer, which rollout.stopStrings need; set model.tokenizerPath")
         return None
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code, local_files_only=True)
-    eos: int | None = tokenizer.eos_token_id
-    return eos
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=config.trust_remote_code, local_files_only=True
+    )
+    return found

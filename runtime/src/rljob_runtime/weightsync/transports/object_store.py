@@ -1,7 +1,8 @@
 """Packed buckets through the cluster's object store: shared memory on one host, the network between hosts.
 
 Per bucket: all trainer ranks gather, rank 0 packs, every engine takes; while engines take bucket i the trainer packs bucket i + 1. The
-bucket travels from rank 0 to the engines as one object, and never through the driver.
+bucket travels from rank 0 to the engines as one object, and never through the driver. What fits one bucket is packed and loaded by one
+call each, which all start at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ class ObjectStoreTransport:
 
     async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
         """Pack and take bucket after bucket, one ahead."""
+        if len(link.manifest.buckets) == 1:
+            packed = link.on_trainers("send_weights", version, 0)
+            updating = link.update_whole(version, packed[0])
+            await link.trainers_done(packed[1:])
+            return await link.engines_done(updating, packed[0])
         loading: dict[int, Pending] = {}
         given: Pending | None = None
         begun = link.on_engines("begin_update", link.manifest, version)
