@@ -3,6 +3,8 @@
 `make e2e` builds the cluster and the images first. For another cluster set KUBECONFIG (its context must be on the allow-list of
 e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
 
+A job whose scenario only looks at the outcome is applied when the run begins (marker ``begins``), and trains while others wait.
+
 test_rights.py runs last and checks the operator's permissions against the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built
 cluster has one; without it that test is deselected.
 """
@@ -33,6 +35,8 @@ RESTRICTED = {
 }
 HELM_TIMEOUT_S = 180
 AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
+COMPARED = "test_time_division.py"
+"""Compares with a job of an earlier file, which it otherwise has to train again."""
 LAST = Path(__file__).with_name("test_rights.py")
 COLLECTED_AT = pytest.StashKey[datetime]()
 """Before the first request of this run."""
@@ -44,6 +48,7 @@ DESELECTED = pytest.StashKey[list[str]]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the test that evaluates all scenarios last, or deselect it without an audit log."""
     config.stash[COLLECTED_AT] = datetime.now(UTC)
+    items.sort(key=lambda item: item.path.name == COMPARED)
     last = [item for item in items if item.path == LAST]
     others = [item for item in items if item.path != LAST]
     if AUDIT_LOG in os.environ:
@@ -207,6 +212,15 @@ def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
         kubectl("delete", "pvc", CLAIM, "--wait=false")
         kubectl("delete", "pv", "rljob-e2e", "--wait=false")
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def begun(request: pytest.FixtureRequest, kubectl: Kubectl, installation: None) -> None:
+    """Apply the jobs of all collected scenarios that have the marker ``begins``."""
+    jobs = [marker.args[0] for item in request.session.items for marker in item.iter_markers("begins")]
+    if jobs:
+        request.getfixturevalue("volume")
+        kubectl.apply(*jobs)
 
 
 def inspector_pod() -> dict[str, object]:

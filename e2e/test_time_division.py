@@ -10,6 +10,7 @@ from e2e.conftest import Volume
 from e2e.jobs import collocated, quickstart
 from e2e.kubectl import Kubectl
 
+NAME = "collocated"
 STEPS = 60
 """The same as the quickstart of test_training.py, whose losses are on the volume if all scenarios run."""
 TRAINS_S = 600.0
@@ -37,21 +38,20 @@ def learned(steps: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: value for name, value in step.items() if name.startswith(("train/", "reward/", "response/"))} for step in steps]
 
 
+@pytest.mark.begins(collocated(NAME, steps=STEPS))
 def test_the_collocated_quickstart_switches_and_trains_as_on_two_devices(
     kubectl: Kubectl, volume: Volume, apart: list[dict[str, float]]
 ) -> None:
-    name = "collocated"
-    kubectl.apply(collocated(name, steps=STEPS))
-    kubectl.wait(name, "Succeeded", TRAINS_S)
-    assert kubectl.get("rljob", name)["status"]["progress"]["step"] == STEPS
+    kubectl.wait(NAME, "Succeeded", TRAINS_S)
+    assert kubectl.get("rljob", NAME)["status"]["progress"]["step"] == STEPS
 
-    together = metrics(volume, name)
-    assert [step["step"] for step in together] == list(range(1, STEPS + 1))
-    for step in together:
+    steps = metrics(volume, NAME)
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    for step in steps:
         assert step["offload/bytes"] > 0
         assert step["time/offload_s"] > 0
         assert step["time/load_s"] > 0
-    assert learned(together) == learned(apart)
+    assert learned(steps) == learned(apart)
     workers = {f"logs/{worker}.log" for worker in ("actor_train-0", "actor_infer-0")}
-    places = {volume.read(f"{name}/{log}").split("\n", 1)[0].partition(" on ")[2] for log in sorted(workers)}
+    places = {volume.read(f"{NAME}/{log}").split("\n", 1)[0].partition(" on ")[2] for log in sorted(workers)}
     assert places == {"node 0 (local), Accelerator 0"}

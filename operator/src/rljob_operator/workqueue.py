@@ -86,6 +86,11 @@ class WorkQueue:
         """Number of queued keys."""
         return len(self._queued)
 
+    @property
+    def num_timers(self) -> int:
+        """Number of deadlines in memory, those that later ones have replaced included."""
+        return len(self._timers)
+
     def add(self, key: Key) -> None:
         """Queue a job because of an event."""
         self._add(key, _EVENT)
