@@ -25,14 +25,22 @@ class Measurement:
 
 MEASUREMENTS = (
     Measurement(name="logprob_memory", answers="memory and time of log-probs without full logits, against full logits", timeout_s=600.0),
-    Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1200.0),
+    Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1800.0),
     Measurement(name="fidelity", answers="losses, gradients and advantages beside TRL's and verl's on the same batches", timeout_s=1800.0),
     Measurement(
         name="curves", answers="the quickstart's learning curves over five seeds, beside TRL's at equal settings", timeout_s=5400.0
     ),
+    Measurement(name="seeds", answers="whether the CPU examples learn, for three seeds each", timeout_s=5400.0),
     Measurement(name="placement", answers="plans per second and growth to 100,000 devices, beside RLinf's own planner", timeout_s=900.0),
     Measurement(name="offload", answers="switches between device and host memory against the machine's copy limit", timeout_s=480.0),
     Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
+    Measurement(name="driver", answers="tokens and responses a second of the driver, its memory and its longest pause", timeout_s=3600.0),
+    Measurement(
+        name="agentic",
+        answers="environment steps and turns per second, 1 to 1,000 episodes, and how much of their history stays cached",
+        timeout_s=1200.0,
+    ),
+    Measurement(name="lake", answers="how often a tiny model crosses a frozen lake while it trains, over three seeds", timeout_s=5400.0),
     Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
 )
 

@@ -18,7 +18,7 @@ from rljob_runtime.losses.value_config import ValueLossConfig
 from rljob_runtime.overlap.arrange import StepSamples
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
-from rljob_runtime.records import Completion, Prompt, RewardResult, Trajectory
+from rljob_runtime.records import Prompt, RewardResult, Trajectory
 from rljob_runtime.training.logprob import selected_logprobs
 
 CHUNK_TOKENS = 16
@@ -100,6 +100,8 @@ class _Flat:
             ),
             token_ids=np.zeros(self.mask.size, dtype=np.int32),
             lengths=self.lengths,
+            prompt_lengths=(self.lengths - self.batch["mask"].sum(axis=1)).astype(np.int32),
+            sample_of=np.arange(scores.size, dtype=np.int32),
             response_lengths=self.batch["mask"].sum(axis=1).astype(np.int32),
             response_mask=self.mask,
             behaviour_logprobs=self.of("behaviour"),
@@ -117,10 +119,9 @@ class _Flat:
 
 
 def _trajectory(row: int, group: int, score: float) -> Trajectory:
-    prompt = Prompt(index=group, text="", token_ids=(0,), answer="", source="bench")
-    completion = Completion(request_id=str(row), token_ids=(), logprobs=(), version_spans=(), finish_reason="stop")
+    prompt = Prompt(index=group, text="", token_ids=np.zeros(1, dtype=np.int32), answer="", source="bench")
     reward = RewardResult(sample_id=str(row), score=score, passed=score > 0)
-    return Trajectory(group_id=group, sample_index=row, prompt=prompt, response_text="", completion=completion, reward=reward)
+    return Trajectory(group_id=group, sample_index=row, prompt=prompt, segments=(), finish_reason="stop", reward=reward)
 
 
 def _policy(config: LossConfig, flat: _Flat, advantages: Array) -> Result:

@@ -19,13 +19,16 @@ from functools import cache
 from math import ceil
 from typing import Any, Literal
 
+import numpy as np
+
 from bench.overlap.lengths import MAX_TOKENS, Lengths
 from rljob_runtime.job.learning_settings import engine_capacity
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling, VersionSpan
+from rljob_runtime.packed import CompletionBatch, RewardBatch, pack
+from rljob_runtime.records import Completion, FloatArray, GenerationRequest, IntArray, Prompt, RewardResult, Sampling, Segment, VersionSpan
 from tests.support.virtual_time import run_virtual
 
 UpdateMode = Literal["Drain", "Interrupt", "InFlight"]
@@ -85,7 +88,7 @@ class Outcome:
     """Slot-seconds that drew tokens which were trained, over all."""
     dropped_groups: int
     requests: int
-    """Responses drawn, warm-up included."""
+    """Responses sampled, warm-up included."""
     scheduler_cpu_s: float
     """Processor time of the whole run without that of the simulated engines: scheduler and event loop."""
 
@@ -109,7 +112,7 @@ class SimEngine:
         self.log_file = ""
         self.cpu_s = 0.0
         """Processor seconds spent here, not in the scheduler."""
-        self.drawn_tokens = 0
+        self.sampled_tokens = 0
         self._world = world
         self._lengths = lengths
         self._loop = asyncio.get_running_loop()
@@ -143,7 +146,7 @@ class SimEngine:
         wanted = set(request_ids)
         for request in [r for r in self._waiting if r.request_id in wanted]:
             self._waiting.remove(request)
-            self._back.append(Completion(request_id=request.request_id, token_ids=(), logprobs=(), version_spans=(), finish_reason="abort"))
+            self._back.append(_completion(request.request_id, 0, (), "abort"))
         for request_id in request_ids:
             if request_id in self._running:
                 self._end(request_id, "abort")
@@ -168,16 +171,16 @@ class SimEngine:
         self._arm()
         return stop_s
 
-    async def _collect(self, max_wait_s: float) -> list[Completion]:
+    async def _collect(self, max_wait_s: float) -> CompletionBatch:
         if not self._back:
             self._wake.clear()
             try:
                 async with asyncio.timeout(max_wait_s):
                     await self._wake.wait()
             except TimeoutError:
-                return []
+                return pack([])
         back, self._back = self._back, []
-        return back
+        return pack(back)
 
     def _work_s(self) -> float:
         """The work clock: virtual time without stops."""
@@ -189,8 +192,8 @@ class SimEngine:
         while self._waiting and len(self._running) < self._world.slots:
             request = self._waiting.popleft()
             group, sample = request.request_id.split("+")[0].split("/")
-            drawn = MAX_TOKENS - request.sampling.max_tokens
-            length = self._lengths.of(int(group), int(sample)) - drawn
+            sampled = MAX_TOKENS - request.sampling.max_tokens
+            length = self._lengths.of(int(group), int(sample)) - sampled
             self._running[request.request_id] = _Running(request, length, self._work_s())
             heapq.heappush(self._ends, (self._work_s() + length * self._world.token_s, request.request_id))
         self._arm()
@@ -217,43 +220,43 @@ class SimEngine:
 
     def _end(self, request_id: str, finish_reason: str) -> None:
         running = self._running.pop(request_id)
-        drawn = running.length
+        sampled = running.length
         if finish_reason == "abort":
-            drawn = min(int((self._work_s() - running.began_work_s) / self._world.token_s), running.length - 1)
-        self.drawn_tokens += drawn
-        self._back.append(
-            Completion(
-                request_id=request_id,
-                token_ids=_tokens(drawn),
-                logprobs=_logprobs(drawn),
-                version_spans=self._spans(running.began_work_s, drawn),
-                finish_reason=finish_reason,
-            )
-        )
+            sampled = min(int((self._work_s() - running.began_work_s) / self._world.token_s), running.length - 1)
+        self.sampled_tokens += sampled
+        self._back.append(_completion(request_id, sampled, self._spans(running.began_work_s, sampled), finish_reason))
 
-    def _spans(self, began_work_s: float, drawn: int) -> tuple[VersionSpan, ...]:
+    def _spans(self, began_work_s: float, sampled: int) -> tuple[VersionSpan, ...]:
         """Which version drew which tokens; one that a new version met half-way counts as the new one's."""
         first = bisect.bisect_right(self._versions, (began_work_s, 1 << 60)) - 1
         spans = []
         start, version = 0, self._versions[first][1]
         for work_s, later in self._versions[first + 1 :]:
-            end = min(int((work_s - began_work_s) / self._world.token_s), drawn)
+            end = min(int((work_s - began_work_s) / self._world.token_s), sampled)
             if end > start:
                 spans.append(VersionSpan(start=start, end=end, version=version))
             start, version = end, later
-        if drawn > start:
-            spans.append(VersionSpan(start=start, end=drawn, version=version))
+        if sampled > start:
+            spans.append(VersionSpan(start=start, end=sampled, version=version))
         return tuple(spans)
 
 
-@cache
-def _tokens(count: int) -> tuple[int, ...]:
-    return (7,) * count
+def _completion(request_id: str, count: int, spans: tuple[VersionSpan, ...], finish_reason: str) -> Completion:
+    segment = Segment(token_ids=_tokens(count), sampled=True, logprobs=_logprobs(count), version_spans=spans)
+    return Completion(request_id=request_id, segment=segment, finish_reason=finish_reason)
 
 
 @cache
-def _logprobs(count: int) -> tuple[float, ...]:
-    return (-1.0,) * count
+def _tokens(count: int) -> IntArray:
+    return np.full(count, 7, dtype=np.int32)
+
+
+@cache
+def _logprobs(count: int) -> FloatArray:
+    return np.full(count, -1.0, dtype=np.float32)
+
+
+PROMPT: IntArray = np.array([1, 2, 3], dtype=np.int32)
 
 
 class _Prompts:
@@ -264,7 +267,7 @@ class _Prompts:
 
     def next(self, count: int) -> list[Prompt]:
         first, self._next = self._next, self._next + count
-        return [Prompt(index=i, text="", token_ids=(1, 2, 3), answer="", source="simulated") for i in range(first, first + count)]
+        return [Prompt(index=i, text="", token_ids=PROMPT, answer="", source="simulated") for i in range(first, first + count)]
 
     def state(self) -> dict[str, object]:
         return {"next": self._next}
@@ -295,10 +298,10 @@ class _Log:
 
 
 async def _run(world: World, lengths: Lengths) -> tuple[Outcome, float]:
-    async def score(requests: list[RewardRequest]) -> list[RewardResult]:
+    async def score(batch: RewardBatch) -> list[RewardResult]:
         if world.reward_s:
             await asyncio.sleep(world.reward_s)
-        return [RewardResult(sample_id=request.sample_id, score=1.0) for request in requests]
+        return [RewardResult(sample_id=name, score=1.0) for name in batch.sample_ids]
 
     engines = [SimEngine(index, world, lengths) for index in range(world.num_engines)]
     # more groups than are ever trained: at the end of a real run the engines run empty, which is not the steady state asked for
@@ -307,7 +310,6 @@ async def _run(world: World, lengths: Lengths) -> tuple[Outcome, float]:
     )
     scheduler = RolloutScheduler(
         prompts=_Prompts(),
-        decode=lambda responses: [""] * len(responses),
         engines=engines,  # type: ignore[arg-type]
         score=score,
         gate=gate,
@@ -360,7 +362,7 @@ def _outcome(world: World, log: _Log, engines: Sequence[SimEngine]) -> Outcome:
         for step in range(first, world.steps)
         for group in log.taken[step]
         for trajectory in group.trajectories
-        for span in trajectory.completion.version_spans
+        for span in trajectory.version_spans
     ]
     tokens = sum(span.end - span.start for _, span in spans)
     return Outcome(

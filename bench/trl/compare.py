@@ -167,5 +167,6 @@ def summarise(prepared: Prepared, runs: Sequence[dict[str, Any]]) -> dict[str, A
         "ratio_lowest": min(pairs),
         "ratio_highest": max(pairs),
         "aim": prepared.workload.aim,
-        "reached": ratio >= prepared.workload.aim,
+        "reached": min(pairs) >= prepared.workload.aim,
+        "pairs": pairs,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from rich.console import Console
@@ -63,7 +64,36 @@ def verdict(result: dict[str, Any]) -> str:
     runs = len(result["runs"]) // 2
     spread = f" ({summary['ratio_lowest']:.2f} to {summary['ratio_highest']:.2f} over {runs} pairs)" if runs > 1 else ""
     word = "reached" if summary["reached"] else "missed"
-    return f"RLJob makes {summary['ratio']:.2f} times TRL's updates per second{spread}; aim {summary['aim']:.1f}, {word}"
+    return f"RLJob makes {summary['ratio']:.2f} times TRL's updates per second{spread}; aim {summary['aim']:.1f} in each pair, {word}"
+
+
+def pairs_of(result: dict[str, Any]) -> list[float]:
+    """Ratios of RLJob's updates per second to TRL's, pair by pair of runs that followed each other."""
+    by_side = {side: [r["updates_per_s"] for r in result["runs"] if r["side"] == side] for side in ("TRL", "RLJob")}
+    return [own / trl for trl, own in zip(by_side["TRL"], by_side["RLJob"], strict=True)]
+
+
+def history(values: dict[str, Any]) -> list[str]:
+    """All measurements of each workload, where there are several: machine, day and pairs of each, median and range over all pairs."""
+    lines = []
+    for key in [w["key"] for w in values["workloads"]] if values.get("earlier") else []:
+        found = [(m["machine"], w) for m in (values, *values["earlier"]) for w in m["workloads"] if w["key"] == key]
+        pooled = [pair for _, result in found for pair in pairs_of(result)]
+        lines += [
+            f"## ({key}) on all machines",
+            "",
+            f"{statistics.median(pooled):.2f} times in the median of {len(pooled)} pairs ({min(pooled):.2f} to {max(pooled):.2f}).",
+            "",
+            "| measured | commit | machine | pairs | load of others |",
+            "|---|---|---|---|---:|",
+        ]
+        for machine, result in found:
+            pairs = ", ".join(f"{pair:.2f}" for pair in pairs_of(result))
+            load = max(run["foreign_load"] for run in result["runs"])
+            where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
+            lines.append(f"| {machine['measured_at']} | {machine.get('commit', '-')} | {where} | {pairs} | at most {load:.1f} |")
+        lines.append("")
+    return lines
 
 
 def lengths_text(result: dict[str, Any]) -> str | None:
@@ -125,7 +155,7 @@ def markdown(values: dict[str, Any]) -> str:
         lines += ["", f"TRL's settings: {settings_text(result['trl_settings'])}. Chosen from:", ""]
         lines += [f"- {settings_text(c)}: {_outcome(c)}" for c in result["tuning"]]
         lines += [""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *history(values)])
 
 
 def _outcome(candidate: dict[str, Any]) -> str:

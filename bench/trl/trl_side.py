@@ -22,6 +22,7 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.policy_loss import PPOLoss
 from rljob_api.validation import check
 from rljob_runtime.job import worker_settings
+from rljob_runtime.job.judge_settings import Share
 from rljob_runtime.rewards import functions
 
 STEP_MARK = "step done: "
@@ -90,7 +91,7 @@ class StepEnds(TrainerCallback):
 
 def make_reward(spec: RLJobSpec, job_folder: Path) -> Any:
     """The manifest's first reward, by the code that RLJob's reward workers run, as TRL calls it."""
-    config = worker_settings.reward_config(spec.rewards[0])
+    config = worker_settings.reward_config(spec.rewards[0], Share())
     score = functions.load(config, str(job_folder))
 
     def reward(prompts: list[str], completions: list[str], answer: list[str], metadata: list[str], **_: Any) -> list[float]:

@@ -1,4 +1,4 @@
-"""The two workloads, as RLJob manifests, and what both sides are given: a model folder and a list of tokenized prompts.
+"""The workloads, as RLJob manifests, and what both sides are given: a model folder and a list of tokenized prompts.
 
 The manifest is the only description: the TRL side reads batch size, learning rate, sampling and loss from it too.
 """
@@ -48,7 +48,9 @@ class Workload:
     repeats: int
     """By default."""
     aim: float
-    """The ratio hoped for; the report says whether it was reached."""
+    """The ratio hoped for in each pair of runs; the report says whether it was reached."""
+    async_ratio: float = 0.0
+    """``overlap.asyncGenerationRatio`` of RLJob's side; TRL's trainer has nothing like it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +67,19 @@ class Prepared:
 
 
 QUICK = Workload(key="i", title="quickstart: 0.3 M parameters, two-digit sums", warmup_steps=10, steps=30, repeats=3, aim=1.0)
+OVERLAPPED = Workload(
+    key="i-ratio1",
+    title="the quickstart again, RLJob with overlap.asyncGenerationRatio 1",
+    warmup_steps=10,
+    steps=30,
+    repeats=3,
+    aim=1.5,
+    async_ratio=1.0,
+)
 HEAVY = Workload(
     key="ii", title="9 M parameters, responses of 8 to 256 tokens with a heavy tail", warmup_steps=1, steps=2, repeats=1, aim=1.5
 )
-WORKLOADS = (QUICK, HEAVY)
+WORKLOADS = (QUICK, OVERLAPPED, HEAVY)
 
 
 def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path, seed: int = SEED) -> Prepared:
@@ -80,10 +91,10 @@ def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path, s
     folder.mkdir(parents=True, exist_ok=True)
     total = workload.warmup_steps + steps
     manifest: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
-    if workload.key == QUICK.key:
-        num_parameters = _quick(manifest["spec"], tiny_model)
-    else:
+    if workload.key == HEAVY.key:
         num_parameters = _heavy(manifest["spec"], folder, total)
+    else:
+        num_parameters = _quick(manifest["spec"], tiny_model)
     _for_timing(manifest, workload, total, seed)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(manifest, sort_keys=False))
@@ -126,12 +137,14 @@ def _heavy(spec: dict[str, Any], folder: Path, total: int) -> int:
 
 
 def _for_timing(manifest: dict[str, Any], workload: Workload, total: int, seed: int) -> None:
-    """What both workloads change for a measurement: nothing of the work itself."""
+    """What all workloads change for a measurement: nothing of the work itself."""
     manifest["metadata"]["name"] = f"bench-trl-{workload.key}"
     spec = manifest["spec"]
     spec["seed"] = seed
     spec["training"]["steps"] = total
     spec["checkpoint"] = {"everySteps": 0}
+    if workload.async_ratio:
+        spec["overlap"] = {"asyncGenerationRatio": workload.async_ratio}
     spec["report"] = {"trajectoriesEverySteps": 1, "trajectoriesPerStep": TRAJECTORIES_ALL} if workload.key == HEAVY.key else {}
 
 
@@ -148,5 +161,5 @@ def _write_prompts(job: RLJob, path: Path, count: int) -> int:
         prompt_format=worker_settings.prompt_format(job.spec),
     )
     prompts = source.next(count)
-    path.write_text("".join(json.dumps(asdict(p), default=str) + "\n" for p in prompts))
+    path.write_text("".join(json.dumps({**asdict(p), "token_ids": p.token_ids.tolist()}, default=str) + "\n" for p in prompts))
     return len(tokenizer)

@@ -15,7 +15,7 @@ from bench.upstream.outcome import Outcome, examine
 
 
 def main() -> int:
-    """Returns 1 when an example crashed the converter, or a file that is no RL job was accepted."""
+    """Returns 1 when an example crashed the converter, or a file that must be refused was accepted."""
     parser = argparse.ArgumentParser(prog="python -m bench.upstream", description=__doc__)
     parser.add_argument("--roll", type=Path, help="checkout or bare repository of ROLL")
     parser.add_argument("--rlinf", type=Path, help="checkout or bare repository of RLinf")

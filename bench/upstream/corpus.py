@@ -19,6 +19,8 @@ TEXT, MIXTURE, AGENTIC = "RL on text", "RL on text, mixture of experts", "RL wit
 VISION, EMBODIED, DIFFUSION = "RL on images or sound", "RL of robots", "RL of image or video generators"
 KINDS = (TEXT, MIXTURE, AGENTIC, VISION, EMBODIED, DIFFUSION, NOT_RL, NO_JOB)
 OUT_OF_SCOPE = (VISION, EMBODIED, DIFFUSION)
+REFUSED = (EMBODIED, DIFFUSION, NOT_RL, NO_JOB)
+"""What the converter must not take: no RL, or no language model."""
 _PATTERNS = {"roll": r"examples/.*\.ya?ml", "rlinf": r"examples/.*config/((math|vqa)/)?[^/]*\.ya?ml"}
 """RLinf's other folders below config/ hold parts that examples take in."""
 _MIXTURE = re.compile(r"[0-9]A[0-9]+B?\b|[_-]moe\b|moonlight|mixtral|deepseek-v[23]|qwen3-30b|-next-", re.IGNORECASE)

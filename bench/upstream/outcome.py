@@ -14,17 +14,17 @@ from rljob_api.validation import check
 from rljob_convert import convert
 from rljob_convert.conversion import Converted
 
-AGENTS, ENGINES, EXPERTS = "agents", "SGLang and reward models", "mixture of experts"
+AGENTS, ENGINES, EXPERTS = "agents", "SGLang", "mixture of experts"
 OUT = "not planned: images, sound, robots"
 BROKEN = "upstream: takes in a file that is not there"
 OPEN = "open"
 _OWNERS = (
-    (r"waits for agentic jobs", AGENTS),
-    (r"SGLang engine|reward models on devices", ENGINES),
+    (r"waits for (advantages of turns|episodes whose turns are prompts|engines that look for texts)", AGENTS),
+    (r"SGLang engine", ENGINES),
     (r"into this configuration, which is not beside the first file", BROKEN),
 )
 _INDEX, _NUMBER = re.compile(r"\[[0-9]+\]"), re.compile(r"[0-9]+")
-_JUDGE = re.compile(r"waits for reward models on devices")
+_JUDGE = re.compile(r"the judge's model has to be served")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class Outcome:
     problems: tuple[str, ...] = ()
     """What validation says, places without numbers."""
     judges: bool = False
-    """Whether a judge model scores, for which a function is to be written."""
+    """Whether a judge scores whose model is to be served beside the job."""
     functions: int = 0
-    """Rewards that are to be written, judges with them."""
+    """Rewards that are to be written."""
     is_planned: bool = False
     crashed: str | None = None
 
@@ -58,7 +58,6 @@ class Outcome:
             return (OUT,)
         found = {owner_of(problem) for problem in self.problems}
         found |= {owner_of(self.refused)} if self.refused is not None and kind not in (corpus.NOT_RL, corpus.NO_JOB) else set()
-        found |= {ENGINES} if self.judges else set()
         found |= {EXPERTS} if kind == corpus.MIXTURE else set()
         if AGENTS in found:
             found -= {OPEN}  # an agents' job lacks what only its environments will say: prompts, rewards, groups

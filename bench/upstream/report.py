@@ -19,8 +19,8 @@ def in_scope(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def wrongly_accepted(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Files that are no RL job and were converted all the same."""
-    return [o for o in outcomes if o.example.kind in (corpus.NOT_RL, corpus.NO_JOB) and o.refused is None]
+    """Files that must be refused and were converted all the same."""
+    return [o for o in outcomes if o.example.kind in corpus.REFUSED and o.refused is None]
 
 
 def unowned(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -31,18 +31,20 @@ def unowned(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def data(outcomes: Sequence[Outcome], versions: dict[str, str], composed: dict[str, int] | None) -> dict[str, Any]:
     """Figures; names of files only where something is open."""
     scope = in_scope(outcomes)
-    ready = [outcome for outcome in scope if outcome.is_valid and not outcome.owners]
+    runnable = [outcome for outcome in scope if outcome.is_valid and not outcome.owners]
+    ready = [outcome for outcome in runnable if not outcome.judges]
     still_open, accepted = unowned(outcomes), wrongly_accepted(outcomes)
-    waiting = len(scope) - len(ready) - len(still_open)
+    waiting = len(scope) - len(runnable) - len(still_open)
     return {
-        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {waiting} wait for planned work, {len(still_open)} are"
-        f" open; {len(accepted)} files that are no RL job were accepted",
+        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {len(runnable) - len(ready)} when their judge's model is"
+        f" served beside them, {waiting} wait for planned work, {len(still_open)} are open; {len(accepted)} files were accepted that are"
+        " no RL job, or no job of a language model",
         "versions": versions,
         "kinds": _kinds(outcomes),
         "reasons": _reasons(outcomes),
         "waits": dict(Counter(owner for outcome in scope for owner in outcome.owners)),
         "open": [outcome.example.name for outcome in still_open],
-        "accepted_without_being_rl": [outcome.example.name for outcome in accepted],
+        "wrongly_accepted": [outcome.example.name for outcome in accepted],
         "hydra": composed,
     }
 
@@ -63,6 +65,7 @@ def _kinds(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                         "valid": sum(o.is_valid for o in chosen),
                         "planned": sum(o.is_planned for o in chosen),
                         "functions": sum(o.functions > 0 for o in chosen),
+                        "judges": sum(o.judges for o in chosen),
                         "waits": dict(sorted(Counter(owner for o in chosen for owner in o.owners).items())),
                     }
                 )
@@ -76,27 +79,24 @@ def _reasons(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         counts.update(outcome.problems)
         counts.update([outcome.refused] if outcome.refused else [])
         counts.update([outcome.crashed] if outcome.crashed else [])
-        counts.update(["a judge model scores (a reward function is to be written)"] if outcome.judges else [])
-    return [{"reason": reason, "files": number, "owner": _owner(reason)} for reason, number in counts.most_common(MAX_REASONS)]
-
-
-def _owner(reason: str) -> str:
-    return "SGLang and reward models" if reason.startswith("a judge model") else owner_of(reason)
+    return [{"reason": reason, "files": number, "owner": owner_of(reason)} for reason, number in counts.most_common(MAX_REASONS)]
 
 
 def markdown(figures: dict[str, Any]) -> str:
     """The tables."""
     lines = ["# Upstream examples", "", f"{figures['headline']}.", ""]
     lines += [", ".join(f"{name} at {version}" for name, version in figures["versions"].items()) + ".", ""]
-    lines += ["| | kind | files | refused | crashed | valid | planned | with rewards to write | waits for (files) |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "| | kind | files | refused | crashed | valid | planned | with rewards to write | with a judge to serve | waits for (files) |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     for row in figures["kinds"]:
         waits = ", ".join(f"{owner} {number}" for owner, number in row["waits"].items())
-        cells = [row[key] for key in ("framework", "kind", "files", "refused", "crashed", "valid", "planned", "functions")]
+        cells = [row[key] for key in ("framework", "kind", "files", "refused", "crashed", "valid", "planned", "functions", "judges")]
         lines.append("| " + " | ".join(str(cell) for cell in (*cells, waits)) + " |")
     lines += ["", "Reasons among jobs on text:", "", "| reason | files | owned by |", "|---|---|---|"]
     lines += [f"| {row['reason'].replace('|', '/')} | {row['files']} | {row['owner']} |" for row in figures["reasons"]]
-    for key, title in (("open", "Open"), ("accepted_without_being_rl", "Accepted without being RL jobs")):
+    for key, title in (("open", "Open"), ("wrongly_accepted", "Accepted without being RL jobs of language models")):
         if figures[key]:
             lines += ["", f"{title}: {', '.join(figures[key])}."]
     if figures["hydra"] is not None:

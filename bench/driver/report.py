@@ -1,0 +1,188 @@
+"""The results as markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+STEM = "driver"
+Columns = Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]]
+COLUMNS: Columns = (
+    ("million tokens/s", lambda c: f"{c['tokens_per_s'] / 1e6:.2f}"),
+    ("of one core", lambda c: f"{c['tokens_per_cpu_s'] / 1e6:.2f}"),
+    ("responses/s", lambda c: f"{c['responses_per_s']:,.0f}"),
+    ("CPU ns a token", lambda c: f"{c['cpu_ns_per_token']:.0f}"),
+    ("CPU µs a response", lambda c: f"{c['cpu_us_per_response']:.0f}"),
+    ("bytes a token in flight", lambda c: f"{c['bytes_per_token_in_flight']:.1f}"),
+    ("at the peak", lambda c: f"{c['bytes_per_token_peak']:.0f}"),
+)
+PAUSES: Columns = (
+    ("passes", lambda c: f"{c['passes']:,}"),
+    ("longest ms", lambda c: f"{c['longest_pause']['ms']:.0f}"),
+    ("above 50 ms", lambda c: str(c["passes_above_50_ms"])),
+    ("longest own ms", lambda c: f"{c['longest_own_pause']['own_ms']:.0f}"),
+    ("of that work", lambda c: f"{c['longest_own_pause']['work_ms']:.0f}"),
+    ("lock", lambda c: f"{c['longest_own_pause']['lock_ms']:.0f}"),
+    ("own above 50 ms", lambda c: str(c["own_passes_above_50_ms"])),
+    ("longest collection ms", lambda c: f"{c['longest_collection_ms']:.0f}"),
+)
+RATIOS: Columns = (
+    ("CPU a response", lambda c: f"{c['cpu']:.2f}"),
+    ("bytes at the peak", lambda c: f"{c['peak']:.2f}"),
+    ("longest own pause", lambda c: f"{c['own']:.2f}"),
+)
+TEXT = """# The driver's data path
+
+Written by `python -m bench driver`. The real driver, scheduler, fleet, buffer, rule and batches in one process; {workers}. Scripted workers
+answer at once, so that the driver is what limits; what they compute is not counted. Every call costs the driver the serialization that Ray
+makes of it (pickle 5, buffers copied out of band), but no cluster runs: calls of Ray itself cost about a millisecond each and are per
+message, not per token.
+
+Machine: {processor}, {cores} cores, {memory:.0f} GiB, Python {python}; {date}. {load}
+
+## Tokens, responses, bytes
+
+Processor time counts all threads of the driver. Bytes are resident memory over that before the first step: in flight, when all responses of
+a step have come; at the peak, while rule and batches are made. Of several runs of a case that with the least processor time is shown, but
+the pauses of all.
+
+{cases}
+{model}
+## Pauses
+
+A pause is a pass of the event loop over what was ready: so long an event waits that comes just after it began. All engines answer at once.
+What is the driver's *own* in it: its *work*, the processor time of the loop's thread, and the *lock*, the time for which that thread waited
+while other threads of the driver computed (at most so long for the interpreter's lock). The rest of a pause is time without a core, on a
+machine whose cores have other work. A garbage collection holds the lock in whichever thread it runs.
+
+{pauses}
+{growth}
+{ray}
+{before}"""
+
+
+def markdown(values: Mapping[str, Any]) -> str:
+    """The whole page."""
+    machine, cases = values["machine"], values["cases"]
+    size = cases[0]
+    workers = (
+        f"{size['engines']} engines with {size['slots']} requests each, {size['trainer_ranks']} trainer ranks (tensor parallel "
+        f"{size['tensor_parallel']}), {size['reward_workers']} reward workers"
+    )
+    return TEXT.format(
+        workers=workers,
+        processor=machine["processor"],
+        cores=machine["cores"],
+        memory=machine["memory_bytes"] / 2**30,
+        python=machine["python"],
+        date=machine["measured_at"],
+        load=_load(cases),
+        cases=_table(cases, COLUMNS),
+        model=_model(cases),
+        pauses=_table(cases, PAUSES),
+        growth=_growth(cases),
+        ray=_ray(values["ray"]),
+        before="\n".join(_earlier(earlier, cases) for earlier in values["before"]),
+    )
+
+
+def _load(cases: Sequence[Mapping[str, Any]]) -> str:
+    loads = [case["foreign_load"] for case in cases]
+    return (
+        f"Beside it {min(loads):.0f} to {max(loads):.0f} other programs wanted a core (means over the cases): wall times say little, and "
+        "processor times are longer than on a quiet machine."
+    )
+
+
+def _earlier(earlier: Mapping[str, Any], present: Sequence[Mapping[str, Any]]) -> str:
+    """Tables of an earlier commit; one that was measured by an earlier form of this bench has no pauses that can be compared."""
+    cases = earlier["cases"]
+    tables = [_table(cases, COLUMNS)]
+    if all("longest_own_pause" in case for case in cases):
+        tables += [_table(cases, PAUSES), "Now, as a ratio of that:\n", _ratios(cases, present)]
+    return "\n".join([f"## {earlier['what']}\n", *tables])
+
+
+def _ratios(before: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]]) -> str:
+    """Figures of the present cases over those of the same size before."""
+    of_size = {_size(case): case for case in present}
+    pairs = [(case, of_size[_size(case)]) for case in before if _size(case) in of_size]
+    values = [
+        {
+            **case,
+            "cpu": now["cpu_us_per_response"] / case["cpu_us_per_response"],
+            "peak": now["bytes_per_token_peak"] / case["bytes_per_token_peak"],
+            "own": now["longest_own_pause"]["own_ms"] / case["longest_own_pause"]["own_ms"],
+        }
+        for case, now in pairs
+    ]
+    return _table(values, RATIOS)
+
+
+def _size(case: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(case[name] for name in ("prompts", "samples", "tokens", "engines", "ratio"))
+
+
+def _table(cases: Sequence[Mapping[str, Any]], columns: Columns) -> str:
+    head = ("prompts x samples x tokens", *(name for name, _ in columns))
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    usual = max(case["engines"] for case in cases)
+    for case in cases:
+        size = f"{case['prompts']:,} x {case['samples']} x {case['tokens']:,}"
+        size += f", {case['engines']} engines" if case["engines"] != usual else ""
+        size += ", a batch ahead" if case["ratio"] else ""
+        lines.append(f"| {' | '.join((size, *(show(case) for _, show in columns)))} |")
+    return "\n".join([*lines, ""])
+
+
+def _growth(cases: Sequence[Mapping[str, Any]]) -> str:
+    longest = max(cases, key=lambda case: case["steps"])
+    found = longest["rss_mib_at_step"]
+    if longest["steps"] < 100:
+        return ""
+    every, half = longest["steps"] // 20, len(found) // 2
+    slope_mib, _ = np.polyfit(np.arange(half, len(found)) * every, found[half:], 1)
+    shown = ", ".join(f"{mib:.0f}" for mib in found)
+    return (
+        f"## Memory over {longest['steps']:,} steps\n\n"
+        f"MiB, every {every} steps: {shown}. Over the second half {1e3 * slope_mib:+.1f} MiB a thousand steps (least squares).\n"
+    )
+
+
+def _model(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Cost per response and per token from the cases of one step's size in responses or tokens, by least relative squares."""
+    fitted = [case for case in cases if case["steps"] < 100 and not case["ratio"]]
+    lengths = np.array([case["tokens"] for case in fitted], dtype=np.float64)
+    measured = np.array([case["cpu_us_per_response"] for case in fitted], dtype=np.float64)
+    rows = np.stack([np.ones_like(lengths), lengths], axis=1) / measured[:, None]
+    (response_us, token_us), *_ = np.linalg.lstsq(rows, np.ones_like(lengths), rcond=None)
+    even = response_us / token_us
+    return (
+        f"Processor time is about {response_us:.0f} µs a response and {1e3 * token_us:.0f} ns a token (least squares over the cases of "
+        f"large batches). Below some {even:,.0f} tokens a response costs more than its tokens, and tokens a second are in "
+        "proportion to its length.\n"
+    )
+
+
+def _ray(found: Mapping[str, Any]) -> str:
+    """One step through real actors, stage by stage."""
+    lines = [
+        "## Through Ray\n",
+        f"One step of {found['step_tokens'] / 1e6:.1f} million tokens ({found['prompts']} x {found['samples']} x {found['tokens']:,}) "
+        "through real Ray actors: 2 engines, the driver, 2 trainer ranks, one store. Written are the bytes of arrays, each copy counted; "
+        "nothing is copied where it is received. Beside it a bare copy of as many bytes in the same run, by one thread.",
+        "",
+        "| stage | MB written | ms | bare copy ms | times |",
+        "|---|---|---|---|---|",
+    ]
+    for stage in found["stages"]:
+        copy = (f"{1e3 * stage['copy_s']:.1f}", f"{stage['seconds'] / stage['copy_s']:.1f}") if stage["copy_s"] else ("", "")
+        lines.append(f"| {stage['stage']} | {stage['written_bytes'] / 1e6:.0f} | {1e3 * stage['seconds']:.1f} | {copy[0]} | {copy[1]} |")
+    seconds, copy_s = (sum(stage[key] for stage in found["stages"]) for key in ("seconds", "copy_s"))
+    lines.append(
+        f"| all | {sum(stage['written_bytes'] for stage in found['stages']) / 1e6:.0f} | {1e3 * seconds:.1f} | {1e3 * copy_s:.1f} | "
+        f"{seconds / copy_s:.1f} |"
+    )
+    return "\n".join([*lines, ""])
