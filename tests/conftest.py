@@ -1,6 +1,7 @@
 """What every test gets: no network through Hugging Face, no telemetry, caches of its own, deterministic examples.
 
-`make test` runs files side by side in several processes of pytest (pytest-xdist), longest first; fixtures of a module are made once.
+`make test` and `make test-slow` run files side by side in several processes of pytest (pytest-xdist), longest first; fixtures of a module
+are made once.
 """
 
 import os
@@ -11,19 +12,25 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.golden import SWITCH, Golden
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
     "test_quickstart.py",
+    "test_time_division.py",
+    "test_converted_job.py",
     "test_run.py",
     "test_incluster.py",
+    "test_domains.py",
     "test_overlap_run.py",
-    "test_time_division.py",
     "test_convert.py",
 )
 """Files of a minute and more: begun last, one of them would run alone at the end."""
+SPREAD = ("test_quickstart.py",)
+"""Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
 GIB_PER_PROCESS = 5
 """Of pytest and a small job that it waits for."""
 
@@ -66,6 +73,21 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(updating=request.config.getoption(SWITCH))
 
 
+class LongTestsSpread(LoadFileScheduling):
+    """A file is run by one process, those of :data:`SPREAD` by several."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return nodeid if Path(file).name in SPREAD else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """For ``--dist loadfile``, which the Makefile asks for."""
+    return LongTestsSpread(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores, because tests of jobs wait for processes that start; fewer where memory is short."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

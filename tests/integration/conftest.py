@@ -1,24 +1,52 @@
 """Fixtures of the integration tests."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+from rljob_runtime.tiny import TinySummary, make_lake_model
 from tests.integration import kube_api
-from tests.integration.jobs import untrained_model
+from tests.integration.jobs import rljob, untrained_model
 from tests.integration.kube_api import api_server, namespace
 
 __all__ = ["api_server", "namespace"]
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The model of all small jobs; whichever of pytest's processes needs it first makes it, and nobody changes it."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of all of pytest's processes in this session."""
     base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent  # the folder of all processes of this session
-    with FileLock(shared / "model.lock"):
-        return untrained_model(shared / "model")  # which finds the model that is there
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def model(shared_folder: Path) -> Path:
+    """The model of all small jobs; whichever of pytest's processes needs it first makes it, and nobody changes it."""
+    with FileLock(shared_folder / "model.lock"):
+        return untrained_model(shared_folder / "model")  # which finds the model that is there
+
+
+@pytest.fixture(scope="session")
+def quickstart_models(shared_folder: Path) -> Callable[[int], Path]:
+    """The ``models`` folder of `make run` for a seed, made by the same command; a minute of computing that several tests share."""
+
+    def made(seed: int) -> Path:
+        folder = shared_folder / f"quickstart-{seed}"
+        folder.mkdir(exist_ok=True)
+        with FileLock(shared_folder / f"quickstart-{seed}.lock"):
+            print(rljob("model", "tiny", "--out", "models/tiny", "--seed", str(seed), cwd=folder))
+        return folder / "models"
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def lake_model(shared_folder: Path) -> TinySummary:
+    """The model of examples/frozen-lake.yaml as `rljob model tiny` makes it; minutes of computing that several tests share."""
+    with FileLock(shared_folder / "lake.lock"):
+        return make_lake_model(shared_folder / "lake" / "tiny-lake")  # which finds the model that is there
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,5 +1,6 @@
 """Small real jobs for the end-to-end tests: a model without a warm start, few steps, the public command line."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,9 +17,12 @@ import yaml
 from rljob_runtime.tiny.model import make
 from rljob_runtime.tiny.warmstart import WarmStartConfig
 from tests.layout.tree import ROOT
+from tests.support.pace import HANG_S
 
 START_TIMEOUT_S = 500.0
 """Bound of a whole small run; Ray, torch and vLLM start inside it. It ends one that hangs and says nothing of speed."""
+COMMAND_TIMEOUT_S = 1500.0
+"""Bound of a command that computes for a minute or two."""
 SWITCH_METRICS = {
     "offload/bytes",
     "offload/gb_per_s",
@@ -70,17 +74,51 @@ MASK_METRICS = {
     "rollout/possible_unknown_fraction",
 }
 """Of runs with ``topP``, ``topK`` or ``minP``; ``test_run.py`` has one."""
+EPISODE_METRICS = {
+    "episode/success",
+    "episode/turns_mean",
+    "episode/turns_max",
+    "episode/tokens_mean",
+    "episode/environment_s",
+    "episode/invalid_actions_fraction",
+    "episode/errors",
+    "episode/timeouts",
+    "episode/restarts",
+    "episode/cancelled",
+    "validation/turns_mean",
+    "validation/turns_max",
+    "validation/environment_s",
+    "validation/invalid_actions_fraction",
+}
+"""Of agentic runs; ``test_episodes_run.py`` has one."""
 RARE_METRICS = {
     "time/optimizer_load_s",
     "time/optimizer_offload_s",
     "time/engine_pause_s",
     "train/skipped_updates",
+    "rollout/groups_recovered",
+    "rollout/history_tokens_kept",
+    "rollout/history_tokens_moved",
+    "engine/replaced",
+    "engine/replacement_s",
+    "environment/replaced",
+    "environment/replacement_s",
     *VALIDATION_METRICS,
     *RULE_METRICS,
     *MASK_METRICS,
+    *EPISODE_METRICS,
 }
 """Of runs that move the optimizer's state around its step, whose trainer takes a part of the engines' devices, that validate, that sample
-from a part of the vocabulary, or whose rule has options; ``train/skipped_updates`` where everything was left out."""
+from a part of the vocabulary, or whose rule has options; ``train/skipped_updates`` where everything was left out,
+``rollout/groups_recovered`` after a restart, ``rollout/history_tokens_*`` where an engine had tokens of a request cached,
+``engine/*`` where an engine was lost, ``environment/*`` where an environment worker was."""
+WITH_ADAPTER = """
+from rljob_api.v1alpha1.components import EngineType
+from rljob_runtime.commands.cli import main
+from rljob_runtime.engine.registry import ENGINES
+ENGINES[EngineType.VLLM] = "{}"
+main()
+"""
 LENGTH_REWARD = '''
 """A reward that any model can raise: how many digits the answer has."""
 
@@ -110,6 +148,14 @@ def held_score(prompt, response, answer, metadata):
         time.sleep(0.01)
     return score(prompt, response, answer, metadata)
 '''
+
+
+def rljob(*arguments: str, cwd: Path) -> str:
+    """Run the command line until it ends well; what it printed."""
+    command = [sys.executable, "-m", "rljob_runtime.commands.cli", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def untrained_model(folder: Path) -> Path:
@@ -165,7 +211,8 @@ def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
 class Running:
     """One ``rljob run`` in a process group of its own, as a shell would start it."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], *options: str) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any], *options: str, adapter: str = "") -> None:
+        """``adapter``: ``module:name`` of the one that takes vLLM's place."""
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.manifest = manifest
@@ -173,13 +220,13 @@ class Running:
         (folder / "job.yaml").write_text(yaml.safe_dump(manifest))
         self.run_dir = folder / "run"
         self._output = folder / "output.txt"
-        self._started_s = time.time()
+        self.started_s = time.time()
+        """When the command was started, in seconds since the epoch."""
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    "-m",
-                    "rljob_runtime.commands.cli",
+                    *(["-c", WITH_ADAPTER.format(adapter)] if adapter else ["-m", "rljob_runtime.commands.cli"]),
                     "run",
                     str(folder / "job.yaml"),
                     "--run-dir",
@@ -189,7 +236,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"COLUMNS": "100"},
+                env=os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": str(ROOT)} if adapter else {}),
             )
 
     @property
@@ -226,6 +273,16 @@ class Running:
         """What Ctrl-C does: SIGINT to the whole foreground group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
+    def kill(self) -> None:
+        """What the loss of the machine does: nobody can finish anything, the driver first."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait()
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(started, timeout=START_TIMEOUT_S)
+
     def log(self, worker: str) -> str:
         """What a worker has written so far; empty before it starts."""
         path = self.run_dir / "logs" / f"{worker}.log"
@@ -241,7 +298,7 @@ class Running:
         left = []
         for process in psutil.process_iter(["pid", "cmdline", "create_time", "environ"]):
             command = " ".join(process.info["cmdline"] or [])
-            ours = process.info["create_time"] >= self._started_s - 1 and str(self.run_dir) in command + str(process.info["environ"] or {})
+            ours = process.info["create_time"] >= self.started_s - 1 and str(self.run_dir) in command + str(process.info["environ"] or {})
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(command)
         return left
@@ -266,7 +323,7 @@ asyncio.run(cluster.stop())
 
 
 class RayNodes:
-    """What KubeRay would have started: Ray's head and labelled nodes, without a driver."""
+    """What KubeRay would have started, without a driver; the first node is the head, too."""
 
     def __init__(self, manifest: Path, folder: Path, left_out: tuple[int, ...] = ()) -> None:
         environment = os.environ | {"RAY_ADDRESS": ""}
@@ -285,7 +342,7 @@ class RayNodes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=HANG_S)
 
 
 class Driving:

@@ -57,6 +57,12 @@ def source(field: str, **values: Any) -> Manifest:
     return changed(lambda m: m["spec"]["data"].update({field: [{"name": "a", **values}]}))
 
 
+def judged(**judge: Any) -> Manifest:
+    """The base with a judge as its reward."""
+    reward = {"name": "a", "type": "LLMJudge", "judge": {"template": "{response}", **judge}}
+    return changed(lambda m: m["spec"].update(rewards=[reward]))
+
+
 NO_VALUE = [{"name": "EMPTY"}]
 SUMS = {"task": "basic_arithmetic"}
 VIOLATIONS: dict[tuple[str, str], Manifest] = {
@@ -75,7 +81,8 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
         lambda m: m["spec"]["nodeGroups"][0].update(name="head")
     ),
     ("spec.components", "a component must have role Rollout"): component(1, role="Reference"),
-    ("spec.components[]", "only a Rollout has an engine"): component(0, engine={}),
+    ("spec.components[]", "only a Rollout or Judge has an engine"): component(0, engine={}),
+    ("spec.components[]", "give model exactly when role is Judge"): component(0, model={"path": "m"}),
     ("spec.components[].placement", "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"): placed(
         ranks="1", workers=1
     ),
@@ -91,6 +98,13 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ("spec.rewards[]", "give function exactly when type is Function"): changed(
         lambda m: m["spec"].update(rewards=[{"name": "a", "type": "Function"}])
     ),
+    ("spec.rewards[]", "give judge exactly when type is LLMJudge"): changed(
+        lambda m: m["spec"].update(rewards=[{"name": "a", "type": "LLMJudge"}])
+    ),
+    ("spec.rewards[].judge", "give exactly one of endpoint and component"): judged(parser={"pattern": "x"}),
+    ("spec.rewards[].judge.parser", "give exactly one of pattern, field and function"): judged(
+        component="grader", parser={"pattern": "x", "field": "y"}
+    ),
     ("spec", "training.miniBatches must divide rollout.promptsPerStep"): changed(
         lambda m: m["spec"].update(training={"miniBatches": 3}, rollout={"promptsPerStep": 32})
     ),
@@ -98,10 +112,13 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
         lambda m: m["spec"].update(training={"steps": 5, "warmupSteps": 6})
     ),
     ("spec", "exactly one component must have role Trainer, unless training.steps is 0"): component(1, role="Trainer"),
-    ("spec", "components must have role Rollout or Reward where training.steps is 0"): changed(
+    ("spec", "components must have role Rollout, Reward, Environment or Judge where training.steps is 0"): changed(
         lambda m: m["spec"].update(training={"steps": 0})
     ),
-    ("spec", "give data.train, or training.steps: 0 and data.validation alone"): changed(lambda m: m["spec"].update(data={})),
+    ("spec", "give data.train, or training.steps: 0 and data.validation alone, or environments of an agentic job"): changed(
+        lambda m: m["spec"].update(data={})
+    ),
+    ("spec", "give environments exactly when pipeline is Agentic"): changed(lambda m: m["spec"].update(pipeline="Agentic")),
 }  # fmt: skip
 
 
@@ -225,7 +242,8 @@ def test_every_section_is_filled_in_alike(api_server: ApiServer, namespace: str)
     document = manifest()
     document["spec"]["components"][1]["engine"] = {}
     document["spec"].update(
-        queue={"name": "q"}, storage={"claimName": "c"}, environments=[{"name": "lake", "type": "FrozenLake"}],
+        queue={"name": "q"}, storage={"claimName": "c"},
+        pipeline="Agentic", environments=[{"name": "lake", "type": "FrozenLake"}],
         head={"env": [{"name": "A", "secretKeyRef": {"name": "s", "key": "k"}}]},
     )  # fmt: skip
     document["spec"]["model"]["lora"] = {}

@@ -131,7 +131,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         for process in processes:
             process.kill()
-            process.wait(timeout=5.0)
+            process.wait(timeout=HANG_S)
     return folder
 
 

@@ -2,18 +2,20 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_quickstart import ROOT, rljob
+from tests.integration.jobs import rljob
+from tests.layout.tree import ROOT
 
 pytestmark = pytest.mark.slow
 WINDOW = 10
 
 
-def test_every_domain_is_learned_by_its_own_verifier(tmp_path: Path) -> None:
-    rljob("model", "tiny", "--out", "models/tiny", cwd=tmp_path)
+def test_every_domain_is_learned_by_its_own_verifier(quickstart_models: Callable[[int], Path], tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(quickstart_models(0))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     rljob("run", "examples/domains.yaml", cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "runs" / "domains" / "metrics.jsonl").read_text().splitlines()]

@@ -28,10 +28,10 @@ BUILD = f"""
 import json, sys
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.arguments import parse
-from rljob_runtime.engine.vllm.loop import _engine_args
+from rljob_runtime.engine.vllm.loop import engine_args
 values, problems = parse("extraArgs", {GIVEN!r})
 assert not problems, problems
-built = _engine_args(EngineConfig(model_path=sys.argv[1], max_model_len=512, extra_args=values))
+built = engine_args(EngineConfig(model_path=sys.argv[1], max_model_len=512, extra_args=values))
 print(json.dumps({{name: getattr(built, name) for name in [*{list(GIVEN)!r}, "max_model_len"]}}))
 """
 

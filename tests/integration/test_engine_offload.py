@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_runtime.engine.protocol import EngineDiedError, EngineResidenceError
+from rljob_runtime.engine.protocol import EngineResidenceError
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
-from rljob_runtime.errors import DeadlineError, ModelError, WeightSyncError
+from rljob_runtime.errors import DeadlineError, EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import Sampling, VersionSpan
 from tests.integration.test_vllm_engine import (
@@ -35,6 +35,7 @@ from tests.integration.test_vllm_engine import (
     wait_for_tokens,
     weights,
 )
+from tests.support.records import collected, tokens
 
 PARAMS, CACHE = StateKind.PARAMS, StateKind.KV_CACHE
 BOTH = frozenset({PARAMS, CACHE})
@@ -84,7 +85,7 @@ def seeded(engine: VllmEngine) -> list[tuple[tuple[int, ...], tuple[float, ...]]
     """What eight seeded requests are answered, half of them with a prompt longer than a block of the cache."""
     asked = [request(f"r{seed}", Sampling(max_tokens=20), seed, (5, 17, 33) * (1 + 50 * (seed % 2))) for seed in range(8)]
     found = generate(engine, asked)
-    return [(found[r.request_id].token_ids, found[r.request_id].logprobs) for r in asked]
+    return [(tokens(found[r.request_id]), found[r.request_id].segment.logprobs.tolist()) for r in asked]
 
 
 @pytest.mark.parametrize("kind", ["untied", "tied"])
@@ -150,7 +151,7 @@ def test_while_away_requests_wait_and_questions_are_answered_or_refused(engine: 
     engine.submit([request("waits", Sampling(max_tokens=2)), request("leaves", Sampling(max_tokens=2))])
     engine.abort(["leaves"])
     assert drain(engine, 1)["leaves"].finish_reason == "abort"
-    assert engine.collect(0.2) == []
+    assert collected(engine, 0.2) == []
     assert (engine.version(), engine.stats()["waiting"]) == (version, 1)
     with pytest.raises(EngineResidenceError, match="score: the engine's kv_cache, params are not on the device; load them first"):
         engine.score([(1, 2)], TIMEOUT_S)
@@ -163,11 +164,11 @@ def test_while_away_requests_wait_and_questions_are_answered_or_refused(engine: 
     with pytest.raises(WeightSyncError, match="the engine's weights are offloaded; load params, then finish the update again"):
         engine.finish_update(TIMEOUT_S)
     engine.load({PARAMS}, TIMEOUT_S)
-    assert engine.collect(0.2) == []
+    assert collected(engine, 0.2) == []
     assert engine.finish_update(TIMEOUT_S) == version + 1
-    assert engine.collect(0.2) == []
+    assert collected(engine, 0.2) == []
     engine.load({CACHE}, TIMEOUT_S)
-    assert drain(engine, 1)["waits"].version_spans == (VersionSpan(start=0, end=2, version=version + 1),)
+    assert drain(engine, 1)["waits"].segment.version_spans == (VersionSpan(start=0, end=2, version=version + 1),)
     assert engine.score([(5, 6, 7)], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, (5, 6, 7)), abs=1e-4)
 
 
@@ -178,7 +179,7 @@ def test_a_loaded_engine_refuses_to_answer_until_a_full_update_succeeds(engine: 
     engine.offload(BOTH, TIMEOUT_S)
     engine.load(BOTH, TIMEOUT_S)
     engine.submit([request("waits", Sampling(max_tokens=2))])
-    for ask in (lambda: engine.collect(TIMEOUT_S), lambda: engine.score([(1, 2)], TIMEOUT_S)):
+    for ask in (lambda: collected(engine, TIMEOUT_S), lambda: engine.score([(1, 2)], TIMEOUT_S)):
         with pytest.raises(WeightSyncError, match="its weights were discarded by an offload and no full update came since"):
             ask()
     receive, calls = BucketReceiver.receive_weights, []
@@ -199,7 +200,7 @@ def test_a_loaded_engine_refuses_to_answer_until_a_full_update_succeeds(engine: 
         engine.finish_update(TIMEOUT_S)
     for _ in range(2):  # as it is, and after the half-loaded weights went away and came back
         with pytest.raises(WeightSyncError, match=r"no full update came since|version 900 broke off"):
-            engine.collect(TIMEOUT_S)
+            collected(engine, TIMEOUT_S)
         assert engine.offload(BOTH, TIMEOUT_S).after.allocated_bytes == 0
         engine.load(BOTH, TIMEOUT_S)
     push(engine, new_model(tied=False, seed=0), 901)
@@ -219,17 +220,17 @@ def test_running_responses_refuse_abort_or_go_on_as_they_would_have(engine: Vllm
     push(engine, new_model(tied=False, seed=0), engine.version() + 1)
     engine.load({CACHE}, TIMEOUT_S)
     for name, kept in drain(engine, 3).items():
-        assert kept.token_ids == whole[name].token_ids
-        assert kept.logprobs == pytest.approx(whole[name].logprobs, abs=1e-4)
-        assert len(kept.version_spans) == 2
+        assert tokens(kept) == tokens(whole[name])
+        assert kept.segment.logprobs == pytest.approx(whole[name].segment.logprobs, abs=1e-4)
+        assert len(kept.segment.version_spans) == 2
     engine.submit([endless("cut", 1)])
     wait_for_tokens(engine, 10)
     engine.offload({CACHE}, TIMEOUT_S, "abort")
     cut = drain(engine, 1)["cut"]
-    assert (cut.finish_reason, cut.token_ids) == ("abort", whole["r1"].token_ids[: len(cut.token_ids)])
+    assert (cut.finish_reason, tokens(cut)) == ("abort", tokens(whole["r1"])[: len(tokens(cut))])
     engine.load({CACHE}, TIMEOUT_S)
     again = generate(engine, [endless("r2", 2)])["r2"]
-    assert again.token_ids == whole["r2"].token_ids  # the cache alone went and came; the weights had stayed
+    assert tokens(again) == tokens(whole["r2"])  # the cache alone went and came; the weights had stayed
 
 
 def test_the_cache_alone_comes_back_empty_and_nothing_is_looked_up_in_it(engine: VllmEngine) -> None:
@@ -264,6 +265,6 @@ def test_a_load_that_breaks_off_ends_the_engine(tied: VllmEngine, monkeypatch: p
     tied.offload(BOTH, TIMEOUT_S)
     tied.submit([endless("never", 0)])
     monkeypatch.setattr(memory, "restore_cache", no_room)
-    for call in (lambda: tied.load(BOTH, TIMEOUT_S), lambda: tied.collect(TIMEOUT_S), lambda: tied.score([(1, 2)], TIMEOUT_S)):
+    for call in (lambda: tied.load(BOTH, TIMEOUT_S), lambda: collected(tied, TIMEOUT_S), lambda: tied.score([(1, 2)], TIMEOUT_S)):
         with pytest.raises(EngineDiedError, match=r"load of kv_cache, params broke off half-way: MemoryError: no room.*start a new engine"):
             call()

@@ -76,7 +76,7 @@ def test_watches_that_are_cut_are_taken_up_again(world: World, operator: Operato
     world.until_condition("cut", "Running", "True/Running")
     assert proxy.cut_watches() >= 3
     world.rayjob_status("cut-a1", **SUCCEEDED)
-    world.until_condition("cut", "Succeeded", "True/Completed", timeout_s=40)
+    world.until_condition("cut", "Succeeded", "True/Completed")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_answers_that_mean_try_again(world: World, operator: OperatorProcess, pr
     world.job(name)
     world.runs(f"{name}-a1", f"c{status}")
     world.rayjob_status(f"{name}-a1", **SUCCEEDED)
-    world.until_condition(name, "Succeeded", "True/Completed", timeout_s=45)
+    world.until_condition(name, "Succeeded", "True/Completed")
     assert children(world, name) == [c.format(name) for c in ALL_CHILDREN]
     assert proxy.injected[status] >= 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def test_success_from_manifest_to_completed(world: World):
     assert {"rljob-operator", "rljob-runtime"} <= owners
     events = world.kubectl("get", "events", "--field-selector=involvedObject.name=good", "-o", "jsonpath={.items[*].reason}").split()
     assert "Completed" in events
+    assert "kopf" not in json.dumps([world.get("rljob", "good"), world.get("rayjob", "good-a1")]), "kopf keeps neither state nor finalizers"
 
 
 def test_an_invalid_spec_has_no_child_and_says_everything(world: World):

@@ -28,7 +28,7 @@ DEADLINE_S = HANG_S
 def run_rank(rank: int, port: int, folder: str, fails: bool) -> dict[str, object]:
     """A step, one that fails on rank 0 alone if asked, and two more."""
     worker = PolicyWorker(PolicyConfig(model_path=folder, learning_rate=1e-2, optimizer_around_step=True), rank, 2)
-    worker.setup("127.0.0.1", port, timeout_s=30.0)
+    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
     store, found = worker.ready.store, {}
     try:
         worker.train_step([make_batch(rank, 2, seed=0)], 0)

@@ -1,28 +1,21 @@
 """The quickstart learns, for three seeds: the same commands as `make run`, from making the model to the summary."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.integration.jobs import rljob
+from tests.layout.tree import ROOT
+
 pytestmark = pytest.mark.slow
 
 
-def rljob(*arguments: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "rljob_runtime.commands.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=1500
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_reward_rises_from_at_most_035_to_at_least_085(seed: int, tmp_path: Path) -> None:
-    rljob("model", "tiny", "--out", "models/tiny", "--seed", str(seed), cwd=tmp_path)
+def test_reward_rises_from_at_most_035_to_at_least_085(seed: int, quickstart_models: Callable[[int], Path], tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(quickstart_models(seed))
     manifest = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
     manifest["spec"]["seed"] = seed
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))

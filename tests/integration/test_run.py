@@ -15,13 +15,14 @@ from rljob_runtime.report import METRICS
 from tests.integration.jobs import LENGTH_REWARD, MASK_METRICS, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
 from tests.layout.tree import ROOT
 
+STEPS = 10
 LOSSES = ("step", "reward/mean", "train/total_loss", "train/grad_norm", "response/mean_tokens", "rollout/logprob_mean")
 
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
-    """Six steps without interruption."""
-    run = Running(tmp_path_factory.mktemp("whole"), job(model, steps=6))
+    """All steps without interruption."""
+    run = Running(tmp_path_factory.mktemp("whole"), job(model, steps=STEPS))
     assert run.wait() == 0, run.output
     return run
 
@@ -32,12 +33,12 @@ def losses(run: Running) -> list[tuple[float, ...]]:
 
 def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running, model: Path) -> None:
     metrics = whole.metrics()
-    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6]
-    assert [m["sync/version"] for m in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [m["step"] for m in metrics] == list(range(1, STEPS + 1))
+    assert [m["sync/version"] for m in metrics] == list(range(1, STEPS + 1))
     assert all(m["sync/probe_max_abs_diff"] < 1e-4 for m in metrics)
     assert all(m["mismatch/max_abs_logprob_diff"] < 1e-4 for m in metrics)
     assert all(m["staleness/max"] == 0 for m in metrics)
-    assert len({m["train/total_loss"] for m in metrics}) == 6
+    assert len({m["train/total_loss"] for m in metrics}) == STEPS
     written = {key for key in metrics[0] if "/" in key}
     expected = {name for name in METRICS if "*" not in name} - SWITCH_METRICS - RARE_METRICS
     assert expected <= written, "a registered metric that no run writes"
@@ -53,28 +54,46 @@ def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running
     assert (whole.run_dir / "model" / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
-def test_ctrl_c_checkpoints_leaves_nothing_behind_and_resume_repeats_the_uninterrupted_losses(
+def test_after_ctrl_c_and_after_a_kill_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
     whole: Running, model: Path, tmp_path: Path
 ) -> None:
     slow = [{"name": "digits", "type": "Function", "function": "length_reward:slow_score"}]
-    run = Running(tmp_path, job(model, steps=6, rewards=slow))
+    manifest = job(model, steps=STEPS, rewards=slow)
+    run = Running(tmp_path, manifest)
     run.until("step 2", lambda: len(run.metrics()) >= 2)
     run.interrupt()
     assert run.wait() == 130, run.output
     assert run.summary()["status"] == "interrupted"
     assert run.left_behind() == []
     done = len(run.metrics())
-    assert 2 <= done < 6, "the interruption came too late to show anything"
-    again = Running(tmp_path, job(model, steps=6, rewards=slow), "--resume")
+    assert 2 <= done < STEPS - 2, "the interruption came too late to show anything"
+
+    killed = Running(tmp_path, manifest, "--resume")
+    beyond = done + 1 + done % 2  # a checkpoint is written after every second step
+    killed.until("a step after a checkpoint", lambda: len(killed.metrics()) >= beyond)
+    killed.kill()
+    seen = len(killed.metrics())
+    checkpoint = max(int(p.parent.name.removeprefix("step-")) for p in run.run_dir.glob("checkpoints/step-*/COMPLETE"))
+    assert seen < STEPS, "the kill came too late to show anything"
+
+    again = Running(tmp_path, manifest, "--resume")
     assert again.wait() == 0, again.output
     assert losses(again) == losses(whole)
+    recovered = {int(m["step"]): m.get("rollout/groups_recovered", 0) for m in again.metrics()}
+    assert all(recovered[step] == 4 for step in range(checkpoint + 1, seen + 1)), "finished before the kill and generated again"
+    assert all(m["rollout/tokens_per_s"] == 0 for m in again.metrics() if recovered[int(m["step"])] == 4)
+    assert seen == checkpoint or "finished by an earlier attempt" in again.output
+    assert list((again.run_dir / "journal").iterdir()) == []
+    assert again.left_behind() == []
 
 
 @pytest.mark.parametrize(
     ("worker", "role"), [("actor_infer-0", "engine"), pytest.param("actor_train-0", "trainer", marks=pytest.mark.slow)]
 )
 def test_a_killed_worker_fails_the_run_and_is_named(model: Path, tmp_path: Path, worker: str, role: str) -> None:
-    run = Running(tmp_path, job(model, steps=100_000))
+    manifest = job(model, steps=100_000)
+    manifest["spec"]["rollout"]["maxEngineRestarts"] = 0
+    run = Running(tmp_path, manifest)
     run.until("the first checkpoint", lambda: bool(list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))))
     os.kill(run.worker_pid(worker), signal.SIGKILL)
     assert run.wait() == 3, run.output
@@ -129,6 +148,16 @@ def test_adapters_with_their_base_as_the_reference_beside_an_engine_of_another_t
     assert abs(first["train/kl_loss"]) < 1e-6, "the policy starts as its base"
     assert last["train/kl_loss"] > 1e-6
     assert not list((run.run_dir / "logs").glob("reference*"))
+
+
+@pytest.mark.slow
+def test_an_engine_in_bfloat16_beside_a_trainer_in_float32(model: Path, tmp_path: Path) -> None:
+    manifest = job(model, steps=3)
+    manifest["spec"]["components"][1]["engine"] = {"dtype": "bfloat16"}
+    run = Running(tmp_path, manifest)
+    assert run.wait() == 0, run.output
+    assert [m["sync/version"] for m in run.metrics()] == [1, 2, 3]
+    assert all(1e-4 < m["sync/probe_mean_abs_diff"] < 0.08 for m in run.metrics()), "within the limits of the coarser type"
 
 
 def test_a_validation_only_run_scores_the_model_and_starts_no_trainer(model: Path, tmp_path: Path) -> None:

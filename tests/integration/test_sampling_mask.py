@@ -27,6 +27,7 @@ from rljob_runtime.training.microbatch import make_micro_batches
 from rljob_runtime.training.model import _token_logprobs
 from rljob_runtime.training.step import run_micro_batch
 from tests.integration.test_vllm_engine import VOCAB, drain, new_model, push, save, started
+from tests.support.records import ids
 from tests.unit.api.manifests import manifest
 
 PROMPT = (5, 17, 33, 8)
@@ -52,13 +53,13 @@ def of_spec(options: dict[str, Any], max_tokens: int = 12) -> Sampling:
 
 def trained_logprobs(model: PreTrainedModel, completions: list[Completion], temperature: float, *, masked: bool) -> np.ndarray:
     """The log-probs of the sampled tokens by the trainer's micro-batches and head, without its process group: vLLM has made one here."""
-    tokens = np.array([t for c in completions for t in (*PROMPT, *c.token_ids)], dtype=np.int32)
-    lengths = np.array([len(PROMPT) + len(c.token_ids) for c in completions], dtype=np.int32)
-    wanted = np.concatenate([np.r_[np.zeros(len(PROMPT)), np.ones(len(c.token_ids))] for c in completions]).astype(np.float32)
+    tokens = np.array([t for c in completions for t in (*PROMPT, *c.segment.token_ids)], dtype=np.int32)
+    lengths = np.array([len(PROMPT) + len(c.segment.token_ids) for c in completions], dtype=np.int32)
+    wanted = np.concatenate([np.r_[np.zeros(len(PROMPT)), np.ones(len(c.segment.token_ids))] for c in completions]).astype(np.float32)
     mask = None
     if masked:
         nothing = SamplingMask(token_ids=np.zeros(0, dtype=np.int32), counts=np.zeros(len(PROMPT), dtype=np.int32))
-        mask = joined([part for c in completions for part in (nothing, c.sampling_mask) if part is not None])
+        mask = joined([part for c in completions for part in (nothing, c.segment.sampling_mask) if part is not None])
     found = np.zeros(tokens.shape, dtype=np.float32)
     for micro in make_micro_batches(tokens, lengths, wanted, 50, sampling_mask=mask):
         with torch.no_grad():
@@ -72,7 +73,7 @@ def test_on_policy_ratios_are_1_for_every_sampling_option(engine: VllmEngine) ->
     settings = [of_spec(options) for options in OPTIONS]
     engine.submit(
         [
-            GenerationRequest(request_id=f"{i}/{seed}", prompt_token_ids=PROMPT, sampling=chosen, seed=seed)
+            GenerationRequest(request_id=f"{i}/{seed}", prompt_token_ids=ids(*PROMPT), sampling=chosen, seed=seed)
             for i, chosen in enumerate(settings)
             for seed in range(4)
         ]
@@ -81,12 +82,12 @@ def test_on_policy_ratios_are_1_for_every_sampling_option(engine: VllmEngine) ->
     biased = 0
     for i, chosen in enumerate(settings):
         completions = [found[f"{i}/{seed}"] for seed in range(4)]
-        behaviour = np.array([x for c in completions for x in c.logprobs])
-        assert all((c.sampling_mask is not None) == chosen.returns_mask for c in completions), OPTIONS[i]
+        behaviour = np.array([x for c in completions for x in c.segment.logprobs])
+        assert all((c.segment.sampling_mask is not None) == chosen.returns_mask for c in completions), OPTIONS[i]
         ratio = np.exp(trained_logprobs(model, completions, chosen.temperature, masked=chosen.returns_mask) - behaviour)
         assert np.abs(ratio - 1.0).max() < 1e-4, OPTIONS[i]
         if chosen.returns_mask:
-            assert all(c.sampling_mask is not None and c.sampling_mask.counts.min() >= 1 for c in completions), OPTIONS[i]
+            assert all(c.segment.sampling_mask is not None and c.segment.sampling_mask.counts.min() >= 1 for c in completions), OPTIONS[i]
             without = np.exp(trained_logprobs(model, completions, chosen.temperature, masked=False) - behaviour)
             biased += bool((without < 0.9).any())
     assert biased > len(settings) // 2  # over the whole vocabulary they would not be 1
@@ -97,8 +98,8 @@ def test_equal_logits_at_the_edge_of_top_k_are_all_possible(engine: VllmEngine) 
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight[torch.arange(VOCAB) // 10 * 10])  # each logit ten times
     push(engine, model, engine.version() + 1)
-    engine.submit([GenerationRequest(request_id="tie", prompt_token_ids=PROMPT, sampling=of_spec({"topK": 4}), seed=0)])
-    mask = drain(engine, 1)["tie"].sampling_mask
+    engine.submit([GenerationRequest(request_id="tie", prompt_token_ids=ids(*PROMPT), sampling=of_spec({"topK": 4}), seed=0)])
+    mask = drain(engine, 1)["tie"].segment.sampling_mask
     push(engine, new_model(tied=False, seed=0), engine.version() + 1)
     assert mask is not None
     assert set(mask.counts.tolist()) == {10}
@@ -106,18 +107,18 @@ def test_equal_logits_at_the_edge_of_top_k_are_all_possible(engine: VllmEngine) 
 
 
 def test_what_an_aborted_response_has_has_its_mask(engine: VllmEngine) -> None:
-    engine.submit([GenerationRequest(request_id="cut", prompt_token_ids=PROMPT, sampling=of_spec({"topP": 0.7}, 400), seed=0)])
+    engine.submit([GenerationRequest(request_id="cut", prompt_token_ids=ids(*PROMPT), sampling=of_spec({"topP": 0.7}, 400), seed=0)])
     engine.abort(["cut"])
     cut = drain(engine, 1)["cut"]
     assert cut.finish_reason == "abort"
-    assert cut.sampling_mask is not None
-    assert cut.sampling_mask.counts.size == len(cut.token_ids)
+    assert cut.segment.sampling_mask is not None
+    assert cut.segment.sampling_mask.counts.size == len(cut.segment.token_ids)
 
 
 def test_a_set_that_is_wider_than_the_list_is_not_known() -> None:
-    ids = np.array([[3, 3, 5, 6], [5, 3, 5, 6], [9, 3, 5, 6]])
+    listed = np.array([[3, 3, 5, 6], [5, 3, 5, 6], [9, 3, 5, 6]])
     values = np.array([[-1.0, -1.0, -2.0, -np.inf], [-2.0, -1.0, -2.0, -np.inf], [-3.0, -1.0, -2.0, -3.0]])
-    lists = LogprobsLists(logprob_token_ids=ids, logprobs=values, sampled_token_ranks=np.zeros(3))
+    lists = LogprobsLists(logprob_token_ids=listed, logprobs=values, sampled_token_ranks=np.zeros(3))
     assert [row.tolist() for row in possible_tokens(lists, 60)] == [[3, 5], [5, 3], []]
     assert [row.tolist() for row in possible_tokens(lists, 3)] == [[3, 5], [5, 3], [9, 3, 5, 6]]
 
@@ -125,4 +126,4 @@ def test_a_set_that_is_wider_than_the_list_is_not_known() -> None:
 def test_a_mask_without_a_bound_is_refused(engine: VllmEngine) -> None:
     unbounded = Sampling(max_tokens=2, top_p=0.5, returns_mask=True)
     with pytest.raises(DataError, match="top_k is 0; a sampling mask needs 1 to 4096"):
-        engine.submit([GenerationRequest(request_id="r", prompt_token_ids=PROMPT, sampling=unbounded, seed=0)])
+        engine.submit([GenerationRequest(request_id="r", prompt_token_ids=ids(*PROMPT), sampling=unbounded, seed=0)])

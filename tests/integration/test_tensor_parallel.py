@@ -47,6 +47,7 @@ from tests.integration.rank_processes import (
     shards,
     write,
 )
+from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
 SMALL: dict[str, Any] = {
@@ -287,7 +288,7 @@ def test_ranks_that_tensor_parallelism_does_not_divide_are_refused(tmp_path: Pat
     make_model(tmp_path / "model", MODELS["qwen2"])
     worker = PolicyWorker(settings(tmp_path / "model", 2), 0, 1)
     with pytest.raises(ModelError, match="tensor_parallel_size is 2 but there are 1 ranks"):
-        worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
+        worker.setup("127.0.0.1", free_port(), timeout_s=HANG_S)
 
 
 def main(rank: int, ports: list[int], base: Path) -> None:

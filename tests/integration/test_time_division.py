@@ -118,6 +118,7 @@ class Halted:
     def __init__(self, folder: Path, model: Path, **training: int) -> None:
         job = shortened(TOGETHER, model, steps=STEPS, checkpoint={"everySteps": 1}, **HELD)
         job["spec"]["components"][1]["engine"]["kvCacheBytes"] = CACHE_BYTES
+        job["spec"]["rollout"]["maxEngineRestarts"] = 0
         job["spec"]["training"] |= training
         hold = folder / "hold"
         hold.touch()

@@ -71,7 +71,7 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
     """What one rank does; rank 0 leaves ``result.npz`` and ``metrics.json`` in ``out``."""
     loss = LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN)
     worker = PolicyWorker(PolicyConfig(model_path=model_folder, learning_rate=1e-3, token_budget=26, loss=loss), rank, world_size)
-    worker.setup("127.0.0.1", port, timeout_s=30.0)
+    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
     try:
         if resume_from is not None:
             worker.load_checkpoint(resume_from)
@@ -134,7 +134,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     finally:
         for process in processes:
             process.kill()
-            process.wait(timeout=5.0)
+            process.wait(timeout=HANG_S)
     return {1: one, 2: two}
 
 

@@ -21,6 +21,7 @@ from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.test_trainer import make_batch
+from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 from tests.support.trainers import VOCAB
 from tests.unit.api.manifests import manifest
@@ -111,7 +112,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PolicyWor
     """A real trainer rank of a small model."""
     build({"model_type": "qwen2", **SMALL, "vocab_size": VOCAB}).save_pretrained(tmp_path)
     worker = PolicyWorker(PolicyConfig(model_path=str(tmp_path), dtype=request.param), rank=0, world_size=1)
-    worker.setup("127.0.0.1", free_port(), timeout_s=30.0)
+    worker.setup("127.0.0.1", free_port(), timeout_s=HANG_S)
     yield worker
     worker.shutdown()
 

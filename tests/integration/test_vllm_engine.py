@@ -10,15 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rljob_runtime.engine.protocol import EngineConfig, EngineDiedError
+from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
-from rljob_runtime.errors import DataError, DeadlineError, ModelError, WeightSyncError
+from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, Sampling, VersionSpan, WeightManifest
 from rljob_runtime.weightsync.packing import pack, plan_buckets
 from tests.support.pace import HANG_S
+from tests.support.records import collected, ids, tokens
 
 VOCAB = 60
 EOS = 2
@@ -63,8 +67,16 @@ def config_for(path: str) -> EngineConfig:
     return EngineConfig(model_path=path, max_model_len=MAX_LEN, max_num_seqs=64, kv_cache_bytes=32 << 20, threads=1)
 
 
-def started(path: str) -> Iterator[VllmEngine]:
-    config = config_for(path)
+def letters(folder: Path) -> str:
+    """A tokenizer whose tokens are single characters."""
+    backend = Tokenizer(WordLevel({chr(ord("0") + i): i for i in range(VOCAB)}))
+    backend.decoder = Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+    return str(folder)
+
+
+def started(path: str, **settings: object) -> Iterator[VllmEngine]:
+    config = replace(config_for(path), **settings)
     with pytest.MonkeyPatch.context() as patch:
         for name in ENVIRONMENT_TO_UNSET:
             patch.delenv(name, raising=False)
@@ -77,7 +89,8 @@ def started(path: str) -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    yield from started(save(new_model(tied=False, seed=0), tmp_path_factory.mktemp("untied")))
+    model = save(new_model(tied=False, seed=0), tmp_path_factory.mktemp("untied"))
+    yield from started(model, tokenizer_path=letters(tmp_path_factory.mktemp("letters")), finds_texts=True)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +163,7 @@ def expected_logprobs(model: Qwen2ForCausalLM, prompt: Sequence[int], sampling: 
 
 
 def request(name: str, sampling: Sampling, seed: int = 0, prompt: Sequence[int] = (5, 17, 33, 8)) -> GenerationRequest:
-    return GenerationRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling, seed=seed)
+    return GenerationRequest(request_id=name, prompt_token_ids=ids(*prompt), sampling=sampling, seed=seed)
 
 
 def drain(engine: VllmEngine, count: int) -> dict[str, Completion]:
@@ -158,7 +171,7 @@ def drain(engine: VllmEngine, count: int) -> dict[str, Completion]:
     deadline = time.monotonic() + TIMEOUT_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} responses"
-        found |= {completion.request_id: completion for completion in engine.collect(1.0)}
+        found |= {completion.request_id: completion for completion in collected(engine, 1.0)}
     return found
 
 
@@ -173,7 +186,7 @@ def wait_for_tokens(engine: VllmEngine, count: int) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while engine.stats()["generated_tokens"] < goal:
         assert time.monotonic() < deadline
-        assert engine.collect(0.001) == []
+        assert collected(engine, 0.001) == []
 
 
 LONG = Sampling(max_tokens=300)
@@ -201,29 +214,51 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(engine: VllmEngine, s
     found = generate(engine, [request(f"r{seed}", sampling, seed) for seed in range(6)])
     for completion in found.values():
         behaviour = replace(sampling, temperature=sampling.temperature or 1.0)
-        expected = expected_logprobs(model, (5, 17, 33, 8), behaviour, completion.token_ids)
-        assert completion.logprobs == pytest.approx(expected, abs=TOLERANCE)
-        assert completion.version_spans == (VersionSpan(start=0, end=len(completion.token_ids), version=engine.version()),)
+        expected = expected_logprobs(model, (5, 17, 33, 8), behaviour, tokens(completion))
+        assert completion.segment.logprobs == pytest.approx(expected, abs=TOLERANCE)
+        assert completion.segment.version_spans == (VersionSpan(start=0, end=len(tokens(completion)), version=engine.version()),)
         if sampling.temperature == 0:
-            greedy = all_logprobs(model, [5, 17, 33, 8, *completion.token_ids]).argmax(-1)[3:-1]
-            assert completion.token_ids == tuple(greedy.tolist())
-        assert (completion.finish_reason, len(completion.token_ids)) == ("length", 12)
+            greedy = all_logprobs(model, [5, 17, 33, 8, *tokens(completion)]).argmax(-1)[3:-1]
+            assert tokens(completion) == tuple(greedy.tolist())
+        assert (completion.finish_reason, len(tokens(completion))) == ("length", 12)
 
 
 def test_stop_tokens_end_a_response_and_stay_in_it(engine: VllmEngine) -> None:
-    free = generate(engine, [request("free", Sampling(max_tokens=12), 3)])["free"].token_ids
+    free = tokens(generate(engine, [request("free", Sampling(max_tokens=12), 3)])["free"])
     stop = free[5]
     stopped = generate(engine, [request("stopped", Sampling(max_tokens=12, stop_token_ids=(stop,)), 3)])["stopped"]
-    assert stopped.token_ids == free[: free.index(stop) + 1]
+    assert tokens(stopped) == free[: free.index(stop) + 1]
     assert stopped.finish_reason == "stop"
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(engine: VllmEngine) -> None:
+    """Also where the string began on another engine; nothing behind it is sampled, and what comes before is as it was."""
+    free = generate(engine, [request("free", Sampling(max_tokens=12, top_k=8, returns_mask=True), 3)])["free"]
+    text = "".join(chr(ord("0") + token) for token in tokens(free))
+    sampling = Sampling(max_tokens=12, top_k=8, returns_mask=True, stop_strings=("never", text[4:7]))
+    before = engine.stats()["generated_tokens"]
+    stopped = generate(engine, [request("stopped", sampling, 3)])["stopped"]
+    end = text.index(text[4:7]) + 3
+    assert (tokens(stopped), stopped.finish_reason) == (tokens(free)[:end], "stop")
+    assert engine.stats()["generated_tokens"] - before == end
+    assert stopped.segment.logprobs.tolist() == free.segment.logprobs[:end].tolist()
+    assert stopped.segment.sampling_mask is not None
+    assert stopped.segment.sampling_mask.counts.size == end
+    assert stopped.segment.version_spans == (VersionSpan(start=0, end=end, version=engine.version()),)
+    begun = (5, 17, 33, 8, *tokens(free)[: end - 1])
+    greedy = tokens(generate(engine, [request("greedy", Sampling(max_tokens=1, temperature=0.0), prompt=begun)])["greedy"])
+    stops = (text[end - 3 : end - 1] + chr(ord("0") + greedy[0]),)
+    later = replace(request("later", Sampling(max_tokens=5, temperature=0.0, stop_strings=stops), prompt=begun), num_sampled_before=end - 1)
+    found = generate(engine, [later])["later"]
+    assert (tokens(found), found.finish_reason) == (greedy, "stop")
 
 
 def test_the_models_own_end_token_ends_a_response(tied: VllmEngine) -> None:
     found = generate(tied, [request(f"r{seed}", Sampling(max_tokens=40), seed) for seed in range(40)])
     ended = [completion for completion in found.values() if completion.finish_reason == "stop"]
     assert 5 < len(ended) < 40
-    assert all(completion.token_ids.index(EOS) == len(completion.token_ids) - 1 for completion in ended)
-    assert all(EOS not in completion.token_ids for completion in found.values() if completion.finish_reason == "length")
+    assert all(tokens(completion).index(EOS) == len(tokens(completion)) - 1 for completion in ended)
+    assert all(EOS not in tokens(completion) for completion in found.values() if completion.finish_reason == "length")
 
 
 def test_the_same_seed_draws_the_same_tokens_alone_and_in_company(engine: VllmEngine) -> None:
@@ -232,10 +267,10 @@ def test_the_same_seed_draws_the_same_tokens_alone_and_in_company(engine: VllmEn
     crowd = [request(f"c{i}", Sampling(max_tokens=5 + i % 20, temperature=0.9), 1000 + i, (3 + i % 50, 9, 4)) for i in range(90)]
     crowd.insert(70, request("same", sampling, 7))
     found = generate(engine, crowd)
-    assert found["same"].token_ids == alone.token_ids
-    assert found["same"].logprobs == pytest.approx(alone.logprobs, abs=TOLERANCE)
+    assert tokens(found["same"]) == tokens(alone)
+    assert found["same"].segment.logprobs == pytest.approx(alone.segment.logprobs, abs=TOLERANCE)
     others = generate(engine, [request(f"s{seed}", sampling, seed) for seed in range(8)])
-    assert len({completion.token_ids for completion in others.values()}) > 1
+    assert len({tokens(completion) for completion in others.values()}) > 1
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
@@ -270,15 +305,15 @@ def test_an_update_in_flight_recomputes_and_marks_spans(engine: VllmEngine) -> N
     wait_for_tokens(engine, 80)
     push(engine, new, old_version + 1)
     found = drain(engine, 8)
-    mixed = [completion for completion in found.values() if len(completion.version_spans) == 2]
+    mixed = [completion for completion in found.values() if len(completion.segment.version_spans) == 2]
     assert len(mixed) >= 3
     for completion in mixed:
-        first, second = completion.version_spans
-        assert (first.start, first.end, second.end) == (0, second.start, len(completion.token_ids))
+        first, second = completion.segment.version_spans
+        assert (first.start, first.end, second.end) == (0, second.start, len(tokens(completion)))
         assert (first.version, second.version) == (old_version, old_version + 1)
         for model, span in ((new_model(tied=False, seed=0), first), (new, second)):
-            expected = expected_logprobs(model, (5, 17, 33, 8), LONG, completion.token_ids)
-            assert completion.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=TOLERANCE)
+            expected = expected_logprobs(model, (5, 17, 33, 8), LONG, tokens(completion))
+            assert completion.segment.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=TOLERANCE)
 
 
 def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(engine: VllmEngine) -> None:
@@ -290,9 +325,9 @@ def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(engine: Vll
     push(engine, new, engine.version() + 1, "keep")
     engine.submit([request("fresh", Sampling(max_tokens=4), 1, shared)])
     found = drain(engine, 5)
-    assert any(len(completion.version_spans) == 2 for completion in found.values())
-    expected = expected_logprobs(new, shared, Sampling(max_tokens=4), found["fresh"].token_ids)
-    assert found["fresh"].logprobs == pytest.approx(expected, abs=TOLERANCE)
+    assert any(len(completion.segment.version_spans) == 2 for completion in found.values())
+    expected = expected_logprobs(new, shared, Sampling(max_tokens=4), tokens(found["fresh"]))
+    assert found["fresh"].segment.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_a_skipped_tensor_or_other_shape_is_refused_by_name(engine: VllmEngine) -> None:
@@ -349,12 +384,12 @@ def test_a_failure_while_loading_stops_generation_until_a_full_update(engine: Vl
         engine.finish_update(TIMEOUT_S)
     engine.submit([request("waits", Sampling(max_tokens=2))])
     with pytest.raises(WeightSyncError, match="version 90 broke off"):
-        engine.collect(1.0)
+        collected(engine, 1.0)
     with pytest.raises(WeightSyncError, match="version 90 broke off"):
         engine.score([(1, 2)], 1.0)
     model = new_model(tied=False, seed=2)
     push(engine, model, 91)
-    assert drain(engine, 1)["waits"].version_spans == (VersionSpan(start=0, end=2, version=91),)
+    assert drain(engine, 1)["waits"].segment.version_spans == (VersionSpan(start=0, end=2, version=91),)
     assert engine.score([(5, 6, 7)], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, (5, 6, 7)), abs=TOLERANCE)
 
 
@@ -365,9 +400,9 @@ def test_abort_returns_what_was_drawn(engine: VllmEngine) -> None:
     engine.abort(["cut", "unknown", "short"])
     cut = drain(engine, 1)["cut"]
     assert cut.finish_reason == "abort"
-    assert 2 <= len(cut.token_ids) < 300
-    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
-    assert len(cut.logprobs) == len(cut.token_ids) == cut.version_spans[-1].end
+    assert 2 <= len(tokens(cut)) < 300
+    assert tokens(cut) == tokens(whole)[: len(tokens(cut))]
+    assert len(cut.segment.logprobs) == len(tokens(cut)) == cut.segment.version_spans[-1].end
     assert engine.stats()["running"] == 0
 
 
@@ -385,9 +420,9 @@ def test_scoring_runs_beside_generation_and_has_a_deadline(engine: VllmEngine) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt_token_ids": ()}, "prompt has 0 tokens"),
-        ({"prompt_token_ids": (1,) * MAX_LEN}, f"prompt has {MAX_LEN} tokens"),
-        ({"prompt_token_ids": (1, VOCAB + 1000)}, "token ids go from 1 to 1060"),
+        ({"prompt_token_ids": ids()}, "prompt has 0 tokens"),
+        ({"prompt_token_ids": ids(*(1,) * MAX_LEN)}, f"prompt has {MAX_LEN} tokens"),
+        ({"prompt_token_ids": ids(1, VOCAB + 1000)}, "token ids go from 1 to 1060"),
         ({"sampling": Sampling(max_tokens=0)}, "max_tokens >= 1"),
         ({"sampling": Sampling(max_tokens=1, temperature=0.001)}, "temperature 0.001"),
         ({"sampling": Sampling(max_tokens=1, top_p=0.0)}, "0 < top_p"),
@@ -410,6 +445,11 @@ def test_the_constructor_says_why_it_cannot_start(tmp_path: Path, monkeypatch: p
         VllmEngine(config_for(str(tmp_path)))
 
 
+def test_stop_strings_need_an_engine_with_a_tokenizer(tied: VllmEngine) -> None:
+    with pytest.raises(DataError, match="started without a tokenizer"):
+        tied.submit([request("texts", Sampling(max_tokens=1, stop_strings=("x",)))])
+
+
 def test_the_death_of_the_engine_thread_reaches_every_caller(tied: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Last of the module: the tied engine is dead afterwards."""
     from rljob_runtime.engine.vllm.loop import VllmLoop
@@ -420,7 +460,7 @@ def test_the_death_of_the_engine_thread_reaches_every_caller(tied: VllmEngine, m
     monkeypatch.setattr(VllmLoop, "step", die)
     tied.submit([endless("never", 0)])
     with pytest.raises(EngineDiedError, match="no more memory"):
-        tied.collect(TIMEOUT_S)
+        collected(tied, TIMEOUT_S)
     for call in (
         lambda: tied.submit([endless("later", 0)]),
         lambda: tied.score([(1, 2)], TIMEOUT_S),

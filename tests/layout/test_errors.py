@@ -11,8 +11,8 @@ CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubcla
 
 
 def example(cls: type[BaseException]) -> BaseException:
-    """An instance with a distinct text for each positional parameter; classes without an own ``__init__`` get one message."""
-    if "__init__" not in vars(cls):
+    """An instance with a distinct text for each positional parameter; classes with that of exceptions get one message."""
+    if not inspect.isfunction(cls.__init__):
         return cls("what broke and the remedy")
     parameters = list(inspect.signature(cls.__init__).parameters)[1:]
     return cls(*(f"<{name}>" for name in parameters))

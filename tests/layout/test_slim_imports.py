@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.layout.tree import ROOT
+from tests.support.pace import HANG_S
 
 HEAVY = ("ray", "torch", "transformers", "vllm")
 
@@ -36,7 +37,7 @@ print("heavy", *sorted({name.partition(".")[0] for name in sys.modules} & set(sy
 """
 
 
-def run(command: list[str | Path], *, cwd: Path = ROOT, timeout_s: float = 50) -> str:
+def run(command: list[str | Path], *, cwd: Path = ROOT, timeout_s: float = HANG_S) -> str:
     """The command's stdout; a failure shows the command and everything it printed."""
     words = [str(part) for part in command]
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
@@ -48,6 +49,14 @@ def run(command: list[str | Path], *, cwd: Path = ROOT, timeout_s: float = 50) -
 def test_command_line_starts_without_tensors(arguments: list[str]) -> None:
     lines = run([sys.executable, "-c", RUN_COMMAND % (HEAVY,), *arguments]).splitlines()
     assert lines[-2:] == ["exit 0", "heavy"]
+
+
+def test_a_missing_model_is_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    job = (ROOT / "examples" / "quickstart.yaml").read_text().replace("path: models/tiny", f"path: {tmp_path}/models/tiny")
+    (tmp_path / "job.yaml").write_text(job)
+    run_it = RUN_COMMAND % ((*HEAVY, "aiohttp", "huggingface_hub", "reasoning_gym"),)
+    lines = run([sys.executable, "-c", run_it, "run", tmp_path / "job.yaml"]).splitlines()
+    assert lines[-2:] == ["exit 2", "heavy"]
 
 
 def find_uv() -> str:

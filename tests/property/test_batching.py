@@ -77,7 +77,7 @@ def test_every_sample_once_per_epoch_and_order_does_not_matter(groups, ranks, mi
     batches = batches_of(groups)
     assert batches.skipped_updates == max(mini - len(groups), 0)
     assert [len(share) for share in batches.by_rank] == [min(mini, len(groups)) * epochs] * ranks
-    expected = Counter(t.prompt.token_ids + t.completion.token_ids for g in groups for t in g.trajectories)
+    expected = Counter((*t.prompt.token_ids.tolist(), *t.segments[0].token_ids.tolist()) for g in groups for t in g.trajectories)
     found = Counter(row for share in batches.by_rank for batch in share for row in rows(batch.token_ids, batch.lengths))
     assert found == Counter({row: n * epochs for row, n in expected.items()})
     shuffled = list(groups)
@@ -139,16 +139,16 @@ def test_one_rank_and_default_options_give_plain_grpo_to_the_bit(groups, mini, n
     parts = [[i for i, t in enumerate(samples) if t.group_id * mini // len(groups) == update] for update in range(mini)]
     for batch, part in zip(batches, [part for part in parts if part], strict=True):
         chosen = [samples[i] for i in part]
-        responses = [len(t.completion.token_ids) for t in chosen]
+        responses = [t.num_sampled for t in chosen]
 
         def flat(columns, dtype=np.float32):  # type: ignore[no-untyped-def]
             return np.array([x for column in columns for x in column], dtype=dtype)
 
         expected = TrainBatch(
-            token_ids=flat(((*t.prompt.token_ids, *t.completion.token_ids) for t in chosen), np.int32),
-            lengths=np.array([len(t.prompt.token_ids) + len(t.completion.token_ids) for t in chosen], dtype=np.int32),
+            token_ids=flat(((*t.prompt.token_ids, *t.segments[0].token_ids) for t in chosen), np.int32),
+            lengths=np.array([len(t.prompt.token_ids) + t.num_sampled for t in chosen], dtype=np.int32),
             response_mask=flat([0.0] * len(t.prompt.token_ids) + [1.0] * n for t, n in zip(chosen, responses, strict=True)),
-            behaviour_logprobs=flat([0.0] * len(t.prompt.token_ids) + list(t.completion.logprobs) for t in chosen),
+            behaviour_logprobs=flat([0.0] * len(t.prompt.token_ids) + list(t.segments[0].logprobs) for t in chosen),
             advantages=flat([0.0] * len(t.prompt.token_ids) + [advantages[i]] * n for i, t, n in zip(part, chosen, responses, strict=True)),
             temperature=0.7,
             global_tokens=sum(responses),
@@ -197,7 +197,7 @@ def test_staleness_is_that_of_each_token() -> None:
     """A response that went on under newer weights: its prefix is older."""
     one = make_trajectory(0, 0, tokens=(7, 8, 9))
     spans = (VersionSpan(start=0, end=2, version=3), VersionSpan(start=2, end=3, version=5))
-    one = replace(one, completion=replace(one.completion, version_spans=spans, finish_reason="length"))
+    one = replace(one, segments=(replace(one.segments[0], version_spans=spans),), finish_reason="length")
     step = arrange([Group(group_id=0, trajectories=(make_trajectory(0, 1, version=5), one), failed_samples=0)], version=6)
     assert step.staleness.tolist() == [0, 0, 0, 3, 3, 1, 0, 0, 0, 1, 1]
     assert step.truncated.tolist() == [True, False]
@@ -209,11 +209,11 @@ def test_scores_of_any_number_of_ranks_come_back_in_order(groups, ranks) -> None
     step = arrange(groups, version=0)
     batches = score_batches(step, ranks, config_of(1))
     assert len(batches) == ranks
-    assert sum(batch.samples.size for batch in batches) == len(step.trajectories)
+    assert sum(batch.sequences.size for batch in batches) == len(step.trajectories)
     for batch in batches:
-        wanted = [row for i in batch.samples for row in rows(step.token_ids[step.places(np.array([i]))], step.lengths[[i]])]
+        wanted = [row for i in batch.sequences for row in rows(step.token_ids[step.places(np.array([i]))], step.lengths[[i]])]
         assert list(rows(batch.token_ids, batch.lengths)) == wanted
-        assert batch.wanted.sum() == step.response_lengths[batch.samples].sum()
+        assert batch.wanted.sum() == step.response_lengths[batch.sequences].sum()
     assert (gather_scores(step, batches, [b.token_ids * 2.0 for b in batches]) == step.token_ids * 2).all()
 
 

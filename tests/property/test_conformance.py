@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_convert.conformance.answers import result_of
-from tests.unit.api.cost import within
+from tests.support.cost import within
 
 CASES: list[dict[str, Any]] = [
     entry["case"]

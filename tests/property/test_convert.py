@@ -18,7 +18,7 @@ from rljob_convert import conversion
 from rljob_convert.rlinf import keys as rlinf_keys
 from rljob_convert.roll import keys as roll_keys
 from rljob_convert.source import leaves
-from tests.unit.api.cost import within
+from tests.support.cost import within
 from tests.unit.convert import cases
 
 TABLES = {"roll": roll_keys.TABLE, "rlinf": rlinf_keys.TABLE}

@@ -1,18 +1,25 @@
 """Partial-device mode on the real scheduler, fleet, gate and buffer: engines step aside and come back at any moment, nothing is lost."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Capacity, GroupAffinity, places, route, surplus
+from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Capacity, GroupAffinity, Home, Router, places, surplus
+from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.scheduler import RolloutScheduler
-from rljob_runtime.records import Sampling
+from rljob_runtime.records import Completion, GenerationRequest, Sampling
 from tests.support.fake_workers import DrawingEngine
+from tests.support.records import make_prompt
 from tests.support.rollouts import make_gate, make_scheduler
+from tests.support.timed_engine import Fault, TimedEngine
+from tests.support.virtual_time import run_virtual
 
 MAX_TOKENS = 6
 
@@ -91,37 +98,150 @@ def test_every_response_is_whole_once_and_fresh_enough_while_engines_come_and_go
         for group in groups:
             assert 0 <= step - group.oldest_version <= -(-lag // 1)
             for trajectory in group.trajectories:
-                completion = trajectory.completion
-                assert completion.token_ids == tuple(range(engines[0].length_of(completion.request_id)))
-                assert len(completion.logprobs) == len(completion.token_ids)
-                edges = [0, *(span.end for span in completion.version_spans)]
-                assert edges == [*(span.start for span in completion.version_spans), len(completion.token_ids)]
-                versions = [span.version for span in completion.version_spans]
+                (segment,) = trajectory.segments
+                assert segment.token_ids.tolist() == list(range(engines[0].length_of(f"{group.group_id}/{trajectory.sample_index}")))
+                assert segment.logprobs.size == len(segment)
+                edges = [0, *(span.end for span in segment.version_spans)]
+                assert edges == [*(span.start for span in segment.version_spans), len(segment)]
+                versions = [span.version for span in segment.version_spans]
                 assert versions == sorted(set(versions))
     sent = Counter(request.request_id for engine in engines for request in engine.seen)
     assert set(sent.values()) == {1}
     assert len({r.seed for e in engines for r in e.seen if not r.request_id.count("+")}) == len([i for i in sent if "+" not in i])
 
 
+class Asker:
+    """Wants each response once."""
+
+    priority = 1
+
+    def __init__(self) -> None:
+        self.got: dict[str, Completion] = {}
+
+    def request_of(self, sample: Sample) -> GenerationRequest:
+        return sample.request(Sampling(max_tokens=1000), 5)
+
+    def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
+        for sample, completion in finished:
+            assert sample.key not in self.got
+            self.got[sample.key] = completion
+
+
+class Replacing:
+    """Replaces lost engines after a while, as a supervisor does; the other half of engines may come back only so often."""
+
+    def __init__(self, engines: list[TimedEngine], start_s: float, restarts: int) -> None:
+        self.engines, self.start_s = engines, start_s
+        self.left = dict.fromkeys(range(len(engines)), restarts) | {0: 1000}
+        self.fleet: EngineFleet
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def lost(self, index: int, error: WorkerLostError) -> bool:
+        if not self.left[index]:
+            return False
+        self.left[index] -= 1
+        self.tasks.append(asyncio.ensure_future(self.replace(index)))
+        return True
+
+    async def replace(self, index: int) -> None:
+        await self.fleet.released(index)
+        await asyncio.sleep(self.start_s)
+        self.engines[index].restart()
+        self.engines[index].version += 1
+        self.fleet.rejoin(index)
+
+
+FAULTS = st.lists(st.tuples(st.floats(0.0, 60.0), st.sampled_from(Fault)), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
 @given(
-    homes=st.lists(st.none() | st.integers(0, 5), max_size=60),
+    faults=st.lists(FAULTS, min_size=1, max_size=3),
+    slots=st.integers(1, 4),
+    start_s=st.sampled_from([0.0, 0.7, 12.0]),
+    restarts=st.integers(0, 3),
+    count=st.integers(1, 12),
+    paused_at_s=st.none() | st.floats(0.0, 30.0),
+    cancelled=st.integers(0, 2),
+)
+def test_engines_that_fail_hang_or_are_killed_at_any_moment_lose_and_double_no_response(
+    faults: list[list[tuple[float, Fault]]],
+    slots: int,
+    start_s: float,
+    restarts: int,
+    count: int,
+    paused_at_s: float | None,
+    cancelled: int,
+) -> None:
+    lengths = {f"{i}/0": 1 + 7 * i % 23 for i in range(count)}
+    engines = [
+        TimedEngine(f"e{i}", slots=slots, token_s=0.5 + i, length_of=lengths.__getitem__, faults=own) for i, own in enumerate(faults)
+    ]
+    replacing, asker = Replacing(engines, start_s, restarts), Asker()
+    samples = [Sample(owner=asker, group_id=i, index=0, prompt=make_prompt(i)) for i in range(count)]
+    withdrawn: list[Sample] = []
+
+    async def body() -> None:
+        config = FleetConfig(capacities=(Capacity(slots=slots, queued=1),) * len(engines), stall_timeout_s=8.0)
+        fleet = replacing.fleet = EngineFleet(engines, config=config, on_lost=replacing.lost)
+        running = asyncio.ensure_future(fleet.run())
+        fleet.add(samples)
+        if paused_at_s is not None:
+            await asyncio.sleep(paused_at_s)
+            await fleet.pause([0], what="the trainer works")
+            withdrawn.extend(s for s in samples[:cancelled] if s.key not in asker.got)
+            fleet.cancel(withdrawn)
+            await asyncio.sleep(1.0)
+            fleet.resume([0])
+        async with asyncio.timeout(3000.0):
+            while len(asker.got) + len(withdrawn) < count:
+                await asyncio.sleep(1.0)
+        assert not running.done()
+        assert fleet.num_running == fleet.num_waiting == 0 or withdrawn
+        for task in (running, *replacing.tasks):
+            task.cancel()
+        await asyncio.wait([running, *replacing.tasks])
+
+    run_virtual(body())
+    assert set(asker.got) == set(lengths) - {s.key for s in withdrawn}
+    for key, completion in asker.got.items():
+        segment = completion.segment
+        assert segment.token_ids.tolist() == list(range(lengths[key]))
+        edges = [0, *(span.end for span in segment.version_spans)]
+        assert edges == [*(span.start for span in segment.version_spans), len(segment)]
+    sent = [request.request_id for engine in engines for request in engine.seen]
+    assert len(set(sent)) == len(sent)
+    if not withdrawn and all(fault is not Fault.KILLED for own in faults for _, fault in own):
+        assert sum(engine.sampled_ever for engine in engines) == sum(lengths.values())  # what was sampled was kept
+
+
+@given(
+    homes=st.lists(st.none() | st.builds(Home, engine=st.integers(0, 5), tokens=st.integers(1, 500)), max_size=60),
     loads=st.dictionaries(st.integers(0, 4), st.integers(0, 12), max_size=5),
     limit=st.integers(1, 12),
     margin=st.sampled_from([0, AFFINITY_MARGIN]),
+    request_tokens=st.sampled_from([1, 50, math.inf]),
+    waiting_there=st.integers(1, 9),
 )
-def test_requests_go_home_unless_another_engine_has_clearly_less_to_do(
-    homes: list[int | None], loads: dict[int, int], limit: int, margin: int
+def test_requests_go_home_unless_another_engine_has_less_to_do_by_more_than_their_cached_tokens_cost(
+    homes: list[Home | None], loads: dict[int, int], limit: int, margin: int, request_tokens: float, waiting_there: int
 ) -> None:
     now = dict(loads)
-    for home, engine in zip(homes, route(homes, loads, dict.fromkeys(loads, limit), margin), strict=True):
+    router = Router(dict(loads), dict.fromkeys(loads, limit), margin=margin, request_tokens=request_tokens)
+    for home in homes:
+        engine = router.place(home, waiting_there=waiting_there)
         least = min(now.values(), default=limit)
+        at_home = None if home is None or not margin else now.get(home.engine)
+        allowed = max(margin, home.tokens / request_tokens) if home is not None and margin else 0
         if engine is None:
-            assert least >= limit
+            assert least >= limit or (at_home is not None and limit <= at_home <= least + allowed - waiting_there)
             continue
         assert now[engine] < limit
-        assert now[engine] <= least + (margin if engine == home else 0)
-        if margin and home in now and now[home] < limit:
-            assert engine == home or now[home] > least + margin
+        if home is not None and engine == home.engine and margin:
+            assert now[engine] <= least + allowed
+        else:
+            assert now[engine] == least
+            assert at_home is None or at_home > least + allowed - (waiting_there if at_home >= limit else 0)
         now[engine] += 1
 
 
@@ -165,12 +285,12 @@ def test_a_group_stays_together_unless_its_engine_is_full_or_busier_with_others(
 ) -> None:
     begun = [GroupAffinity(engine, num_there) for (_, engine, num_there) in groups]
     affinity = [m for m, (size, _, _) in zip(begun, groups, strict=True) for _ in range(size)]
-    chosen = route([None] * len(affinity), loads, dict.fromkeys(loads, limit), margin, affinity)
-    assert [(m.engine, m.num_there) for m in begun] == [(engine, num_there) for _, engine, num_there in groups]
     now = dict(loads)
+    router = Router(dict(loads), dict.fromkeys(loads, limit), margin=margin)
     homes = {m: m.engine for m in begun if m.engine in loads}  # an engine that is lost or paused is nobody's home
     own = {m: m.num_there for m in homes}
-    for group, engine in zip(affinity, chosen, strict=True):
+    for group in affinity:
+        engine = router.place(None, group)
         least = min(now.values(), default=limit)
         if engine is None:
             assert least >= limit

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutScheduler
-from rljob_runtime.records import RewardRequest
 from tests.support.fake_workers import CountingPrompts, ScriptedEngine, ScriptedRewards
 from tests.support.rollouts import make_gate, make_scheduler
 
@@ -63,8 +62,9 @@ def test_every_prompt_is_trained_once_and_never_too_stale(seed: int, batch: int,
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), batch=st.integers(1, 4), steps=st.integers(1, 5), bad=st.sets(st.integers(0, 12), max_size=5))
 def test_groups_whose_rewards_fail_are_replaced_and_counted(seed: int, batch: int, steps: int, bad: set[int]) -> None:
-    def failing(request: RewardRequest) -> bool:
-        return request.prompt.index in bad and not request.sample_id.endswith("/0")
+    def failing(sample_id: str) -> bool:
+        group, sample = sample_id.split("/")  # groups are numbered as their prompts
+        return int(group) in bad and sample != "0"
 
     workers = [ScriptedEngine(seed=seed)]
     scheduler, prompts = make(workers, ScriptedRewards(failing), batch, steps, 0)

@@ -37,8 +37,7 @@ def groups_of(draw: st.DrawFn) -> list[Group]:
         members = []
         for index, (size, score, cut) in enumerate(found):
             one = make_trajectory(group_id, index, score, tokens=tuple(range(1, size + 1)))
-            completion = replace(one.completion, finish_reason="length" if cut else "stop")
-            members.append(replace(one, prompt=replace(one.prompt, source=source), completion=completion))
+            members.append(replace(one, prompt=replace(one.prompt, source=source), finish_reason="length" if cut else "stop"))
         groups.append(Group(group_id=group_id, trajectories=tuple(members), failed_samples=0))
     return groups
 
@@ -125,8 +124,8 @@ def test_what_every_outcome_keeps(groups: list[Group], config: RuleConfig) -> No
     for index, (start, end, sample) in enumerate(zip(ends - step.lengths, ends, step.trajectories, strict=True)):
         scores = [t.reward.score or 0.0 for t in step.trajectories if t.group_id == sample.group_id]
         mean = statistics.fmean(scores)
-        size = len(sample.completion.token_ids)
-        keep = not (config.drop_truncated and sample.completion.finish_reason == "length")
+        size = sample.num_sampled
+        keep = not (config.drop_truncated and sample.finish_reason == "length")
         keep &= config.min_group_mean is None or mean > config.min_group_mean
         keep &= config.max_group_mean is None or mean < config.max_group_mean
         keep &= config.max_failed_tokens is None or sample.reward.passed or size < config.max_failed_tokens
@@ -199,7 +198,7 @@ def test_gigpo_equals_the_formula(found: list[tuple[float, int, int]], normalize
     gained, trajectories, states = ([step[column] for step in found] for column in range(3))
     names = [f"state {s}" for s in states]
     result = gigpo_advantages(
-        gained, trajectories, [t % 2 for t in trajectories], names, gamma=gamma, step_weight=weight, normalize_std=normalize_std
+        gained, trajectories, [t % 2 for t in trajectories], names, gamma=gamma, turn_weight=weight, normalize_std=normalize_std
     )
 
     def relative(value: float, others: list[float]) -> float:

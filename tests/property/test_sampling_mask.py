@@ -69,8 +69,8 @@ def groups_of(draw: st.DrawFn) -> list[Group]:
         members = []
         for index, tokens in enumerate(draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=4))):
             plain = make_trajectory(group_id, index, float(index % 2), tuple(tokens), prompt_tokens=prompt)
-            completion = dataclasses.replace(plain.completion, sampling_mask=mask_of([possible(token) for token in tokens]))
-            members.append(dataclasses.replace(plain, completion=completion))
+            segment = dataclasses.replace(plain.segments[0], sampling_mask=mask_of([possible(token) for token in tokens]))
+            members.append(dataclasses.replace(plain, segments=(segment,)))
         groups.append(Group(group_id=group_id, trajectories=tuple(members), failed_samples=0))
     return groups
 
@@ -99,13 +99,13 @@ def test_every_trained_token_has_its_own_ids_on_every_rank(groups: list[Group], 
 
 def test_responses_with_and_without_a_mask_do_not_mix() -> None:
     plain = make_trajectory(0, 0)
-    masked = dataclasses.replace(plain, completion=dataclasses.replace(plain.completion, sampling_mask=mask_of([[7], [8]])))
-    with pytest.raises(ValueError, match="1 of 2 responses have a sampling mask"):
+    masked = dataclasses.replace(plain, segments=(dataclasses.replace(plain.segments[0], sampling_mask=mask_of([[7], [8]])),))
+    with pytest.raises(ValueError, match="1 of 2 sampled segments have a sampling mask"):
         arrange([Group(group_id=0, trajectories=(plain, masked), failed_samples=0)], 0)
 
 
 def test_a_mask_of_another_length_than_its_response_is_refused() -> None:
     plain = make_trajectory(0, 0)
-    masked = dataclasses.replace(plain, completion=dataclasses.replace(plain.completion, sampling_mask=mask_of([[7]])))
+    masked = dataclasses.replace(plain, segments=(dataclasses.replace(plain.segments[0], sampling_mask=mask_of([[7]])),))
     with pytest.raises(ValueError, match="1 positions for 2 sampled tokens"):
         arrange([Group(group_id=0, trajectories=(masked,), failed_samples=0)], 0)

@@ -77,6 +77,19 @@ def test_spare_groups_come_on_top_but_never_beyond_the_end_of_the_run(batch: int
     assert gate.capacity == min(plain.capacity + spare, (steps - version) * batch)
 
 
+def test_groups_of_an_earlier_attempt_count_and_nothing_begins_that_only_given_batches_could_train() -> None:
+    gate = StalenessGate(groups_per_step=2, async_generation_ratio=1, total_groups=20, max_staleness=0, version=3)
+    gate.restore(5, next_batch=5)  # the batches of versions 3 and 4, and one group more
+    found = []
+    for version in (3, 4, 5):
+        if version > 3:
+            gate.advance(version)
+        found.append(gate.capacity)
+        gate.taken()
+        found.append(gate.capacity)
+    assert found == [0, 0, 0, 0, 3, 0], "at version 5, 10 of 14 places are taken by earlier steps, 1 by the group that waits"
+
+
 def test_nothing_begins_that_would_be_too_old_before_it_can_be_trained() -> None:
     gate = StalenessGate(groups_per_step=2, async_generation_ratio=0, total_groups=20, max_staleness=0, spare=1)
     gate.admit(3)

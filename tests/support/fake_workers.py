@@ -1,7 +1,6 @@
 """Workers without threads or processes: every call is answered at once, in an order the test chooses."""
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rljob_runtime.errors import WorkerLostError
-from rljob_runtime.records import GenerationRequest, Prompt, RewardRequest, RewardResult, VersionSpan
-from tests.support.records import make_completion, make_prompt
+from rljob_runtime.errors import EngineLostError, WorkerLostError
+from rljob_runtime.packed import CompletionBatch, RewardBatch, pack
+from rljob_runtime.records import Completion, GenerationRequest, IntArray, Prompt, RewardResult
+from tests.support.records import make_completion, make_prompt, make_segment
 
 
 class Answered:
@@ -37,6 +37,7 @@ class ScriptedEngine:
         self.version = 0
         self.seen: list[GenerationRequest] = []
         self.dead = False
+        self.failed = False
         self.stalled = False
         self._queue: list[tuple[GenerationRequest, int]] = []
         self._aborted: list[GenerationRequest] = []
@@ -58,17 +59,30 @@ class ScriptedEngine:
         self._aborted += [r for r, _ in self._queue if r.request_id in request_ids]
         self._queue = [(r, v) for r, v in self._queue if r.request_id not in request_ids]
 
-    def collect(self, max_wait_s: float) -> list[Any]:
+    def salvage(self) -> CompletionBatch:
+        return pack([make_completion(r.request_id, (), version, "abort") for r, version in self._queue])
+
+    def restart(self) -> None:
+        """Another process takes its place."""
+        self.dead = self.failed = self.stalled = False
+        self.version, self._queue, self._aborted = 0, [], []
+
+    def stats(self) -> dict[str, float]:
+        return {"generated_tokens": 0.0}
+
+    def collect(self, max_wait_s: float) -> CompletionBatch:
         if self.dead:
             raise WorkerLostError(self.name, "signal 9", self.log_file)
+        if self.failed:
+            raise EngineLostError(self.name, "its thread ended", self.log_file)
         if self._aborted:
             aborted, self._aborted = self._aborted, []
-            return [make_completion(r.request_id, (), self.version, "abort") for r in aborted]
+            return pack([make_completion(r.request_id, (), self.version, "abort") for r in aborted])
         if self.stalled:
-            return []
+            return pack([])
         count = self._random.randint(1, 5)
         taken = [self._queue.pop(self._random.randrange(len(self._queue))) for _ in range(min(count, len(self._queue)))]
-        return [make_completion(r.request_id, self._tokens_of(r), version) for r, version in taken]
+        return pack([make_completion(r.request_id, self._tokens_of(r), version) for r, version in taken])
 
 
 PROMPT_TOKENS = 3
@@ -95,7 +109,7 @@ class DrawingEngine(ScriptedEngine):
     def abort(self, request_ids: Sequence[str]) -> None:
         self._back += [self._give(i, "abort") for i in request_ids if i in self.running]
 
-    def collect(self, max_wait_s: float) -> list[Any]:
+    def collect(self, max_wait_s: float) -> CompletionBatch:
         for request_id in self._random.sample(sorted(self.running), k=min(len(self.running), self._random.randint(0, 4))):
             request, tokens, versions = self.running[request_id]
             tokens.append(len(request.prompt_token_ids) - PROMPT_TOKENS + len(tokens))
@@ -103,17 +117,15 @@ class DrawingEngine(ScriptedEngine):
             if len(tokens) == request.sampling.max_tokens or tokens[-1] == self.length_of(request_id) - 1:
                 self._back.append(self._give(request_id, "stop"))
         back, self._back = self._back, []
-        return back
+        return pack(back)
 
     def length_of(self, request_id: str) -> int:
         """Tokens of a whole response, whatever engine draws it."""
         return 1 + sum(map(ord, request_id.split("+")[0])) % self.length
 
-    def _give(self, request_id: str, finish: str) -> Any:
+    def _give(self, request_id: str, finish: str) -> Completion:
         _, tokens, versions = self.running.pop(request_id)
-        made = make_completion(request_id, tuple(tokens), 0, finish)
-        spans = tuple(VersionSpan(start=i, end=i + 1, version=v) for i, v in enumerate(versions))
-        return dataclasses.replace(made, version_spans=spans)
+        return Completion(request_id=request_id, segment=make_segment(tokens, versions=versions), finish_reason=finish)
 
 
 class CountingPrompts:
@@ -131,24 +143,24 @@ class CountingPrompts:
 
 
 class ScriptedRewards:
-    """Scores every sample; samples whose id is in ``failing`` get an error instead."""
+    """Scores every sample; samples whose id is ``failing`` get an error instead."""
 
-    def __init__(self, failing: Callable[[RewardRequest], bool] = lambda request: False) -> None:
+    def __init__(self, failing: Callable[[str], bool] = lambda sample_id: False) -> None:
         self.failing = failing
         self.calls = 0
 
-    async def score(self, requests: list[RewardRequest]) -> list[RewardResult]:
+    async def score(self, batch: RewardBatch) -> list[RewardResult]:
         self.calls += 1
         await asyncio.sleep(0)
         return [
-            RewardResult(sample_id=r.sample_id, score=None, error="reward 'task': ran past its limit", timeouts=("task",), retries=1)
-            if self.failing(r)
-            else RewardResult(sample_id=r.sample_id, score=float(i % 2), parts={"task": float(i % 2)}, passed=bool(i % 2))
-            for i, r in enumerate(requests)
+            RewardResult(sample_id=name, score=None, error="reward 'task': ran past its limit", timeouts=("task",), retries=1)
+            if self.failing(name)
+            else RewardResult(sample_id=name, score=float(i % 2), parts={"task": float(i % 2)}, passed=bool(i % 2))
+            for i, name in enumerate(batch.sample_ids)
         ]
 
 
-def no_texts(responses: list[tuple[int, ...]]) -> list[str]:
+def no_texts(responses: Sequence[IntArray]) -> list[str]:
     """A decoder."""
     return ["x" * len(r) for r in responses]
 
@@ -165,6 +177,11 @@ class ServingEngine(ScriptedEngine):
         self._coming = 0
         self.lost = asyncio.Event()
 
+    def restart(self) -> None:
+        super().restart()
+        self.lost = asyncio.Event()
+        self.phases.append("restart")
+
     def begin_update(self, manifest: Any, version: int) -> None:
         self._coming = version
         self.phases.append(f"begin v{version}")
@@ -177,6 +194,12 @@ class ServingEngine(ScriptedEngine):
         if not self.forgets_version:
             self.version = self._coming
         return self.version
+
+    def update(self, manifest: Any, version: int, timeout_s: float, on_running: str, *parts: Any) -> int:
+        self.begin_update(manifest, version)
+        for index, data in enumerate(parts):
+            self.load_bucket(index, data)
+        return self.finish_update(timeout_s, on_running)
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         wrong = self.wrong_from is not None and self.version >= self.wrong_from

@@ -69,6 +69,7 @@ def make_job_workers(
                 scorings=tuple(s for s in description.scorings if role is not Role.TRAINER or s.result in trainer_scores),
                 ranks_per_share=tensor_parallel_size if role is Role.TRAINER else 1,
                 checkpoint_folder=description.checkpoint_folder,
+                survivable=description.replaceable,
             )
         )
     return JobWorkers(components=tuple(components))

@@ -1,21 +1,53 @@
 """Short ways to make records in tests."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljob_runtime.engine.protocol import Engine
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.records import Completion, Prompt, RewardResult, Trajectory, VersionSpan
+from rljob_runtime.packed import unpack
+from rljob_runtime.records import Completion, IntArray, Prompt, RewardResult, Segment, Trajectory, VersionSpan
+
+
+def ids(*tokens: int) -> IntArray:
+    return np.array(tokens, dtype=np.int32)
 
 
 def make_prompt(index: int, tokens: tuple[int, ...] = (1, 2, 3), source: str = "sums") -> Prompt:
-    return Prompt(index=index, text=f"prompt {index}", token_ids=tokens, answer=str(index), source=source)
+    return Prompt(index=index, text=f"prompt {index}", token_ids=ids(*tokens), answer=str(index), source=source)
 
 
-def make_completion(request_id: str, tokens: tuple[int, ...] = (7, 8), version: int = 0, finish: str = "stop") -> Completion:
-    return Completion(
-        request_id=request_id,
-        token_ids=tokens,
-        logprobs=tuple(-0.5 - 0.1 * i for i in range(len(tokens))),
-        version_spans=(VersionSpan(start=0, end=len(tokens), version=version),),
-        finish_reason=finish,
+def make_segment(
+    tokens: Sequence[int], version: int = 0, logprobs: Sequence[float] | None = None, versions: Sequence[int] | None = None
+) -> Segment:
+    """A sampled one, of one version or with the version of each token."""
+    spans = [(0, len(tokens), version)] if tokens and versions is None else []
+    for index, one in enumerate(versions or ()):  # neighbors of one version are one span, as engines give them
+        start = spans.pop()[0] if spans and spans[-1][2] == one else index
+        spans.append((start, index + 1, one))
+    if logprobs is None:
+        logprobs = [-0.5 - 0.1 * i for i in range(len(tokens))]
+    return Segment(
+        token_ids=ids(*tokens),
+        sampled=True,
+        logprobs=np.array(logprobs, dtype=np.float32),
+        version_spans=tuple(VersionSpan(start=s, end=e, version=v) for s, e, v in spans),
     )
+
+
+def make_completion(request_id: str, tokens: Sequence[int] = (7, 8), version: int = 0, finish: str = "stop") -> Completion:
+    return Completion(request_id=request_id, segment=make_segment(tokens, version), finish_reason=finish)
+
+
+def tokens(completion: Completion) -> tuple[int, ...]:
+    """Its token ids."""
+    return tuple(completion.segment.token_ids.tolist())
+
+
+def collected(engine: Engine, max_wait_s: float) -> list[Completion]:
+    """What an engine returns, unpacked."""
+    return unpack(engine.collect(max_wait_s))
 
 
 def make_trajectory(
@@ -26,14 +58,13 @@ def make_trajectory(
     version: int = 0,
     prompt_tokens: tuple[int, ...] = (1, 2, 3),
 ) -> Trajectory:
-    completion = make_completion(f"{group}/{sample}", tokens, version)
-    result = RewardResult(sample_id=completion.request_id, score=score, parts={"task": score}, passed=score >= 1.0)
+    result = RewardResult(sample_id=f"{group}/{sample}", score=score, parts={"task": score}, passed=score >= 1.0)
     return Trajectory(
         group_id=group,
         sample_index=sample,
         prompt=make_prompt(group, prompt_tokens),
-        response_text="78",
-        completion=completion,
+        segments=(make_segment(tokens, version),),
+        finish_reason="stop",
         reward=result,
     )
 

@@ -1,9 +1,12 @@
 """Builders and a clock for the report tests."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
-from rljob_runtime.records import Completion, Prompt, RewardResult, StepRecord, Trajectory, VersionSpan
+import numpy as np
+
+from rljob_runtime.records import EpisodeRecord, IntArray, Prompt, RewardResult, Segment, StepRecord, Trajectory, Turn, VersionSpan
 from rljob_runtime.report import RunInfo
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
@@ -57,22 +60,56 @@ def make_record(step: int, **changes: float) -> StepRecord:
     return StepRecord(step=step, version=step, metrics=metrics)
 
 
+def first_ids(responses: Sequence[IntArray]) -> list[str]:
+    """A decoder: the text of a response is its first token."""
+    return [str(ids[0]) for ids in responses]
+
+
 def make_trajectory(index: int, score: float | None, **changes: object) -> Trajectory:
     """One scored response; a score of None is a reward that failed."""
-    logprobs = (-0.5, -0.25, -0.75)
-    completion = Completion(
-        request_id=f"r{index}",
-        token_ids=(5, 6, 7),
-        logprobs=logprobs,
+    segment = Segment(
+        token_ids=np.array([index, 6, 7], dtype=np.int32),
+        sampled=True,
+        logprobs=np.array([-0.5, -0.25, -0.75], dtype=np.float32),
         version_spans=(VersionSpan(start=0, end=2, version=3), VersionSpan(start=2, end=3, version=4)),
-        finish_reason="stop",
     )
     error = "sums: ran past 1 s" if score is None else None
     reward = RewardResult(
         sample_id=f"s{index}", score=score, parts={} if score is None else {"sums": score}, passed=bool(score and score > 0.5), error=error
     )
-    prompt = Prompt(index=index, text=f"{index} + 1 = ?", token_ids=(1, 2), answer=str(index + 1), source="sums")
+    prompt = Prompt(index=index, text=f"{index} + 1 = ?", token_ids=np.array([1, 2], dtype=np.int32), answer=str(index + 1), source="sums")
     trajectory = Trajectory(
-        group_id=index // 2, sample_index=index % 2, prompt=prompt, response_text=str(index), completion=completion, reward=reward
+        group_id=index // 2,
+        sample_index=index % 2,
+        prompt=prompt,
+        segments=(segment,),
+        finish_reason="stop",
+        reward=reward,
+        generation_s=0.25,
     )
     return dataclasses.replace(trajectory, **changes)
+
+
+def make_episode(index: int, score: float | None, *, stop: str = "done", source: str = "lake", answers: int = 2) -> Trajectory:
+    """Two actions with an observation between them; the environment answered the first ``answers`` of them, the second invalid."""
+    response = make_trajectory(index, score)
+    (first,) = response.segments
+    given = Segment(token_ids=np.array([40, 41], dtype=np.int32), sampled=False)
+    second = dataclasses.replace(first, version_spans=(VersionSpan(start=0, end=3, version=4),))
+    turns = [
+        Turn(observation="P F\nH G", action="<answer>Down</answer>", reward=0.0, action_valid=True, generation_s=0.5, environment_s=0.002),
+        Turn(
+            observation="P F\nX G", action="Fly \x1b[31m<b>", reward=score or 0.0, action_valid=False, generation_s=1.5, environment_s=0.004
+        ),
+    ]
+    record = EpisodeRecord(
+        turns=tuple(turns[:answers]), stop=stop, summary={"success": score or 0.0}, environment_s=0.007, last_observation="F F\nH P"
+    )
+    return dataclasses.replace(
+        response,
+        prompt=dataclasses.replace(response.prompt, source=source, answer=""),
+        segments=(first, given, second)[: 2 * answers - 1] if answers else (),
+        episode=record,
+        generation_s=2.0,
+        reward=dataclasses.replace(response.reward, parts={}, error="raised ValueError: broken" if score is None else None),
+    )

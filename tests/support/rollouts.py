@@ -6,13 +6,15 @@ from types import MappingProxyType
 from typing import Any
 
 from rljob_runtime.overlap.fleet import FleetConfig
+from rljob_runtime.overlap.prompt_order import Prompts
 from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import RewardRequest, RewardResult, Sampling
-from tests.support.fake_workers import CountingPrompts, ScriptedRewards, no_texts
+from rljob_runtime.packed import RewardBatch
+from rljob_runtime.records import RewardResult, Sampling
+from tests.support.fake_workers import CountingPrompts, ScriptedRewards
 
-Score = Callable[[list[RewardRequest]], Awaitable[list[RewardResult]]]
+Score = Callable[[RewardBatch], Awaitable[list[RewardResult]]]
 ROLLOUT = MappingProxyType({"samples_per_prompt": 2, "sampling": Sampling(max_tokens=8), "seed": 5})
 
 
@@ -33,7 +35,7 @@ def make_scheduler(
     *,
     rollout: Mapping[str, Any] = MappingProxyType({}),
     fleet: Mapping[str, Any] = MappingProxyType({}),
-    prompts: CountingPrompts | None = None,
+    prompts: Prompts | None = None,
     score: Score | None = None,
     **options: Any,
 ) -> RolloutScheduler:
@@ -45,16 +47,15 @@ def make_scheduler(
         rollout: fields of ``RolloutConfig``.
         fleet: fields of ``FleetConfig``.
         prompts: to look at afterwards.
-        score: of responses.
+        score: of responses; environments, where there are some, score themselves.
         options: further arguments of ``RolloutScheduler``.
     """
     capacities = (Capacity(slots=256),) * len(engines)
     fleet_config = FleetConfig(**{"capacities": capacities, "stall_timeout_s": 60.0, **fleet})
     return RolloutScheduler(
         prompts=prompts or CountingPrompts(),
-        decode=no_texts,
         engines=engines,
-        score=score or ScriptedRewards().score,
+        score=score or (None if options.get("environments") else ScriptedRewards().score),
         gate=gate,
         config=RolloutConfig(**{**ROLLOUT, "fleet": fleet_config, **rollout}),
         **options,

@@ -51,7 +51,7 @@ class OperatorProcess:
         return self._end(signal.SIGTERM)
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=HANG_S) as answer:
             return answer.read().decode()
 
     @property

@@ -15,7 +15,7 @@ from rljob_api.errors import FieldError
 from rljob_api.planning.plan import PlacementMode, Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import PlacementChoice, Role
-from tests.unit.api.cost import within
+from tests.support.cost import within
 from tests.unit.api.manifests import manifest
 
 Document = dict[str, Any]

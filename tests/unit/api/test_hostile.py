@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.layout.tree import ROOT
-from tests.unit.api.cost import limit_s
+from tests.support.cost import limit_s
 
 MAX_CPU_S = 2.0
 MAX_BYTES = 200 * 2**20

@@ -100,7 +100,6 @@ def test_errors_come_in_the_order_of_the_file() -> None:
         (1, "spec.nodeGroups"),
         (1, "spec.components"),
         (1, "spec.model"),
-        (1, "spec.data"),
         (5, "metadata.name"),
     ]
 

@@ -12,8 +12,8 @@ from rljob_api.memory.situations import situations
 from rljob_api.memory.units import GIB, quantity_bytes, show_bytes, show_count
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from tests.support.cost import within
 from tests.support.golden import Golden
-from tests.unit.api.cost import within
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import CONFIGS, LLAMA_70B, QWEN25_05B, QWEN25_7B, SMALL
 

@@ -115,6 +115,7 @@ def test_a_validation_only_run_has_engines_rewards_and_prompts_alone() -> None:
         training={"steps": 0, "stepTimeoutSeconds": 60},
         validation={"maxPrompts": 5, "samplesPerPrompt": 4, "maxResponseTokens": 8, "temperature": 0.7, "topP": 0.9},
         rollout={"maxPromptTokens": 64, "maxResponseTokens": 16, "stopTokenIds": [3], "stallTimeoutSeconds": 60},
+        report={"trajectoriesPerStep": 64},
     )
     spec = document["spec"]
     spec["components"] = [c for c in spec["components"] if c["role"] != "Trainer"]

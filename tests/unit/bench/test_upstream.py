@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from bench.upstream import corpus, report
-from bench.upstream.outcome import AGENTS, ENGINES, EXPERTS, Outcome, examine
+from bench.upstream.outcome import ENGINES, EXPERTS, Outcome, examine
 
 JOB = "exp_name: a\npretrain: {model}\nadv_estimator: grpo\nnum_return_sequences_in_group: 8\nactor_train: {{device_mapping: '[0]'}}\n"
-JUDGE = "rewards: {llm_judge: {worker_cls: x.LLMJudgeRewardWorker}}\n"
+JUDGE = "rewards: {llm_judge: {worker_cls: x.LLMJudgeRewardWorker, judge_model_type: inference}}\n"
+SGLANG = "actor_infer: {strategy_args: {strategy_name: sglang}}\n"
 OWN = "rewards: {mine: {worker_cls: x.Mine}}\n"
 FILES = {
     "examples/text/rlvr.yaml": JOB.format(model="Qwen/Qwen2.5-7B") + OWN,
+    "examples/text/sglang.yaml": JOB.format(model="Qwen/Qwen2.5-7B") + OWN + SGLANG,
     "examples/text/judge.yaml": JOB.format(model="Qwen/Qwen2.5-7B") + JUDGE,
     "examples/moe/rlvr.yaml": JOB.format(model="Qwen/Qwen3-30B-A3B") + OWN,
     "examples/qwen2.5-vl-7B/rlvr.yaml": JOB.format(model="Qwen/Qwen2.5-VL-7B") + OWN,
@@ -37,6 +39,7 @@ def test_kinds(outcomes: dict[str, Outcome]) -> None:
     assert {name: outcome.example.kind for name, outcome in outcomes.items()} == {
         "examples/text/rlvr.yaml": corpus.TEXT,
         "examples/text/judge.yaml": corpus.TEXT,
+        "examples/text/sglang.yaml": corpus.TEXT,
         "examples/moe/rlvr.yaml": corpus.MIXTURE,
         "examples/qwen2.5-vl-7B/rlvr.yaml": corpus.VISION,
         "examples/agents/sokoban.yaml": corpus.AGENTIC,
@@ -48,15 +51,20 @@ def test_kinds(outcomes: dict[str, Outcome]) -> None:
 def test_owners(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["examples/text/rlvr.yaml"].is_valid
     assert outcomes["examples/text/rlvr.yaml"].owners == ()
-    assert outcomes["examples/text/judge.yaml"].owners == (ENGINES,)
+    assert outcomes["examples/text/judge.yaml"].is_valid
+    assert (outcomes["examples/text/judge.yaml"].owners, outcomes["examples/text/judge.yaml"].judges) == ((), True)
+    assert outcomes["examples/text/rlvr.yaml"].judges is False
+    assert outcomes["examples/text/sglang.yaml"].owners == (ENGINES,)
     assert outcomes["examples/moe/rlvr.yaml"].owners == (EXPERTS,)
-    assert outcomes["examples/agents/sokoban.yaml"].owners == (AGENTS,)
+    assert outcomes["examples/agents/sokoban.yaml"].is_valid
 
 
 def test_figures(outcomes: dict[str, Outcome]) -> None:
     figures = report.data(list(outcomes.values()), {"ROLL": "here"}, None)
-    assert figures["headline"].startswith("1 of 4 jobs on text run as they are, 3 wait for planned work, 0 are open; 0 files")
-    assert "| ROLL | RL with agents | 1 | 0 | 0 | 0 |" in report.markdown(figures)
+    assert figures["headline"].startswith(
+        "2 of 5 jobs on text run as they are, 1 when their judge's model is served beside them, 2 wait for planned work, 0 are open"
+    )
+    assert "| ROLL | RL with agents | 1 | 0 | 0 | 1 |" in report.markdown(figures)
 
 
 def test_a_file_that_is_no_job_and_was_taken_is_named(outcomes: dict[str, Outcome]) -> None:

@@ -62,7 +62,7 @@ actor_infer:
     def test_rewards_become_one_component_with_the_sum_of_workers(self) -> None:
         spec = spec_of((cases.FOLDER / "roll-rlvr-full.yaml").read_text(), folder=cases.FOLDER)
         assert component(spec, "reward")["placement"] == {"workers": 8 + 8 + 4}
-        assert [reward["type"] for reward in spec["rewards"]] == ["Code", "MathRule", "Function"]
+        assert [reward["type"] for reward in spec["rewards"]] == ["Code", "MathRule", "LLMJudge"]
 
     @pytest.mark.parametrize(("ratio", "mapping"), [(0, "list(range(0,8))"), (1, "list(range(0,16))")])
     def test_engines_beside_the_trainer_need_a_ratio(self, ratio: int, mapping: str) -> None:

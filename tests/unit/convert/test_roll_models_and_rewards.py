@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from rljob_convert import convert
 from rljob_convert.notes import Note, NoteKind
 from tests.unit.convert import cases
 from tests.unit.convert.cases import component
@@ -39,16 +41,11 @@ class TestRewards:
             ("Code", ["KodCode"]),
             ("IFEval", ["ifeval"]),
             ("MultipleChoice", ["crossthinkqa"]),
-            ("Function", ["RLVR"]),
+            ("LLMJudge", ["RLVR"]),
         ]
 
     def test_the_files_say_which_field_holds_the_tag(self) -> None:
         assert {source["jsonl"]["tagField"] for source in spec_of(DOMAINS)["data"]["train"]} == {"tag"}
-
-    def test_a_judge_model_is_marked_as_waiting(self) -> None:
-        (note,) = notes(DOMAINS, "rewards.llm_judge.worker_cls")
-        assert note.kind is NoteKind.ASSUMED
-        assert "waits for reward models on devices" in note.why
 
     def test_one_reward_scores_every_prompt(self) -> None:
         text = "exp_name: a\nrewards: {math_rule: {tag_included: [aime]}}"
@@ -65,6 +62,48 @@ class TestRewards:
     def test_a_worker_of_ones_own_is_to_be_written(self) -> None:
         (reward,) = spec_of("exp_name: a\nrewards: {style: {worker_cls: mine.StyleWorker}}")["rewards"]
         assert reward == {"name": "style", "type": "Function", "function": "my_rewards:style"}
+
+
+class TestJudges:
+    def judge(self, config: str) -> tuple[dict[str, Any], str]:
+        text = f"exp_name: a\nrewards: {{llm_judge: {{worker_cls: {WORKERS}.llm_judge_reward_worker.LLMJudgeRewardWorker, {config}}}}}"
+        (reward,) = spec_of(text)["rewards"]
+        assert (reward["name"], reward["type"]) == ("llm-judge", "LLMJudge")
+        judge: dict[str, Any] = reward["judge"]
+        return judge, text
+
+    def test_an_endpoint_is_asked_as_in_the_file_and_the_key_is_never_shown(self) -> None:
+        judge, text = self.judge("judge_api_url: 'https://api.example.com/v1', judge_model_name: big, judge_api_key: sk-secret-1")
+        assert judge["endpoint"] == {"url": "https://api.example.com/v1", "model": "big", "apiKeyEnv": "JUDGE_API_KEY"}
+        assert judge["sampling"] == {}
+        (group,) = spec_of(text)["nodeGroups"]
+        assert group["env"] == [{"name": "JUDGE_API_KEY", "secretKeyRef": {"name": "rljob-secrets", "key": "JUDGE_API_KEY"}}]
+        assert "Secret rljob-secrets" in notes(text, "rewards.llm_judge.judge_api_key")[0].why
+        assert "sk-secret-1" not in str(convert("roll", text))
+
+    @pytest.mark.parametrize("kind", ["inference", "cluster"])
+    def test_a_model_on_devices_is_to_be_served(self, kind: str) -> None:
+        judge, text = self.judge(
+            f"judge_model_type: {kind}, judge_prompt: Qwen2.5-7B-Instruct-RLVR-prompt, model_args: {{model_name_or_path: some/judge}}, "
+            "generating_args: {max_new_tokens: 100, top_p: 0.8, top_k: 50, temperature: 0.8, num_beams: 1, num_return_sequences: 1}, "
+            "device_mapping: 'list(range(4,8))'"
+        )
+        assert judge["endpoint"] == {"url": "http://judge:8000/v1", "model": "some/judge"}
+        assert judge["sampling"] == {"temperature": 0.8, "top_p": 0.8, "top_k": 50, "max_tokens": 100}
+        (note,) = notes(text, "rewards.llm_judge.judge_model_type")
+        assert (note.kind, "has to be served" in note.why) == (NoteKind.ASSUMED, True)
+        assert "vllm serve some/judge" in note.remedy
+        assert component(spec_of(text), "reward")["placement"] == {"workers": 4}
+
+    def test_each_of_many_processes_may_ask(self) -> None:
+        assert "limits" not in self.judge("world_size: 64")[0]
+        assert self.judge("world_size: 65")[0]["limits"] == {"inFlight": 65}
+
+    @pytest.mark.parametrize(("said", "score"), [("YES", 1.0), ("Well, yes.", 1.0), ("No", 0.0), ("", 0.0), ("a\nyes or\nno", 1.0)])
+    def test_words_score_as_in_roll(self, said: str, score: float) -> None:
+        parser = self.judge("judge_model_type: inference")[0]["parser"]
+        matches = re.findall(parser["pattern"], said)
+        assert (parser["values"][matches[-1].casefold()] if matches else parser["otherwise"]) == score
 
 
 class TestTemplates:

@@ -18,7 +18,9 @@ from rljob_runtime.cluster.protocol import WorkerSpec
 from rljob_runtime.engine import registry
 from rljob_runtime.errors import SetupError
 from rljob_runtime.job import launch, learning_settings
+from rljob_runtime.packed import unpack
 from rljob_runtime.records import GenerationRequest, Sampling
+from tests.support.records import ids
 from tests.unit.api.manifests import manifest
 from tests.unit.recipes import toy_engine
 
@@ -52,12 +54,16 @@ async def test_the_launch_starts_its_worker_and_it_answers() -> None:
     assert spec.env["TOY_LETTERS"] == "5"
     assert spec.env["OMP_NUM_THREADS"] != "99"  # what says where a worker runs goes over what an engine asks for
     worker = InProcessWorker(spec.name, toy_engine.ToyEngine(**spec.kwargs))
-    request = GenerationRequest(request_id="r", prompt_token_ids=(1,), sampling=Sampling(max_tokens=40), seed=0)
+    sampling = Sampling(max_tokens=40, top_k=2, returns_mask=True)
+    request = GenerationRequest(request_id="r", prompt_token_ids=ids(1), sampling=sampling, seed=0)
     await worker.call("submit", [request], timeout_s=10.0)
-    (completion,) = await worker.call("collect", 10.0, timeout_s=10.0)
+    (completion,) = unpack(await worker.call("collect", 10.0, timeout_s=10.0))
     worker.stop()
     assert completion.request_id == "r"
-    assert set(completion.token_ids) <= set(range(5))
+    segment = completion.segment
+    assert set(segment.token_ids.tolist()) <= set(range(5))
+    assert segment.sampling_mask is not None
+    assert len(segment.sampling_mask.counts) == len(segment)
 
 
 def test_the_restart_policy_reaches_the_fleet() -> None:

@@ -18,6 +18,7 @@ from rljob_runtime.environments.protocol import Turn, make_environment
 from rljob_runtime.errors import PluginError
 from rljob_runtime.job import device_sharing, launch
 from rljob_runtime.job.roles import ROLES, RoleDescription, WorkerContext, WorkerSettings
+from tests.support.environments import Player, environment_config, environment_worker
 from tests.unit.api.manifests import manifest
 
 PLUGIN = '''
@@ -102,6 +103,17 @@ def test_an_environment_is_constructed_with_its_parameters_and_played(folder: Pa
 def test_what_is_no_environment_is_refused(folder: Path, reference: str, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         make_environment(reference, folder, parameters)
+
+
+def test_an_environment_is_played_by_a_worker(folder: Path) -> None:
+    worker = environment_worker([environment_config("count", "my_environment:Countdown", parameters={"start": 2})], folder)
+    try:
+        turns = Player(worker).play("e1", ["3", "nothing", "1"], seed=1, environment="count")
+    finally:
+        worker.close()
+    assert [turn.observation for turn in turns] == ["3 left", "2 left", "1 left", "0 left"]
+    assert [turn.reward for turn in turns] == [0.0, 1.0, 0.0, 1.0]
+    assert turns[-1].summary == {"left": 1.0}
 
 
 def host_settings(context: WorkerContext) -> WorkerSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
-from rljob_runtime.errors import WeightSyncError, WorkerLostError
+from rljob_runtime.errors import DeadlineError, WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
@@ -102,10 +103,44 @@ async def test_every_engine_gets_the_trainers_bytes_of_each_version(trainer: Pol
 async def test_an_engine_that_is_lost_is_left_out(trainer: PolicyWorker, backend: SyncBackend) -> None:
     setting = Setting(trainer, backend)
     await setting.publisher.publish(1)
-    setting.publisher.leave_out(0)
+    setting.publisher.leave_out(0, WorkerLostError("engine-0", "signal 9", ""))
     setting.workers[0].stop()
     await setting.publisher.publish(2)
     assert [engine.version() for engine in setting.engines] == [1, 2]
+    setting.stop()
+
+
+@pytest.mark.parametrize("backend", [SyncBackend.OBJECT_STORE, WIRE])
+async def test_an_engine_in_the_place_of_a_lost_one_catches_up_or_takes_part_in_the_next_version(
+    trainer: PolicyWorker, backend: SyncBackend
+) -> None:
+    setting = Setting(trainer, backend)
+    publisher = setting.publisher
+    await publisher.publish(1)
+    publisher.leave_out(0, WorkerLostError("engine-0", "signal 9", ""))
+    setting.engines[0].versions[:] = [0]
+    assert await publisher.catch_up(0)
+    assert [engine.version() for engine in setting.engines] == [1, 1]
+    assert bits(setting.engines[0].received) == bits(setting.engines[1].received)
+    await publisher.publish(2)
+    await publisher.retire()
+    publisher.leave_out(1, WorkerLostError("engine-1", "signal 9", ""))
+    assert not await publisher.catch_up(1)
+    assert publisher.is_awaited
+    with pytest.raises(DeadlineError, match="engine-1 waited 0 s for the next weights; none were published"):
+        await publisher.arrival(1, 0.01)
+    arrived = asyncio.ensure_future(publisher.arrival(1, 30.0))
+    await publisher.publish(3)
+    await arrived
+    assert [engine.version() for engine in setting.engines] == [3, 3]
+    assert not publisher.is_awaited
+    await publisher.retire()
+    assert not await publisher.catch_up(0)
+    again = asyncio.ensure_future(publisher.arrival(0, 30.0))
+    await asyncio.sleep(0)
+    publisher.leave_out(0, WorkerLostError("engine-0", "signal 9", ""))
+    with pytest.raises(WorkerLostError, match="engine-0"):
+        await again
     setting.stop()
 
 

@@ -44,14 +44,6 @@ async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server()
     }
 
 
-async def test_kopf_only_watches_no_handler_needs_a_finalizer_or_a_state():
-    registry = main.kopf_registry(_operator())
-    # kopf has no public list of handlers.
-    assert {handler.selector.plural for handler in registry._watching.get_all_handlers()} == {kind.plural for kind in WATCHED}
-    for others in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
-        assert list(others.get_all_handlers()) == []
-
-
 async def test_kopf_neither_posts_events_nor_watches_definitions():
     settings = main.kopf_settings()
     assert settings.persistence.diffbase_storage.build(body={"spec": {}}) == {}

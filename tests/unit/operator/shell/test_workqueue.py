@@ -207,7 +207,7 @@ def test_replaced_deadlines_do_not_accumulate():
         for _ in range(1000):
             queue.add(A)
             await asyncio.sleep(1)
-        return len(queue._timers)
+        return queue.num_timers
 
     assert run(scenario()) < 100
 

@@ -1,6 +1,7 @@
 """The embedded cluster's start, over Ray's process helper replaced by one that fails when asked to."""
 
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -23,11 +24,12 @@ class Processes:
     failures = 0
     made: ClassVar[list["Processes"]] = []
 
-    def __init__(self, *, initialize_head: bool, head_node_args: dict[str, object]) -> None:
+    def __init__(self) -> None:
         self.address = f"127.0.0.1:{len(self.made)}"
         self.nodes: list[dict[str, object]] = []
         self.stopped = False
         self.made.append(self)
+        self.worker_niceness = os.environ["RAY_worker_niceness"]
 
     def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
         if labels[NODE_RANK_LABEL] == "1" and len(self.made) <= self.failures:
@@ -45,6 +47,18 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         return EmbeddedCluster(tmp_path, {"local": 1}, {"local": {}}).start_processes(PLAN)
 
     return starting
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_workers_have_the_commands_own_priority_unless_somebody_says_otherwise(
+    start, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    made: list[Processes] = []
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_worker_niceness", given)
+    start(0, made)
+    assert made[0].worker_niceness == (given or "0")
 
 
 def test_a_start_that_timed_out_is_made_once_more(start, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rljob_runtime.cluster.host import WAITS_WORDS
+
 CODE = """
 import os, sys
 from pathlib import Path
@@ -54,3 +56,60 @@ def test_the_log_begins_with_the_place_of_the_worker(tmp_path: Path) -> None:
     assert done.returncode == 0
     first = (tmp_path / "w-0.log").read_text().splitlines()[0]
     assert first.endswith(" starts collections:namedtuple on node 3 (arms), Franka 0,1")
+
+
+BECOMES = """
+import os, sys
+from pathlib import Path
+from rljob_runtime.cluster.protocol import WorkerSpec
+from rljob_runtime.cluster.ray_cluster import _HostActor
+
+folder = Path(sys.argv[1])
+os.environ |= {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+spec = dict(factory="prepared:Worker", kwargs={"size": 3}, node_rank=0)
+host = _HostActor(WorkerSpec(name="w-standby-0", env={"RANK": "0"}, cuda_devices=(0,), **spec), str(folder / "standby.log"))
+host.prepare()
+host.become(WorkerSpec(name="w-1", env={"RANK": "1"}, cuda_devices=(2, 3), **spec), str(folder / "w-1.log"))
+print(host.call("place"))
+"""
+PREPARED = """
+import os
+
+def place():
+    return os.environ["RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+class Worker:
+    prepared = []
+
+    def __init__(self, size):
+        print("made", size, *place(), self.prepared)
+
+    @classmethod
+    def prepare(cls, size):
+        print("prepared", size, *place())
+        cls.prepared.append(size)
+
+    def place(self):
+        return "called", *place()
+"""
+
+
+def test_a_prepared_process_becomes_another_worker_with_its_environment_devices_and_log(tmp_path: Path) -> None:
+    (tmp_path / "prepared.py").write_text(PREPARED)
+    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env={"PYTHONPATH": str(tmp_path)}, check=True, timeout=50)
+    waited, worked = ((tmp_path / name).read_text().splitlines() for name in ("standby.log", "w-1.log"))
+    assert waited[0].startswith("[w-standby-0] pid ")
+    assert waited[1:] == ["prepared 3 0 4", f"[w-standby-0] {WAITS_WORDS}"]
+    assert worked[0].startswith("[w-1] pid ")
+    assert worked[1:] == ["made 3 1 6,7 [3]", "('called', '1', '6,7')"]
+
+
+def test_a_settled_process_looks_at_nothing_old_in_later_collections() -> None:
+    code = (
+        "import gc\n"
+        "from rljob_runtime.cluster.host import settle_process\n"
+        "old = [[] for _ in range(1000)]\n"
+        "settle_process()\n"
+        "assert gc.get_freeze_count() >= 1000 and not any(found is old for found in gc.get_objects())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

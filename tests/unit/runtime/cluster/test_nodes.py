@@ -59,6 +59,7 @@ ALL = [
     ("nodes", "problems"),
     [
         (ALL, []),
+        ([node(0, "gpus", GPU=2.0, **{"node:__internal_head__": 1.0}), *ALL[2:]], []),
         (ALL[:-1], ["node 3 (group cores, index 0) has not joined"]),
         ([*ALL[:2], node(1, "gpus", alive=False, GPU=2.0), *ALL[3:]], ["node 1 (group gpus, index 1) has not joined"]),
         ([*ALL[:2], node(1, "gpus", GPU=1.0), *ALL[3:]], ["node 1 (group gpus) offers 1 nvidia.com/gpu, planned 2"]),

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_runtime.engine.fake import FakeEngine
-from rljob_runtime.engine.protocol import Engine, EngineDiedError, EngineResidenceError, OnOffload
+from rljob_runtime.engine.fake import FakeEngine, FakeMemory
+from rljob_runtime.engine.protocol import Engine, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import ENGINE_KINDS, EngineResidence, check_running
-from rljob_runtime.errors import DeadlineError, WeightSyncError
+from rljob_runtime.errors import DeadlineError, EngineDiedError, WeightSyncError
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.weightsync.packing import plan_buckets
+from tests.support.records import collected, ids
 
 MANIFEST: WeightManifest = plan_buckets([("a.weight", "float32", (4,)), ("b.weight", "float32", (32,))], 64)
 PARAMS, CACHE = StateKind.PARAMS, StateKind.KV_CACHE
@@ -26,7 +27,7 @@ ON_RUNNING: dict[str, OnOffload] = {"offload": "refuse", "keep": "keep", "abort"
 
 def requests(*names: str, max_tokens: int = 6) -> list[GenerationRequest]:
     sampling = Sampling(max_tokens=max_tokens)
-    return [GenerationRequest(request_id=name, prompt_token_ids=(1, 2), sampling=sampling, seed=i) for i, name in enumerate(names)]
+    return [GenerationRequest(request_id=name, prompt_token_ids=ids(1, 2), sampling=sampling, seed=i) for i, name in enumerate(names)]
 
 
 def open_update(engine: Engine, version: int) -> None:
@@ -130,7 +131,7 @@ def test_only_what_has_to_move_moves(calls: list[tuple[str, set[StateKind]]]) ->
 
 
 def test_reports_and_snapshots_are_the_declared_sizes() -> None:
-    engine = FakeEngine(sizes_bytes={PARAMS: 70, CACHE: 900}, offload_s=2.0, load_s=3.0)
+    engine = FakeEngine(memory=FakeMemory(sizes_bytes={PARAMS: 70, CACHE: 900}, offload_s=2.0, load_s=3.0))
     off = engine.offload(BOTH, 5.0)
     assert (off.direction, off.freed_bytes, off.copied_bytes, off.undefined) == ("offload", {PARAMS: 70, CACHE: 900}, {}, frozenset())
     assert (off.before.allocated_bytes, off.after.allocated_bytes, off.after.peak_bytes, off.elapsed_s) == (970, 0, 970, 2.0)
@@ -149,19 +150,19 @@ def test_requests_given_while_away_wait_for_the_update_and_the_cache() -> None:
     engine = FakeEngine()
     engine.offload(BOTH, 1.0)
     engine.submit(requests("early"))
-    assert engine.collect(1.0) == []
+    assert collected(engine, 1.0) == []
     with pytest.raises(EngineResidenceError, match="score: the engine's kv_cache, params are not on the device; load them first"):
         engine.score([(1, 2)], 1.0)
     open_update(engine, 1)
     with pytest.raises(WeightSyncError, match="version 1: the engine's weights are offloaded; load params, then finish the update again"):
         engine.finish_update(1.0)
     engine.load({PARAMS}, 1.0)
-    assert engine.collect(1.0) == []  # at rest, no error: the cache is away
+    assert collected(engine, 1.0) == []  # at rest, no error: the cache is away
     assert engine.finish_update(1.0) == 1
-    assert engine.collect(1.0) == []
+    assert collected(engine, 1.0) == []
     engine.load({CACHE}, 1.0)
-    (found,) = engine.collect(1.0)
-    assert (found.request_id, {span.version for span in found.version_spans}) == ("early", {1})
+    (found,) = collected(engine, 1.0)
+    assert (found.request_id, {span.version for span in found.segment.version_spans}) == ("early", {1})
 
 
 def test_loaded_without_an_update_it_refuses_to_answer() -> None:
@@ -169,7 +170,7 @@ def test_loaded_without_an_update_it_refuses_to_answer() -> None:
     engine.offload(BOTH, 1.0)
     engine.load(BOTH, 1.0)
     engine.submit(requests("waits"))
-    for ask in (lambda: engine.collect(1.0), lambda: engine.score([(1, 2)], 1.0)):
+    for ask in (lambda: collected(engine, 1.0), lambda: engine.score([(1, 2)], 1.0)):
         with pytest.raises(WeightSyncError, match="its weights were discarded by an offload and no full update came since; send a full"):
             ask()
     engine.lose_tensor("a.weight")
@@ -177,19 +178,19 @@ def test_loaded_without_an_update_it_refuses_to_answer() -> None:
     with pytest.raises(WeightSyncError, match=r"got no data for a\.weight"):
         engine.finish_update(1.0)
     with pytest.raises(WeightSyncError, match="update to version 1 broke off"):
-        engine.collect(1.0)
+        collected(engine, 1.0)
     push(engine, 2)
-    assert [completion.request_id for completion in engine.collect(1.0)] == ["waits"]
+    assert [completion.request_id for completion in collected(engine, 1.0)] == ["waits"]
 
 
 def test_copied_weights_are_defined_after_the_load() -> None:
-    engine = FakeEngine(copies_weights=True)
+    engine = FakeEngine(memory=FakeMemory(copies_weights=True))
     assert engine.offload(BOTH, 1.0).copied_bytes == {PARAMS: 1000}
     assert engine.memory().pinned_bytes == 1000
     report = engine.load(BOTH, 1.0)
     assert (report.copied_bytes, report.undefined) == ({PARAMS: 1000}, frozenset())
     engine.submit(requests("at once"))
-    assert len(engine.collect(1.0)) == 1
+    assert len(collected(engine, 1.0)) == 1
 
 
 def test_running_responses_refuse_abort_or_go_on() -> None:
@@ -207,8 +208,8 @@ def test_running_responses_refuse_abort_or_go_on() -> None:
     engine.load({CACHE}, 1.0)
     engine.advance(1)
     engine.offload({CACHE}, 1.0, "abort")
-    drawn = {completion.request_id: (completion.finish_reason, len(completion.token_ids)) for completion in engine.collect(0.0)}
-    assert drawn == {"a": ("abort", 3), "b": ("abort", 3), "untouched": ("abort", 1)}
+    sampled = {completion.request_id: (completion.finish_reason, len(completion.segment)) for completion in collected(engine, 0.0)}
+    assert sampled == {"a": ("abort", 3), "b": ("abort", 3), "untouched": ("abort", 1)}
 
 
 def test_a_kept_response_is_what_it_would_have_been() -> None:
@@ -221,12 +222,12 @@ def test_a_kept_response_is_what_it_would_have_been() -> None:
             engine.offload({CACHE}, 1.0, "keep")
             engine.load({CACHE}, 1.0)
         engine.advance(4)
-        found += engine.collect(0.0)
+        found += collected(engine, 0.0)
     assert found[0] == found[1]
 
 
 def test_a_switch_that_takes_too_long_changes_nothing() -> None:
-    engine = FakeEngine(offload_s=3.0, load_s=4.0)
+    engine = FakeEngine(memory=FakeMemory(offload_s=3.0, load_s=4.0))
     with pytest.raises(DeadlineError, match=r"offload of kv_cache, params took longer than 2\.0 s"):
         engine.offload(BOTH, 2.0)
     assert set(engine.residence().values()) == {Residence.ON_DEVICE}
@@ -249,7 +250,7 @@ def test_a_switch_that_breaks_off_ends_the_engine(direction: str) -> None:
         engine.residence,
         engine.memory,
         engine.version,
-        lambda: engine.collect(1.0),
+        lambda: collected(engine, 1.0),
         lambda: engine.score([(1, 2)], 1.0),
         lambda: engine.submit(requests("x")),
     ]
@@ -267,11 +268,11 @@ def test_a_switch_that_breaks_off_ends_the_engine(direction: str) -> None:
         max_size=25,
     )
 )
-def test_whatever_the_order_nothing_is_drawn_from_undefined_or_absent_weights(calls: list[str]) -> None:
+def test_whatever_the_order_nothing_is_sampled_from_undefined_or_absent_weights(calls: list[str]) -> None:
     engine = FakeEngine(automatic=False, length_of=lambda request: 4)
     defined, submitted, ended = True, 0, 0
     for number, call in enumerate(calls):
-        drawn = engine.stats()["generated_tokens"]
+        sampled = engine.stats()["generated_tokens"]
         may_draw = defined and set(engine.residence().values()) == {Residence.ON_DEVICE}
         try:
             if call in ("offload", "keep", "abort"):
@@ -290,13 +291,13 @@ def test_whatever_the_order_nothing_is_drawn_from_undefined_or_absent_weights(ca
                 engine.submit(requests(f"r{number}"))
                 submitted += 1
             elif call == "collect":
-                ended += len(engine.collect(1.0))
+                ended += len(collected(engine, 1.0))
             elif call == "advance":
                 engine.advance()
         except (EngineResidenceError, WeightSyncError):
             pass
-        assert may_draw or engine.stats()["generated_tokens"] == drawn
+        assert may_draw or engine.stats()["generated_tokens"] == sampled
     engine.load(BOTH, 1.0)
     push(engine, 99)
     engine.advance(4)
-    assert ended + len(engine.collect(0.0)) == submitted  # none lost, none twice
+    assert ended + len(collected(engine, 0.0)) == submitted  # none lost, none twice

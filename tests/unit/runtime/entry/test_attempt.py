@@ -82,7 +82,7 @@ def test_an_attempt_goes_on_from_the_newest_complete_checkpoint_of_its_own_spec(
     fresh = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
     assert (fresh.resume_folder, fresh.state) == (None, None)
     state = DriverState(
-        step=3, next_group_id=12, source_state={}, done=(), rule_state={}, spec_fingerprint=spec_fingerprint(checked.job.spec)
+        step=3, source_state={}, first_prompt=12, done=(), rule_state={}, spec_fingerprint=spec_fingerprint(checked.job.spec)
     )
     store.complete(store.begin(3), state)
     store.begin(6)

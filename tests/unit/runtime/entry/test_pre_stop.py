@@ -11,6 +11,7 @@ import pytest
 
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.entry import pre_stop
+from tests.support.pace import HANG_S
 
 DRIVER = """
 import signal, sys
@@ -100,5 +101,5 @@ def test_the_command_starts_quickly_and_light(tmp_path: Path) -> None:
         "heavy = {'ray', 'torch', 'numpy', 'pydantic', 'asyncio'} & set(sys.modules)\n"
         "print(sorted(heavy)); sys.exit(done)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -12,12 +12,12 @@ from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.termination import decode, encode
 from rljob_api.vocabulary import Reason
 from rljob_runtime import errors
-from rljob_runtime.engine.protocol import EngineDiedError
 from rljob_runtime.entry import kubernetes
 from rljob_runtime.entry.kubernetes import TerminationMessage, pod_context
 from rljob_runtime.entry.termination_message import failure_of
-from rljob_runtime.errors import Interrupted, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import EngineDiedError, Interrupted, RuntimeFault, WorkerFailedError, WorkerLostError
 from rljob_runtime.exit_codes import ExitCode
+from tests.support.pace import HANG_S
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BaseException) and c.__module__ == errors.__name__]
 REASONS = {
@@ -25,6 +25,11 @@ REASONS = {
     "SetupError": Reason.SPEC_INVALID,
     "ClusterError": Reason.NODES_MISMATCH,
     "WorkerLostError": Reason.WORKER_LOST,
+    "NodeLostError": Reason.WORKER_LOST,
+    "WorkerStuckError": Reason.WORKER_LOST,
+    "EngineLostError": Reason.WORKER_LOST,
+    "EpisodesFailedError": Reason.WORKER_FAILED,
+    "EngineDiedError": Reason.WORKER_LOST,
     "WorkerFailedError": Reason.WORKER_FAILED,
     "WeightSyncError": Reason.WEIGHT_SYNC_FAILED,
     "OffloadError": Reason.OFFLOAD_FAILED,
@@ -34,6 +39,7 @@ REASONS = {
     "CheckpointError": Reason.CHECKPOINT_FAILED,
     "PluginError": Reason.SPEC_INVALID,
     "RewardSetupError": Reason.REWARD_INVALID,
+    "EnvironmentSetupError": Reason.SPEC_INVALID,
     "DataError": Reason.DATA_INVALID,
     "FilteredOutError": Reason.DATA_INVALID,
     "ModelError": Reason.MODEL_INVALID,
@@ -46,7 +52,7 @@ REASONS = {
 
 
 def example(cls: type[BaseException]) -> BaseException:
-    if "__init__" not in vars(cls):
+    if cls.__init__ is RuntimeFault.__init__:
         return cls("what broke and the remedy")
     return cls(*(f"<{name}>" for name in list(inspect.signature(cls.__init__).parameters)[1:]))
 
@@ -158,7 +164,7 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=HANG_S,
     )
     failure = decode(done.stdout.splitlines()[-1])
     assert (done.returncode, failure and failure.reason) == (ExitCode.INVALID, Reason.SPEC_INVALID), done.stderr
@@ -166,7 +172,7 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
     killed = (
         code + "kubernetes.checked_job = lambda path, folder: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(kubernetes.main(sys.argv[1:]))"
     )
-    stopped = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=50)
+    stopped = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S)
     failure = decode(stopped.stdout.splitlines()[-1])
     assert (stopped.returncode, failure and failure.reason) == (ExitCode.INTERRUPTED, Reason.STOPPED), stopped.stderr
     assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == done.stdout + stopped.stdout

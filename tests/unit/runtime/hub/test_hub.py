@@ -23,6 +23,8 @@ from tests.support.fake_hub import TOKEN, FakeHub, serving
 
 REPO = "team/tiny"
 WEIGHT_BYTES = 50_000
+NOWHERE = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+"""A Hub that cannot be reached."""
 CONFIG = {"model_type": "qwen2", "hidden_size": 8}
 
 
@@ -62,7 +64,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def find(revision: str | None = None, **settings: bool) -> tuple[HubModel, Path]:
-    return resolve(REPO, revision, field="spec.model.path", **{"weights": True, "code": False} | settings)
+    return resolve(
+        REPO, revision, field="spec.model.path", revision_field="spec.model.revision", **{"weights": True, "code": False} | settings
+    )
 
 
 NEEDED = {
@@ -163,13 +167,35 @@ def test_a_missing_model_a_wrong_revision_and_a_hub_that_is_not_there_have_error
         find("v2")
     hub.down = True
     with pytest.raises(ModelError, match=r"not to be had from the Hub \(HfHubHTTPError: .*503"):
-        resolve("team/other", None, field="spec.model.path", weights=True, code=False)
+        resolve("team/other", None, field="spec.model.path", revision_field="spec.model.revision", weights=True, code=False)
 
 
 def test_a_hub_that_cannot_be_reached(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", NOWHERE)
     with pytest.raises(ModelError, match=r"not to be had from the Hub \(ConnectError"):
         find()
+
+
+def test_a_user_hears_of_a_hub_that_cannot_be_reached_after_one_request(
+    hub: FakeHub, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(REPO, repository)
+    reachable = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    waits: list[float] = []
+    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=waits.append, time=lambda: 0.0, monotonic=lambda: 0.0))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", NOWHERE)
+    said = run_text(tmp_path, capsys)
+    assert "'team/tiny': no such folder here" in said
+    assert "not to be had from the Hub (ConnectError" in said
+    assert "name a folder that exists" in said
+    assert waits == []
+    with pytest.raises(ModelError):
+        find()
+    assert waits, "on a cluster the network may come up late"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", reachable)
+    found = find(retries=False)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", NOWHERE)
+    assert find(retries=False) == found, "the cache has it"
 
 
 def test_a_model_without_safetensors_is_refused_with_what_it_has(hub: FakeHub, repository: Path) -> None:

@@ -118,6 +118,10 @@ def test_folders_are_not_downloaded_and_have_no_revision(tmp_path: Path) -> None
     assert models.locate(spec_of(tmp_path), {}).models == ()
     with pytest.raises(ModelError, match=r"spec.model.revision 'v1': spec.model.path .* is a folder here, which has no revisions"):
         models.locate(spec_of(tmp_path, revision="v1"), {})
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    with pytest.raises(ModelError, match=r"spec.model.tokenizerRevision 'v1': spec.model.tokenizerPath .* is a folder here"):
+        models.locate(spec_of(tmp_path, tokenizerPath=str(tokenizer), tokenizerRevision="v1"), {})
     with pytest.raises(ModelError, match=r"no such folder here .* mount the volume"):
         models.locate(spec_of(tmp_path / "none"), {})
 
@@ -128,12 +132,13 @@ def spec_of(path: Path, **model: Any) -> RLJobSpec:
     return check(manifest).job.spec
 
 
-def test_a_resumed_run_keeps_its_commit_until_another_revision_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_each_commit_until_another_revision_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
 
     def resolve(repo: str, revision: str | None, **settings: Any) -> tuple[HubModel, Path]:
         asked.append(revision)
-        return SOURCES.models[0], Path("/driver/tiny")
+        commits = {"team/tiny": COMMIT, "team/words": "b" * 40}
+        return HubModel(repo=repo, commit=commits[repo], files=()), Path("/driver") / repo
 
     monkeypatch.setattr(models, "resolve", resolve)
     assert models.recorded(tmp_path, SPEC) == {}
@@ -142,6 +147,16 @@ def test_a_resumed_run_keeps_its_commit_until_another_revision_is_asked_for(tmp_
     other = spec_of(Path("team/tiny"), revision="v2")
     models.locate(other, models.recorded(tmp_path, other))
     assert asked == [None, COMMIT, "v2"]
+
+    asked.clear()
+    first, second = (
+        spec_of(Path("team/tiny"), tokenizerPath="team/words", tokenizerRevision=revision, revision="v2") for revision in ("t1", "t2")
+    )
+    models.record(tmp_path, first, models.locate(first, {}))
+    models.locate(first, models.recorded(tmp_path, first))
+    located = models.locate(second, models.recorded(tmp_path, second))
+    assert asked == ["v2", "t1", COMMIT, "b" * 40, COMMIT, "t2"]
+    assert models.with_folders(second, located.here).model.tokenizer_path == "/driver/team/words"
 
 
 def test_the_config_of_a_cached_model_is_read_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

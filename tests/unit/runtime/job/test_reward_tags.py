@@ -7,6 +7,7 @@ import pytest
 from rljob_api.validation import check
 from rljob_runtime.errors import RewardSetupError
 from rljob_runtime.job import launch, worker_settings
+from rljob_runtime.job.judge_settings import Share
 
 ROOT = Path(__file__).parents[4]
 
@@ -33,13 +34,13 @@ def test_preflight_names_what_is_missing(old: str, new: str, message: str, tmp_p
 
 def test_every_field_of_a_reward_reaches_its_process() -> None:
     spec = check((ROOT / "examples" / "domains.yaml").read_text()).job.spec
-    task, _, even = (worker_settings.reward_config(reward) for reward in spec.rewards)
+    task, _, even = (worker_settings.reward_config(reward, Share()) for reward in spec.rewards)
     assert (task.sources, task.on_timeout, task.on_error) == (("sums",), 0.0, None)
     assert (even.function, even.params, even.on_error, even.timeout_s) == ("domains_rewards:even", {"digits": 3}, 0.0, 2.0)
     changed = spec.rewards[2].model_copy(
         update={"network": True, "processes": True, "read_paths": ("/data",), "memory_bytes": 1 << 30, "on_timeout": "Drop"}
     )
-    loose = worker_settings.reward_config(changed)
+    loose = worker_settings.reward_config(changed, Share())
     assert (loose.network, loose.processes, loose.read_paths, loose.memory_bytes, loose.on_timeout) == (
         True,
         True,

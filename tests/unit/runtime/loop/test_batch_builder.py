@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
+from rljob_runtime.cluster.protocol import INLINE_BYTES
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
-from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
+from rljob_runtime.loop.updates import Updates
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
@@ -84,14 +85,22 @@ class World:
     """A batch builder over so many scorers."""
 
     def __init__(
-        self, rule: RuleConfig, *, references: int = 0, trainers: int = 0, tensor: int = 1, critics: int = 0, **batching: int
+        self,
+        rule: RuleConfig,
+        *,
+        references: int = 0,
+        trainers: int = 1,
+        tensor: int = 1,
+        critics: int = 0,
+        trainer_scores: Sequence[str] = ("proximal_logprobs",),
+        **batching: int,
     ) -> None:
         self.log: list[str] = []
         self.references = [Scorer(f"reference-{i}", REFERENCE, self.log) for i in range(references)]
         self.trainers = [Scorer(f"trainer-{i}", TRAINER, self.log) for i in range(trainers)]
         self.critics = [Scorer(f"critic-{i}", CRITIC, self.log) for i in range(critics)]
         self.rule = Rule(rule)
-        settings: dict[str, Any] = {"num_ranks": max(trainers // tensor, 1), "mini_batches": 1, "epochs": 1} | batching
+        settings: dict[str, Any] = {"num_ranks": trainers // tensor, "mini_batches": 1, "epochs": 1} | batching
         self.builder = BatchBuilder(
             rule=self.rule,
             workers=make_job_workers(
@@ -99,7 +108,7 @@ class World:
                 trainer=self.trainers,
                 critic=self.critics,
                 tensor_parallel_size=tensor,
-                trainer_scores=("proximal_logprobs",),
+                trainer_scores=trainer_scores,
                 log=self.log,
             ),
             batching=BatchingConfig(temperature=TEMPERATURE, **settings),
@@ -126,7 +135,7 @@ def groups_of(prompts: int, samples: int, version: int = 3) -> list[Group]:
 
 def drawn(groups: Sequence[Group]) -> dict[int, float]:
     """Every drawn token and the score of its response."""
-    return {token: t.reward.score or 0.0 for g in groups for t in g.trajectories for token in t.completion.token_ids}
+    return {token: t.reward.score or 0.0 for g in groups for t in g.trajectories for token in t.segments[0].token_ids.tolist()}
 
 
 def tokens_of(batches: Sequence[TrainBatch]) -> Iterator[tuple[TrainBatch, int]]:
@@ -210,7 +219,7 @@ def test_each_pass_is_made_under_the_lease_of_its_component_one_after_the_other(
 
 
 def test_without_scorers_nobody_is_asked_and_there_is_nothing_for_a_critic() -> None:
-    world = World(RuleConfig(max_response_tokens=8), num_ranks=2)
+    world = World(RuleConfig(max_response_tokens=8), trainers=2, trainer_scores=())
     prepared = world.make(groups_of(2, 2))
     assert world.log == []
     assert prepared.critic == []
@@ -266,27 +275,23 @@ def test_the_rules_state_survives_a_checkpoint() -> None:
     assert fresh.metrics != expected.metrics  # the state matters here
 
 
-def loop_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, tensor: int = 1) -> Driver:
+def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, tensor: int = 1) -> Updates:
     """The part of the loop that trains."""
-    nothing: Any = None
     workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_size=tensor)
-    others = dict.fromkeys(("scheduler", "publisher", "batches", "checkpoints", "reporter"), nothing)
-    times: dict[str, Any] = {"step_timeout_s": 10.0, "take_timeout_s": 10.0, "checkpoint_every_steps": 0}
-    config = LoopConfig(total_steps=9, groups_per_step=4, spec_fingerprint="f", critic_warmup_steps=warmup, **times)
-    return Driver(Parts(workers=workers, **others), config, start_step=0, stop=nothing)
+    return Updates(workers=workers, step_timeout_s=10.0, critic_warmup_steps=warmup)
 
 
-async def trained(loop: Driver, prepared: Prepared, version: int) -> dict[str, float]:
-    return await loop._update(prepared, await loop._train_critic(prepared, version), version)
+async def trained(updates: Updates, prepared: Prepared, version: int) -> dict[str, float]:
+    return await updates.train(prepared, await updates.begin_critic(prepared, version), version)
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_a_warm_up_trains_the_critic_alone(warmup: int) -> None:
     prepared = World(ALL, references=1, trainers=2, critics=1).make(groups_of(4, 2))
     trainers, critics = [CountingTrainer("trainer-0"), CountingTrainer("trainer-1")], [CountingTrainer("critic-0")]
-    loop = loop_of(trainers, critics, warmup=warmup)
+    updates = updates_of(trainers, critics, warmup=warmup)
     for version in range(4):
-        asyncio.run(trained(loop, prepared, version))
+        asyncio.run(trained(updates, prepared, version))
         assert critics[0].updates == version + 1
         assert [t.updates for t in trainers] == [max(version + 1 - warmup, 0)] * 2
 
@@ -294,15 +299,43 @@ def test_a_warm_up_trains_the_critic_alone(warmup: int) -> None:
 def test_every_worker_trains_the_batches_of_its_rank() -> None:
     prepared = World(ALL, references=1, trainers=4, tensor=2, critics=3).make(groups_of(4, 2))
     trainers, critics = [CountingTrainer(f"trainer-{i}") for i in range(4)], [CountingTrainer(f"critic-{i}") for i in range(3)]
-    asyncio.run(trained(loop_of(trainers, critics, tensor=2), prepared, 4))
+    asyncio.run(trained(updates_of(trainers, critics, tensor=2), prepared, 4))
     assert all(trainers[i].batches == [prepared.policy[i // 2]] for i in range(4))
     assert all(critics[i].batches == [prepared.critic[i]] for i in range(3))
+
+
+def test_large_batches_are_sent_as_soon_as_they_are_written_once_for_ranks_that_compute_together() -> None:
+    sent: list[tuple[str, Any]] = []
+
+    class Keeper(CountingTrainer):
+        def share(self, value: Any) -> Any:
+            sent.append((self.name, value))
+            return ("shared", len(sent) - 1)
+
+    trainers = [Keeper(f"trainer-{rank}") for rank in range(4)]
+    world = World(RuleConfig(max_response_tokens=INLINE_BYTES), trainers=4, tensor=2)
+    workers = make_job_workers(trainer=trainers, tensor_parallel_size=2)
+    builder = BatchBuilder(rule=world.rule, workers=workers, batching=world.builder.batching, timeout_s=10.0)
+    groups = [
+        Group(
+            group_id=number,
+            trajectories=tuple(make_trajectory(number, i, float(i), (7,) * INLINE_BYTES) for i in range(2)),
+            failed_samples=0,
+        )
+        for number in range(2)
+    ]
+    prepared = asyncio.run(builder.build(groups, 4))
+    assert prepared.policy == [("shared", 0), ("shared", 1)]
+    assert [name for name, _ in sent] == ["trainer-0", "trainer-2"]
+    assert [int(batches[0].response_mask.sum()) for _, batches in sent] == [2 * INLINE_BYTES] * 2
+    prepared.clear()
+    assert prepared.policy == []
 
 
 def test_a_step_without_updates_asks_nobody() -> None:
     prepared = World(replace(ALL, min_group_mean=1.0), references=1, trainers=2, critics=1).make(groups_of(4, 2))
     trainers, critics = [CountingTrainer("trainer-0"), CountingTrainer("trainer-1")], [CountingTrainer("critic-0")]
-    assert asyncio.run(trained(loop_of(trainers, critics), prepared, 4)) == {}
+    assert asyncio.run(trained(updates_of(trainers, critics), prepared, 4)) == {}
     assert [w.updates for w in (*trainers, *critics)] == [0, 0, 0]
 
 

@@ -6,31 +6,44 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 import pytest
 
-from rljob_runtime.errors import Interrupted, WeightSyncError, WorkerLostError
-from rljob_runtime.job.assemble import goes_on_without
-from rljob_runtime.loop.batch_builder import BatchBuilder
-from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, DriverState, NoCheckpoints
-from rljob_runtime.loop.driver import Driver, LoopConfig, Parts
-from rljob_runtime.overlap.batching import BatchingConfig
-from rljob_runtime.overlap.rule import Rule
-from rljob_runtime.overlap.rule_config import RuleConfig
+from rljob_runtime.errors import EngineLostError, Interrupted, WeightSyncError, WorkerLostError
+from rljob_runtime.journal.opening import open_journal
+from rljob_runtime.journal.replay import Bounds, StartingPoint
+from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
+from rljob_runtime.loop.driver import Driver, LoopConfig
+from rljob_runtime.loop.replacement import ReplacementLimits
+from rljob_runtime.loop.supervisor import EngineSupervisor, SharedDevices
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
-from rljob_runtime.records import Bucket, GenerationRequest, Sampling, WeightManifest
+from rljob_runtime.records import GenerationRequest, Sampling
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.probe import ProbeLimits
-from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
-from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
-from tests.support.fake_workers import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine, no_texts
+from rljob_runtime.weightsync.publisher import ProbeConfig
+from tests.support.fake_workers import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine
 from tests.support.job_workers import make_job_workers
+from tests.support.loop_parts import make_parts
 from tests.support.rollouts import make_gate, make_scheduler
 
 BATCH, STEPS = 2, 4
-MANIFEST = WeightManifest(buckets=(Bucket(index=0, size_bytes=64, slots=()), Bucket(index=1, size_bytes=64, slots=())))
+INFO = RunInfo(job_name="job", model="m", algorithm="GRPO PPO", devices="-", total_steps=STEPS, seed=0, spec_yaml="a: 1\n")
+PROBE = ProbeConfig(every_syncs=1, limits=ProbeLimits(mean=2e-5, tail=5e-5), sequences=((1, 2, 3),))
+CONFIG = LoopConfig(
+    total_steps=STEPS,
+    groups_per_step=BATCH,
+    step_timeout_s=10.0,
+    take_timeout_s=10.0,
+    checkpoint_every_steps=0,
+    spec_fingerprint="f",
+)
+
+
+def _nowhere() -> PlainDisplay:
+    return PlainDisplay(io.StringIO(), clock=lambda: 0.0, every_s=1.0)
 
 
 @dataclass
@@ -51,65 +64,82 @@ class Run:
     leased_engines: tuple[int, ...] = ()
     leases: list[str] = field(default_factory=list)
     validation: ValidationConfig | None = None
+    goes_on: bool = False
+    """Whether something may be in the folder, without a checkpoint."""
+    stall_timeout_s: float = 60.0
+    restarts: int = 0
+    """Of each engine."""
+    restarted: list[int] = field(default_factory=list)
+
+    def supervisor(self, reporter: Reporter) -> EngineSupervisor:
+        engines = [self.engine, *self.others]
+
+        async def start(index: int, timeout_s: float) -> None:
+            self.restarted.append(index)
+            self.leases.append(f"engine-{index} starts")
+            await asyncio.sleep(0.01)
+            engines[index].restart()
+
+        async def end(index: int) -> None:
+            self.leases.append(f"engine-{index} ends")
+
+        async def clear(index: int) -> None:
+            self.leases.append(f"engine-{index} has its devices")
+
+        def settle(index: int) -> None:
+            self.leases.append(f"engine-{index} leases them again")
+
+        def forget(error: WorkerLostError) -> None:
+            assert f"{error.worker} ends" in self.leases
+
+        return EngineSupervisor(
+            engines,
+            start=start,
+            end=end,
+            limits=ReplacementLimits(max_restarts=self.restarts, start_timeout_s=10.0, weights_timeout_s=10.0),
+            notify=reporter.event,
+            shared=SharedDevices(engines=frozenset(self.leased_engines), forget=forget, clear=clear, settle=settle),
+        )
 
     def validator(self, scheduler: RolloutScheduler) -> Validator:
         assert self.validation is not None
         prompts = CountingPrompts().next(3)
-        return Validator(fleet=scheduler.fleet, prompts=prompts, decode=no_texts, score=ScriptedRewards().score, config=self.validation)
+        return Validator(fleet=scheduler.fleet, prompts=prompts, score=ScriptedRewards().score, config=self.validation)
 
     def drive(self) -> None:
         asyncio.run(self._drive())
 
     async def _drive(self) -> None:
-        start = self.start.step if self.start else 0
-        folder = RunFolder.open(self.root / "run", FolderMode.RESUME if self.start else FolderMode.NEW)
-        info = RunInfo(job_name="job", model="m", algorithm="GRPO PPO", devices="-", total_steps=STEPS, seed=0, spec_yaml="a: 1\n")
+        start, first_prompt, done = (self.start.step, self.start.first_prompt, self.start.done) if self.start else (0, 0, ())
+        folder = RunFolder.open(self.root / "run", FolderMode.RESUME if start or self.goes_on else FolderMode.NEW)
         self.store = CheckpointStore(folder.checkpoints, keep=2)
-        checkpoints: Checkpoints = self.store if self.shared else NoCheckpoints()
-        scheduler = make_scheduler(
-            [self.engine, *self.others],
-            make_gate(BATCH, self.lag, STEPS, version=start),
-            prompts=self.prompts,
-            next_group_id=self.start.next_group_id if self.start else 0,
-            done=self.start.done if self.start else (),
-        )
-        probe = ProbeConfig(every_syncs=1, limits=ProbeLimits(mean=2e-5, tail=5e-5), sequences=((1, 2, 3),))
-        config = LoopConfig(
-            total_steps=STEPS,
-            groups_per_step=BATCH,
-            step_timeout_s=10.0,
-            take_timeout_s=10.0,
-            checkpoint_every_steps=self.every,
-            spec_fingerprint="f",
-        )
-        with Reporter(
-            folder, info, PlainDisplay(io.StringIO(), clock=lambda: 0.0, every_s=1.0), resumed_step=start or None, packages={}, ticker=False
-        ) as reporter:
-            workers = make_job_workers(
-                trainer=[self.trainer], rollout=[self.engine, *self.others], leased_engines=self.leased_engines, log=self.leases
+        bounds = Bounds(groups_per_step=BATCH, total_steps=STEPS, max_staleness=ceil(self.lag))
+        opened = open_journal(folder.journal, "run", StartingPoint(version=start, first_prompt=first_prompt), bounds)
+        engines = [self.engine, *self.others]
+        with Reporter(folder, INFO, _nowhere(), resumed_step=start or None, packages={}, ticker=False) as reporter:
+            supervisor = self.supervisor(reporter)
+            scheduler = make_scheduler(
+                engines,
+                make_gate(BATCH, self.lag, STEPS, version=start),
+                fleet={"stall_timeout_s": self.stall_timeout_s},
+                prompts=self.prompts,
+                log=opened.journal,
+                first_prompt=first_prompt,
+                done=done,
+                on_lost=supervisor.lost,
             )
-            parts = Parts(
-                workers=workers,
-                scheduler=scheduler,
-                publisher=WeightPublisher(
-                    trainers=[self.trainer],
-                    engines=[self.engine, *self.others],
-                    manifest=MANIFEST,
-                    transport=ObjectStoreTransport(),
-                    timeout_s=10.0,
-                    probe=probe,
-                    goes_on_without=partial(goes_on_without, scheduler.fleet),
-                ),
-                batches=BatchBuilder(
-                    rule=Rule(RuleConfig(max_response_tokens=4)),
-                    workers=workers,
-                    batching=BatchingConfig(num_ranks=1, mini_batches=1, epochs=1, temperature=1.0),
-                    timeout_s=10.0,
-                ),
+            scheduler.restore(opened.recovered)
+            parts = make_parts(
+                make_job_workers(trainer=[self.trainer], rollout=engines, leased_engines=self.leased_engines, log=self.leases),
+                scheduler,
+                supervisor,
+                reporter,
+                probe=PROBE,
                 validator=self.validator(scheduler) if self.validation is not None else None,
-                checkpoints=checkpoints,
-                reporter=reporter,
+                checkpoints=self.store if self.shared else NoCheckpoints(),
+                journal=opened.journal,
             )
+            config = replace(CONFIG, checkpoint_every_steps=self.every)
             await Driver(parts, config, start_step=start, stop=self.stop).run()
 
     def metrics(self) -> list[dict[str, float]]:
@@ -147,6 +177,17 @@ def test_engines_on_the_trainers_devices_release_them_while_it_works_and_the_oth
     assert all(m["time/engine_pause_s"] >= 0 for m in run.metrics())
 
 
+def test_engines_begin_before_the_trainer_scores_the_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    started: list[str] = []
+    for worker in (run.engine, run.trainer):
+        begin = worker.start
+        monkeypatch.setattr(worker, "start", lambda method, *args, begin=begin: started.append(method) or begin(method, *args))
+    run.drive()
+    order = [method for method in started if method in ("finish_update", "submit", "compute_logprobs")]
+    assert order == ["finish_update", "submit", "compute_logprobs"] * STEPS + ["finish_update", "compute_logprobs"]
+
+
 def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.drive()
@@ -175,8 +216,7 @@ def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_nex
     second.drive()
     whole = Run(tmp_path / "whole")
     whole.drive()
-    asked = [r.seed for r in first.engine.seen[: BATCH * 2 * 2]] + [r.seed for r in second.engine.seen]
-    assert asked == [r.seed for r in whole.engine.seen]
+    assert [r.seed for r in first.engine.seen + second.engine.seen] == [r.seed for r in whole.engine.seen], "nothing is generated twice"
     assert [m["step"] for m in second.metrics()] == [1, 2, 3, 4]
 
 
@@ -207,6 +247,42 @@ def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Pa
     monkeypatch.setattr(CheckpointStore, "complete", look)
     run.drive()
     assert on_disk == [(step, list(range(1, step + 1))) for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_restart_trains_the_same_batches_again_and_has_only_the_rest_generated(tmp_path: Path, every: int) -> None:
+    first = Run(tmp_path, every=every)
+
+    def die(step: int) -> None:
+        if step == 3:
+            raise WorkerLostError("trainer-0", "signal 9", "trainer.log")
+
+    first.trainer.on_step = die
+    with pytest.raises(WorkerLostError):
+        first.drive()
+    newest = first.store.newest()
+    second = Run(tmp_path, start=first.store.load(newest, "f") if newest else None, goes_on=True)
+    second.prompts.handed_out = int(str(second.start.source_state["next"])) if second.start else 0
+    second.drive()
+    whole = Run(tmp_path / "whole")
+    whole.drive()
+    assert [r.seed for r in first.engine.seen + second.engine.seen] == [r.seed for r in whole.engine.seen], "nothing is generated twice"
+    for again, before in zip(second.trainer.batches, whole.trainer.batches[every:], strict=True):
+        assert [b.token_ids.tolist() for b in again] == [b.token_ids.tolist() for b in before]
+    rows = second.metrics()
+    assert [m["step"] for m in rows] == [1, 2, 3, 4]
+    assert [m.get("rollout/groups_recovered", 0) for m in rows] == [BATCH if every < step <= 3 else 0 for step in (1, 2, 3, 4)]
+    assert [m["rollout/tokens_per_s"] == 0 for m in rows] == [every < step <= 3 for step in (1, 2, 3, 4)]
+    assert list((tmp_path / "run" / "journal").iterdir()) == []
+
+
+def test_a_journal_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path / "run", FolderMode.NEW).journal.write_text("a file is in the way")
+    run = Run(tmp_path, every=1, goes_on=True)
+    run.drive()
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    events = (tmp_path / "run" / "logs" / "events.jsonl").read_text()
+    assert events.count("cannot write the journal") == 1
 
 
 def test_an_engine_that_dies_while_the_trainer_works_is_noticed(tmp_path: Path) -> None:
@@ -304,3 +380,71 @@ def test_the_version_before_the_last_is_told_even_where_both_are_due(tmp_path: P
     events = (tmp_path / "run" / "logs" / "events.jsonl").read_text()
     assert "validation before the last step" in events
     assert "validation/version 3" in events
+
+
+def fails_once(run: Run, how: str, *, after: int) -> None:
+    """The engine fails with the ``after``-th request it is given; ``how`` is a flag of it, or ``process``."""
+    submit = run.engine.submit
+
+    def fail(requests: Sequence[GenerationRequest]) -> None:
+        submit(requests)
+        if len(run.engine.seen) >= after and not run.restarted:
+            if how == "process":
+                run.engine.dead = True
+                run.engine.lost.set()
+            else:
+                setattr(run.engine, how, True)
+
+    run.engine.submit = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("leased", [(), (0,)])
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("how", ["process", "failed", "stalled"])
+def test_the_only_engine_is_replaced_and_every_step_is_trained_once(tmp_path: Path, how: str, lag: float, leased: tuple[int, ...]) -> None:
+    run = Run(tmp_path, lag=lag, leased_engines=leased, restarts=1, stall_timeout_s=0.05)
+    fails_once(run, how, after=6)
+    run.drive()
+    metrics = run.metrics()
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4]
+    assert run.trainer.updates == STEPS
+    assert run.restarted == [0]
+    assert sum(m["rollout/engines_lost"] for m in metrics) == sum(m.get("engine/replaced", 0.0) for m in metrics) == 1
+    assert sum(m["rollout/groups_dropped"] for m in metrics) == 0
+    assert max(m["staleness/max"] for m in metrics) <= lag
+    assert all(m["sync/probe_max_abs_diff"] == 0 for m in metrics)
+    restart = run.engine.phases.index("restart")
+    before = [p for p in run.engine.phases[:restart] if p.startswith("begin")][-1]
+    assert run.engine.phases[restart + 1] in (before, f"begin v{int(before[7:]) + 1}"), "it serves what was served, or what is next"
+    if leased:
+        first = run.leases.index("engine-0 has its devices")
+        assert run.leases[first : first + 3] == ["engine-0 has its devices", "engine-0 starts", "engine-0 leases them again"]
+        open_leases = [what for what in run.leases[:first] if what.endswith("begins") and what[:-6] + "ends" not in run.leases[:first]]
+        assert open_leases == []
+
+
+def test_an_engine_that_is_lost_once_too_often_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    run = Run(tmp_path, restarts=1)
+    run.engine.restart = lambda: None  # type: ignore[method-assign]  # the new process is as dead as the old one
+    run.trainer.on_step = lambda step: setattr(run.engine, "failed", True)
+    with pytest.raises(EngineLostError, match=r"engine-0 is lost \(its thread ended\)"):
+        run.drive()
+    events = (tmp_path / "run" / "logs" / "events.jsonl").read_text()
+    assert "1 of 1 restarts are used (spec.rollout.maxEngineRestarts)" in events
+
+
+def test_a_validation_that_no_engine_can_end_is_given_up(tmp_path: Path) -> None:
+    run = Run(tmp_path, lag=1, validation=replace(VALIDATION, every_steps=1), restarts=1)
+    submit = run.engine.submit
+
+    def hold_back(requests: Sequence[GenerationRequest]) -> None:
+        submit([r for r in requests if r.sampling.temperature > 0 or run.restarted])
+
+    def fail(step: int) -> None:
+        run.engine.failed = step == 1
+
+    run.engine.submit = hold_back  # type: ignore[method-assign]
+    run.trainer.on_step = fail
+    run.drive()
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert "validation under way is given up" in (tmp_path / "run" / "logs" / "events.jsonl").read_text()

@@ -29,7 +29,7 @@ def test_gigpo_compares_steps_from_the_same_state_of_the_same_group() -> None:
         group_ids=[7, 7, 7, 7, 8],
         anchor_states=["hall", "door", "hall", "door", "door"],
         gamma=0.5,
-        step_weight=2.0,
+        turn_weight=2.0,
         normalize_std=False,
     )
     np.testing.assert_allclose(result, [0.5 + 2 * 0.25, 0.5 + 2 * 0.5, -0.5 - 2 * 0.25, -0.5 - 2 * 0.5, 0.0])

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, HostBudgetError, LeaseLostError, OffloadError, WorkerFailedError, WorkerLostError
 from rljob_runtime.offload.states import Residence
 from tests.support.arbiter_fakes import D0, D1, OPTIMIZER, PARAMS
@@ -129,6 +130,41 @@ def test_the_watcher_of_a_worker_can_take_the_lease_away() -> None:
 
         with pytest.raises(LeaseLostError, match="train: loop lost trainer before its end: worker trainer-0 is gone"):
             await train()
+        await world.end()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("policy", [ALWAYS, OffloadPolicy.AUTO])
+@pytest.mark.parametrize("how", ["in its lease", "while it was away", "in a switch"])
+def test_a_client_whose_worker_was_replaced_leases_again_as_a_new_one(how: str, policy: OffloadPolicy) -> None:
+    async def scenario() -> None:
+        world = collocated(policy)
+        await world.block("trainer")
+        worker = world.workers["engine-0"]
+        if how == "in its lease":
+            await world.arbiter.settle()
+            async with world.arbiter.use("engine", what="generation", timeout_s=99):
+                worker.die()
+        elif how == "while it was away":
+            worker.die()
+        else:
+            worker.faults.append("killed")
+            with pytest.raises(WorkerLostError, match="engine-0"):
+                await world.block("engine")
+        world.arbiter.lost(WorkerLostError("engine-0", "signal 9", "x.log"))
+        await world.block("trainer", what="the trainer goes on meanwhile")
+        await world.arbiter.offload_states("trainer", timeout_s=99)
+        with pytest.raises(OffloadError, match="engine is not to be used"):
+            await world.block("engine")
+        worker.alive = True
+        worker.start_with(ENGINE)
+        world.arbiter.revive("engine-0")
+        await world.arbiter.settle()
+        gone = Residence.OFFLOADED if policy is ALWAYS else Residence.ON_DEVICE
+        assert world.states("engine") == dict.fromkeys(ENGINE, gone)
+        await world.block("engine")
+        await world.block("trainer")
         await world.end()
 
     play(scenario())

@@ -133,7 +133,7 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
 
     within(engines, body, on_lost=lambda index, error: lost.append((index, str(error))))
     assert lost == [(0, "worker e0 is gone (signal 9); its log: engine.log")]
-    assert all(client.got[s.key].token_ids == tuple(range(12)) for s in samples)
+    assert all(client.got[s.key].segment.token_ids.tolist() == list(range(12)) for s in samples)
     again = [request for request in engines[1].seen if request.request_id.endswith("+2")]
     assert {request.seed for request in again} == {sample_seed(5, s.prompt.index, s.index, 3) for s in samples}
 
@@ -154,7 +154,7 @@ def test_an_overloaded_engine_gives_its_latest_requests_to_one_that_joins() -> N
         assert len(engines[0].aborted) == 3
 
     within(engines, body, Capacity(slots=6))
-    assert {key: got.token_ids for key, got in client.got.items()} == {sample.key: tuple(range(10)) for sample in samples}
+    assert {key: got.segment.token_ids.tolist() for key, got in client.got.items()} == {sample.key: list(range(10)) for sample in samples}
     assert {request.request_id for request in engines[1].seen} <= {"3/0+1", "4/0+1", "5/0+1"}
     assert len(engines[1].seen) >= 2
 
@@ -227,7 +227,7 @@ def test_a_reservation_sends_others_back_to_wait_and_they_go_on_with_their_token
         await asyncio.sleep(60.0)
 
     within([engine], body, Capacity(slots=2))
-    assert all(completion.token_ids == tuple(range(20)) for completion in training.got.values())
+    assert all(completion.segment.token_ids.tolist() == list(range(20)) for completion in training.got.values())
     assert len(training.got) == 3
 
 

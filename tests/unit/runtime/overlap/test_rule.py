@@ -18,7 +18,8 @@ from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Outcome, Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
-from tests.support.records import make_trajectory
+from rljob_runtime.records import Segment, Trajectory
+from tests.support.records import ids, make_segment, make_trajectory
 
 SCORES = ((1.0, 0.0, 0.0, 0.5), (0.25, 0.25, 1.0, 2.0))
 SIZES = ((3, 1, 2, 4), (2, 2, 5, 1))
@@ -38,7 +39,7 @@ def step_of(
         for index, (score, size) in enumerate(zip(some, lengths, strict=True)):
             one = make_trajectory(group, index, score, tokens=tuple(range(1, size + 1)))
             if (group, index) in truncated:
-                one = replace(one, completion=replace(one.completion, finish_reason="length"))
+                one = replace(one, finish_reason="length")
             members.append(replace(one, prompt=replace(one.prompt, source=source)))
         groups.append(Group(group_id=group, trajectories=tuple(members), failed_samples=0))
     return replace(arrange(groups, version=0), **arrays)
@@ -74,6 +75,25 @@ def test_grpo_is_the_group_advantage_on_every_drawn_token(normalize: bool) -> No
     assert outcome.trained.tobytes() == step.response_mask.tobytes()
     assert (outcome.returns, outcome.sample_weights, outcome.kl_coefficient) == (None, None, None)
     assert set(outcome.metrics) == {"advantage/mean", "advantage/std", "advantage/min", "advantage/max"}
+
+
+def test_the_summary_of_the_advantages_is_numpys_to_the_last_bit() -> None:
+    generator = np.random.default_rng(0)
+    groups = [
+        Group(
+            group_id=number,
+            trajectories=tuple(
+                make_trajectory(number, i, float(generator.random()), (7,) * int(generator.integers(1, 3000))) for i in range(4)
+            ),
+            failed_samples=0,
+        )
+        for number in range(8)
+    ]
+    step = arrange(groups, 0)
+    outcome = Rule(RuleConfig(max_response_tokens=3000)).apply(step)
+    trained = outcome.advantages[step.response_mask > 0].astype(np.float64)
+    found = [outcome.metrics[f"advantage/{name}"] for name in ("mean", "std", "min", "max")]
+    assert found == [trained.mean(), trained.std(), trained.min(), trained.max()]
 
 
 def test_rloo_leaves_one_out() -> None:
@@ -363,12 +383,6 @@ def test_scores_that_are_not_finite_are_refused(estimator: AdvantageEstimator) -
         apply(step_of([[float("nan"), 1.0]], [[1, 1]]), estimator=estimator)
 
 
-@pytest.mark.parametrize("estimator", [AdvantageEstimator.GIGPO, AdvantageEstimator.STEP_REINFORCE])
-def test_estimators_over_steps_are_refused_for_single_responses(estimator: AdvantageEstimator) -> None:
-    with pytest.raises(ValueError, match="needs the steps of episodes"):
-        Rule(RuleConfig(max_response_tokens=8, estimator=estimator))
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -390,3 +404,20 @@ def test_the_kl_is_measured_where_it_counts_here() -> None:
     assert not plain.measures_kl
     assert not replace(plain, kl_coefficient=0.1).measures_kl
     assert replace(plain, kl_coefficient=0.1, kl_target=0.1).measures_kl
+
+
+def test_rewards_of_turns_count_where_they_were_earned_and_group_estimators_see_their_sum() -> None:
+    def episode(index: int, rewards: tuple[float, float]) -> Trajectory:
+        one = make_trajectory(0, index, sum(rewards))
+        first, second = (replace(make_segment((7, 8)), reward=reward) for reward in rewards)
+        return replace(one, segments=(first, Segment(token_ids=ids(5, 6, 7), sampled=False), second))
+
+    members = (episode(0, (1.0, 0.5)), episode(1, (0.0, -1.0)))
+    step = arrange([Group(group_id=0, trajectories=members, failed_samples=0)], version=0)
+    outcome = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=0.5)
+    assert tokens(step, outcome.advantages) == [[0.5 + 0.5 / 8, 1.0 + 0.5 / 4, 0.25, 0.5], [-1 / 8, -1 / 4, -0.5, -1.0]]
+    assert (outcome.advantages[step.response_mask == 0] == 0).all()
+    clipped = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=1.0, reward_clip=1.0)
+    assert tokens(step, clipped.advantages)[0] == [1.0, 1.0, 0.0, 0.0]  # the clip takes from the last token
+    summed = apply(step, estimator=AdvantageEstimator.RLOO)
+    assert firsts(step, summed) == [2.5, -2.5]

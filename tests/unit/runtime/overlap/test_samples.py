@@ -12,7 +12,7 @@ from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.records import Completion, Sampling
 from rljob_runtime.sampling_mask import SamplingMask
-from tests.support.records import make_completion, make_prompt
+from tests.support.records import make_completion, make_prompt, make_segment
 
 OWNER: Any = object()
 SAMPLING = Sampling(max_tokens=8, top_p=0.7, top_k=5, returns_mask=True)
@@ -22,7 +22,7 @@ def part(tokens: tuple[int, ...], finish: str) -> Completion:
     """With each token and the one after it possible."""
     ids = np.array([(token, token + 1) for token in tokens], dtype=np.int32).reshape(-1)
     mask = SamplingMask(token_ids=ids, counts=np.full(len(tokens), 2, dtype=np.int32))
-    return replace(make_completion("part", tokens, finish=finish), sampling_mask=mask)
+    return Completion(request_id="part", segment=replace(make_segment(tokens), sampling_mask=mask), finish_reason=finish)
 
 
 def asked(sampling: Sampling) -> Sample:
@@ -37,8 +37,8 @@ def test_masks_of_all_parts_are_one() -> None:
     assert sample.take(part((), "abort")) is None
     whole = sample.take(part((6,), "stop"))
     assert whole is not None
-    assert whole.token_ids == (4, 5, 6)
-    assert whole.sampling_mask == part((4, 5, 6), "stop").sampling_mask
+    assert whole.segment.token_ids.tolist() == [4, 5, 6]
+    assert whole.segment.sampling_mask == part((4, 5, 6), "stop").segment.sampling_mask
 
 
 def test_an_engine_that_leaves_the_mask_out_is_a_fault() -> None:
@@ -49,4 +49,4 @@ def test_an_engine_that_leaves_the_mask_out_is_a_fault() -> None:
 def test_without_being_asked_for_there_is_none() -> None:
     whole = asked(Sampling(max_tokens=8)).take(make_completion("0/0"))
     assert whole is not None
-    assert whole.sampling_mask is None
+    assert whole.segment.sampling_mask is None

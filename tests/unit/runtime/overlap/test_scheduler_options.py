@@ -12,19 +12,20 @@ from rljob_runtime.overlap.filters import GroupFilter
 from rljob_runtime.overlap.samples import sample_seed
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.overlap.staleness import StalenessGate
-from rljob_runtime.records import RewardRequest, RewardResult, Sampling
+from rljob_runtime.packed import RewardBatch
+from rljob_runtime.records import RewardResult, Sampling
 from tests.support.rollouts import make_gate, make_scheduler
 from tests.support.timed_engine import TimedEngine
 from tests.support.virtual_time import run_virtual
 
 
-def by_sample(request: RewardRequest) -> float:
-    return float(request.sample_id.split("/")[1])
+def by_sample(sample_id: str) -> float:
+    return float(sample_id.split("/")[1])
 
 
-def make(engines: Sequence[TimedEngine], gate: StalenessGate, value: Callable[[RewardRequest], float] = by_sample, **config: Any) -> Any:
-    async def score(requests: list[RewardRequest]) -> list[RewardResult]:
-        return [RewardResult(sample_id=r.sample_id, score=value(r)) for r in requests]
+def make(engines: Sequence[TimedEngine], gate: StalenessGate, value: Callable[[str], float] = by_sample, **config: Any) -> Any:
+    async def score(batch: RewardBatch) -> list[RewardResult]:
+        return [RewardResult(sample_id=name, score=value(name)) for name in batch.sample_ids]
 
     rollout = {"sampling": Sampling(max_tokens=1000)} | config
     return make_scheduler(engines, gate, rollout=rollout, fleet={"stall_timeout_s": 1000.0}, score=score)
@@ -142,7 +143,7 @@ def test_more_staleness_than_lag_waits_less_for_a_straggler() -> None:
 def test_a_filtered_group_is_replaced_at_once_while_others_are_still_drawn() -> None:
     engine = TimedEngine("e0", slots=64, length_of=lambda key: 30 if key.startswith("0/") else 5)
     gate = make_gate(2, 0, steps=1)
-    scheduler = make([engine], gate, lambda r: 0.0 if r.prompt.index == 1 else by_sample(r), group_filter=GroupFilter(min_std=0.0))
+    scheduler = make([engine], gate, lambda name: 0.0 if name.startswith("1/") else by_sample(name), group_filter=GroupFilter(min_std=0.0))
 
     async def body() -> None:
         await asyncio.sleep(7.0)
@@ -157,7 +158,7 @@ def test_a_filtered_group_is_replaced_at_once_while_others_are_still_drawn() -> 
 def test_a_filter_that_keeps_nothing_is_an_error_with_its_bounds_and_the_last_means() -> None:
     gate = make_gate(2, 0, steps=50)
     bounds = GroupFilter(min_mean=0.1, max_mean=0.9)
-    scheduler = make([TimedEngine("e0", slots=64)], gate, lambda r: 1.0, group_filter=bounds, max_filtered_in_row=6)
+    scheduler = make([TimedEngine("e0", slots=64)], gate, lambda name: 1.0, group_filter=bounds, max_filtered_in_row=6)
 
     async def body() -> None:
         with pytest.raises(FilteredOutError, match=r"6 groups in a row .* mean > 0.1 and mean < 0.9, .* are 1, 1, 1, 1, 1; give prompts"):
@@ -170,7 +171,7 @@ def test_filtered_groups_with_kept_ones_between_are_no_error() -> None:
     gate = make_gate(2, 0, steps=10)
     config = {"group_filter": GroupFilter(min_std=0.0), "max_filtered_in_row": 3}
     engine = TimedEngine("e0", slots=64)
-    scheduler = make([engine], gate, lambda r: by_sample(r) if r.prompt.index % 2 else 0.0, **config)
+    scheduler = make([engine], gate, lambda name: by_sample(name) if int(name.split("/")[0]) % 2 else 0.0, **config)
 
     async def body() -> None:
         for version in range(10):

@@ -13,8 +13,8 @@ from rljob_runtime.overlap.routing import Capacity
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.scheduler import ScoreResponses
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
-from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardRequest, RewardResult, Sampling
-from tests.support.fake_workers import no_texts
+from rljob_runtime.packed import RewardBatch
+from rljob_runtime.records import Completion, GenerationRequest, Prompt, RewardResult, Sampling
 from tests.support.records import make_prompt
 from tests.support.timed_engine import TimedEngine
 from tests.support.virtual_time import run_virtual
@@ -66,16 +66,16 @@ class Training:
         return [Sample(owner=self, group_id=i, index=0, prompt=make_prompt(i)) for i in range(count)]
 
 
-def score_of(request: RewardRequest) -> RewardResult:
+def score_of(sample_id: str, tokens: int) -> RewardResult:
     """Each response scores its length; the second one of prompt 1 cannot be scored."""
-    if request.sample_id.endswith("1/1"):
-        return RewardResult(sample_id=request.sample_id, score=None, error="reward task: ran past its time limit of 1 s")
-    score = float(len(request.response_text))
-    return RewardResult(sample_id=request.sample_id, score=score, parts={"task": score, "brevity": -score}, passed=score >= 3)
+    if sample_id.endswith("1/1"):
+        return RewardResult(sample_id=sample_id, score=None, error="reward task: ran past its time limit of 1 s")
+    score = float(tokens)
+    return RewardResult(sample_id=sample_id, score=score, parts={"task": score, "brevity": -score}, passed=score >= 3)
 
 
-async def score_all(requests: list[RewardRequest]) -> list[RewardResult]:
-    return [score_of(request) for request in requests]
+async def score_all(batch: RewardBatch) -> list[RewardResult]:
+    return [score_of(name, tokens) for name, tokens in zip(batch.sample_ids, batch.lengths.tolist(), strict=True)]
 
 
 def within(
@@ -92,7 +92,7 @@ def within(
     async def main() -> None:
         made: list[Any] = list(engines) if engines is not None else [CuttingEngine("e0", slots=slots, length_of=length_of)]
         fleet = EngineFleet(made, config=FleetConfig(capacities=(Capacity(slots=slots),) * len(made), stall_timeout_s=1000.0))
-        validator = Validator(fleet=fleet, prompts=prompts, decode=no_texts, score=score or score_all, config=replace(CONFIG, **config))
+        validator = Validator(fleet=fleet, prompts=prompts, score=score or score_all, config=replace(CONFIG, **config))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(fleet.run())
             await asyncio.sleep(0)
@@ -106,7 +106,7 @@ def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
     told: dict[str, float] = {}
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
-        told.update(await validator.run(7))
+        told.update((await validator.run(7)).metrics)
         assert fleet.num_running == fleet.num_waiting == 0
 
     within(body)
@@ -137,11 +137,11 @@ def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
 def test_where_no_response_can_be_scored_there_is_no_mean() -> None:
     told: dict[str, float] = {}
 
-    async def failing(requests: list[RewardRequest]) -> list[RewardResult]:
-        return [RewardResult(sample_id=request.sample_id, score=None, error="reward task: no such module") for request in requests]
+    async def failing(batch: RewardBatch) -> list[RewardResult]:
+        return [RewardResult(sample_id=name, score=None, error="reward task: no such module") for name in batch.sample_ids]
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
-        told.update(await validator.run(0))
+        told.update((await validator.run(0)).metrics)
 
     within(body, score=failing)
     assert told["validation/errors"] == 6
@@ -161,7 +161,9 @@ def test_each_version_asks_the_same_questions_in_the_same_way() -> None:
     assert len(engine.seen) == 12
     first, second = engine.seen[:6], engine.seen[6:]
     assert [r.request_id.removeprefix("v0/") for r in first] == [r.request_id.removeprefix("v2/") for r in second]
-    assert [(r.seed, r.prompt_token_ids, r.sampling) for r in first] == [(r.seed, r.prompt_token_ids, r.sampling) for r in second]
+    assert [(r.seed, r.prompt_token_ids.tolist(), r.sampling) for r in first] == [
+        (r.seed, r.prompt_token_ids.tolist(), r.sampling) for r in second
+    ]
     assert len({r.seed for r in first}) == 6
     training = [sample.request(CONFIG.sampling, CONFIG.seed).seed for sample in Training().samples(3)]
     assert not {r.seed for r in first} & set(training)
@@ -188,7 +190,7 @@ def test_pausing_calls_training_back_with_its_tokens_and_goes_on_afterwards() ->
     async def body(fleet: EngineFleet, validator: Validator) -> None:
         fleet.add(training.samples(2))
         await asyncio.sleep(3.5)
-        told = await validator.run(1)
+        told = (await validator.run(1)).metrics
         at_s.append(asyncio.get_running_loop().time())
         assert told["validation/prompts"] == 3
         await asyncio.sleep(60.0)
@@ -200,7 +202,7 @@ def test_pausing_calls_training_back_with_its_tokens_and_goes_on_afterwards() ->
     assert {i.split("/")[0] for i in order[2:8]} == {"v1"}
     assert order[8:] == ["0/0+1", "1/0+1"]
     assert [len(r.prompt_token_ids) for r in engine.seen[8:]] == [3 + 3, 3 + 3]  # the prompt and what was drawn in 3.5 s
-    assert [c.token_ids for c in training.got.values()] == [tuple(range(12))] * 2  # nothing twice, nothing lost
+    assert [c.segment.token_ids.tolist() for c in training.got.values()] == [list(range(12))] * 2  # nothing twice, nothing lost
     assert all(ended_s == pytest.approx(at_s[0] + 9.0, abs=1.0) for ended_s in training.at_s.values())
 
 
@@ -240,7 +242,7 @@ def test_a_validation_that_takes_too_long_names_its_version_and_counts_and_leave
 
 
 def test_a_reward_that_takes_too_long_is_bounded_too() -> None:
-    async def never(requests: list[RewardRequest]) -> list[RewardResult]:
+    async def never(batch: RewardBatch) -> list[RewardResult]:
         await asyncio.sleep(1000.0)
         return []
 
@@ -261,7 +263,7 @@ def test_a_validation_that_is_given_up_withdraws_its_requests() -> None:
         await asyncio.wait([running])
         await asyncio.sleep(60.0)
         assert fleet.num_running == fleet.num_waiting == 0
-        assert (await validator.run(2))["validation/version"] == 2  # nothing of the last one is counted in the next
+        assert (await validator.run(2)).metrics["validation/version"] == 2  # nothing of the last one is counted in the next
 
     within(body, engines=[engine], slots=8)
     assert len(engine.aborted) == 5  # one had ended

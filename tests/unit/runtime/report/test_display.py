@@ -29,11 +29,12 @@ from rljob_runtime.report import (
 from rljob_runtime.report.charts import MAX_POINTS, MAX_SPANS, metric_charts, running_mean, timeline_charts
 from rljob_runtime.report.choose_display import make_display
 from rljob_runtime.report.display import PhaseView, plain_line, view_of
-from rljob_runtime.report.html import MAX_TEXT_CHARS
+from rljob_runtime.report.episodes import MAX_TEXT_CHARS
 from rljob_runtime.report.jsonl import read_rows
 from rljob_runtime.report.live import LiveDisplay, stacked_bar
 from rljob_runtime.report.metrics import table_of
-from tests.support.report_fakes import GOLDEN, INFO, FakeClock, make_record, make_trajectory
+from tests.support.pace import HANG_S
+from tests.support.report_fakes import GOLDEN, INFO, FakeClock, first_ids, make_record, make_trajectory
 
 
 class FakeRun:
@@ -53,7 +54,7 @@ class FakeRun:
         self.clock.advance(0.1)
         self.reporter.span("trainer", "train", start, self.clock(), number)
         self.reporter.record(make_record(number, **changes))
-        self.reporter.trajectories(number, [make_trajectory(i, float(i % 2)) for i in range(4)])
+        self.reporter.trajectories(number, [make_trajectory(i, float(i % 2)) for i in range(4)], first_ids)
 
     def lines(self) -> str:
         return self.stream.getvalue().replace(str(self.folder.path), "RUN")
@@ -171,6 +172,33 @@ def test_a_narrow_terminal_still_gets_a_panel():
     assert {len(line) for line in _frame(50, 20).splitlines()} == {50}
 
 
+def test_an_agentic_run_shows_success_turns_and_environment_time() -> None:
+    episodes = {"episode__turns_mean": 3.25, "episode__environment_s": 0.0123, "episode__errors": 2.0, "episode__timeouts": 1.0}
+    out = Console(file=io.StringIO(), width=120, color_system=None, legacy_windows=False, _environ={"TERM": "xterm"})
+    display = LiveDisplay(out, clock=FakeClock())
+    display.started(INFO, Path("runs/lake"), None)
+    display.close()
+    display.step(make_record(10, **episodes))
+    out.print(display.render())
+    frame = out.file.getvalue()
+    assert re.search(r"success +30%.* 3 failed a step", frame)
+    assert re.search(r"turns +3\.2.* environment 12 ms", frame)
+    assert "pass rate" not in frame
+    assert "len 9.5  turns 3.2  6.4k tok/s" in plain_line(view_of([make_record(10, **episodes)]), 30)
+
+
+def test_an_agentic_run_has_charts_of_its_episodes() -> None:
+    ended = {"episode__turns_mean": 3.0, "episode__turns_max": 9.0, "episode__environment_s": 0.01, "episode__stopped__done": 0.75}
+    ended["episode__success"] = 0.5
+    rows = [{"step": s, "version": s, "wall_s": 1.0, **make_record(s, **ended).metrics} for s in range(1, 4)]
+    rows[1]["episode/stopped/maxTurns"] = 0.25
+    charts = {chart.title: chart.figure for chart in metric_charts(table_of(rows))}
+    assert {"Success", "Turns of an episode", "Environment time"} <= charts.keys()
+    assert "Pass rate" not in charts
+    shares = {trace.name: list(trace.y) for trace in charts["How episodes ended"].data}
+    assert shares == {"done": [0.75, 0.75, 0.75], "maxTurns": [0.0, 0.25, 0.0]}
+
+
 def test_the_bar_fills_its_width_also_when_phases_overlap():
     assert stacked_bar([("generate", 0.5), ("train", 0.25)], 20).plain == "█" * 15 + "░" * 5
     assert stacked_bar([("generate", 0.9), ("train", 0.9)], 20).plain == "█" * 20
@@ -269,7 +297,7 @@ def test_importing_and_running_needs_neither_torch_nor_ray(tmp_path: Path):
         "with Reporter(folder, info, make_display(sys.stdout, clock=time.monotonic)): pass\n"
         "heavy = {'torch', 'ray', 'vllm'} & sys.modules.keys(); assert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50, env={"PYTHONPATH": ":".join(sys.path)})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S, env={"PYTHONPATH": ":".join(sys.path)})
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
@@ -310,8 +338,8 @@ def _page(tmp_path: Path) -> Path:
         run.clock.advance(1.0)
     for number in range(1, 31):
         run.step(number)
-    bad = make_trajectory(0, 1.0, response_text=evil + "y" * MAX_TEXT_CHARS)
-    run.reporter.trajectories(30, [bad, make_trajectory(1, None)])
+    made = [make_trajectory(0, 1.0), make_trajectory(1, None)]
+    run.reporter.trajectories(30, made, lambda responses: [evil + "y" * MAX_TEXT_CHARS, "1"])
     run.reporter.event(f"warned {evil}", Level.WARNING)
     run.reporter.finish(RunStatus.SUCCEEDED)
     return run.folder.report_html

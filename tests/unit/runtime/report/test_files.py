@@ -28,7 +28,7 @@ from rljob_runtime.report.summary import best_window, package_versions, save_sum
 from rljob_runtime.report.tensorboard import TensorboardWriter
 from rljob_runtime.report.text import bucket_means, format_bytes, format_count, format_seconds, sparkline
 from rljob_runtime.report.trajectories import choose, read_trajectories, write_trajectories
-from tests.support.report_fakes import FakeClock, make_record, make_trajectory
+from tests.support.report_fakes import FakeClock, first_ids, make_record, make_trajectory
 
 # ---- names -------------------------------------------------------------------------------------------------------
 
@@ -278,12 +278,12 @@ def test_sampled_rows_hold_what_a_reader_wants(tmp_path: Path):
     folder = RunFolder.open(tmp_path / "run", FolderMode.NEW)
     sampling = TrajectorySampling(per_step=2, every_steps=10)
     made = [make_trajectory(0, 1.0), make_trajectory(1, None), make_trajectory(2, 0.0)]
-    assert [step for step in range(1, 31) if write_trajectories(folder, step, made, sampling)] == [1, 10, 20, 30]
+    assert [step for step in range(31) if write_trajectories(folder, step, made, sampling, first_ids)] == [0, 1, 10, 20, 30]
     best, worst = read_trajectories(folder, 10)
     assert best == {
         "step": 10, "group_id": 0, "sample_index": 0, "source": "sums", "prompt": "0 + 1 = ?", "response": "0", "answer": "1",
         "reward": 1.0, "parts": {"sums": 1.0}, "passed": True, "error": None, "finish_reason": "stop", "prompt_tokens": 2,
-        "response_tokens": 3, "version_first": 3, "version_last": 4, "logprob_mean": -0.5,
+        "response_tokens": 3, "version_first": 3, "version_last": 4, "logprob_mean": -0.5, "generation_s": 0.25,
     }  # fmt: skip
     assert worst["reward"] is None
     assert worst["error"] == "sums: ran past 1 s"
@@ -291,7 +291,7 @@ def test_sampled_rows_hold_what_a_reader_wants(tmp_path: Path):
 
 def test_sampling_can_be_switched_off_and_refuses_nonsense(tmp_path: Path):
     folder = RunFolder.open(tmp_path / "run", FolderMode.NEW)
-    assert not write_trajectories(folder, 1, [make_trajectory(0, 1.0)], TrajectorySampling(per_step=0))
+    assert not write_trajectories(folder, 1, [make_trajectory(0, 1.0)], TrajectorySampling(per_step=0), first_ids)
     with pytest.raises(ValueError, match="every_steps 0"):
         TrajectorySampling(every_steps=0)
 

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psutil
@@ -17,6 +17,7 @@ from rljob_runtime.records import Prompt, RewardRequest
 from rljob_runtime.rewards import Extraction, RewardConfig, RewardType
 from rljob_runtime.rewards.pool import RewardPool
 from tests.support.data_builders import ADDITION
+from tests.support.pace import HANG_S, until
 
 MODULE = """
 import ctypes, os, subprocess, sys, threading
@@ -216,16 +217,32 @@ def test_closing_leaves_no_process_and_ends_scoring(make_pool):
         pool.score(requests("7"))
 
 
-def test_a_second_caller_is_refused(make_pool):
-    pool = make_pool(timeout_s=0.5)
-    done = []
-    first = threading.Thread(target=lambda: done.append(pool.score(requests("hang"))))
-    with pool._lock:
-        with pytest.raises(RuntimeError, match="already running in another thread"):
-            pool.score(requests("7"))
-    first.start()
-    first.join(30)
-    assert done[0][0].timeouts == ("house",)
+HELD = """
+import time
+from pathlib import Path
+
+def score(prompt, response, answer, metadata):
+    print("held", flush=True)
+    while Path(metadata["hold"]).exists():
+        time.sleep(0.01)
+    return 1.0
+"""
+
+
+def test_a_second_caller_is_refused(make_pool, tmp_path):
+    (tmp_path / "held_rewards.py").write_text(HELD)
+    hold = tmp_path / "hold"
+    hold.touch()
+    pool = make_pool(RewardConfig(name="held", type=RewardType.FUNCTION, function="held_rewards:score", timeout_s=HANG_S))
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(pool.score, [request(0, "7", metadata={"hold": str(hold)})])
+        until("a sample is being scored", lambda: "held" in (tmp_path / "rewards.log").read_text())
+        try:
+            with pytest.raises(RuntimeError, match="already running in another thread"):
+                pool.score(requests("7"))
+        finally:
+            hold.unlink()
+        assert [r.score for r in first.result(HANG_S)] == [1.0]
 
 
 def test_a_child_ends_when_its_parent_is_gone(tmp_path):
@@ -265,11 +282,11 @@ def score(prompt, response, answer, metadata):
         write_everywhere(struct.pack("<16sIIBdd", bytes(16), position, 0, 1, 100.0, 0.0))
     if response == "repeat":
         child = sys.modules["__main__"]
-        send = child._send
+        send = child.send_frame
         def twice(connection, body):
-            connection.sendall(2 * (child.LENGTH.pack(len(body)) + body))
-            child._send = send
-        child._send = twice
+            connection.sendall(2 * (struct.pack("<I", len(body)) + body))
+            child.send_frame = send
+        child.send_frame = twice
     return float(response == answer)
 """
 

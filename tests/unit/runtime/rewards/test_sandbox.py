@@ -16,6 +16,7 @@ from rljob_runtime.records import Prompt, RewardRequest
 from rljob_runtime.rewards import RewardConfig, RewardType
 from rljob_runtime.rewards.pool import RewardPool
 from rljob_runtime.sandbox import Active, landlock, seccomp
+from tests.support.pace import HANG_S
 
 NEEDS_LANDLOCK = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
 
@@ -213,7 +214,7 @@ def test_the_folder_goes_with_the_process(tmp_path):
 
 
 def test_a_process_says_what_keeps_it_in(make, monkeypatch):
-    assert make().describe_sandbox() == str(Active(landlock_abi=landlock.abi()))
+    assert make().describe_sandbox() == f"scoring processes are kept in by {Active(landlock_abi=landlock.abi())}"
     assert "NO Landlock" in str(Active(landlock_abi=0))
 
 
@@ -314,13 +315,13 @@ def test_runs_end_with_the_parent(tmp_path):
         own = psutil.Process(parent.pid)
         below = waiting_for(lambda: own.children(recursive=True), 3)
         parent.send_signal(signal.SIGKILL)
-        parent.wait(10)
-        gone, alive = psutil.wait_procs(below, timeout=10)
+        parent.wait(HANG_S)
+        gone, alive = psutil.wait_procs(below, timeout=HANG_S)
         assert len(gone) == 3
         assert alive == []
 
 
-def waiting_for(found, count, timeout_s=20.0):
+def waiting_for(found, count, timeout_s=HANG_S):
     """Processes below another one, once there are so many."""
     pause = threading.Event()
     for _ in range(int(timeout_s / 0.05)):

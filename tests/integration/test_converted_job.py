@@ -1,0 +1,133 @@
+"""ROLL's examples of asynchronous training as `rljob convert` writes them, scaled to this machine and nothing else, train."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym
+import yaml
+
+from rljob_runtime.tiny import TinySummary
+from tests.integration.jobs import Running, rljob
+from tests.layout.tree import ROOT
+
+pytestmark = pytest.mark.slow
+STEPS = 40
+ROLLS = ROOT / "tests" / "data" / "convert"
+SUMS: dict[str, Any] = {
+    "min_terms": 2,
+    "max_terms": 2,
+    "min_digits": 2,
+    "max_digits": 2,
+    "operators": ["+"],
+    "allow_parentheses": False,
+    "allow_negation": False,
+    "format_style": "simple",
+}
+"""What the tiny model can learn."""
+
+
+LEFT_OUT = """
+# What the guide leaves out of agent_val_frozen_lake_async.yaml and of the file that it includes, with their values.
+exp_name: frozen-lake
+num_gpus_per_node: 8
+advantage_clip: 0.2
+init_kl_coef: 0.0
+max_grad_norm: 1.0
+reward_normalization: {grouping: traj_group_id, method: mean_std}
+train_env_manager: {max_env_num_per_worker: 16, num_env_groups: 128, group_size: 8, tags: [FrozenLake], num_groups_partition: [128]}
+custom_envs:
+  FrozenLake:
+    env_type: frozen_lake
+    max_steps: 10
+    max_tokens_per_step: 64
+    env_config: {action_pattern: "<answer>(.*?)</answer>", format_penalty: -0.01, is_slippery: false}
+"""
+LAKE_STEPS = 20
+
+
+def scaled(manifest: dict[str, Any], folder: Path) -> None:
+    """From 24 accelerators and 7 billion parameters to 3 virtual devices and the tiny model; learning is as it was but for its rate.
+
+    Nodes, devices, the model's path, the data's path, numbers of prompts, tokens and steps, the learning rate and its warm-up change.
+    """
+    spec = manifest["spec"]
+    spec["nodeGroups"] = [
+        {"name": "train", "devicesPerNode": 2, "deviceResource": "cpu"},
+        {"name": "infer", "devicesPerNode": 1, "deviceResource": "cpu"},
+    ]
+    trainer, engine, _ = spec["components"]
+    trainer |= {"placement": {"deviceMapping": "list(range(0,2))"}, "threadsPerWorker": 1}
+    engine |= {"placement": {"deviceMapping": "[2]"}, "threadsPerWorker": 1}
+    spec["model"]["path"] = "models/tiny"
+    spec["data"]["train"][0]["jsonl"]["path"] = str(folder / "sums.jsonl")
+    spec["rollout"] |= {"promptsPerStep": 32, "maxPromptTokens": 64, "maxResponseTokens": 8}
+    spec["training"] |= {"steps": STEPS, "learningRate": 4e-4, "warmupSteps": 10}
+
+
+def test_rolls_asynchronous_example_learns_with_its_engine_in_float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROLLS / "roll-rlvr-async.yaml").read_text()
+    assert text.count("strategy_name: sglang") == 1
+    (tmp_path / "roll.yaml").write_text(text.replace("strategy_name: sglang", "strategy_name: vllm"))
+    rljob("convert", "--from", "roll", "roll.yaml", "--out", "job.yaml", cwd=tmp_path)
+    manifest = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    scaled(manifest, tmp_path)
+    assert manifest["spec"]["components"][1]["engine"]["dtype"] == "float16"
+    rljob("model", "tiny", "--out", "models/tiny", cwd=tmp_path)
+    questions = reasoning_gym.create_dataset("basic_arithmetic", seed=1, size=32 * STEPS, **SUMS)
+    rows = [{"prompt": question["question"], "ground_truth": question["answer"]} for question in questions]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    run = Running(tmp_path / "job", manifest)
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    summary = run.summary()
+    print(json.dumps({key: summary[key] for key in ("reward_first", "reward_last")}))
+    assert len(metrics) == STEPS
+    assert max(m["staleness/max"] for m in metrics) == 1, "one batch ahead"
+    assert 1e-4 < max(m["sync/probe_mean_abs_diff"] for m in metrics) < 0.08, "the types differ, and the weights are the same"
+    assert summary["reward_first"]["mean"] <= 0.4
+    assert summary["reward_last"]["mean"] >= summary["reward_first"]["mean"] + 0.2
+
+
+def scaled_lake(manifest: dict[str, Any], model: Path) -> None:
+    """From 8 accelerators and half a billion parameters to 2 virtual devices and the model that half knows the lake.
+
+    Nodes, devices, the model's path and attention, the engine's cache, numbers of prompts, tokens and steps, learning rate and warm-up, and
+    how a map is shown change; environment, estimator, loss, sampling, staleness and schedule do not.
+    """
+    spec = manifest["spec"]
+    spec["nodeGroups"] = [{"name": "gpu", "devicesPerNode": 2, "deviceResource": "cpu"}]
+    trainer, engine, games = spec["components"]
+    trainer |= {"placement": {"deviceMapping": "[0]"}, "threadsPerWorker": 1}
+    engine |= {"placement": {"deviceMapping": "[1]"}, "threadsPerWorker": 1, "engine": {"type": "VLLM", "maxRunningRequests": 128}}
+    games |= {"placement": {"workers": 1}}
+    spec["model"] = {"path": str(model), "dtype": spec["model"]["dtype"]}
+    (environment,) = spec["environments"]
+    environment["prompt"] = {"chatTemplate": False, "instruction": "", "turn": "{observation}\n"}
+    environment["parameters"]["grid_lookup"] = {"0": " P", "1": " F", "2": " H", "3": " G", "4": " X", "5": " W"}
+    spec["rollout"] |= {"promptsPerStep": 16, "maxPromptTokens": 400, "maxResponseTokens": 8}
+    spec["training"] |= {"steps": LAKE_STEPS, "learningRate": 7e-4, "warmupSteps": 3}
+
+
+def test_rolls_asynchronous_frozen_lake_learns(lake_model: TinySummary, tmp_path: Path) -> None:
+    (tmp_path / "roll.yaml").write_text((ROLLS / "roll-agentic-async.yaml").read_text() + LEFT_OUT)
+    rljob("convert", "--from", "roll", "roll.yaml", "--out", "job.yaml", cwd=tmp_path)
+    manifest = yaml.safe_load((tmp_path / "job.yaml").read_text())
+    scaled_lake(manifest, lake_model.folder)
+    assert manifest["spec"]["algorithm"]["advantage"] == {"estimator": "GRPO", "whiten": True, "clip": 0.2}
+    assert manifest["spec"]["overlap"] == {"asyncGenerationRatio": 1.0, "updateMode": "Interrupt"}
+
+    run = Running(tmp_path / "job", manifest)
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    success = [m["episode/success"] for m in metrics]
+    print([round(value, 3) for value in success])
+    assert len(metrics) == LAKE_STEPS
+    assert max(m["staleness/max"] for m in metrics) == 1, "one batch ahead"
+    assert all(m["rollout/sequences"] == 128 for m in metrics)
+    assert sum(m["episode/errors"] + m["episode/timeouts"] for m in metrics) == 0
+    first, last = sum(success[:6]) / 6, sum(success[-6:]) / 6
+    assert last >= first + 0.1, success
