@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import random
 import socket
 import sys
 import threading
@@ -23,7 +22,7 @@ from typing import Any
 from rljob_api.naming import ENV_NODE_RANK
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
-from rljob_runtime.errors import ClusterError
+from rljob_runtime.cluster.ports import group_port
 
 POD_VISIBLE_DEVICES = "RLJOB_POD_VISIBLE_DEVICES"
 """Environment of a node: the CUDA_VISIBLE_DEVICES it was given itself."""
@@ -33,9 +32,6 @@ START_WORD = "starts"
 """Word in the line that begins a process's part of its log; earlier attempts may have written parts before it."""
 WAITS_WORDS = "waits to take the place of a lost worker"
 """In the line that ends the part of a standby process's log before it is used."""
-GROUP_PORTS = range(20_000, 32_768)
-"""Above those of Ray's workers and below those that Linux gives to outgoing connections, which might take one before it is listened on."""
-ADDRESS_TRIES = 100
 M_MMAP_THRESHOLD = -3
 """Of ``malloc.h``."""
 LARGE_BLOCK_BYTES = 128 * 1024
@@ -104,13 +100,7 @@ class WorkerHost:
             ClusterError: no free port was found.
         """
         host = _own_address()
-        for port in random.SystemRandom().sample(GROUP_PORTS, ADDRESS_TRIES):
-            with socket.socket() as probe, contextlib.suppress(OSError):
-                probe.bind((host, port))
-                return host, port
-        raise ClusterError(
-            f"none of {ADDRESS_TRIES} ports tried from {GROUP_PORTS[0]} to {GROUP_PORTS[-1]} is free on {host}; end what uses them"
-        )
+        return host, group_port(host)
 
     def settle(self) -> None:
         """The worker is set up; see :func:`settle_process`."""

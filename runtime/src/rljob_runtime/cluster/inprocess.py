@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from rljob_runtime.cluster.ports import group_port
 from rljob_runtime.errors import DeadlineError, EngineDiedError, EngineLostError, RuntimeFault, WorkerFailedError, WorkerLostError
 
 
@@ -41,9 +41,7 @@ class InProcessWorker:
 
     async def address(self, timeout_s: float) -> tuple[str, int]:
         """This machine and a free port."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return "127.0.0.1", int(probe.getsockname()[1])
+        return "127.0.0.1", group_port("127.0.0.1")
 
     async def watch(self) -> None:
         """It lives as long as this process."""
