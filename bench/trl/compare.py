@@ -1,4 +1,4 @@
-"""One workload on both sides: choose TRL's settings, then measure TRL and RLJob in turn."""
+"""One workload on both sides: choose the settings of each, then measure TRL and RLJob in turn."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ OnStep = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How TRL's settings are chosen for a workload."""
+    """How the settings of both sides are chosen for a workload."""
 
+    threads: Sequence[tuple[int, int]]
+    """What RLJob is tried with: threads of the trainer and of the engine; one alone is taken as it is."""
     candidates: Sequence[dict[str, Any]]
+    """What TRL is tried with."""
     steps: int
     """The first one is left out of the mean."""
     prompts_per_step: int | None = None
@@ -57,6 +60,35 @@ def tune(prepared: Prepared, tuning: Tuning, folder: Path, on_step: OnStep) -> l
     return sorted(results, key=lambda r: r.get("step_s", float("inf")))
 
 
+def tune_rljob(prepared: Prepared, tuning: Tuning, folder: Path, on_step: OnStep) -> list[dict[str, Any]]:
+    """Seconds per step under each number of threads, fastest first; the first few steps, while caches fill, are left out of the mean."""
+    if len(tuning.threads) == 1:
+        return [{"threads": list(tuning.threads[0])}]
+    results = []
+    warmup = prepared.workload.warmup_steps
+    for number, threads in enumerate(tuning.threads, start=1):
+        what = f"choosing RLJob's threads {number}/{len(tuning.threads)}"
+        report = lambda n, w=what: on_step(w, n)  # noqa: E731 - binds the text of this candidate
+        job_file = with_threads(prepared.job_file, threads, steps=warmup + tuning.steps)
+        _, outcome = rljob_side.run(job_file, folder / "tune", folder / "rljob-tune.log", RUN_TIMEOUT_S, report)
+        results.append({"threads": list(threads), "step_s": statistics.fmean(outcome["step_s"][warmup:])})
+    return sorted(results, key=lambda r: r["step_s"])
+
+
+def with_threads(job_file: Path, threads: Sequence[int], *, steps: int | None = None) -> Path:
+    """A copy of the manifest with these threads of the trainer and of the engine, and ``steps``."""
+    manifest = yaml.safe_load(job_file.read_text())
+    by_role = dict(zip(("Trainer", "Rollout"), threads, strict=True))
+    for component in manifest["spec"]["components"]:
+        if component["role"] in by_role:
+            component["threadsPerWorker"] = by_role[component["role"]]
+    if steps is not None:
+        manifest["spec"]["training"]["steps"] = steps
+    copied = job_file.with_name(f"job-{'-'.join(map(str, threads))}-threads.yaml")
+    copied.write_text(yaml.safe_dump(manifest, sort_keys=False))
+    return copied
+
+
 def run_trl(
     job_file: Path, prompts_file: Path, settings: dict[str, Any], steps: int, folder: Path, timeout_s: float, on_step: Callable[[int], None]
 ) -> tuple[ChildUse, dict[str, Any]]:
@@ -80,9 +112,12 @@ def run_trl(
     return use, json.loads(out_file.read_text())
 
 
-def measure(prepared: Prepared, settings: dict[str, Any], repeats: int, folder: Path, on_step: OnStep) -> list[dict[str, Any]]:
+def measure(
+    prepared: Prepared, settings: dict[str, Any], threads: Sequence[int], repeats: int, folder: Path, on_step: OnStep
+) -> list[dict[str, Any]]:
     """TRL, RLJob, TRL, RLJob and so on; one entry per run."""
     runs = []
+    own_job = with_threads(prepared.job_file, threads)
     for repeat in range(1, repeats + 1):
         for side in ("TRL", "RLJob"):
             what = f"{side}, run {repeat}/{repeats}"
@@ -91,7 +126,7 @@ def measure(prepared: Prepared, settings: dict[str, Any], repeats: int, folder: 
                 job, prompts = prepared.job_file, prepared.prompts_file
                 use, outcome = run_trl(job, prompts, settings, prepared.total_steps, folder, RUN_TIMEOUT_S, report)
             else:
-                use, outcome = rljob_side.run(prepared.job_file, folder / "run", folder / "rljob.log", RUN_TIMEOUT_S, report)
+                use, outcome = rljob_side.run(own_job, folder / "run", folder / "rljob.log", RUN_TIMEOUT_S, report)
             runs.append({"side": side, "repeat": repeat} | _figures(outcome, prepared.workload.warmup_steps, use))
     return runs
 

@@ -22,7 +22,6 @@ from rljob_runtime.tiny import make_tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 SEED = 0
-THREADS = 2
 TRAJECTORIES_ALL = 1024
 """As many trajectories as the manifest can ask for: more than one step has."""
 
@@ -129,10 +128,6 @@ def _heavy(spec: dict[str, Any], folder: Path, total: int) -> int:
     spec["rewards"] = [{"name": "checksum", "type": "Function", "function": "bench_reward:score"}]
     spec["rollout"] |= {"maxResponseTokens": lengths.MAX_TOKENS}
     spec["training"] |= {"learningRate": 1e-7, "warmupSteps": 0, "schedule": "Constant"}
-    # Trainer and engine take turns, so that each may have both cores.
-    for component in spec["components"]:
-        if component["role"] in ("Trainer", "Rollout"):
-            component["threadsPerWorker"] = THREADS
     return num_parameters
 
 

@@ -8,6 +8,7 @@ import pytest
 import reasoning_gym
 import yaml
 
+from bench.lake import converted
 from rljob_runtime.tiny import TinySummary
 from tests.integration.jobs import Running, rljob
 from tests.layout.tree import ROOT
@@ -27,23 +28,6 @@ SUMS: dict[str, Any] = {
 }
 """What the tiny model can learn."""
 
-
-LEFT_OUT = """
-# What the guide leaves out of agent_val_frozen_lake_async.yaml and of the file that it includes, with their values.
-exp_name: frozen-lake
-num_gpus_per_node: 8
-advantage_clip: 0.2
-init_kl_coef: 0.0
-max_grad_norm: 1.0
-reward_normalization: {grouping: traj_group_id, method: mean_std}
-train_env_manager: {max_env_num_per_worker: 16, num_env_groups: 128, group_size: 8, tags: [FrozenLake], num_groups_partition: [128]}
-custom_envs:
-  FrozenLake:
-    env_type: frozen_lake
-    max_steps: 10
-    max_tokens_per_step: 64
-    env_config: {action_pattern: "<answer>(.*?)</answer>", format_penalty: -0.01, is_slippery: false}
-"""
 LAKE_STEPS = 20
 
 
@@ -92,31 +76,10 @@ def test_rolls_asynchronous_example_learns_with_its_engine_in_float16(tmp_path: 
     assert summary["reward_last"]["mean"] >= summary["reward_first"]["mean"] + 0.2
 
 
-def scaled_lake(manifest: dict[str, Any], model: Path) -> None:
-    """From 8 accelerators and half a billion parameters to 2 virtual devices and the model that half knows the lake.
-
-    Nodes, devices, the model's path and attention, the engine's cache, numbers of prompts, tokens and steps, learning rate and warm-up, and
-    how a map is shown change; environment, estimator, loss, sampling, staleness and schedule do not.
-    """
-    spec = manifest["spec"]
-    spec["nodeGroups"] = [{"name": "gpu", "devicesPerNode": 2, "deviceResource": "cpu"}]
-    trainer, engine, games = spec["components"]
-    trainer |= {"placement": {"deviceMapping": "[0]"}, "threadsPerWorker": 1}
-    engine |= {"placement": {"deviceMapping": "[1]"}, "threadsPerWorker": 1, "engine": {"type": "VLLM", "maxRunningRequests": 128}}
-    games |= {"placement": {"workers": 1}}
-    spec["model"] = {"path": str(model), "dtype": spec["model"]["dtype"]}
-    (environment,) = spec["environments"]
-    environment["prompt"] = {"chatTemplate": False, "instruction": "", "turn": "{observation}\n"}
-    environment["parameters"]["grid_lookup"] = {"0": " P", "1": " F", "2": " H", "3": " G", "4": " X", "5": " W"}
-    spec["rollout"] |= {"promptsPerStep": 16, "maxPromptTokens": 400, "maxResponseTokens": 8}
-    spec["training"] |= {"steps": LAKE_STEPS, "learningRate": 7e-4, "warmupSteps": 3}
-
-
 def test_rolls_asynchronous_frozen_lake_learns(lake_model: TinySummary, tmp_path: Path) -> None:
-    (tmp_path / "roll.yaml").write_text((ROLLS / "roll-agentic-async.yaml").read_text() + LEFT_OUT)
+    (tmp_path / "roll.yaml").write_text(converted.text())
     rljob("convert", "--from", "roll", "roll.yaml", "--out", "job.yaml", cwd=tmp_path)
-    manifest = yaml.safe_load((tmp_path / "job.yaml").read_text())
-    scaled_lake(manifest, lake_model.folder)
+    manifest = converted.scaled(yaml.safe_load((tmp_path / "job.yaml").read_text()), lake_model.folder, steps=LAKE_STEPS)
     assert manifest["spec"]["algorithm"]["advantage"] == {"estimator": "GRPO", "whiten": True, "clip": 0.2}
     assert manifest["spec"]["overlap"] == {"asyncGenerationRatio": 1.0, "updateMode": "Interrupt"}
 

@@ -27,17 +27,17 @@ def folder(path: Path, success: list[float], validated: dict[int, float]) -> Pat
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     left = folder(tmp_path / "run", [0.25] * 5 + [0.4] * 5 + [0.7] * 10, {1: 0.2, 20: 0.65})
-    return curves.read(left, advantage="GiGPO", seed=3)
+    return curves.read(left, job="GiGPO", seed=3)
 
 
-@pytest.mark.parametrize("advantage", jobs.ADVANTAGES)
-def test_each_estimators_job_is_valid(advantage: str):
-    spec = check(yaml.safe_dump(jobs.manifest(advantage, 5, Path("models/tiny-lake")))).job.spec
-    assert (spec.algorithm.advantage.estimator, spec.seed) == (advantage, 5)
+@pytest.mark.parametrize("job", jobs.JOBS)
+def test_each_job_is_valid(job: str):
+    spec = check(yaml.safe_dump(jobs.manifest(job, 5, Path("models/tiny-lake")))).job.spec
+    assert (spec.algorithm.advantage.estimator, spec.seed) == (job if job in jobs.ALGORITHMS else "GRPO", 5)
 
 
-def test_jobs_of_different_estimators_are_told_apart():
-    assert len({jobs.fingerprint(advantage) for advantage in jobs.ADVANTAGES}) == len(jobs.ADVANTAGES)
+def test_jobs_are_told_apart():
+    assert len({jobs.fingerprint(job) for job in jobs.JOBS}) == len(jobs.JOBS)
 
 
 def test_a_run_is_read_back_from_its_row(run: Run):
@@ -54,7 +54,7 @@ def test_first_and_last_steps_are_compared(run: Run):
 
 @pytest.mark.parametrize(("last", "learned"), [(0.56, True), (0.54, False)])
 def test_a_run_has_learned_that_rises_by_three_tenths(tmp_path: Path, last: float, *, learned: bool):
-    assert curves.read(folder(tmp_path / "run", [0.25] * 5 + [last] * 10, {}), advantage="GRPO", seed=0).learned is learned
+    assert curves.read(folder(tmp_path / "run", [0.25] * 5 + [last] * 10, {}), job="GRPO", seed=0).learned is learned
 
 
 def test_table_and_picture(run: Run, tmp_path: Path):
