@@ -212,6 +212,9 @@ class ServingEngine(ScriptedEngine):
         await self.lost.wait()
         raise WorkerLostError(self.name, "signal 9", self.log_file)
 
+    async def drained(self) -> None:
+        await asyncio.Event().wait()
+
 
 class CountingTrainer:
     """A trainer whose weights are the number of updates it has made."""
@@ -252,3 +255,6 @@ class CountingTrainer:
     async def watch(self) -> None:
         await self.lost.wait()
         raise WorkerLostError(self.name, "signal 9", self.log_file)
+
+    async def drained(self) -> None:
+        await asyncio.Event().wait()

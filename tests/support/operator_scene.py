@@ -112,6 +112,7 @@ class Scene:
         self.clusters: list[ClusterView] = []
         self.taken_name: str | None = None
         self.rejected: str | None = None
+        self.problem: str | None = None
 
     def spec(self, **changes: Any) -> Scene:
         """Change fields of the spec."""
@@ -182,6 +183,11 @@ class Scene:
         self.rejected = message
         return self
 
+    def unavailable(self, message: str) -> Scene:
+        """Have the API server fail to create the child."""
+        self.problem = message
+        return self
+
     def deleting(self) -> Scene:
         """Mark the RLJob as being deleted."""
         self.job = replace(self.job, deleting=True)
@@ -197,6 +203,7 @@ class Scene:
             pods=tuple(self.pods),
             taken_name=self.taken_name,
             rejected=self.rejected,
+            unavailable=self.problem,
         )
 
     def decide(self, seconds: float = 60) -> Decision:

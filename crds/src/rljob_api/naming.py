@@ -12,6 +12,8 @@ MAX_RAYJOB_NAME = 47
 """Characters KubeRay allows for a RayJob."""
 JOB_LABEL = "rljob.dev/job"
 """Label of every child object and pod: name of the RLJob."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Kueue's: LocalQueue of an object."""
 ATTEMPT_LABEL = "rljob.dev/attempt"
 """Label of every child of one attempt: its number."""
 NODE_RANK_LABEL = "rljob.dev/node-rank"

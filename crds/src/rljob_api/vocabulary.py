@@ -307,6 +307,10 @@ class Reason(StrEnum):
     """A pod cannot start or keeps ending; the message names pod, container and why."""
     NODES_READY = "NodesReady"
     """All nodes are there."""
+    NODES_NOT_READY = "NodesNotReady"
+    """The driver runs, but a node that was there is not ready any more; the message counts them."""
+    API_UNAVAILABLE = "ApiUnavailable"
+    """The API server, or a webhook that it asks, failed when the RayJob was created; it is tried again. The message is theirs."""
     RUNNING = "Running"
     """The driver trains."""
     RESTARTING = "Restarting"
@@ -339,6 +343,9 @@ class Reason(StrEnum):
     """A worker process or its pod ended without an error of its own."""
     HEAD_LOST = "HeadLost"
     """The pod of the driver ended or was replaced."""
+    EVICTED = "Evicted"
+    """A pod of the job was drained, preempted or deleted, or its node no longer answers. Another attempt follows without using up
+    failurePolicy.maxRestarts."""
     OUT_OF_MEMORY = "OutOfMemory"
     """A container was killed for its memory use; the message names it."""
     DRIVER_FAILED = "DriverFailed"
@@ -356,6 +363,11 @@ class Reason(StrEnum):
         return self in _MACHINE_FAILURES
 
     @property
+    def is_disruption(self) -> bool:
+        """Whether an attempt that failed so was ended by the cluster, for reasons that are not the job's."""
+        return self is Reason.EVICTED
+
+    @property
     def ends_attempt(self) -> bool:
         """Whether an attempt can end so; only about these a rule of failurePolicy can say something."""
         return self in _MACHINE_FAILURES or self in _OTHER_FAILURES
@@ -370,6 +382,7 @@ _MACHINE_FAILURES = frozenset(
         Reason.OFFLOAD_FAILED,
         Reason.WORKER_LOST,
         Reason.HEAD_LOST,
+        Reason.EVICTED,
         Reason.OUT_OF_MEMORY,
         Reason.DRIVER_FAILED,
         Reason.SUBMISSION_FAILED,
@@ -383,6 +396,7 @@ _OTHER_FAILURES = frozenset(
         Reason.REWARD_INVALID,
         Reason.CHECKPOINT_FAILED,
         Reason.WORKER_FAILED,
+        Reason.IMAGE_UNAVAILABLE,
         Reason.STOPPED,
     }
 )

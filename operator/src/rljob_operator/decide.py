@@ -16,6 +16,8 @@ r"""Decides what to do about one RLJob: pure, level-triggered, a function of the
                                  |
        failure recorded          +--> delete its RayJob if live --> backoff, previous head pod --> create attempt n + 1
        no attempt yet            +--> create attempt 1
+       RayJob deleted while      +--> create it again, for the same attempt
+         the job was suspended   |
        RayJob live               +--> hold, resume, or report startup progress
 
     Decision --> actions, then one status write, then events
@@ -73,8 +75,8 @@ def _unfinished(situation: Situation) -> Decision:
         return _failed(situation, overdue, overdue.message, is_new=True)
     if situation.is_failure_recorded and situation.last_failure is not None:
         return _after_failure(situation, situation.last_failure, is_new=False)
-    if situation.attempt is None:
-        return _start(situation, 1, None)
+    if situation.attempt is None or situation.live_child is None:
+        return _start(situation, situation.attempt or 1, None)
     return _live(situation)
 
 
@@ -123,7 +125,7 @@ def _succeeded(situation: Situation) -> Decision:
 
 def _attempt_failed(situation: Situation, found: Failure) -> Decision:
     """The failure is not in the status yet: report what follows now, act on it in a later pass (see Decision)."""
-    return _after_failure(situation, RecordedFailure(failure=found, time=situation.now), is_new=True)
+    return _after_failure(situation, situation.new_failure(found), is_new=True)
 
 
 def _after_failure(situation: Situation, recorded: RecordedFailure, *, is_new: bool) -> Decision:
@@ -198,6 +200,9 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
     if observed.rejected is not None:
         message = failure.headline(observed.rejected)
         return _waiting(situation, Reason.CHILD_REJECTED, message, start_time, situation.now + REJECTED_RETRY)
+    if observed.unavailable is not None:
+        message = failure.headline(observed.unavailable)
+        return _waiting(situation, Reason.API_UNAVAILABLE, message, start_time, situation.now + REJECTED_RETRY)
     if observed.taken_name is not None:
         message = f"{observed.taken_name} already exists and is not owned by this RLJob; delete it or rename the RLJob."
         return _waiting(situation, Reason.CHILD_NAME_TAKEN, message, start_time, situation.now + TAKEN_RETRY)
@@ -206,7 +211,7 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
     if situation.orphans:
         return _waiting(situation, reason, f"{summary} once RayJob {situation.orphans[0].name} is gone.", start_time)
     ended = situation.job.created if after is None else after.time
-    begin = ended if after is None else ended + restart.backoff(situation.options, after.failure.attempt)
+    begin = ended if after is None else ended + restart.backoff(situation.options, after)
     if begin > situation.now:
         return _waiting(situation, reason, f"{summary}.", start_time, begin)
     wait = handover.wait_for_heads(situation, since=ended)
@@ -234,6 +239,9 @@ def _live(situation: Situation) -> Decision:
     hold = suspension.hold(situation)
     if hold is not None:
         return _held(situation, hold)
+    if situation.child is not None and situation.child.deleting:
+        message = f"Attempt {situation.attempt} starts again once RayJob {situation.child.name} is gone."
+        return _waiting(situation, Reason.STARTING, message, situation.started)
     resume = suspension.resume(situation)
     until = startup.deadline(situation)
     if resume is not None:
@@ -243,7 +251,8 @@ def _live(situation: Situation) -> Decision:
     cluster = startup.cluster_ready(situation)
     child = situation.child
     if child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING":
-        running = ConditionValue(status=TRUE, reason=Reason.RUNNING, message=f"Attempt {child.attempt} is training.")
+        message = f"Attempt {child.attempt} is training.{startup.head_note(situation)}"
+        running = ConditionValue(status=TRUE, reason=Reason.RUNNING, message=message)
     elif cluster.status is TRUE:
         running = ConditionValue(status=FALSE, reason=Reason.STARTING, message=f"The driver of attempt {situation.attempt} is starting.")
     else:
@@ -266,6 +275,7 @@ def _held(situation: Situation, hold: suspension.Hold) -> Decision:
         conditions=conditions,
         attempt=situation.attempt,
         set_suspend={hold.to_suspend: True} if hold.to_suspend else {},
+        delete_children=(hold.to_delete,) if hold.to_delete else (),
         start_time=None,
     )
 

@@ -90,7 +90,8 @@ class KubernetesClient:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
         kind = Kind(manifest["kind"])
         metadata = manifest["metadata"]
-        path = _path(kind, metadata["namespace"])
+        # Strict: a field that the server does not know, such as a typo in podTemplate, is an error and does not vanish.
+        path = f"{_path(kind, metadata['namespace'])}?fieldValidation=Strict"
         return await self._request("create", kind, "POST", path, metadata.get("name", ""), body=manifest)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:

@@ -56,6 +56,8 @@ class ChildView:
     deleting: bool
     suspend: bool
     """spec.suspend."""
+    queue: str = ""
+    """Kueue's queue, from the label that the operator or Kueue's webhook has put there."""
     deployment_status: str
     """status.jobDeploymentStatus: "" (new), Initializing, Running, Complete, Failed, ValidationFailed, Suspending, Suspended ..."""
     job_status: str
@@ -95,6 +97,8 @@ class PodView:
     ready: bool
     unschedulable: str | None
     """The scheduler's message while the pod cannot be scheduled."""
+    scheduled_at: datetime | None = None
+    """When it was bound to a node."""
     waiting: tuple[str, str, str] | None
     """Container, reason and message of a container that is waiting for other than normal startup, for example ImagePullBackOff."""
     terminated: tuple[str, str, int] | None
@@ -106,6 +110,8 @@ class PodView:
     """When that container terminated."""
     deletion_time: datetime | None = None
     """When the pod should be gone: the deletion request plus its grace period."""
+    disruption: str | None = None
+    """Why the cluster ends the pod, from its condition DisruptionTarget: an eviction, a preemption, a taint, a lost node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,8 @@ class Observed:
     """Kind and name of an object with another owner that has the name of a child to create."""
     rejected: str | None = None
     """The API server's message when it rejected a child."""
+    unavailable: str | None = None
+    """Why a child could not be created for now: the API server or a webhook does not answer as it should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ AlreadyExistsError    ours (owner reference): continue; foreign: condition Child
 RejectedError         of a child: condition ChildRejected; of anything else: back to the queue
 NotFoundError         on delete or patch: the object is gone, the cache is updated
 ConflictError         the object is read again, then back to the queue
-UnavailableError      back to the queue
+UnavailableError      back to the queue; a server's error on a child: condition ApiUnavailable before
 ====================  =====================================================================================
 """
 
@@ -51,9 +51,10 @@ from rljob_api.validation import CheckedJob
 from rljob_operator import desired, events, status
 from rljob_operator.cache import Cache, Source
 from rljob_operator.decide import decide
-from rljob_operator.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RejectedError
+from rljob_operator.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RejectedError, UnavailableError
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Decision, Event, JobView, Key, Manifest, Observed
+from rljob_operator.policies import failure
 from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import utc_now
@@ -68,6 +69,8 @@ _LATER_KINDS: Final = (str(Kind.ROLE_BINDING), str(Kind.RAYJOB))
 _NEVER_PATCHED: Final = (Kind.CONFIG_MAP, Kind.RAYJOB)
 """Kinds created per attempt and never updated: a stored ConfigMap is immutable and holds a valid spec of that very attempt."""
 
+SERVER_ERROR: Final = 500
+"""Lowest HTTP status of errors of the server, among them those of webhooks that do not answer."""
 MAX_EVENT_MESSAGE: Final = 1024
 """Maximum length of an event message, in characters; the API server rejects longer ones."""
 
@@ -117,7 +120,13 @@ class Reconciler:
         now = self._clock()
         observed = await self._observe(job)
         decision = decide(observed, now)
-        observed, decision = await self._apply(observed, decision, now)
+        try:
+            observed, decision = await self._apply(observed, decision, now)
+        except UnavailableError as error:
+            if decision.create_attempt is not None and error.status >= SERVER_ERROR:
+                observed = replace(observed, unavailable=str(error))
+                await self._write_status(job, observed, decide(observed, now), now)
+            raise
         await self._write_status(job, observed, decision, now)
         if decision.delete_job:
             await self._delete(Kind.RLJOB, key, key.name, job.uid)
@@ -128,7 +137,7 @@ class Reconciler:
     # --- observe -------------------------------------------------------------------------------------------------------------------
 
     async def _observe(self, job: JobView) -> Observed:
-        await self._confirm_absence(job)
+        await self._confirm(job)
         key = job.key
         return Observed(
             job=job,
@@ -138,14 +147,23 @@ class Reconciler:
             pods=self._cache.pods(key),
         )
 
-    async def _confirm_absence(self, job: JobView) -> None:
-        """If the cache, which may lag, lacks the current RayJob of an unfinished job, ask the API server."""
+    async def _confirm(self, job: JobView) -> None:
+        """Where the state of the current RayJob decides, ask the API server instead of the cache, which may lag."""
         attempt = job.status.get("attempt")
         if not attempt or _is_finished(job.status):
             return
         name = naming.rayjob_name(job.key.name, attempt)
-        if self._cache.uid(Kind.RAYJOB, job.key, name) is None:
+        if self._cache.uid(Kind.RAYJOB, job.key, name) is None or self._is_head_leaving(job, attempt):
             await self._refresh(Kind.RAYJOB, job.key, name)
+
+    def _is_head_leaving(self, job: JobView, attempt: int) -> bool:
+        """Whether a head pod is being deleted under a RayJob that runs, as far as is known.
+
+        Either it is evicted, or KubeRay deletes it because the RayJob has ended or is being suspended: KubeRay stores that first, but the
+        watch of RayJobs may lag behind that of pods.
+        """
+        runs = any(child.attempt == attempt and failure.runs_driver(child) for child in self._cache.children(job.key))
+        return runs and any(pod.is_head and pod.attempt == attempt and pod.deleting for pod in self._cache.pods(job.key))
 
     async def _refresh(self, kind: Kind, key: Key, name: str) -> None:
         """Reread one object into the cache."""

@@ -16,8 +16,9 @@ from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator import times
 from rljob_operator.model import Decision, Observed
+from rljob_operator.policies import failure
 from rljob_operator.policies.admission import is_managed
-from rljob_operator.policies.situation import RecordedFailure, Situation, assess, is_live
+from rljob_operator.policies.situation import Situation, assess, is_live
 
 MAX_STATUS_BYTES = 9400
 """Maximum size of the rendered part; the driver's progress comes on top."""
@@ -43,7 +44,9 @@ def render(observed: Observed, decision: Decision, now: datetime) -> dict[str, A
         "observedGeneration": job.generation,
         "conditions": _conditions(situation, decision),
         "attempt": attempt,
+        "disruptions": _disruptions(situation, decision),
         "rayJobName": None if attempt is None else rayjob_name(job.key.name, attempt),
+        "headPod": _head_pod(situation, decision),
         "startTime": _time(decision.start_time),
         "completionTime": _time(decision.completion_time),
         **_nodes(situation, decision),
@@ -97,19 +100,33 @@ def _last_failure(situation: Situation, decision: Decision) -> dict[str, Any] | 
         return None
     recorded = situation.last_failure
     if decision.failure is not None:
-        recorded = RecordedFailure(failure=decision.failure, time=situation.now)
+        recorded = situation.new_failure(decision.failure)
     if recorded is None:
         return None
-    failure = recorded.failure
+    last = recorded.failure
     entry = {
-        "reason": str(failure.reason),
-        "message": failure.message,
-        "podName": failure.pod_name,
-        "exitCode": failure.exit_code,
-        "attempt": failure.attempt,
+        "reason": str(last.reason),
+        "message": last.message,
+        "podName": last.pod_name,
+        "exitCode": last.exit_code,
+        "attempt": last.attempt,
         "time": times.text(recorded.time),
     }
     return {key: value for key, value in entry.items() if value is not None}
+
+
+def _disruptions(situation: Situation, decision: Decision) -> int | None:
+    """Attempts that ended by a disruption; absent while there is none."""
+    new = decision.failure is not None and decision.failure.reason.is_disruption
+    return situation.disruptions + new or None
+
+
+def _head_pod(situation: Situation, decision: Decision) -> str | None:
+    """The head pod that the driver started in, for as long as it runs."""
+    child = situation.child
+    if child is None or decision.failure is not None or decision.attempt != situation.attempt or not failure.runs_driver(child):
+        return None
+    return situation.driver_pod or next((pod.name for pod in situation.pods if pod.is_head), None)
 
 
 def _time(time: datetime | None) -> str | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api import termination
-from rljob_api.naming import ATTEMPT_LABEL
+from rljob_api.naming import ATTEMPT_LABEL, QUEUE_LABEL
 from rljob_operator import times
 from rljob_operator.model import ChildView, ClusterView, JobView, Key, PodView
 
@@ -56,6 +56,7 @@ def child_view(raw: Raw) -> ChildView:
         created=_created(metadata),
         deleting=bool(metadata.get("deletionTimestamp")),
         suspend=_map(raw, "spec").get("suspend") is True,
+        queue=_text(_map(metadata, "labels"), QUEUE_LABEL),
         deployment_status=_text(status, "jobDeploymentStatus"),
         job_status=_text(status, "jobStatus"),
         reason=_text(status, "reason"),
@@ -77,7 +78,8 @@ def pod_view(raw: Raw) -> PodView:
     metadata, status = _map(raw, "metadata"), _map(raw, "status")
     labels = _map(metadata, "labels")
     terminated = _terminated(status)
-    unschedulable = _condition(status, "PodScheduled", "False")
+    scheduled = _condition(status, "PodScheduled", "True")
+    unschedulable, disruption = _condition(status, "PodScheduled", "False"), _condition(status, "DisruptionTarget", "True")
     return PodView(
         name=_text(metadata, "name"),
         cluster=_text(labels, "ray.io/cluster"),
@@ -89,11 +91,17 @@ def pod_view(raw: Raw) -> PodView:
         phase=_text(status, "phase"),
         ready=_condition(status, "Ready", "True") is not None,
         unschedulable=clean(_text(unschedulable, "message") or _text(unschedulable, "reason"), MAX_TEXT) if unschedulable else None,
+        scheduled_at=None if scheduled is None else times.parse(scheduled.get("lastTransitionTime")),
         waiting=_waiting(status),
         terminated=None if terminated is None else terminated[:3],
         terminated_at=None if terminated is None else terminated[3],
         deletion_time=times.parse(metadata.get("deletionTimestamp")),
+        disruption=None if disruption is None else _disruption(disruption),
     )
+
+
+def _disruption(condition: Raw) -> str:
+    return clean(": ".join(part for part in (_text(condition, "reason"), _text(condition, "message")) if part), MAX_TEXT)
 
 
 def digest(log: str) -> str:

@@ -250,3 +250,9 @@ class Interrupted(BaseException):
     """Raised when the user interrupts the run; not a fault, so not in the tree above."""
 
     reason: ClassVar[Reason] = Reason.STOPPED
+
+
+class Evicted(Interrupted):
+    """Raised when a pod of the job is asked to end: a drain, a preemption, or its deletion."""
+
+    reason = Reason.EVICTED

@@ -70,6 +70,11 @@ def app_failed(message: str, **fields: object) -> Scene:
     return scene().stored(attempt=1).child(1, "Failed", job_status="FAILED", reason="AppFailed", message=message, **fields)
 
 
+def resumed(suspended: Scene) -> Scene:
+    """The same job after its user resumed it."""
+    return suspended.spec(suspend=False)
+
+
 CASES = [
     # --- before the first attempt
     Case(name="a new job gets its first attempt", scene=scene(), expected=waits("Starting"), actions={"create_attempt": 1}),
@@ -144,7 +149,41 @@ CASES = [
         name="an unschedulable pod",
         scene=scene().child(1, "Initializing").pod("n0", ready=False, phase="Pending", unschedulable="0/1 nodes: Insufficient gpu"),
         expected=waits("Unschedulable"),
-        actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="the time without a machine does not count",
+        scene=scene().child(1, "Initializing").nodes(ready=False, scheduled_at=at(90_000)),
+        seconds=90_100,
+        expected=waits("Starting"),
+        actions={"next_check": at(91_800)},
+    ),
+    Case(
+        name="an unschedulable pod with a deadline",
+        scene=scene()
+        .spec(schedulingDeadlineSeconds=600)
+        .child(1, "Initializing")
+        .pod("n0", ready=False, phase="Pending", unschedulable="Insufficient gpu"),
+        expected=waits("Unschedulable"),
+        actions={"next_check": at(600)},
+    ),
+    Case(
+        name="no machine in time",
+        scene=scene()
+        .spec(schedulingDeadlineSeconds=600)
+        .child(1, "Initializing")
+        .pod("n0", ready=False, phase="Pending", unschedulable="Insufficient gpu"),
+        seconds=600,
+        expected=over("StartupDeadlineExceeded"),
+        failure=(
+            Reason.STARTUP_DEADLINE_EXCEEDED,
+            "Not ready within schedulingDeadlineSeconds (600 s): 0 of 3 nodes are ready.",
+        ),
+    ),
+    Case(
+        name="an image name that no waiting will pull",
+        scene=scene().restarts(3).child(1, "Initializing").pod("n0", ready=False, waiting=("ray", "InvalidImageName", "invalid reference")),
+        expected=over("ImageUnavailable"),
+        failure=(Reason.IMAGE_UNAVAILABLE, "Pod n0, container ray: InvalidImageName: invalid reference"),
     ),
     Case(
         name="a pod that keeps crashing",
@@ -168,10 +207,21 @@ CASES = [
     ),
     Case(
         name="the driver is submitted",
-        scene=scene().child(1, "Running", job_status="PENDING"),
+        scene=scene().child(1, "Running", job_status="PENDING").nodes(),
         expected=waits("Starting", cluster="True NodesReady"),
     ),
     Case(name="the driver is training", scene=scene().running(), expected=RUNS),
+    Case(
+        name="a node that was there is not ready",
+        scene=scene().running().pod("node-2", group="infer", ready=False),
+        expected=RUNS | {"ClusterReady": "False NodesNotReady"},
+    ),
+    Case(
+        name="the node of the driver does not answer",
+        scene=scene().running().pod("head", head=True, ready=False),
+        expected=RUNS,
+        message="Attempt 1 is training. Its pod head is not ready: its node may have stopped answering.",
+    ),
     Case(
         name="a spec that became invalid keeps its child",
         scene=scene().running().invalid(),
@@ -291,14 +341,53 @@ CASES = [
     ),
     Case(
         name="the head was replaced",
-        scene=scene().running().pod("head", head=True, created=at(70)),
+        scene=scene().stored(attempt=1, headPod="old-head").running(),
         expected=over("HeadLost"),
         failure=(Reason.HEAD_LOST, "the replacement, pod head"),
     ),
     Case(
-        name="a head younger than its driver within the tolerated clock skew",
-        scene=scene().running().pod("head", head=True, created=at(40)),
+        name="the clock of the head's node does not matter",
+        scene=scene().stored(attempt=1, headPod="head").running().pod("head", head=True, created=at(500)),
         expected=RUNS,
+    ),
+    Case(
+        name="the head of an earlier attempt does not matter",
+        scene=scene().failed(1).stored(headPod="old-head").restarts(1).running(2),
+        expected=RUNS,
+    ),
+    Case(
+        name="the head is drained",
+        scene=scene().running().pod("head", head=True, disruption="EvictionByEvictionAPI: Eviction API: evicting", deleting=True),
+        expected=waits("Restarting"),
+        failure=(Reason.EVICTED, "The pod of the driver, head, is being evicted: EvictionByEvictionAPI: Eviction API: evicting"),
+        actions={"next_check": at(60)},
+        message="Attempt 2, which does not count as a restart, starts at 2026-01-31T12:01:10Z once RayJob math-grpo-a1 is gone.",
+    ),
+    Case(
+        name="the head is deleted, or its node is gone",
+        scene=scene().running().pod("head", head=True, deleting=True, deletion_time=at(180)),
+        expected=waits("Restarting"),
+        failure=(Reason.EVICTED, "The pod of the driver, head, is being deleted."),
+        actions={"next_check": at(60)},
+    ),
+    Case(
+        name="no disruption is tolerated",
+        scene=scene().spec(failurePolicy={"maxDisruptions": 0}).running().pod("head", head=True, deleting=True),
+        expected=over("Evicted"),
+        failure=(Reason.EVICTED, "is being deleted"),
+    ),
+    Case(
+        name="the driver reports its eviction",
+        scene=app_failed(failed_log(Reason.EVICTED, "stopped after step 3 of 9, because the pod of actor_train-0 was asked to end")),
+        expected=waits("Restarting", cluster="False Restarting"),
+        failure=(Reason.EVICTED, "stopped after step 3 of 9"),
+        actions={"next_check": at(60)},
+    ),
+    Case(
+        name="a head that used too much memory is not evicted",
+        scene=scene().running().pod("head", head=True, phase="Failed", terminated=OOM, deleting=True),
+        expected=over("OutOfMemory"),
+        failure=(Reason.OUT_OF_MEMORY, "OOMKilled"),
     ),
     Case(
         name="the head failed",
@@ -315,11 +404,6 @@ CASES = [
     Case(
         name="a head restarted before the driver ran is healthy",
         scene=scene().running().pod("head", head=True, terminated=("ray", "Error", 1), terminated_at=at(10)),
-        expected=RUNS,
-    ),
-    Case(
-        name="a head that ends with its cluster is not lost",
-        scene=scene().running().pod("head", head=True, phase="Failed", terminated=("ray", "Error", 143), deleting=True),
         expected=RUNS,
     ),
     Case(
@@ -364,7 +448,7 @@ CASES = [
     # --- restarts
     Case(
         name="a failure is recorded before anything else",
-        scene=scene().restarts(3).running().pod("head", head=True, created=at(70)),
+        scene=scene().restarts(3).stored(attempt=1, headPod="old-head").running(),
         expected=waits("Restarting"),
         failure=(Reason.HEAD_LOST, "driver was lost"),
         actions={"next_check": at(60)},
@@ -472,7 +556,7 @@ CASES = [
     ),
     Case(
         name="a rule may end the job",
-        scene=scene().restarts(2, rules=(("HeadLost", "Fail"),)).running().pod("head", head=True, created=at(70)),
+        scene=scene().restarts(2, rules=(("HeadLost", "Fail"),)).stored(attempt=1, headPod="old-head").running(),
         expected=over("HeadLost"),
         failure=(Reason.HEAD_LOST, "lost"),
     ),
@@ -549,9 +633,40 @@ CASES = [
     ),
     Case(name="an admitted queued job runs", scene=scene().queued().running(), expected=RUNS),
     Case(
-        name="a queued job may be suspended too",
+        name="a queued job gives its quota back when it is suspended",
         scene=scene().queued().suspended().running(),
         expected=waits("Suspended", Suspended="False Suspended"),
-        actions={"set_suspend": {"math-grpo-a1": True}},
+        actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    Case(
+        name="so does one of a namespace whose jobs all go through Kueue",
+        scene=scene().suspended().child(1, "Running", job_status="RUNNING", queue="default"),
+        expected=waits("Suspended", Suspended="False Suspended"),
+        actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    Case(
+        name="a RayJob that Kueue's webhook suspended is Kueue's",
+        scene=scene().child(1, "Suspended", suspend=True, queue="default"),
+        expected=QUEUED,
+    ),
+    Case(name="without its RayJob it is held", scene=scene().queued().suspended().stored(attempt=2), expected=HELD),
+    Case(
+        name="and goes on with the same attempt",
+        scene=resumed(scene().queued().suspended().stored(attempt=2).written()),
+        expected=waits("Starting"),
+        actions={"create_attempt": 2},
+    ),
+    Case(
+        name="once the deleted RayJob is gone",
+        scene=resumed(scene().queued().suspended().stored(attempt=2).child(2, "Running", deleting=True).written()),
+        expected=waits("Starting"),
+        message="Attempt 2 starts again once RayJob math-grpo-a2 is gone.",
+    ),
+    Case(
+        name="a webhook that is down",
+        scene=scene().unavailable("create RayJob math-grpo-a1: 500 failed calling webhook"),
+        expected=waits("ApiUnavailable"),
+        actions={"next_check": at(120)},
+        message="failed calling webhook",
     ),
 ]

@@ -25,6 +25,7 @@ def test_a_running_job() -> None:
         "observedGeneration": 1,
         "attempt": 1,
         "rayJobName": "math-grpo-a1",
+        "headPod": "head",
         "startTime": time_text(2),
         "nodes": "2/3",
         "nodeGroups": [
@@ -145,3 +146,17 @@ def test_the_same_input_gives_the_same_bytes() -> None:
     assert len(texts) == 1
     decision = scene().running().decide(60.75)
     assert json.dumps(status.render(scene().running().observed(), decision, at(60.75))) in texts
+
+
+def test_disruptions_are_counted_and_other_failures_are_not() -> None:
+    drained = scene().restarts(1).running().pod("head", head=True, deleting=True).written(60)
+    assert (drained.job.status["disruptions"], drained.job.status["lastFailure"]["reason"]) == (1, "Evicted")
+    assert "headPod" not in drained.job.status
+    drained.children.clear()
+    drained.pods.clear()
+    second = drained.child(1, "Failed", job_status="FAILED", message=failed_log(Reason.EVICTED)).written(61).written(75)
+    assert (second.job.status["attempt"], second.job.status["disruptions"]) == (2, 1)
+    second.children.clear()
+    lost = second.child(2, "Failed", job_status="FAILED", message=failed_log(Reason.WORKER_LOST)).written(80)
+    assert (lost.job.status["disruptions"], lost.job.status["lastFailure"]["attempt"]) == (1, 2)
+    assert condition(lost.job.status, "Running")["reason"] == "Restarting", "one restart is left"

@@ -140,8 +140,10 @@ class FailurePolicy(SpecModel):
 
     max_restarts: Annotated[int, Field(ge=0, le=98)] = 0
     """Further attempts after the first; attempt numbers have at most two digits because they end derived names."""
+    max_disruptions: Annotated[int, Field(ge=0, le=98)] = 98
+    """Further attempts after those that ended as Evicted: drains, preemptions, lost nodes. They do not count as restarts."""
     restart_backoff_seconds: Seconds = 10
-    """Wait before the first restart; doubles with each further one, up to ten minutes."""
+    """Wait before the first restart; doubles with each further one, up to ten minutes. After a disruption it does not double."""
     rules: tuple[FailureRule, ...] = Field(default=(), max_length=32)
     """First match wins; without one, failures of the machine restart and failures of the spec do not."""
 

@@ -108,7 +108,9 @@ class RLJobSpec(SpecModel):
     seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = 0
     """Seed of data order, sampling and initial states."""
     startup_deadline_seconds: Seconds = 1800
-    """Limit from start until all workers are ready."""
+    """Limit from start until all workers are ready. The time in which pods find no machine does not count."""
+    scheduling_deadline_seconds: Seconds | None = None
+    """Limit of the time in which pods find no machine; when not set the job waits for as long as it takes."""
     active_deadline_seconds: Seconds | None = None
     """Limit of the whole run."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None

@@ -78,8 +78,12 @@ class RLJobStatus(SpecModel):
     """What is true of the job, one entry per type."""
     attempt: Annotated[int, Field(ge=0)] | None = None
     """Number of the current or last attempt, counted from 1."""
+    disruptions: Annotated[int, Field(ge=0)] | None = None
+    """How many attempts ended as Evicted."""
     ray_job_name: ShortText | None = None
     """RayJob of that attempt."""
+    head_pod: ShortText | None = None
+    """Pod that runs the driver of that attempt."""
     start_time: Time | None = None
     """When the first attempt was made since the job was last suspended; activeDeadlineSeconds counts from here."""
     completion_time: Time | None = None

@@ -20,7 +20,6 @@ from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _SCALES = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3)}
 _SCALES |= {letter: Decimal(1000**power) for power, letter in enumerate("MGTP", start=2)}
@@ -32,7 +31,7 @@ def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
     spec, queue = resolved.spec, resolved.spec.queue
     labels = attempt_labels(job, attempt)
     if queue is not None:
-        labels[QUEUE_LABEL] = queue.name
+        labels[naming.QUEUE_LABEL] = queue.name
         if queue.priority_class is not None:
             labels[PRIORITY_LABEL] = queue.priority_class
     first_ranks = [sum(group.nodes for group in spec.node_groups[:index]) for index in range(len(spec.node_groups))]

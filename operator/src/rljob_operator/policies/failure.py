@@ -10,14 +10,14 @@ RayJob ended; the driver left a termination message   the driver's reason; OutOf
 RayJob ended; a container was OOMKilled               OutOfMemory
 RayJob Complete or Failed with jobStatus STOPPED      Stopped
 RayJob ended otherwise                                by KubeRay's reason, see ``_KUBERAY``
-driver running, its head pod ended or was replaced    HeadLost or OutOfMemory
+driver running, its head pod is being deleted         Evicted, at once: the driver's end may never reach the RayJob
+driver running, its head pod ended or was replaced    HeadLost, OutOfMemory, or Evicted if the cluster ended the pod
 ====================================================  =============================================================
 """
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 
 from rljob_api import termination
 from rljob_api.naming import RAY_CONTAINER
@@ -30,8 +30,6 @@ MAX_HEADLINE = 400
 """Maximum length of a failure quoted in another message, in characters."""
 MAX_MESSAGE = 2600
 """Maximum length of a failure message, in characters; it is stored twice, and a status stays below 10 kB."""
-CLOCK_SKEW = timedelta(seconds=30)
-"""Tolerated clock difference between API server and head node. A head replaced sooner runs the driver again, which resumes."""
 DRIVER_ACTIVE = ("PENDING", "RUNNING")
 """Values of jobStatus while Ray runs the driver."""
 
@@ -50,6 +48,9 @@ def find(situation: Situation) -> Failure | None:
     if situation.attempt is None:
         return None
     child = situation.child
+    if child is None or child.deleting:
+        if situation.is_parked:
+            return None  # no driver runs; the RayJob is made again when the job resumes
     if child is None:
         return Failure(attempt=situation.attempt, reason=Reason.CHILD_DELETED, message="The RayJob was deleted externally.")
     if child.deployment_status in ENDED:
@@ -105,19 +106,28 @@ def _by_kuberay(situation: Situation, child: ChildView) -> Failure:
 
 
 def _head_lost(situation: Situation, child: ChildView) -> Failure | None:
-    if child.suspend or child.deployment_status != "Running" or child.job_status not in DRIVER_ACTIVE:
+    if not runs_driver(child):
         return None
     for pod in situation.pods:
         if not pod.is_head:
             continue
-        # A pod that is being deleted is expected to end: its cluster is shutting down, and the RayJob has the reason now or soon.
-        if not pod.deleting and _has_ended(pod, child):
-            reason = Reason.OUT_OF_MEMORY if pod.terminated is not None and pod.terminated[1] == "OOMKilled" else Reason.HEAD_LOST
-            return _failure(child, reason, f"The driver was lost: {terminated_text(pod)}.", pod)
-        if child.job_started is not None and pod.created > child.job_started + CLOCK_SKEW:
+        if pod.terminated is not None and pod.terminated[1] == "OOMKilled" and _has_ended(pod, child):
+            return _failure(child, Reason.OUT_OF_MEMORY, f"The driver was lost: {terminated_text(pod)}.", pod)
+        if pod.disruption is not None:
+            return _failure(child, Reason.EVICTED, f"The pod of the driver, {pod.name}, is being evicted: {pod.disruption}", pod)
+        if pod.deleting:
+            return _failure(child, Reason.EVICTED, f"The pod of the driver, {pod.name}, is being deleted.", pod)
+        if _has_ended(pod, child):
+            return _failure(child, Reason.HEAD_LOST, f"The driver was lost: {terminated_text(pod)}.", pod)
+        if situation.driver_pod not in (None, pod.name):
             message = f"The driver was lost with its pod; the replacement, pod {pod.name}, has no state of the run."
             return _failure(child, Reason.HEAD_LOST, message, pod)
     return None
+
+
+def runs_driver(child: ChildView) -> bool:
+    """Whether KubeRay counts on a running driver: not while it suspends the RayJob, and not after the end."""
+    return not child.suspend and child.deployment_status == "Running" and child.job_status in DRIVER_ACTIVE
 
 
 def _has_ended(pod: PodView, child: ChildView) -> bool:

@@ -43,10 +43,12 @@ class Options:
     """Whether spec.queue is set; Kueue then owns the RayJob's spec.suspend."""
     groups: tuple[Group, ...]
     max_restarts: int
+    max_disruptions: int
     restart_backoff_s: int
     rules: tuple[tuple[str, FailureAction], ...]
     """Reason and action, first match wins."""
     startup_deadline_s: int
+    scheduling_deadline_s: int | None
     active_deadline_s: int | None
     ttl_s: int | None
 
@@ -66,9 +68,11 @@ def read(spec: Mapping[str, Any]) -> Options:
         is_queued=bool(_map(spec.get("queue")).get("name")),
         groups=_groups(spec.get("nodeGroups")),
         max_restarts=min(_whole(policy.get("maxRestarts"), defaults.max_restarts), 98),
+        max_disruptions=min(_whole(policy.get("maxDisruptions"), defaults.max_disruptions), 98),
         restart_backoff_s=_whole(policy.get("restartBackoffSeconds"), defaults.restart_backoff_seconds),
         rules=_rules(policy.get("rules")),
         startup_deadline_s=_whole(spec.get("startupDeadlineSeconds"), RLJobSpec.model_fields["startup_deadline_seconds"].default),
+        scheduling_deadline_s=_optional(spec.get("schedulingDeadlineSeconds")),
         active_deadline_s=_optional(spec.get("activeDeadlineSeconds")),
         ttl_s=_optional(spec.get("ttlSecondsAfterFinished")),
     )

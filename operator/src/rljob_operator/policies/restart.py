@@ -25,31 +25,55 @@ class NextStep:
 
 
 def evaluate(options: Options, recorded: RecordedFailure) -> NextStep:
-    """Apply the failure policy: the first rule for the reason, by default whether the machine failed; then the remaining restarts."""
+    """Apply the failure policy: the first rule for the reason, by default whether the machine failed; then what is left of the budget.
+
+    Disruptions have a budget of their own, because they say nothing about the job.
+    """
     failure = recorded.failure
-    used = failure.attempt - 1
     default = FailureAction.RESTART if failure.reason.is_machine_failure else FailureAction.FAIL
     action = next((action for reason, action in options.rules if reason == failure.reason), default)
-    if action is FailureAction.RESTART and used < options.max_restarts and failure.attempt < MAX_ATTEMPT:
+    if failure.reason.is_disruption:
+        is_left = recorded.disruptions <= options.max_disruptions
+    else:
+        is_left = _failures(recorded) <= options.max_restarts
+    if action is FailureAction.RESTART and is_left and failure.attempt < MAX_ATTEMPT:
         return NextStep(is_restart=True)
-    if used == 0:
-        return NextStep(is_restart=False)
-    if action is FailureAction.RESTART:
-        return NextStep(is_restart=False, explanation=f"After {used} restart{'s' if used > 1 else ''}.")
-    return NextStep(is_restart=False, explanation=f"After {used} of {options.max_restarts} restarts; {failure.reason} is not retried.")
+    return NextStep(is_restart=False, explanation=_explanation(options, recorded, is_retried=action is FailureAction.RESTART))
 
 
-def backoff(options: Options, failed_attempt: int) -> timedelta:
-    """Wait after a failed attempt: doubles with each one, at most :data:`MAX_BACKOFF_S`."""
-    doublings = min(failed_attempt - 1, 10)
+def _failures(recorded: RecordedFailure) -> int:
+    """Attempts that failed for other reasons than disruptions, this one included."""
+    return recorded.failure.attempt - recorded.disruptions
+
+
+def _explanation(options: Options, recorded: RecordedFailure, *, is_retried: bool) -> str:
+    failure = recorded.failure
+    if failure.attempt == 1:
+        return ""
+    if failure.reason.is_disruption:
+        return f"After {recorded.disruptions - 1} of {options.max_disruptions} disruptions."
+    used = _failures(recorded) - 1
+    disruptions = f" and {_counted(recorded.disruptions, 'disruption')}" if recorded.disruptions else ""
+    if is_retried:
+        return f"After {_counted(used, 'restart')}{disruptions}."
+    return f"After {used} of {options.max_restarts} restarts{disruptions}; {failure.reason} is not retried."
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def backoff(options: Options, recorded: RecordedFailure) -> timedelta:
+    """Wait after a failed attempt: doubles with each failure, at most :data:`MAX_BACKOFF_S`; a disruption does not count."""
+    doublings = 0 if recorded.failure.reason.is_disruption else min(_failures(recorded) - 1, 10)
     return timedelta(seconds=min(options.restart_backoff_s * 2**doublings, MAX_BACKOFF_S))
 
 
 def summary(options: Options, recorded: RecordedFailure) -> str:
     """Why and when the next attempt starts, without a final period."""
     failure = recorded.failure
-    next_time = recorded.time + backoff(options, failure.attempt)
-    return (
-        f"Attempt {failure.attempt} failed: {failure.reason}: {headline(failure.message)} "
-        f"Attempt {failure.attempt + 1} of at most {options.max_restarts + 1} starts at {times.text(next_time)}"
-    )
+    next_time = times.text(recorded.time + backoff(options, recorded))
+    failed = f"Attempt {failure.attempt} failed: {failure.reason}: {headline(failure.message)} Attempt {failure.attempt + 1}"
+    if failure.reason.is_disruption:
+        return f"{failed}, which does not count as a restart, starts at {next_time}"
+    return f"{failed} of at most {options.max_restarts + 1 + recorded.disruptions} starts at {next_time}"

@@ -32,6 +32,8 @@ class RecordedFailure:
 
     failure: Failure
     time: datetime
+    disruptions: int
+    """Attempts that ended by a disruption, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Situation:
     """Live RayJobs of other attempts; normally empty."""
     pods: tuple[PodView, ...]
     """Pods of the RayJob's current cluster, by name."""
+    driver_pod: str | None
+    """Head pod that ran the driver when the status was last written."""
     last_failure: RecordedFailure | None
     start_time: datetime | None
     completion_time: datetime | None
@@ -77,6 +81,15 @@ class Situation:
         return self.last_failure is not None and self.last_failure.failure.attempt == self.attempt
 
     @property
+    def disruptions(self) -> int:
+        """Attempts recorded as ended by a disruption."""
+        return _number(self.job.status.get("disruptions"))
+
+    def new_failure(self, failure: Failure) -> RecordedFailure:
+        """A failure that this pass found, as it will be recorded."""
+        return RecordedFailure(failure=failure, time=self.now, disruptions=self.disruptions + failure.reason.is_disruption)
+
+    @property
     def live_child(self) -> ChildView | None:
         """The RayJob of the current attempt while it may hold pods."""
         return self.child if self.child is not None and is_live(self.child) else None
@@ -84,8 +97,18 @@ class Situation:
     @property
     def is_held(self) -> bool:
         """Whether the job must not hold devices now; deadlines are paused."""
-        queued = self.options.is_queued and self.live_child is not None and self.live_child.suspend
+        queued = self.is_queued and self.live_child is not None and self.live_child.suspend
         return self.options.suspend or queued
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether Kueue owns the RayJob's spec.suspend: of spec.queue, or of a namespace whose jobs all go through Kueue."""
+        return self.options.is_queued or (self.child is not None and self.child.queue != "")
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the job is suspended, or was when last looked at: a RayJob that is missing then is made again for the same attempt."""
+        return self.options.suspend or self.stored[ConditionType.SUSPENDED].reason is Reason.SUSPENDED
 
     @property
     def started(self) -> datetime:
@@ -94,7 +117,7 @@ class Situation:
         An operator that died between creating a RayJob and writing the status leaves no start time; the RayJob's creation time then
         stands in for it, unless Kueue may have held the RayJob since.
         """
-        is_unrecorded = self.child is not None and self.job.status.get("attempt") != self.attempt and not self.options.is_queued
+        is_unrecorded = self.child is not None and self.job.status.get("attempt") != self.attempt and not self.is_queued
         return self.start_time or (self.child.created if self.child is not None and is_unrecorded and not self.child.suspend else self.now)
 
     def ready_nodes(self, group: str) -> int:
@@ -127,6 +150,7 @@ def assess(observed: Observed, now: datetime) -> Situation:
         child=child,
         orphans=tuple(c for number, c in sorted(children.items()) if number != attempt and is_live(c)),
         pods=_pods(observed, attempt, child),
+        driver_pod=_driver_pod(job.status, attempt),
         last_failure=_last_failure(job.status),
         start_time=times.parse(job.status.get("startTime")),
         completion_time=times.parse(job.status.get("completionTime")),
@@ -152,6 +176,11 @@ def _is_ours(job: JobView, child: ChildView) -> bool:
     if child.owner_uid != job.uid or not 1 <= child.attempt <= MAX_ATTEMPT:
         return False
     return child.name == rayjob_name(job.key.name, child.attempt)
+
+
+def _driver_pod(status: Mapping[str, Any], attempt: int | None) -> str | None:
+    name = status.get("headPod")
+    return name if isinstance(name, str) and _number(status.get("attempt")) == attempt else None
 
 
 def _number(value: object) -> int:
@@ -181,4 +210,4 @@ def _last_failure(status: Mapping[str, Any]) -> RecordedFailure | None:
         pod_name=pod_name if isinstance(pod_name, str) else None,
         exit_code=exit_code if isinstance(exit_code, int) else None,
     )
-    return RecordedFailure(failure=failure, time=time)
+    return RecordedFailure(failure=failure, time=time, disruptions=_number(status.get("disruptions")))

@@ -23,21 +23,39 @@ Problem = tuple[Reason, str]
 def cluster_ready(situation: Situation) -> ConditionValue:
     """Condition ClusterReady of a live RayJob that is not held."""
     child, ready, desired = situation.child, situation.num_ready, situation.options.num_nodes
-    if ready >= desired or (child is not None and child.deployment_status == "Running"):
+    if ready >= desired:
         return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=f"All {desired} nodes have joined.")
     found = problem(situation)
     if found is None:
-        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.STARTING, message=_count(situation))
+        is_running = child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING"
+        reason = Reason.NODES_NOT_READY if is_running else Reason.STARTING
+        return ConditionValue(status=ConditionStatus.FALSE, reason=reason, message=_count(situation))
     return ConditionValue(status=ConditionStatus.FALSE, reason=found[0], message=f"{_count(situation)} {found[1]}")
 
 
+def head_note(situation: Situation) -> str:
+    """A sentence if the head pod of a running driver is not ready; empty otherwise."""
+    names = [pod.name for pod in situation.pods if pod.is_head and not pod.ready and not pod.deleting]
+    return f" Its pod {names[0]} is not ready: its node may have stopped answering." if names else ""
+
+
 def deadline(situation: Situation) -> datetime | None:
-    """When all nodes must be ready; None if they are, or while the job is held."""
-    child = situation.live_child
+    """When all nodes must be ready; None if they are, while the job is held, and while nodes are missing for want of a machine.
+
+    The clock runs from the last of: the RayJob's creation, the resumption of a suspended one, and the binding of its last pod to a node.
+    """
+    child, options = situation.live_child, situation.options
     if child is None or situation.is_held or child.deployment_status == "Running":
         return None
-    # A resumed RayJob keeps its creation time; the resumption, which restarts the clock, is then the later of the two.
-    return max(child.created, situation.started) + timedelta(seconds=situation.options.startup_deadline_s)
+    bound = [pod.scheduled_at for pod in situation.pods if pod.scheduled_at is not None]
+    begun = max([child.created, situation.started, *bound])
+    found = problem(situation)
+    if _invalid_image(situation) is not None:
+        return situation.now
+    if found is not None and found[0] is Reason.UNSCHEDULABLE:
+        limit_s = options.scheduling_deadline_s
+        return None if limit_s is None else max(child.created, situation.started) + timedelta(seconds=limit_s)
+    return begun + timedelta(seconds=options.startup_deadline_s)
 
 
 def overdue(situation: Situation) -> Failure | None:
@@ -45,13 +63,27 @@ def overdue(situation: Situation) -> Failure | None:
     until = deadline(situation)
     if until is None or situation.now < until or situation.attempt is None:
         return None
-    found = problem(situation)
-    message = f"Not ready within startupDeadlineSeconds ({situation.options.startup_deadline_s} s): {_count(situation)}"
+    invalid = _invalid_image(situation)
+    if invalid is not None:
+        return Failure(attempt=situation.attempt, reason=Reason.IMAGE_UNAVAILABLE, message=invalid)
+    found, options = problem(situation), situation.options
+    name, limit_s = "startupDeadlineSeconds", options.startup_deadline_s
+    if found is not None and found[0] is Reason.UNSCHEDULABLE and options.scheduling_deadline_s is not None:
+        name, limit_s = "schedulingDeadlineSeconds", options.scheduling_deadline_s
+    message = f"Not ready within {name} ({limit_s} s): {_count(situation)}"
     return Failure(
         attempt=situation.attempt,
         reason=Reason.STARTUP_DEADLINE_EXCEEDED,
         message=f"{message} {found[1]}" if found else message,
     )
+
+
+def _invalid_image(situation: Situation) -> str | None:
+    """What is wrong with an image that no amount of waiting will pull."""
+    for pod in situation.pods:
+        if pod.waiting is not None and pod.waiting[1] == "InvalidImageName" and not pod.deleting:
+            return f"Pod {pod.name}, container {pod.waiting[0]}: InvalidImageName: {pod.waiting[2]}"
+    return None
 
 
 def problem(situation: Situation) -> Problem | None:

@@ -3,8 +3,10 @@
 ====================  ============================================  ==============================================
 spec.suspend, queue   RayJob                                        action
 ====================  ============================================  ==============================================
-true, any             live, not suspended                           patch suspend: true
+true, no queue        live, not suspended                           patch suspend: true
+true, queue           live                                          delete it: Kueue resumes what it has admitted
 true, any             suspended, or none live                       held; Suspended=True once the nodes are released
+false, any            deleted while it was suspended                made again, for the same attempt
 false, no queue       suspended                                     patch suspend: false (see ``resume``)
 false, queue          suspended                                     held as Queued; only Kueue resumes it
 ====================  ============================================  ==============================================
@@ -28,6 +30,8 @@ class Hold:
     is_released: bool
     """Whether all its nodes are released."""
     message: str
+    to_delete: str | None = None
+    """RayJob to delete, whose quota in its queue is given back so."""
     to_suspend: str | None = None
     """RayJob to suspend."""
 
@@ -51,6 +55,9 @@ def hold(situation: Situation) -> Hold | None:
     why = "spec.suspend is true." if situation.options.suspend else "Waiting for quota in its queue, or preempted by it."
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
+    if situation.options.suspend and situation.is_queued:
+        to_delete = None if child.deleting else child.name
+        return Hold(reason=reason, is_released=False, message=f"{why} RayJob {child.name} is being deleted.", to_delete=to_delete)
     to_suspend = None if child.suspend or child.deleting else child.name
     # A RayJob that was created suspended goes through Initializing and Suspending without ever having a pod.
     is_released = child.suspend and (child.deployment_status == "Suspended" or not situation.pods)

@@ -43,6 +43,7 @@ SELDOM = 5_000
 FEW_SAMPLES = 5_000
 """Some 30,000 objects, which take 10 ms to look at."""
 SWITCH_S = 5e-4
+DRAIN_POLL_S = 0.5
 CUDA_ERROR_NOT_INITIALIZED = 3
 """Of the CUDA driver API."""
 _settled = threading.Event()
@@ -109,6 +110,11 @@ class WorkerHost:
     def watch(self) -> None:
         """Never returns: the call fails at the moment the process ends, which is how the driver learns of it."""
         threading.Event().wait()
+
+    def drained(self) -> None:
+        """Returns when the pod of this process is asked to end; outside of pods never."""
+        while not (self._in_pod and pid_file.stopping_file(pid_file.STATE_FOLDER).exists()):
+            threading.Event().wait(DRAIN_POLL_S if self._in_pod else None)
 
     def call(self, method: str, *args: Any) -> Any:
         """Run one method of the worker."""

@@ -47,6 +47,10 @@ class InProcessWorker:
         """It lives as long as this process."""
         await asyncio.Event().wait()
 
+    async def drained(self) -> None:
+        """It is in no pod."""
+        await asyncio.Event().wait()
+
     def stop(self) -> None:
         """End the thread after the call under way; others are given up. May be called twice."""
         self._stopped = True

@@ -1,4 +1,4 @@
-"""Which processes of a job run in this pod: a file each, so that the pod's stop hook can find and await them.
+"""Which processes of a job run in this pod: a file each, so that the pod's stop hook can find and await them; and whether it has begun.
 
 Written by the driver and by worker processes, read by :mod:`rljob_runtime.entry.pre_stop`. Imports next to nothing, because that hook
 must be quick. A process is known by its id together with its start time: ids are used again.
@@ -26,6 +26,11 @@ def worker_file(state_folder: Path, name: str) -> Path:
 def worker_files(state_folder: Path) -> list[Path]:
     """The files of all workers that ran here, in order of their names."""
     return sorted((state_folder / "workers").glob("*.pid"))
+
+
+def stopping_file(state_folder: Path) -> Path:
+    """Is there once the pod has been asked to end."""
+    return state_folder / "stopping"
 
 
 def write(path: Path) -> None:

@@ -99,6 +99,13 @@ class Worker(Protocol):
             WorkerLostError: at its end.
         """
 
+    async def drained(self) -> None:
+        """Wait until the worker's pod is asked to end.
+
+        Raises:
+            WorkerLostError: the worker ended.
+        """
+
 
 class StandbyWorker(Protocol):
     """A process without devices that is ready to become a worker."""

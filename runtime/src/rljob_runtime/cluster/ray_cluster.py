@@ -53,7 +53,7 @@ HEAD_RESOURCE = "node:__internal_head__"
 WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
 CALLS, WATCH = "calls", "watch"
-"""Ray's concurrency groups of a worker: threads of its own calls, and one that :meth:`RayWorker.watch` keeps."""
+"""Ray's concurrency groups of a worker: threads of its own calls, and two that :meth:`RayWorker.watch` and ``drained`` keep."""
 CPU_SHARE = 0.01
 """CPUs a bundle reserves: devices are what is accounted, cores are shared by all workers of a node."""
 
@@ -217,7 +217,7 @@ class RayCluster:
         log_file = str(self._log_dir / f"{spec.name}.log")  # a standby process finds the log of what it becomes beside its own
         python = {"py_executable": shlex.quote(spec.interpreter.path)} if spec.interpreter is not None else None
         actor = (
-            ray.remote(concurrency_groups={CALLS: spec.concurrency, WATCH: 1})(_HostActor)
+            ray.remote(concurrency_groups={CALLS: spec.concurrency, WATCH: 2})(_HostActor)
             .options(
                 name=f"{self._reserved.id.hex()[:8]}-{spec.name}-{len(self._actors)}",  # a lost worker's name is free only some time later
                 num_cpus=0,
@@ -300,6 +300,10 @@ class RayWorker:
     async def watch(self) -> None:
         """See the protocol."""
         await RayPending(self, "watch", self._begin("watch", group=WATCH)).result(WATCH_S)
+
+    async def drained(self) -> None:
+        """See the protocol."""
+        await RayPending(self, "drained", self._begin("drained", group=WATCH)).result(WATCH_S)
 
     def share(self, value: Any) -> Any:
         """See the protocol; an object in Ray's store, which lives as long as somebody holds the reference."""

@@ -71,6 +71,10 @@ class ReplaceableWorker:
         """Wait for the end of the process that runs now."""
         await self._current.watch()
 
+    async def drained(self) -> None:
+        """See the protocol; of the process that runs now."""
+        await self._current.drained()
+
     async def restart(self, timeout_s: float) -> None:
         """Start another process in the place of one that has ended: on the same node and devices, with the same settings.
 

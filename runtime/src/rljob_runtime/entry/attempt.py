@@ -11,7 +11,7 @@
 | 0         | all steps trained, or the model validated where there are none   |
 | 2         | the spec, or something it names, is invalid; nothing was started |
 | 3         | the run failed; the newest checkpoint is kept                    |
-| 130       | interrupted; a checkpoint of the last finished step was written  |
+| 130       | interrupted or evicted, with a checkpoint of the last step       |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +30,7 @@ from rljob_api.validation import CheckedJob
 from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.cluster.replaceable import processes
-from rljob_runtime.errors import ActiveDeadlineError, Interrupted, RuntimeFault
+from rljob_runtime.errors import ActiveDeadlineError, Evicted, Interrupted, RuntimeFault
 from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
 from rljob_runtime.job.worker_settings import devices_in_words, spec_fingerprint
@@ -62,6 +62,8 @@ class Attempt:
     """Where the model comes from."""
     notes: tuple[str, ...] = ()
     """What users should know about this run; shown once, at its start."""
+    pod_stops: Callable[[], bool] = lambda: False
+    """Whether this process's pod has been asked to end."""
 
 
 def prepare(
@@ -74,6 +76,7 @@ def prepare(
     model_folder: Path | None,
     sources: ModelSources = LOCAL,
     notes: tuple[str, ...] = (),
+    pod_stops: Callable[[], bool] = lambda: False,
 ) -> Attempt:
     """An attempt that goes on from the newest complete checkpoint of ``store`` when ``resume`` is set and there is one.
 
@@ -91,6 +94,7 @@ def prepare(
         job_folder=job_folder,
         sources=sources,
         notes=notes,
+        pod_stops=pod_stops,
     )
 
 
@@ -98,7 +102,7 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
     """Run it to its end; files and the display report the rest.
 
     Raises:
-        Interrupted: stopped by SIGINT or SIGTERM.
+        Interrupted: stopped by SIGINT or SIGTERM; Evicted where a pod was asked to end.
         RuntimeFault: the run failed.
     """
     job = attempt.checked.job
@@ -127,7 +131,7 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
 
 async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     job, plan = attempt.checked.job, attempt.checked.plan
-    interrupt = Interruption(asyncio.current_task(), reporter, checkpoint=attempt.store.kept)
+    interrupt = Interruption(asyncio.current_task(), reporter, checkpoint=attempt.store.kept, pod_stops=attempt.pod_stops)
     workers: JobWorkers | None = None
     with interrupt.handling_signals():
         try:
@@ -137,8 +141,10 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
                 await _train(attempt, cluster, workers, reporter, interrupt)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
-                raise Interrupted("stopped at once, without a checkpoint of the step under way") from None
+                raise interrupt.error("stopped at once, without a checkpoint of the step under way") from None
             raise
+        except Interrupted as error:
+            raise interrupt.error(str(error)) if type(error) is Interrupted else error from None
         finally:
             interrupt.ending = True
             with reporter.phase("stopping"):
@@ -201,8 +207,10 @@ class Interruption:
     A second SIGTERM changes nothing: Ray's job stop, the pod's stop hook and the kubelet each send one.
     """
 
-    def __init__(self, main: asyncio.Task[None] | None, reporter: Announcer, *, checkpoint: bool) -> None:
-        """``main`` is cancelled to end at once; ``checkpoint`` says whether an orderly end leaves one."""
+    def __init__(
+        self, main: asyncio.Task[None] | None, reporter: Announcer, *, checkpoint: bool, pod_stops: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``main`` is cancelled to end at once; ``checkpoint``: whether an orderly end leaves one; ``pod_stops``: whether the pod ends."""
         self.stop = asyncio.Event()
         self.orderly = False
         self.ending = False
@@ -210,11 +218,18 @@ class Interruption:
         self._main = main
         self._reporter = reporter
         self._checkpoint = checkpoint
+        self._pod_stops = pod_stops
+        self._evicted = False
+
+    def error(self, message: str) -> Interrupted:
+        """What the run ends with: who sent the first signal decides, since pods also end after a run that somebody stopped."""
+        return Evicted(message) if self._evicted else Interrupted(message)
 
     def _interrupted(self, number: signal.Signals) -> None:
         repeated = self.stop.is_set()
         if self.ending or (repeated and number is signal.SIGTERM):
             return
+        self._evicted = self._evicted or (not repeated and self._pod_stops())
         self.stop.set()
         if (repeated or not self.orderly) and self._main is not None:
             self._reporter.event("stopping at once", Level.WARNING)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -34,7 +35,7 @@ from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, ByteSink, PodOutput, Tee
 from rljob_runtime.entry import attempt, progress
 from rljob_runtime.entry.termination_message import failure_of
-from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
+from rljob_runtime.errors import Evicted, Interrupted, RuntimeFault, SetupError
 from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.job import launch, models
 from rljob_runtime.job.model_shape import read_config, read_shape
@@ -131,7 +132,7 @@ def checked_job(spec_file: Path, run_folder: Path) -> tuple[CheckedJob, models.M
     return checked, launch.preflight(checked.job.spec, None, models.recorded(run_folder, checked.job.spec))
 
 
-def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: models.ModelSources) -> None:
+def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: models.ModelSources, state_folder: Path) -> None:
     """Run the attempt to its end.
 
     Raises:
@@ -150,6 +151,7 @@ def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: mode
         model_folder=folder.model if pod.has_storage else None,
         sources=sources,
         notes=() if pod.has_storage else (NO_STORAGE,),
+        pod_stops=pid_file.stopping_file(state_folder).exists,
     )
     from rljob_runtime.cluster.ray_cluster import RayCluster
 
@@ -162,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec-file", type=Path, default=Path(naming.SPEC_FILE), help="the resolved RLJob")
     parser.add_argument("--state-folder", type=Path, default=pid_file.STATE_FOLDER, help="where the stop hook finds this process")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _stopped_early)
+    signal.signal(signal.SIGTERM, functools.partial(_stopped_early, options.state_folder))
     with contextlib.ExitStack() as outputs:
         output = outputs.enter_context(contextlib.closing(PodOutput(POD_OUTPUT, "[driver] "))) if _in_pod() else None
         outputs.enter_context(_copied_to([output] if output is not None else []))
@@ -175,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             last.checking = True
             checked, sources = checked_job(options.spec_file, folder.path)
             last.checking = False
-            drive(pod, folder, checked, sources)
+            drive(pod, folder, checked, sources, options.state_folder)
     return last.exit_code
 
 
@@ -216,9 +218,10 @@ def _claim(path: Path) -> None:
         raise RuntimeFault(f"{path} cannot be written: {error}; the pod needs a writable /tmp") from error
 
 
-def _stopped_early(number: int, frame: FrameType | None) -> None:
+def _stopped_early(state_folder: Path, number: int, frame: FrameType | None) -> None:
     """Until the attempt handles signals itself."""
-    raise Interrupted(f"{signal.Signals(number).name} before the run began")
+    kind = Evicted if pid_file.stopping_file(state_folder).exists() else Interrupted
+    raise kind(f"{signal.Signals(number).name} before the run began")
 
 
 @contextlib.contextmanager

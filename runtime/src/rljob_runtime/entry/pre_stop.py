@@ -1,6 +1,7 @@
 """``python -m rljob_runtime.entry.pre_stop``: the stop hook of every pod. Lets the run end in order before the kubelet ends its processes.
 
-On the head it asks the driver to stop, which then writes a checkpoint, and waits for its end. On a node it waits until no worker of the
+It leaves a file, by which driver and workers know that their pod was asked to end. On the head it asks the driver to stop, which then
+writes a checkpoint, and waits for its end. On a node the workers' file tells the driver the same; the hook waits until no worker of the
 job runs any more, because the driver still needs them for that checkpoint. Where nothing runs it ends at once. The kubelet ends it with
 the pod when terminationGracePeriodSeconds are over.
 """
@@ -26,6 +27,11 @@ TIMEOUT_S = 3600.0
 def stop(state_folder: Path, timeout_s: float, log: Callable[[str], None]) -> bool:
     """End the driver of this pod in order, or wait for the workers of this pod; returns whether all have ended in time."""
     deadline = time.monotonic() + timeout_s
+    try:
+        state_folder.mkdir(parents=True, exist_ok=True)
+        pid_file.stopping_file(state_folder).touch()
+    except OSError as error:
+        log(f"the run takes this for a stop by a user: {error}")
     driver = pid_file.driver_file(state_folder)
     pid = pid_file.running(driver)
     if pid is not None:
@@ -33,7 +39,7 @@ def stop(state_folder: Path, timeout_s: float, log: Callable[[str], None]) -> bo
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGTERM)
     elif waiting := [path.stem for path in pid_file.worker_files(state_folder) if pid_file.running(path)]:
-        log(f"stopping: waiting for the driver to end {', '.join(waiting)}")
+        log(f"stopping: waiting for the driver, which writes a checkpoint first, to end {', '.join(waiting)}")
     while left := [path.stem for path in (driver, *pid_file.worker_files(state_folder)) if pid_file.running(path)]:
         if time.monotonic() >= deadline:
             log(f"after {timeout_s:g} s there is still {', '.join(left)}")

@@ -37,10 +37,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from rljob_runtime.cluster.host import collect_settled
 from rljob_runtime.cluster.protocol import gather_all
-from rljob_runtime.errors import Interrupted, WorkerLostError
+from rljob_runtime.errors import Evicted, Interrupted, WorkerLostError
 from rljob_runtime.journal.writing import Journal, NoJournal
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
@@ -157,6 +158,8 @@ class Driver:
         self._updates = Updates(workers=parts.workers, step_timeout_s=config.step_timeout_s, critic_warmup_steps=config.critic_warmup_steps)
         self._start_step = start_step
         self._stop = stop
+        self._draining = ""
+        """A worker whose pod is asked to end."""
         self._step = start_step
         self._saved_step = start_step if start_step else -1
         self._step_ended_s = 0.0
@@ -166,12 +169,13 @@ class Driver:
         """Train to the last step.
 
         Raises:
-            Interrupted: ``stop`` was set; a checkpoint of the last finished step is on disk, if checkpoints are kept.
+            Interrupted: ``stop`` was set, or (Evicted) the pod of a worker ends; a checkpoint of the last finished step is on disk, if
+                checkpoints are kept.
             RuntimeFault: something broke; the newest checkpoint is untouched.
         """
         try:
             with lease_owner("driver"):  # phases follow each other, and the leases of one phase belong together
-                watching = watch_workers(self._parts.workers.indispensable)
+                watching = watch_workers(self._parts.workers.indispensable, self._drained)
                 await run_beside(self._train(), [self._parts.scheduler.run(), self._parts.supervisor.run(), watching])
         finally:
             if self._validating is not None:
@@ -186,11 +190,25 @@ class Driver:
             groups = await self._generate(outcome)
             if groups is None:
                 await self._save()
-                raise Interrupted(f"stopped after step {self._step} of {self._config.total_steps}")
+                self._interrupt()
             await self._train_on(groups, outcome)
         async with self._generating():
             await self._probe(self._step)
         await self._save()
+
+    def _drained(self, worker: str) -> None:
+        """Stop in order while all workers still run: the grace period of the worker's pod has begun."""
+        if not self._draining:
+            self._parts.reporter.event(f"the pod of {worker} is asked to end: stopping after this step, with a checkpoint", Level.WARNING)
+        self._draining = self._draining or worker
+        self._stop.set()
+
+    def _interrupt(self) -> NoReturn:
+        """End the run; its state is saved."""
+        done = f"stopped after step {self._step} of {self._config.total_steps}"
+        if self._draining:
+            raise Evicted(f"{done}, because the pod of {self._draining} was asked to end")
+        raise Interrupted(done)
 
     async def _generate(self, outcome: _Outcome) -> list[Group] | None:
         """The next batch, or None when the run is to stop.

@@ -56,7 +56,7 @@ class Evaluation:
             RuntimeFault: something broke, or it took too long.
         """
         with self._reporter.phase("validation"), lease_owner("driver"):
-            beside = [self._fleet.run(), self._supervisor.run(), watch_workers(self._workers.indispensable)]
+            beside = [self._fleet.run(), self._supervisor.run(), watch_workers(self._workers.indispensable, lambda name: None)]
             if self._router is not None:
                 beside.append(self._router.run())
             await run_beside(self._validate(), beside)

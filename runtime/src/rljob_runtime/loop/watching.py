@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rljob_runtime.cluster.protocol import Worker
@@ -28,11 +28,20 @@ async def run_beside(main: Coroutine[Any, Any, None], background: Sequence[Corou
         await asyncio.gather(main_task, *others, return_exceptions=True)
 
 
-async def watch_workers(workers: Sequence[Worker]) -> None:
-    """Fails with WorkerLostError as soon as a process of these workers ends, and never returns; engines are the supervisor's."""
-    tasks = [asyncio.ensure_future(worker.watch()) for worker in workers]
+async def watch_workers(workers: Sequence[Worker], on_drain: Callable[[str], None]) -> None:
+    """Fails with WorkerLostError as soon as a process of these workers ends, and never returns; engines are the supervisor's.
+
+    ``on_drain`` is called with the name of each worker whose pod is asked to end.
+    """
+    watches = [worker.watch() for worker in workers]
+    tasks = [asyncio.ensure_future(wait) for wait in (*watches, *(_notice(worker, on_drain) for worker in workers))]
     try:
         await asyncio.gather(asyncio.Event().wait(), *tasks)
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _notice(worker: Worker, on_drain: Callable[[str], None]) -> None:
+    await worker.drained()
+    on_drain(worker.name)

@@ -88,7 +88,7 @@ def _status(code: int, reason: str, message: str = "because") -> web.Response:
 async def test_create(client, server):
     assert await client.create(RAYJOB) == {"kind": "RayJob", "metadata": {}}
     method, path, headers, body = server.requests[0]
-    assert (method, path, body) == ("POST", "/apis/ray.io/v1/namespaces/team/rayjobs", RAYJOB)
+    assert (method, path, body) == ("POST", "/apis/ray.io/v1/namespaces/team/rayjobs?fieldValidation=Strict", RAYJOB)
     assert headers["Content-Type"] == "application/json"
     assert headers["User-Agent"] == "rljob-operator"
     assert client.seen == [("create", "RayJob", 200)]

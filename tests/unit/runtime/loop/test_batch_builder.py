@@ -80,6 +80,9 @@ class Scorer:
     async def watch(self) -> None:
         await asyncio.Event().wait()
 
+    async def drained(self) -> None:
+        await asyncio.Event().wait()
+
 
 class World:
     """A batch builder over so many scorers."""

@@ -48,6 +48,9 @@ class WatchedEngine(ScriptedEngine):
             await asyncio.sleep(0)
         raise WorkerLostError(self.name, "signal 9", self.log_file)
 
+    async def drained(self) -> None:
+        await asyncio.Event().wait()
+
 
 def evaluate(folder: Path, *engines: WatchedEngine, restarts: int = 0, games: ScriptedEnvironments | None = None) -> tuple[str, list[str]]:
     """Run one to its end, with episodes where there are ``games``; what was displayed, and the leases."""
