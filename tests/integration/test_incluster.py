@@ -76,7 +76,7 @@ def test_a_second_driver_resumes_after_a_kill_and_a_third_after_an_orderly_stop(
     assert second.wait() == 130, second.output
     failure = decode(second.output)
     assert failure is not None
-    assert failure.reason is Reason.STOPPED
+    assert failure.reason is Reason.EVICTED
     assert second.output.splitlines()[-1].startswith("RLJOB-FAILURE ")
     assert "resumed after step" in second.output
     stopped_at = len(second.metrics())

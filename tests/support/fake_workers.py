@@ -227,6 +227,8 @@ class CountingTrainer:
         self.batches: list[Any] = []
         self.on_step: Callable[[int], None] = lambda step: None
         self.lost = asyncio.Event()
+        self.draining = asyncio.Event()
+        """Its pod is asked to end."""
 
     def start(self, method: str, *args: Any) -> Answered:
         return Answered(lambda: getattr(self, method)(*args))
@@ -257,4 +259,4 @@ class CountingTrainer:
         raise WorkerLostError(self.name, "signal 9", self.log_file)
 
     async def drained(self) -> None:
-        await asyncio.Event().wait()
+        await self.draining.wait()

@@ -241,6 +241,82 @@ def test_a_rejected_rayjob_is_reported_and_retried():
     assert asyncio.run(scenario()).condition("Succeeded") == ("True", "Completed")
 
 
+def test_a_server_error_on_a_rayjob_is_reported_until_it_is_made():
+    async def scenario() -> World:
+        world = World()
+        world.kube.add(rljob())
+        broken = UnavailableError("create RayJob math-a1", 500, 'failed calling webhook "mrayjob.kb.io": connection refused')
+        world.kube.fault = lambda verb, kind, name: broken if (verb, kind) == ("create", Kind.RAYJOB) else None
+        await world.settle(until=lambda: len(world.errors) > 3)
+        assert world.condition("Running") == ("False", "ApiUnavailable")
+        assert sum(write.startswith("apply_status") for write in world.kube.writes) == 1, "said once"
+        message = next(c["message"] for c in world.status()["conditions"] if c["type"] == "Running")
+        assert "connection refused" in message
+        world.kube.fault = lambda verb, kind, name: None
+        await world.settle()
+        return world
+
+    assert asyncio.run(scenario()).condition("Succeeded") == ("True", "Completed")
+
+
+def _head_is_deleted(world: World) -> None:
+    """As a drain does it: the pod goes once its grace period is over."""
+    name = next(n for n in world.kube.names(Kind.POD) if n.endswith("headgroup"))
+    world.kube.edit(Kind.POD, "team", name, {"metadata": {"deletionTimestamp": "2026-01-01T01:00:00Z"}})
+
+
+def test_a_drained_head_restarts_a_job_that_allows_no_restart():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING" if attempt == 1 else "SUCCEEDED")
+        world.kube.add(rljob())
+        await world.settle()
+        _head_is_deleted(world)
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Succeeded") == ("True", "Completed")
+    assert (world.status()["attempt"], world.status()["disruptions"]) == (2, 1)
+
+
+def test_the_head_of_a_job_that_has_ended_is_not_evicted_however_late_the_end_is_known():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob())
+        await world.settle()
+        world.kube.lose = lambda type_, kind, obj: kind is Kind.RAYJOB
+        world.kube.set_status(Kind.RAYJOB, "team", "math-a1", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+        _head_is_deleted(world)
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Succeeded") == ("True", "Completed")
+    assert "disruptions" not in world.status()
+
+
+def test_a_queued_job_is_suspended_by_ending_its_rayjob_and_goes_on_with_the_same_attempt():
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING")
+        world.kube.add(rljob(queue={"name": "team"}))
+        await world.settle()
+        world.kube.edit(Kind.RAYJOB, "team", "math-a1", {"spec": {"suspend": False}})  # Kueue admits it
+        await world.settle()
+        assert world.condition("Running")[0] == "True"
+        world.kube.edit(Kind.RLJOB, "team", "math", {"spec": {"suspend": True}})
+        await world.settle()
+        assert world.kube.names(Kind.RAYJOB) == []
+        assert world.condition("Suspended") == ("True", "Suspended")
+        world.kube.edit(Kind.RLJOB, "team", "math", {"spec": {"suspend": False}})
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.created(Kind.RAYJOB) == ["math-a1", "math-a1"]
+    assert world.condition("Suspended") == ("True", "Queued")
+    assert "lastFailure" not in world.status()
+
+
 CHANGES: dict[Kind, dict[str, Any]] = {
     Kind.SERVICE_ACCOUNT: {"automountServiceAccountToken": True},
     Kind.ROLE: {"rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]},

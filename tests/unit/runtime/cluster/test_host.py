@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+
+from rljob_runtime.cluster import host, pid_file
 from rljob_runtime.cluster.host import WAITS_WORDS
+from tests.support.pace import HANG_S
 
 CODE = """
 import os, sys
@@ -113,3 +118,16 @@ def test_a_settled_process_looks_at_nothing_old_in_later_collections() -> None:
         "assert gc.get_freeze_count() >= 1000 and not any(found is old for found in gc.get_objects())\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_a_worker_learns_that_its_pod_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLJOB_NODE_RANK", "0")
+    monkeypatch.setattr(pid_file, "STATE_FOLDER", tmp_path)
+    monkeypatch.setattr(host.WorkerHost, "_enter", lambda self, *arguments: None)  # this process keeps its output
+    worker = host.WorkerHost("w-0", "collections:namedtuple", {}, {}, "")
+    waiting = threading.Thread(target=worker.drained, daemon=True)
+    waiting.start()
+    assert waiting.is_alive()
+    pid_file.stopping_file(tmp_path).touch()
+    waiting.join(HANG_S)
+    assert not waiting.is_alive()

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.validation import check
 from rljob_runtime.entry.attempt import Interruption, prepare
-from rljob_runtime.errors import CheckpointError
+from rljob_runtime.errors import CheckpointError, Evicted
 from rljob_runtime.job.worker_settings import spec_fingerprint
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.report import FolderMode, Level, RunFolder
@@ -92,3 +92,24 @@ def test_an_attempt_goes_on_from_the_newest_complete_checkpoint_of_its_own_spec(
     other = check(job(Path("other"), steps=9))
     with pytest.raises(CheckpointError, match="was written under another spec"):
         prepare(other, folder, store, resume=True, job_folder=None, model_folder=None)
+
+
+@pytest.mark.parametrize(("stops_before", "stops_after", "evicted"), [(True, True, True), (False, True, False), (False, False, False)])
+def test_the_first_signal_decides_whether_the_run_was_evicted(*, stops_before: bool, stops_after: bool, evicted: bool) -> None:
+    async def run() -> BaseException:
+        pod = {"stops": stops_before}
+        interrupt = Interruption(None, Events(), checkpoint=True, pod_stops=lambda: pod["stops"])
+        interrupt.orderly = True
+        with interrupt.handling_signals():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                pod["stops"] = stops_after  # KubeRay ends the pods of a job that somebody stopped
+        return interrupt.error("stopped")
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert isinstance(asyncio.run(run()), Evicted) is evicted
+    finally:
+        signal.signal(signal.SIGTERM, before)

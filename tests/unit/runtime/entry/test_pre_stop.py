@@ -61,6 +61,7 @@ def test_the_driver_is_stopped_and_awaited(start: Start, tmp_path: Path) -> None
     assert (tmp_path / "checkpoint").read_text() == "done"
     assert driver.wait(5) == 130
     assert f"pid {driver.pid}" in said[0]
+    assert pid_file.stopping_file(tmp_path).exists(), "the driver knows that it was not a user who stopped it"
 
 
 def test_a_worker_is_awaited_and_left_alone(start: Start, tmp_path: Path) -> None:
@@ -68,7 +69,10 @@ def test_a_worker_is_awaited_and_left_alone(start: Start, tmp_path: Path) -> Non
     said: list[str] = []
     assert not pre_stop.stop(tmp_path, 0, said.append)
     assert worker.poll() is None
-    assert said == ["stopping: waiting for the driver to end actor_train-0", "after 0 s there is still actor_train-0"]
+    assert said == [
+        "stopping: waiting for the driver, which writes a checkpoint first, to end actor_train-0",
+        "after 0 s there is still actor_train-0",
+    ]
     assert worker.stdin is not None
     threading.Timer(0.3, worker.stdin.close).start()
     assert pre_stop.stop(tmp_path, 30, said.append)

@@ -12,6 +12,7 @@ from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.termination import decode, encode
 from rljob_api.vocabulary import Reason
 from rljob_runtime import errors
+from rljob_runtime.cluster import pid_file
 from rljob_runtime.entry import kubernetes
 from rljob_runtime.entry.kubernetes import TerminationMessage, pod_context
 from rljob_runtime.entry.termination_message import failure_of
@@ -48,6 +49,7 @@ REASONS = {
     "StartupDeadlineError": Reason.STARTUP_DEADLINE_EXCEEDED,
     "ActiveDeadlineError": Reason.ACTIVE_DEADLINE_EXCEEDED,
     "Interrupted": Reason.STOPPED,
+    "Evicted": Reason.EVICTED,
 }
 
 
@@ -175,6 +177,11 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
     stopped = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S)
     failure = decode(stopped.stdout.splitlines()[-1])
     assert (stopped.returncode, failure and failure.reason) == (ExitCode.INTERRUPTED, Reason.STOPPED), stopped.stderr
-    assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == done.stdout + stopped.stdout
-    both = (done.stdout + stopped.stdout).splitlines()
+    pid_file.stopping_file(tmp_path / "state").touch()
+    evicted = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S)
+    failure = decode(evicted.stdout.splitlines()[-1])
+    assert (evicted.returncode, failure and failure.reason) == (ExitCode.INTERRUPTED, Reason.EVICTED), evicted.stderr
+    said = done.stdout + stopped.stdout + evicted.stdout
+    assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == said
+    both = said.splitlines()
     assert (tmp_path / "pod").read_text().splitlines() == [f"[driver] {line}" for line in both], "kubectl logs of the head shows it, too"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_runtime.errors import EngineLostError, Interrupted, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import EngineLostError, Evicted, Interrupted, WeightSyncError, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
@@ -218,6 +218,16 @@ def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_nex
     whole.drive()
     assert [r.seed for r in first.engine.seen + second.engine.seen] == [r.seed for r in whole.engine.seen], "nothing is generated twice"
     assert [m["step"] for m in second.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_trainer_whose_pod_is_drained_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.trainer.on_step = lambda step: run.trainer.draining.set() if step == 2 else None
+    with pytest.raises(Evicted, match="stopped after step 2 of 4, because the pod of trainer-0 was asked to end"):
+        run.drive()
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.name == "step-000002"
 
 
 def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
