@@ -1,0 +1,60 @@
+"""Drains: a pod is asked to end while the job trains; the attempt ends with a checkpoint, the next one goes on, and no restart is used."""
+
+from __future__ import annotations
+
+import json
+
+from e2e.conftest import NAMESPACE, Volume
+from e2e.jobs import Manifest, two_groups
+from e2e.kubectl import Kubectl
+from e2e.test_training import STARTS_S, metrics
+
+NAME = "drained"
+STEPS = 100_000
+DRAINS_S = 180.0
+"""The grace period, and what KubeRay needs to end the rest of the cluster."""
+
+
+def job() -> Manifest:
+    """No restarts, and no checkpoints but at the end and on an interruption."""
+    manifest = two_groups(NAME, steps=STEPS)
+    manifest["spec"]["failurePolicy"] = {"maxRestarts": 0, "restartBackoffSeconds": 1}
+    manifest["spec"]["checkpoint"] = {"everySteps": 0}
+    return manifest
+
+
+def pod_of(kubectl: Kubectl, group: str, attempt: int) -> str:
+    """Name of the pod of a node group in an attempt."""
+    wanted = {"ray.io/group": group, "rljob.dev/attempt": str(attempt)}
+    (name,) = [p["metadata"]["name"] for p in kubectl.children(NAME, "pods") if wanted.items() <= p["metadata"]["labels"].items()]
+    return str(name)
+
+
+def evict(kubectl: Kubectl, pod: str) -> None:
+    """As kubectl drain does."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
+    kubectl("create", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", "-f", "-", input=json.dumps(eviction))
+
+
+def trains_beyond(kubectl: Kubectl, step: int) -> None:
+    kubectl.until(f"ten steps after step {step}", lambda: kubectl.step(NAME) >= step + 10, STARTS_S, job=NAME)
+
+
+def test_a_drained_head_and_a_drained_trainer_cost_no_step_and_no_restart(kubectl: Kubectl, volume: Volume) -> None:
+    kubectl.apply(job())
+    trained = 0
+    for attempt, group in ((1, "headgroup"), (2, "train")):
+        trains_beyond(kubectl, trained)
+        evict(kubectl, pod_of(kubectl, group, attempt))
+        wanted = f"--for=jsonpath={{.status.attempt}}={attempt + 1}"
+        kubectl("wait", wanted, f"rljob/{NAME}", f"--timeout={DRAINS_S:.0f}s", timeout_s=DRAINS_S + 30)
+        status = kubectl.get("rljob", NAME)["status"]
+        assert (status["disruptions"], status["lastFailure"]["reason"]) == (attempt, "Evicted"), status
+        trained = len(metrics(volume, NAME))
+        assert f"checkpoints/step-{trained:06d}/COMPLETE" in volume.files(NAME), "the step under way was finished and saved"
+    trains_beyond(kubectl, trained)
+    steps = [m["step"] for m in metrics(volume, NAME)]
+    assert steps == list(range(1, len(steps) + 1)), "every step is trained once"
+    for attempt in (2, 3):
+        assert "resum" in volume.read(f"{NAME}/logs/driver-a{attempt}.log").lower()
+    kubectl("delete", "rljob", NAME)
