@@ -169,10 +169,8 @@ OTHER_VALUES: dict[str, Any] = {
     "offload": {"hostMemoryBytes": 77},
     "weightSync": {"timeoutSeconds": 77},
     "checkpoint": {"everySteps": 77},
-    "failurePolicy": {"maxRestarts": 7},
     "report": {"trajectoriesEverySteps": 77},
     "seed": 7,
-    "startupDeadlineSeconds": 77,
 }
 """For each field that always has a value: another one."""
 ADDED_VALUES: dict[str, Any] = {
@@ -181,7 +179,10 @@ ADDED_VALUES: dict[str, Any] = {
     "storage": {"claimName": "other"}, "podTemplate": {"metadata": {"labels": {"a": "b"}}},
 }  # fmt: skip
 """For each field that may be absent: a value."""
-MUTABLE_VALUES = {"suspend": True, "activeDeadlineSeconds": 77, "ttlSecondsAfterFinished": 77}
+MUTABLE_VALUES: dict[str, Any] = {
+    "suspend": True, "activeDeadlineSeconds": 77, "ttlSecondsAfterFinished": 77, "failurePolicy": {"maxRestarts": 7},
+    "startupDeadlineSeconds": 77, "schedulingDeadlineSeconds": 77,
+}  # fmt: skip
 
 
 def test_every_field_of_the_spec_is_tried():

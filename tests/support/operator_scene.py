@@ -201,6 +201,8 @@ class Scene:
             children=tuple(self.children),
             clusters=tuple(self.clusters),
             pods=tuple(self.pods),
+            runtime_image="rljob-runtime:1",
+            runtime_ray_version="2.60.0",
             taken_name=self.taken_name,
             rejected=self.rejected,
             unavailable=self.problem,

@@ -125,6 +125,10 @@ class Observed:
     """RayJobs owned by the job, by attempt. A missing one was confirmed missing by the API server, not by a cache that may lag."""
     clusters: tuple[ClusterView, ...]
     pods: tuple[PodView, ...]
+    runtime_image: str = ""
+    """The operator's default."""
+    runtime_ray_version: str = ""
+    """That image's."""
     taken_name: str | None = None
     """Kind and name of an object with another owner that has the name of a child to create."""
     rejected: str | None = None

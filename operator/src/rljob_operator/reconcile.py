@@ -145,6 +145,8 @@ class Reconciler:
             children=tuple(child for child in self._cache.children(key) if child.owner_uid == job.uid),
             clusters=self._cache.clusters(key),
             pods=self._cache.pods(key),
+            runtime_image=self._settings.runtime_image,
+            runtime_ray_version=self._settings.runtime_ray_version,
         )
 
     async def _confirm(self, job: JobView) -> None:

@@ -46,6 +46,7 @@ def render(observed: Observed, decision: Decision, now: datetime) -> dict[str, A
         "attempt": attempt,
         "disruptions": _disruptions(situation, decision),
         "rayJobName": None if attempt is None else rayjob_name(job.key.name, attempt),
+        **_pinned(situation, attempt),
         "headPod": _head_pod(situation, decision),
         "startTime": _time(decision.start_time),
         "completionTime": _time(decision.completion_time),
@@ -127,6 +128,17 @@ def _head_pod(situation: Situation, decision: Decision) -> str | None:
     if child is None or decision.failure is not None or decision.attempt != situation.attempt or not failure.runs_driver(child):
         return None
     return situation.driver_pod or next((pod.name for pod in situation.pods if pod.is_head), None)
+
+
+def _pinned(situation: Situation, attempt: int | None) -> dict[str, Any]:
+    """What all attempts run: the image and Ray version of the first one."""
+    if attempt is None:
+        return {}
+    status, spec, observed = situation.job.status, situation.job.spec, situation.observed
+    return {
+        "image": status.get("image") or spec.get("image") or observed.runtime_image or None,
+        "rayVersion": status.get("rayVersion") or spec.get("rayVersion") or observed.runtime_ray_version or None,
+    }
 
 
 def _time(time: datetime | None) -> str | None:

@@ -25,6 +25,8 @@ def test_a_running_job() -> None:
         "observedGeneration": 1,
         "attempt": 1,
         "rayJobName": "math-grpo-a1",
+        "image": "rljob-runtime:1",
+        "rayVersion": "2.60.0",
         "headPod": "head",
         "startTime": time_text(2),
         "nodes": "2/3",

@@ -23,7 +23,16 @@ GROUP = "rljob.dev"
 VERSION = "v1alpha1"
 Schema = dict[str, Any]
 
-MUTABLE_SPEC_FIELDS = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"})
+MUTABLE_SPEC_FIELDS = frozenset(
+    {
+        "suspend",
+        "activeDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+        "failurePolicy",
+        "startupDeadlineSeconds",
+        "schedulingDeadlineSeconds",
+    }
+)
 """What may change after the job was made."""
 
 LIST_MAP_KEYS = {

@@ -82,6 +82,10 @@ class RLJobStatus(SpecModel):
     """How many attempts ended as Evicted."""
     ray_job_name: ShortText | None = None
     """RayJob of that attempt."""
+    image: Text | None = None
+    """Image of all attempts: of the spec, or the operator's default when the first one was made."""
+    ray_version: ShortText | None = None
+    """Ray version in that image."""
     head_pod: ShortText | None = None
     """Pod that runs the driver of that attempt."""
     start_time: Time | None = None

@@ -30,7 +30,7 @@ def attempt_objects(job: JobView, checked: CheckedJob, attempt: int, settings: S
     Raises:
         ValueError: there is no valid name for the attempt; see :func:`rljob_api.naming.rayjob_name`.
     """
-    resolved = specmap.resolve(checked.job, settings)
+    resolved = specmap.resolve(checked.job, job.status, settings)
     return (
         access.service_account(job),
         access.role(job),

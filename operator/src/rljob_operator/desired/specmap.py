@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
 from rljob_api import naming
-from rljob_api.v1alpha1.rljob import RLJob
+from rljob_api.v1alpha1.rljob import API_VERSION, KIND, RLJob
 from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 from rljob_operator.settings import Settings
@@ -17,21 +19,26 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 SPEC_KEY = posixpath.basename(naming.SPEC_FILE)
 
 
-def resolve(job: RLJob, settings: Settings) -> RLJob:
-    """Resolve what one attempt runs, regardless of later changes: image and Ray version filled in, not suspended, no status."""
+def resolve(job: RLJob, status: Mapping[str, Any], settings: Settings) -> RLJob:
+    """Resolve what one attempt runs: image and Ray version filled in, not suspended, no status.
+
+    Image and Ray version are those of the first attempt, in ``status``: an upgrade of the operator changes nothing of a job that has begun.
+    activeDeadlineSeconds is left out: it may change while the attempt runs, and the operator watches it.
+    """
     spec = job.spec.model_copy(
         update={
             "suspend": False,
-            "image": job.spec.image or settings.runtime_image,
-            "ray_version": job.spec.ray_version or settings.runtime_ray_version,
+            "active_deadline_seconds": None,
+            "image": status.get("image") or job.spec.image or settings.runtime_image,
+            "ray_version": status.get("rayVersion") or job.spec.ray_version or settings.runtime_ray_version,
         }
     )
     return job.model_copy(update={"spec": spec, "status": None})
 
 
 def config_map(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
-    """Immutable ConfigMap with the resolved job, all defaults spelled out."""
-    document = resolved.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """Immutable ConfigMap with the resolved job, without defaults: those are the image's, which may be older than this operator."""
+    document = {"apiVersion": API_VERSION, "kind": KIND} | resolved.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
     return {
         "apiVersion": "v1",

@@ -287,20 +287,25 @@ def devices_in_words(plan: Plan) -> str:
 
 
 def spec_fingerprint(spec: RLJobSpec) -> str:
-    """Changes when something changes that a resumed run must not see changed; steps and operations may."""
-    trainer = [c.model_dump(mode="json") for c in spec.components if c.role is Role.TRAINER]
-    rollout = spec.rollout.model_dump(mode="json", exclude={"stall_timeout_seconds", "max_engine_restarts", "standby_processes"})
+    """Changes when something changes that a resumed run must not see changed; steps and operations may.
+
+    Defaults are left out, so that a new field of a later version changes nothing.
+    """
+    trainer = [c.model_dump(mode="json", exclude_defaults=True) for c in spec.components if c.role is Role.TRAINER]
+    rollout = spec.rollout.model_dump(
+        mode="json", exclude_defaults=True, exclude={"stall_timeout_seconds", "max_engine_restarts", "standby_processes"}
+    )
     parts: dict[str, object] = {
-        "model": spec.model.model_dump(mode="json"),
-        "data": spec.data.model_dump(mode="json"),
-        "rewards": [r.model_dump(mode="json") for r in spec.rewards],
+        "model": spec.model.model_dump(mode="json", exclude_defaults=True),
+        "data": spec.data.model_dump(mode="json", exclude_defaults=True),
+        "rewards": [r.model_dump(mode="json", exclude_defaults=True) for r in spec.rewards],
         "rollout": rollout,
         "trainer": trainer,
         "critic": learning_settings.has_critic(spec),
         "seed": spec.seed,
     }
     if spec.environments:
-        parts["environments"] = [e.model_dump(mode="json") for e in spec.environments]
+        parts["environments"] = [e.model_dump(mode="json", exclude_defaults=True) for e in spec.environments]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,11 +1,13 @@
 """The objects of an attempt: golden files, KubeRay's schema and rules, Pod Security."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rljob_api import naming
 from rljob_api.generate import to_yaml
@@ -141,10 +143,28 @@ def test_the_config_map_holds_the_resolved_job(source: Path) -> None:
     job = check(stored["data"]["rljob.yaml"]).job
     original = check(source.read_text()).job
     assert (job.spec.image, job.spec.ray_version) == (original.spec.image or SETTINGS.runtime_image, original.spec.ray_version or "2.60.0")
-    update: dict[str, Any] = {"image": job.spec.image, "ray_version": job.spec.ray_version}
+    update: dict[str, Any] = {"image": job.spec.image, "ray_version": job.spec.ray_version, "active_deadline_seconds": None}
     assert job.spec == original.spec.model_copy(update=update)
     head = groups(one(found, "RayJob"))[0]["template"]["spec"]
     assert {"name": "rljob-spec", "configMap": {"name": stored["metadata"]["name"]}} in head["volumes"]
+
+
+def test_an_upgraded_operator_goes_on_with_the_image_of_the_first_attempt() -> None:
+    job = builders.checked(manifest())
+    begun = dataclasses.replace(
+        builders.view(job), status={"attempt": 1, "image": "registry.example/rljob-runtime:0.0.9", "rayVersion": "2.59.0"}
+    )
+    found = attempt_objects(begun, job, 2, SETTINGS)
+    spec = check(one(found, "ConfigMap")["data"]["rljob.yaml"]).job.spec
+    assert (spec.image, spec.ray_version) == ("registry.example/rljob-runtime:0.0.9", "2.59.0")
+    assert one(found, "RayJob")["spec"]["rayClusterSpec"]["rayVersion"] == "2.59.0"
+    assert {container(group)["image"] for group in groups(one(found, "RayJob"))} == {"registry.example/rljob-runtime:0.0.9"}
+
+
+def test_an_older_image_can_read_the_spec_of_a_newer_operator() -> None:
+    stored = yaml.safe_load(one(objects(manifest()), "ConfigMap")["data"]["rljob.yaml"])
+    given = manifest()["spec"]
+    assert set(stored["spec"]) <= {*given, "image", "rayVersion"}, "no default is written, so no field that the image does not know"
 
 
 def test_a_suspended_job_is_stored_as_running_and_only_a_queue_suspends_the_rayjob() -> None:

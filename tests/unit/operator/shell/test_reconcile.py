@@ -295,6 +295,22 @@ def test_the_head_of_a_job_that_has_ended_is_not_evicted_however_late_the_end_is
     assert "disruptions" not in world.status()
 
 
+def test_all_attempts_run_the_image_of_the_first():
+    async def scenario() -> World:
+        world = World(lambda attempt: "FAILED" if attempt == 1 else "SUCCEEDED")
+        world.kube.add(rljob(failurePolicy=RETRYING))
+        await world.settle(until=lambda: world.kube.names(Kind.RAYJOB) != [] and world.status().get("image") is not None)
+        world.upgrade("registry.example/rljob-runtime:2", "3.0.0")
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.created(Kind.RAYJOB) == ["math-a1", "math-a2"]
+    assert (world.status()["image"], world.status()["rayVersion"]) == ("registry.example/rljob-runtime:1", "2.60.0")
+    containers = world.kube.one(Kind.RAYJOB, "math-a2")["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert containers[0]["image"] == "registry.example/rljob-runtime:1"
+
+
 def test_a_queued_job_is_suspended_by_ending_its_rayjob_and_goes_on_with_the_same_attempt():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")

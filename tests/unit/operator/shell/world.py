@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,12 @@ class World:
         self.most_live = 0
         """Maximum number of RayJobs that had or were about to get a cluster at the same time."""
         self.is_booted = False
+        self.settings = SETTINGS
+
+    def upgrade(self, image: str, ray_version: str) -> None:
+        """Replace the operator by one with other defaults."""
+        self.settings = replace(SETTINGS, runtime_image=image, runtime_ray_version=ray_version)
+        self.is_booted = False
 
     async def boot(self) -> None:
         """Start a new process, with no memory of an earlier one."""
@@ -117,7 +124,7 @@ class World:
         self.pending: set[Key] = set()
         self.due: dict[Key, datetime] = {}
         self.kube.events.clear()  # watches begin after the list
-        self.reconciler = Reconciler(self.kube, self.cache, SETTINGS, self.metrics, clock=lambda: self.now)
+        self.reconciler = Reconciler(self.kube, self.cache, self.settings, self.metrics, clock=lambda: self.now)
         self.resync = Resync(self.kube, self.cache, self.pending.add, namespaces=(), metrics=self.metrics)
         await self.resync.first()
         self.is_booted = True
