@@ -14,6 +14,7 @@
     ├── WorkerFailedError                             a worker raised; carries its text
     ├── WeightSyncError                               versions, manifests or probes disagree, or the deadline passed
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
+    │   └── SupersededError                           another driver has taken over the checkpoints
     ├── RewardSetupError                              a reward function cannot be imported or called
     ├── EnvironmentSetupError                         an environment does not take its parameters, or cannot be started
     ├── EpisodesFailedError                           most episodes end with an error of their environment
@@ -29,6 +30,7 @@
         ├── StartupDeadlineError                      spec.startupDeadlineSeconds
         └── ActiveDeadlineError                       spec.activeDeadlineSeconds
     Interrupted                                       the user asked to stop -> exit 130
+    └── Evicted                                       a pod of the job was asked to end
 
 Each carries its ``reason``, the word that conditions show; whose fault it is follows from it (``Reason.is_machine_failure``). What to do
 is said at the end of the message.
@@ -188,6 +190,10 @@ class CheckpointError(RuntimeFault):
     """Raised when a checkpoint cannot be written or read."""
 
     reason = Reason.CHECKPOINT_FAILED
+
+
+class SupersededError(CheckpointError):
+    """Raised when another driver has taken over the checkpoints of this run."""
 
 
 class RewardSetupError(RuntimeFault):

@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -84,13 +87,15 @@ def prepare(
         CheckpointError: that checkpoint cannot be read or is another job's.
     """
     newest = store.newest() if resume else None
+    state = store.load(newest, spec_fingerprint(checked.job.spec)) if newest else None
+    store.take(f"pid {os.getpid()} on {socket.gethostname()}, started at {datetime.now(UTC).isoformat(timespec='milliseconds')}")
     return Attempt(
         checked=checked,
         folder=folder,
         store=store,
         model_folder=model_folder,
         resume_folder=newest,
-        state=store.load(newest, spec_fingerprint(checked.job.spec)) if newest else None,
+        state=state,
         job_folder=job_folder,
         sources=sources,
         notes=notes,

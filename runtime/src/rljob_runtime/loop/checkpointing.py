@@ -3,6 +3,9 @@
 Layout: ``<root>/step-000100/{policy/, critic/, driver.json, COMPLETE}``. Policy and critic, if there is one, are saved by their ranks
 with torch's distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
 
+Only one driver may write here. The one that began last owns the store, by a file; an earlier one that still runs, on a machine that nobody
+reaches for example, finds another owner before its next commit and ends (:class:`SupersededError`).
+
 Pods that share no storage cannot write a checkpoint together: :class:`NoCheckpoints` stands in for the store then.
 """
 
@@ -17,9 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rljob_runtime.errors import CheckpointError
+from rljob_runtime.errors import CheckpointError, SupersededError
 
 MARK = "COMPLETE"
+OWNER_FILE = "owner"
 STATE_FILE = "driver.json"
 POLICY_FOLDER = "policy"
 CRITIC_FOLDER = "critic"
@@ -50,6 +54,12 @@ class Checkpoints(Protocol):
     def kept(self) -> bool:
         """Whether anything is kept; when not, ``begin`` and ``complete`` are not called."""
 
+    def take(self, owner: str) -> None:
+        """Be the only driver that writes here from now on."""
+
+    def check_owner(self) -> None:
+        """Fails when another driver has taken over since this one began; called before a step is recorded."""
+
     def begin(self, step: int) -> Path:
         """An empty folder for the checkpoint after ``step`` steps."""
 
@@ -67,6 +77,12 @@ class NoCheckpoints:
     """Keeps nothing: for workers that share no storage with the driver and the next attempt."""
 
     kept = False
+
+    def check_owner(self) -> None:
+        """Nothing is shared with another driver."""
+
+    def take(self, owner: str) -> None:
+        """There is nothing to own."""
 
     def begin(self, step: int) -> Path:
         """There is no place.
@@ -106,13 +122,47 @@ class CheckpointStore:
         """``keep`` complete checkpoints stay, older ones are removed."""
         self.root = root
         self._keep = keep
+        self._owner: str | None = None
+
+    def take(self, owner: str) -> None:
+        """Own the store from now on; ``owner`` names this driver and no other one, also for people.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        path = self.root / OWNER_FILE
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            _write_synced(path.with_suffix(".new"), owner)
+            path.with_suffix(".new").replace(path)
+        except OSError as error:
+            raise _disk_error(path, error) from error
+        self._owner = owner
+
+    def check_owner(self) -> None:
+        """See the protocol.
+
+        Raises:
+            SupersededError: another driver owns the store.
+            CheckpointError: the file cannot be read.
+        """
+        if self._owner is None:
+            return
+        path = self.root / OWNER_FILE
+        try:
+            owner = path.read_text()
+        except OSError as error:
+            raise CheckpointError(f"{path}, which says what driver may write here, cannot be read: {error}") from error
+        if owner != self._owner:
+            raise SupersededError(f"{self.root} belongs to another driver now: {owner}; this one, {self._owner}, writes nothing more")
 
     def begin(self, step: int) -> Path:
         """An empty folder for the checkpoint after ``step`` steps.
 
         Raises:
-            CheckpointError: the folder cannot be made.
+            CheckpointError: the folder cannot be made, or (SupersededError) another driver owns the store.
         """
+        self.check_owner()
         folder = self._folder(step)
         try:
             if folder.exists():
@@ -126,8 +176,9 @@ class CheckpointStore:
         """Write the driver's state, then the mark, then remove what is too old.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the disk refuses, or (SupersededError) another driver owns the store.
         """
+        self.check_owner()
         try:
             _write_synced(folder / STATE_FILE, json.dumps(asdict(state)))
             _write_synced(folder / MARK, f"{state.step}\n")

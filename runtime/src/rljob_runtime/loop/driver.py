@@ -435,6 +435,9 @@ class Driver:
         for lane, phase, start_s, end_s in times.phases():
             if end_s > start_s:
                 reporter.span(lane, phase, start_s, end_s, self._step)
+        await asyncio.to_thread(
+            self._parts.checkpoints.check_owner
+        )  # a driver that was given up must not write into the history of the next
         reporter.record(StepRecord(step=self._step, version=self._step, metrics=metrics))
         await asyncio.to_thread(lambda: reporter.trajectories(self._step, _trajectories(groups), self._parts.decode, counters.failed))
 

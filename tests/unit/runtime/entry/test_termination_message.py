@@ -38,6 +38,7 @@ REASONS = {
     "NoRoomError": Reason.SPEC_INVALID,
     "LeaseLostError": Reason.DEADLINE_EXCEEDED,
     "CheckpointError": Reason.CHECKPOINT_FAILED,
+    "SupersededError": Reason.CHECKPOINT_FAILED,
     "PluginError": Reason.SPEC_INVALID,
     "RewardSetupError": Reason.REWARD_INVALID,
     "EnvironmentSetupError": Reason.SPEC_INVALID,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_runtime.errors import EngineLostError, Evicted, Interrupted, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
@@ -113,6 +113,7 @@ class Run:
         start, first_prompt, done = (self.start.step, self.start.first_prompt, self.start.done) if self.start else (0, 0, ())
         folder = RunFolder.open(self.root / "run", FolderMode.RESUME if start or self.goes_on else FolderMode.NEW)
         self.store = CheckpointStore(folder.checkpoints, keep=2)
+        self.store.take("the first")
         bounds = Bounds(groups_per_step=BATCH, total_steps=STEPS, max_staleness=ceil(self.lag))
         opened = open_journal(folder.journal, "run", StartingPoint(version=start, first_prompt=first_prompt), bounds)
         engines = [self.engine, *self.others]
@@ -228,6 +229,17 @@ def test_a_trainer_whose_pod_is_drained_ends_the_run_with_a_checkpoint(tmp_path:
     newest = run.store.newest()
     assert newest is not None
     assert newest.name == "step-000002"
+
+
+def test_a_driver_whose_run_another_one_has_taken_over_ends_before_it_records_or_saves_anything(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    run.trainer.on_step = lambda step: CheckpointStore(run.store.root, keep=2).take("the second") if step == 3 else None
+    with pytest.raises(SupersededError, match=r"belongs to another driver now: the second; this one, the first, writes nothing more"):
+        run.drive()
+    newest = run.store.newest()
+    assert newest is not None
+    assert newest.name == "step-000002"
+    assert [m["step"] for m in run.metrics()] == [1, 2]
 
 
 def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
