@@ -113,7 +113,8 @@ class Run:
         start, first_prompt, done = (self.start.step, self.start.first_prompt, self.start.done) if self.start else (0, 0, ())
         folder = RunFolder.open(self.root / "run", FolderMode.RESUME if start or self.goes_on else FolderMode.NEW)
         self.store = CheckpointStore(folder.checkpoints, keep=2)
-        self.store.take("the first")
+        if self.shared:
+            self.store.take("the first")
         bounds = Bounds(groups_per_step=BATCH, total_steps=STEPS, max_staleness=ceil(self.lag))
         opened = open_journal(folder.journal, "run", StartingPoint(version=start, first_prompt=first_prompt), bounds)
         engines = [self.engine, *self.others]
@@ -333,7 +334,7 @@ def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> 
     run = Run(tmp_path, every=1)
     run.drive()
     (run.store.root / "step-000009").mkdir()
-    assert sorted(p.name for p in run.store.root.iterdir()) == ["step-000003", "step-000004", "step-000009"]
+    assert sorted(p.name for p in run.store.root.glob("step-*")) == ["step-000003", "step-000004", "step-000009"]
     newest = run.store.newest()
     assert newest is not None
     assert newest.name == "step-000004"
@@ -348,7 +349,7 @@ def test_without_shared_storage_all_steps_are_trained_and_nothing_is_kept(tmp_pa
     stopped.trainer.on_step = lambda step: stopped.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         stopped.drive()
-    assert list(stopped.store.root.iterdir()) == []
+    assert list(stopped.store.root.glob("step-*")) == []
 
 
 VALIDATION = ValidationConfig(
