@@ -115,3 +115,7 @@ class Worker:
     async def watch(self) -> None:
         """It lives as long as this process."""
         await asyncio.Event().wait()
+
+    async def drained(self) -> None:
+        """It is in no pod."""
+        await asyncio.Event().wait()
