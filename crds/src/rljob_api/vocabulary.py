@@ -182,12 +182,12 @@ class KLEstimator(StrEnum):
 
 
 class KLPlacement(StrEnum):
-    """Where the distance to the reference counts."""
+    """Where the distance to the reference, or to the teacher, counts."""
 
     LOSS = "Loss"
     """A term of the loss."""
     REWARD = "Reward"
-    """Taken from each token's reward, before advantages are computed."""
+    """Taken from each token's reward, before advantages are computed; that to the teacher from the advantages themselves."""
 
 
 class AdvantageEstimator(StrEnum):

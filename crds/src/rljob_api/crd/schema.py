@@ -60,7 +60,7 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec.components": (("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),),
     "spec.components[]": (
         ("!has(self.engine) || self.role in ['Rollout', 'Judge']", "only a Rollout or Judge has an engine"),
-        ("has(self.model) == (self.role == 'Judge')", "give model exactly when role is Judge"),
+        ("has(self.model) == (self.role in ['Teacher', 'Judge'])", "give model exactly when role is Teacher or Judge"),
     ),
     "spec.components[].placement": (
         (_ONE_PLACEMENT, "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"),

@@ -120,7 +120,7 @@ def policy_config(
     optimizer_around_step: bool = False,
     job_folder: Path | None = None,
 ) -> PolicyConfig:
-    """Configuration of a rank of a trainer, critic or reference, which trains nothing.
+    """Configuration of a rank of a trainer, critic, or of a reference or teacher, which train nothing.
 
     Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing; a Custom loss is imported from ``job_folder`` first.
     """
@@ -130,7 +130,7 @@ def policy_config(
         trust_remote_code=spec.model.trust_remote_code,
         attn_implementation=spec.model.attention,
         dtype=spec.model.dtype.value,
-        trainable=role is not Role.REFERENCE,
+        trainable=role not in (Role.REFERENCE, Role.TEACHER),
         learning_rate=training.learning_rate,
         min_learning_rate=training.min_learning_rate,
         betas=(training.beta1, training.beta2),
