@@ -87,7 +87,7 @@ def _roll_kind(name: str, text: str) -> str:
     keys = _keys(text)
     if keys.keys() & {"sft_train", "student", "chosen_key"}:
         return NOT_RL
-    if not keys.keys() & {"actor_train", "actor_infer"}:
+    if not keys.keys() & {"actor_train", "actor_infer", "student_train"}:
         return NO_JOB
     models = f"{name} {keys.get('pretrain')}"
     if keys.keys() & {"custom_envs", "train_env_manager"}:

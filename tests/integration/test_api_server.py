@@ -101,6 +101,12 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ("spec.rewards[]", "give judge exactly when type is LLMJudge"): changed(
         lambda m: m["spec"].update(rewards=[{"name": "a", "type": "LLMJudge"}])
     ),
+    ("spec.rewards[]", "give rewardModel exactly when type is RewardModel"): changed(
+        lambda m: m["spec"].update(rewards=[{"name": "a", "type": "RewardModel"}])
+    ),
+    ("spec.rewards[].rewardModel", "give exactly one of endpoint and component"): changed(
+        lambda m: m["spec"].update(rewards=[{"name": "a", "type": "RewardModel", "rewardModel": {"label": 0}}])
+    ),
     ("spec.rewards[].judge", "give exactly one of endpoint and component"): judged(parser={"pattern": "x"}),
     ("spec.rewards[].judge.parser", "give exactly one of pattern, field and function"): judged(
         component="grader", parser={"pattern": "x", "field": "y"}

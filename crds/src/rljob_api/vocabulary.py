@@ -30,6 +30,8 @@ class RewardType(StrEnum):
     """A user's function."""
     LLM_JUDGE = "LLMJudge"
     """What a language model says of the response, see judge."""
+    REWARD_MODEL = "RewardModel"
+    """What a sequence-classification model scores the response, see rewardModel."""
 
 
 class BudgetEnd(StrEnum):

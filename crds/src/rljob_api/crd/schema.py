@@ -76,8 +76,12 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec.rewards[]": (
         ("has(self.function) == (self.type == 'Function')", "give function exactly when type is Function"),
         ("has(self.judge) == (self.type == 'LLMJudge')", "give judge exactly when type is LLMJudge"),
+        ("has(self.rewardModel) == (self.type == 'RewardModel')", "give rewardModel exactly when type is RewardModel"),
     ),
-    "spec.rewards[].judge": (("has(self.endpoint) != has(self.component)", "give exactly one of endpoint and component"),),
+    **{
+        f"spec.rewards[].{asked}": (("has(self.endpoint) != has(self.component)", "give exactly one of endpoint and component"),)
+        for asked in ("judge", "rewardModel")
+    },
     "spec.rewards[].judge.parser": (
         (
             "[has(self.pattern), has(self.field), has(self.function)].filter(given, given).size() == 1",

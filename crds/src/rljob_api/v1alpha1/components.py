@@ -30,7 +30,7 @@ class Role(StrEnum):
     TEACHER = "Teacher"
     """Holds a frozen model of its own, of the policy's vocabulary, that the policy is to become like: algorithm.distillation."""
     JUDGE = "Judge"
-    """Serves a model of its own to the rewards of type LLMJudge that name it, with an inference engine."""
+    """Serves a model of its own to the rewards of type LLMJudge or RewardModel that name it, with an inference engine."""
 
 
 class EngineType(StrEnum):

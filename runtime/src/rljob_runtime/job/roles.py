@@ -188,7 +188,7 @@ def _reward_settings(context: WorkerContext) -> WorkerSettings:
         "folder": context.job_folder,
         "log_file": context.log_dir / f"{context.component.name}-{context.process.rank}.log",
     }
-    concurrency = JUDGED_CALLS if any(reward.judge is not None for reward in context.spec.rewards) else 1
+    concurrency = JUDGED_CALLS if any(reward.asked is not None for reward in context.spec.rewards) else 1
     return WorkerSettings(factory="rljob_runtime.rewards.worker:RewardWorker", kwargs=kwargs, concurrency=concurrency)
 
 

@@ -30,7 +30,7 @@ from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig, 
 from rljob_runtime.environments.endpoint.requests import JobSampling
 from rljob_runtime.environments.turn_prompts import Memory
 from rljob_runtime.job import learning_settings
-from rljob_runtime.job.judge_settings import Share, judge_config
+from rljob_runtime.job.judge_settings import Share, asked_config
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.overlap.episodes import EnvironmentRules
 from rljob_runtime.rewards.config import RewardConfig
@@ -189,7 +189,7 @@ def reward_config(reward: RewardSpec, share: Share) -> RewardConfig:
         extraction=reward.extraction,
         function=reward.function,
         params=reward.parameters,
-        judge=None if reward.judge is None else judge_config(reward.judge, share),
+        judge=None if reward.asked is None else asked_config(reward.asked, share),
         sources=reward.sources,
         on_error=_score_or_none(reward.on_error),
         on_timeout=_score_or_none(reward.on_timeout),
