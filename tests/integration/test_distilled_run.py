@@ -1,4 +1,4 @@
-"""On-policy distillation with everything real: a policy without rewards becomes like its teacher, on devices that the two share."""
+"""On-policy distillation with everything real: the example, shortened, whose policy has no rewards and shares a device with its teacher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.integration.jobs import Running, job
+from tests.integration.jobs import Running, shortened
 
 
 def other_weights(model: Path, folder: Path) -> Path:
@@ -21,26 +21,10 @@ def other_weights(model: Path, folder: Path) -> Path:
 
 
 def test_a_policy_without_rewards_comes_closer_to_its_teacher(model: Path, tmp_path: Path) -> None:
-    places = [
-        {"name": "student_train", "role": "Trainer", "placement": {"ranks": "0"}, "threadsPerWorker": 1},
-        {"name": "student_infer", "role": "Rollout", "placement": {"ranks": "1"}, "threadsPerWorker": 1},
-        {
-            "name": "teacher",
-            "role": "Teacher",
-            "placement": {"ranks": "0"},
-            "threadsPerWorker": 1,
-            "model": {"path": str(other_weights(model, tmp_path / "teacher"))},
-        },
-    ]
-    manifest = job(
-        model,
-        steps=12,
-        components=places,
-        rewards=[],
-        rollout={"promptsPerStep": 16, "samplesPerPrompt": 1, "maxPromptTokens": 64, "maxResponseTokens": 8},
-        training={"steps": 12, "learningRate": 3e-3},
-        offload={"residency": "Switching"},
-    )
+    fixed = {"steps": 12, "learningRate": 3e-3, "warmupSteps": 0}
+    manifest = shortened("distillation", model, steps=12, rewards=[], training=fixed, offload={"residency": "Switching"})
+    (teacher,) = (component for component in manifest["spec"]["components"] if component["role"] == "Teacher")
+    teacher["model"]["path"] = str(other_weights(model, tmp_path / "teacher"))
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
