@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-NOT_RL = "no RL: SFT, DPO, distillation, reward models, offline"
+NOT_RL = "no RL: SFT, DPO, distillation of given texts, reward models, offline"
 NO_JOB = "no job: parts of configurations, other programs' files"
 TEXT, MIXTURE, AGENTIC = "RL on text", "RL on text, mixture of experts", "RL with agents"
 VISION, EMBODIED, DIFFUSION = "RL on images or sound", "RL of robots", "RL of image or video generators"
@@ -85,9 +85,9 @@ def _keys(text: str) -> dict[str, object]:
 
 def _roll_kind(name: str, text: str) -> str:
     keys = _keys(text)
-    if keys.keys() & {"sft_train", "student_train", "student", "chosen_key"}:
+    if keys.keys() & {"sft_train", "student", "chosen_key"}:
         return NOT_RL
-    if not keys.keys() & {"actor_train", "actor_infer"}:
+    if not keys.keys() & {"actor_train", "actor_infer", "student_train"}:
         return NO_JOB
     models = f"{name} {keys.get('pretrain')}"
     if keys.keys() & {"custom_envs", "train_env_manager"}:

@@ -58,6 +58,8 @@ RULE_METRICS = {
     "train/correction_weight_clipped_fraction",
     "train/correction_masked_fraction",
     "train/effective_sample_size",
+    "distillation/kl",
+    "distillation/loss",
     "critic/loss",
     "critic/value_mean",
     "critic/return_mean",

@@ -82,7 +82,7 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ),
     ("spec.components", "a component must have role Rollout"): component(1, role="Reference"),
     ("spec.components[]", "only a Rollout or Judge has an engine"): component(0, engine={}),
-    ("spec.components[]", "give model exactly when role is Judge"): component(0, model={"path": "m"}),
+    ("spec.components[]", "give model exactly when role is Teacher or Judge"): component(0, model={"path": "m"}),
     ("spec.components[].placement", "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"): placed(
         ranks="1", workers=1
     ),
@@ -100,6 +100,12 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ),
     ("spec.rewards[]", "give judge exactly when type is LLMJudge"): changed(
         lambda m: m["spec"].update(rewards=[{"name": "a", "type": "LLMJudge"}])
+    ),
+    ("spec.rewards[]", "give rewardModel exactly when type is RewardModel"): changed(
+        lambda m: m["spec"].update(rewards=[{"name": "a", "type": "RewardModel"}])
+    ),
+    ("spec.rewards[].rewardModel", "give exactly one of endpoint and component"): changed(
+        lambda m: m["spec"].update(rewards=[{"name": "a", "type": "RewardModel", "rewardModel": {"label": 0}}])
     ),
     ("spec.rewards[].judge", "give exactly one of endpoint and component"): judged(parser={"pattern": "x"}),
     ("spec.rewards[].judge.parser", "give exactly one of pattern, field and function"): judged(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
+from rljob_runtime.data.tokenizer import load_tokenizer
 from tests.integration.jobs import Running, job
 from tests.support.judge_endpoint import JudgeEndpoint, Reply
 
@@ -62,15 +66,39 @@ def test_a_judge_scores_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.M
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def test_a_model_on_devices_of_the_job_judges_and_ends_with_it(model: Path, tmp_path: Path) -> None:
-    """Real vLLM behind its own server; the tiny model judges by answering the question again."""
+def classifier(policy: Path, folder: Path) -> tuple[Path, Callable[[str], float]]:
+    """A reward model with the policy's tokenizer in ``folder``, and what it scores a text without any server."""
+    tokenizer = load_tokenizer(str(policy), trust_remote_code=False)
+    torch.manual_seed(3)
+    config = Qwen2Config.from_pretrained(policy, num_labels=1)
+    model = Qwen2ForSequenceClassification(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+    def score(text: str) -> float:
+        with torch.no_grad():
+            return float(model(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).logits[0, 0])
+
+    return folder, score
+
+
+def test_models_on_devices_of_the_job_judge_and_end_with_it(model: Path, tmp_path: Path) -> None:
+    """Real vLLM behind its own server, twice: the tiny model judges by answering the question again, another one scores by its class."""
     template = tmp_path / "chat.jinja"
     template.write_text(CHAT_TEMPLATE)
+    scorer, expected = classifier(model, tmp_path / "scorer")
     engine = {"extraArgs": {"chat_template": str(template), "max_model_len": 128}, "prefixCaching": False}
     places = [
         *PLACES[:2],
         {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
         {"name": "grader_model", "role": "Judge", "placement": {"ranks": "2"}, "model": {"path": str(model)}, "engine": engine},
+        {
+            "name": "scorer_model",
+            "role": "Judge",
+            "placement": {"ranks": "3"},
+            "model": {"path": str(scorer)},
+            "engine": {"extraArgs": {"max_model_len": 128}, "prefixCaching": False},
+        },
     ]
     judge = {
         "component": "grader_model",
@@ -78,11 +106,20 @@ def test_a_model_on_devices_of_the_job_judges_and_ends_with_it(model: Path, tmp_
         "sampling": {"temperature": 0.0, "max_tokens": 4, "min_tokens": 1},  # its first token may be the end
         "parser": {"pattern": r"\d", "otherwise": 0.5},
     }
-    rewards = [{"name": "grader", "type": "LLMJudge", "judge": judge}]
-    groups = [{"name": "local", "devicesPerNode": 3, "deviceResource": "cpu"}]
+    rewards = [
+        {"name": "grader", "type": "LLMJudge", "judge": judge},
+        {"name": "scorer", "type": "RewardModel", "rewardModel": {"component": "scorer_model", "template": "{question}{response}"}},
+    ]
+    groups = [{"name": "local", "devicesPerNode": 4, "deviceResource": "cpu"}]
     run = Running(tmp_path, job(model, steps=2, rewards=rewards, components=places, nodeGroups=groups))
     assert run.wait() == 0, run.output
     metrics = run.metrics()
-    assert all(m["judge/failures/grader"] + m["reward/errors"] == 0 and m["judge/calls/grader"] >= 16 for m in metrics)
-    assert all(m["judge/prompt_tokens/grader"] > 0 for m in metrics)
+    for name in ("grader", "scorer"):
+        assert all(m[f"judge/failures/{name}"] + m["reward/errors"] == 0 and m[f"judge/calls/{name}"] >= 16 for m in metrics)
+        assert all(m[f"judge/prompt_tokens/{name}"] > 0 for m in metrics)
+    rows = [row for step in (1, 2) for row in run.rows(f"trajectories/step-{step:06}.jsonl")]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["parts"]["scorer"] == pytest.approx(expected(row["prompt"] + row["response"]), abs=2e-3)
+    assert len({row["parts"]["scorer"] for row in rows}) > 1, "a score that does not depend on the response shows nothing"
     assert run.left_behind() == []

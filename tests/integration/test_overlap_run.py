@@ -1,6 +1,7 @@
 """Runs that overlap generation and training: real vLLM engines that are cancelled, validated beside, killed; every option at once."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: P
                 "weight": {"level": "Token", "high": 2.0},
                 "masks": [{"level": "Geometric", "low": 0.5, "high": 2.0}],
             },
+            "distillation": {"coefficient": 0.1, "placement": "Loss"},
             "kl": {"coefficient": 0.01, "placement": "Reward", "estimator": "K1", "target": 0.1, "horizon": 100},
             "entropyCoefficient": 0.001,
             "sampleWeights": {"difficulty": True},
@@ -86,10 +88,12 @@ def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: P
         },
     )
     spec = manifest["spec"]
-    spec["nodeGroups"][0]["devicesPerNode"] = 4
+    spec["nodeGroups"][0]["devicesPerNode"] = 5
     spec["components"] = placed(
         ("actor_train", "Trainer", "0"), ("actor_infer", "Rollout", "1"), ("ref", "Reference", "2"), ("critic", "Critic", "3")
     )
+    teacher = str(shutil.copytree(model, tmp_path / "teacher"))
+    spec["components"].append({"name": "teacher", "role": "Teacher", "placement": {"ranks": "4"}, "model": {"path": teacher}})
     spec["training"] |= {"miniBatches": 2}
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output

@@ -62,6 +62,7 @@ class JudgeEndpoint:
     async def _start(self) -> str:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._completions)
+        app.router.add_post("/classify", self._classify)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -90,6 +91,22 @@ class JudgeEndpoint:
         finally:
             self._in_flight -= 1
         return self._response(reply, body)
+
+    async def _classify(self, request: web.Request) -> web.StreamResponse:
+        """As vLLM's server: the reply's text holds the outputs of the model, between spaces."""
+        body = await request.json()
+        if set(body) - {"model", "input", "messages", "use_activation", "truncate_prompt_tokens"} or ("input" in body) == (
+            "messages" in body
+        ):
+            return _error(400, f"request has {', '.join(sorted(body))}")
+        self.requests.append(body)
+        reply = self._say(body["messages"] if "messages" in body else [{"role": "user", "content": body["input"]}])
+        if reply.text is None:
+            return _error(reply.status, f"status {reply.status}", reply.headers)
+        outputs = [float(word) for word in reply.text.split()]
+        data = [{"index": 0, "label": "LABEL_0", "probs": outputs, "num_classes": len(outputs)}]
+        usage = {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
+        return web.json_response({"id": "classify-1", "object": "list", "created": 0, "model": self._model, "data": data, "usage": usage})
 
     def _response(self, reply: Reply, body: dict[str, Any]) -> web.Response:
         if reply.body is not None:

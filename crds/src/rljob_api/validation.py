@@ -21,6 +21,7 @@ from rljob_api.rules import (
     algorithm,
     components,
     data,
+    distillation,
     engine_arguments,
     environments,
     judges,
@@ -125,6 +126,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *pods.RULES,
     *engine_arguments.RULES,
     *algorithm.RULES,
+    *distillation.RULES,
     *rollout.RULES,
     *trainer.RULES,
     *validation_only.RULES,
@@ -134,6 +136,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *components.PLAN_RULES,
     *judges.PLAN_RULES,
+    *distillation.PLAN_RULES,
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
     *trainer.PLAN_RULES,

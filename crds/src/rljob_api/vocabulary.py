@@ -30,6 +30,8 @@ class RewardType(StrEnum):
     """A user's function."""
     LLM_JUDGE = "LLMJudge"
     """What a language model says of the response, see judge."""
+    REWARD_MODEL = "RewardModel"
+    """What a sequence-classification model scores the response, see rewardModel."""
 
 
 class BudgetEnd(StrEnum):
@@ -182,12 +184,12 @@ class KLEstimator(StrEnum):
 
 
 class KLPlacement(StrEnum):
-    """Where the distance to the reference counts."""
+    """Where the distance to the reference, or to the teacher, counts."""
 
     LOSS = "Loss"
     """A term of the loss."""
     REWARD = "Reward"
-    """Taken from each token's reward, before advantages are computed."""
+    """Taken from each token's reward, before advantages are computed; that to the teacher from the advantages themselves."""
 
 
 class AdvantageEstimator(StrEnum):

@@ -334,6 +334,8 @@ class TrainBatch:
     """Shape (T,): 0 where the mask is 0."""
     reference_logprobs: FloatArray | None = None
     """Shape (T,) when a reference policy is used."""
+    teacher_logprobs: FloatArray | None = None
+    """Shape (T,) when the loss has a term for the distance to a teacher."""
     proximal_logprobs: FloatArray | None = None
     """Shape (T,) when the trainer's own log-probs at the beginning of the step are the loss's old policy."""
     staleness: FloatArray | None = None

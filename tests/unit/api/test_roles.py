@@ -51,7 +51,7 @@ def test_offload_fields_are_fields_of_the_manifest() -> None:
 def test_traits_agree_with_each_other(role: Role) -> None:
     traits = TRAITS[role]
     assert traits.holds_model is (traits.runs_on is RunsOn.DEVICES) is not traits.takes_workers
-    assert bool(traits.offload_fields) is (traits.holds_model and not traits.has_own_model)
+    assert bool(traits.offload_fields) is (traits.holds_model and not traits.keeps_devices)
     assert not (traits.has_engine and traits.is_trained)
     assert traits.max_components is None or traits.max_components >= traits.min_components
     assert (role in AUTO_ROLES) is traits.is_auto_placed
@@ -59,7 +59,8 @@ def test_traits_agree_with_each_other(role: Role) -> None:
 
 @pytest.mark.parametrize("role", LIMITED)
 def test_more_components_than_a_role_has_are_refused(role: Role) -> None:
-    extra = [{"name": f"more-{index}", "role": role.value, "placement": {"ranks": str(index + 2)}} for index in range(2)]
+    own = {"model": {"path": "models/other"}} if TRAITS[role].has_own_model else {}
+    extra = [{"name": f"more-{index}", "role": role.value, "placement": {"ranks": str(index + 2)}, **own} for index in range(2)]
     rollout = {"name": "engines", "role": "Rollout", "placement": {"ranks": "1"}}
     with pytest.raises(SpecInvalidError) as caught:
         validation.check(document(rollout, *extra))

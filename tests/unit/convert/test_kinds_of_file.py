@@ -14,7 +14,6 @@ NO_JOBS = [
     ("roll", "exp_name: a\npretrain: a/b\nsft_train: {device_mapping: '[0]'}", "supervised fine-tuning"),
     ("roll", "exp_name: a\npretrain: a/b\nactor_train: {}\nchosen_key: chosen\nrejected_key: rejected", "DPO"),
     ("roll", "student_pretrain: a/b\nstudent: {}\nteacher: {}", "distillation"),
-    ("roll", "rollout_batch_size: 16\nstudent_train: {}\nstudent_infer: {}\nteacher: {}", "on-policy distillation"),
     ("roll", "services: {roll: {image: x}}", "docker-compose"),
     ("roll", "max_tokens_per_step: 64\ncustom_env: {Sokoban: {}}", "describes no job: it has max_tokens_per_step, custom_env"),
     ("rlinf", "runner: {task_type: sft}\nactor: {}", "supervised training of a policy, a reward model or a value model"),

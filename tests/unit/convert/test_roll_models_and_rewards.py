@@ -64,6 +64,15 @@ class TestRewards:
         assert reward == {"name": "style", "type": "Function", "function": "my_rewards:style"}
 
 
+def test_a_reward_model_reads_what_the_policy_was_given_and_said() -> None:
+    model = "model_args: {model_name_or_path: some/reward}, device_mapping: 'list(range(4,8))'"
+    text = f"exp_name: a\nrewards: {{helpful: {{worker_cls: roll.pipeline.base_worker.RewardWorker, {model}}}}}"
+    (reward,) = spec_of(text)["rewards"]
+    assert (reward["type"], reward["rewardModel"]["template"]) == ("RewardModel", "{prompt}{response}")
+    assert reward["rewardModel"]["endpoint"]["model"] == "some/reward"
+    assert "becomes a RewardModel" in notes(text, "rewards.helpful.worker_cls")[0].why
+
+
 class TestJudges:
     def judge(self, config: str) -> tuple[dict[str, Any], str]:
         text = f"exp_name: a\nrewards: {{llm_judge: {{worker_cls: {WORKERS}.llm_judge_reward_worker.LLMJudgeRewardWorker, {config}}}}}"

@@ -11,6 +11,7 @@ _JOB_KEYS = {
     "roll": (
         "actor_train",
         "actor_infer",
+        "student_train",
         "pretrain",
         "rewards",
         "rollout_batch_size",
@@ -30,10 +31,8 @@ _JOB_KEYS = {
 """A job of the framework has one of these at the top; what has none is something else, whatever else it has."""
 _ROLL_SECTIONS: Mapping[str, str] = {
     "sft_train": "supervised fine-tuning (SFT)",
-    "student_train": "on-policy distillation",
-    "student_infer": "on-policy distillation",
-    "student": "distillation",
-    "student_pretrain": "distillation",
+    "student": "distillation from a teacher's own texts",
+    "student_pretrain": "distillation from a teacher's own texts",
     "chosen_key": "preference optimization (DPO)",
     "rejected_key": "preference optimization (DPO)",
     "reward_train": "reward-model training",

@@ -125,6 +125,14 @@ class Source:
         ways = [parts[:length] for length in range(len(parts) + 1)]
         return any(way in self.noted or way in self.used for way in ways)
 
+    def rename(self, old: str, new: str) -> None:
+        """Read a section at the top under another name; notes call it so, too."""
+        self.data[new] = self.data.pop(old)
+        for known in (self._lines, self._files):
+            for parts in [parts for parts in known if parts[:1] == (old,)]:
+                known[(new, *parts[1:])] = known.pop(parts)  # type: ignore[assignment]
+        self.serving = {(new, *parts[1:]) if parts[:1] == (old,) else parts for parts in self.serving}
+
     # -- reading
 
     def has(self, *parts: str | int) -> bool:

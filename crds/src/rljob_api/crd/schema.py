@@ -69,7 +69,7 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec.components": (("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),),
     "spec.components[]": (
         ("!has(self.engine) || self.role in ['Rollout', 'Judge']", "only a Rollout or Judge has an engine"),
-        ("has(self.model) == (self.role == 'Judge')", "give model exactly when role is Judge"),
+        ("has(self.model) == (self.role in ['Teacher', 'Judge'])", "give model exactly when role is Teacher or Judge"),
     ),
     "spec.components[].placement": (
         (_ONE_PLACEMENT, "give exactly one of ranks, deviceMapping and workers, or mode: Auto alone"),
@@ -85,8 +85,12 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec.rewards[]": (
         ("has(self.function) == (self.type == 'Function')", "give function exactly when type is Function"),
         ("has(self.judge) == (self.type == 'LLMJudge')", "give judge exactly when type is LLMJudge"),
+        ("has(self.rewardModel) == (self.type == 'RewardModel')", "give rewardModel exactly when type is RewardModel"),
     ),
-    "spec.rewards[].judge": (("has(self.endpoint) != has(self.component)", "give exactly one of endpoint and component"),),
+    **{
+        f"spec.rewards[].{asked}": (("has(self.endpoint) != has(self.component)", "give exactly one of endpoint and component"),)
+        for asked in ("judge", "rewardModel")
+    },
     "spec.rewards[].judge.parser": (
         (
             "[has(self.pattern), has(self.field), has(self.function)].filter(given, given).size() == 1",

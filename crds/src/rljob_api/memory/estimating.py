@@ -144,6 +144,9 @@ def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate]) ->
     for index, group in enumerate(spec.node_groups):
         if group.name in used:
             yield f"spec.nodeGroups[{index}].deviceMemory is not set: nothing is checked on the devices of {group.name}"
+    own = [component.name for component in spec.components if TRAITS[component.role].has_own_model]
+    if own:
+        yield f"{', '.join(own)}: left out, the size of a model other than spec.model is not known"
     if spec.model.lora is not None and shape.decoder is None:
         yield "model.lora: adapters are left out, their size follows from that of the layers"
 

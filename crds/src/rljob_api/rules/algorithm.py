@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.rules.distillation import distills, distills_alone
 from rljob_api.rules.rollout import max_staleness
 from rljob_api.v1alpha1.algorithm import KL, Advantage, CorrectionMask
 from rljob_api.v1alpha1.components import Role
@@ -25,7 +26,7 @@ def _listed(words: Iterable[str]) -> str:
 
 def _group_size(spec: RLJobSpec) -> Iterator[FieldError]:
     estimator, samples, reward = spec.algorithm.advantage.estimator, spec.rollout.samples_per_prompt, spec.algorithm.reward
-    if samples >= 2:
+    if samples >= 2 or distills_alone(spec):
         return
     if estimator in (*_GROUP_ESTIMATORS, AdvantageEstimator.GIGPO):
         problem = f"{estimator} compares the responses to one prompt and needs at least 2"
@@ -146,8 +147,9 @@ def _proximal(spec: RLJobSpec) -> Iterator[FieldError]:
     if proximal is ProximalPolicy.BEHAVIOUR:
         return
     corrects = off_policy.weight is not None or bool(off_policy.masks)
-    # a KL in rewards, and the one that a target adapts to, are measured with the proximal policy
+    # a KL in rewards, the one that a target adapts to, and that to a teacher are measured with the proximal policy
     measures = spec.algorithm.kl.coefficient > 0 and (_penalizes_rewards(spec) or spec.algorithm.kl.target is not None)
+    measures = measures or distills(spec)
     if proximal is ProximalPolicy.INTERPOLATE and max_staleness(spec) <= 1:
         problem = (
             f"has no effect: tokens are at most {max_staleness(spec)} versions old (overlap.maxStaleness, asyncGenerationRatio), "

@@ -42,7 +42,7 @@ def _own_models(spec: RLJobSpec) -> Iterator[FieldError]:
 
 def _devices_of_their_own(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     for index, component in enumerate(plan.components):
-        if TRAITS[component.role].has_own_model and component.shares_devices_with:
+        if TRAITS[component.role].keeps_devices and component.shares_devices_with:
             problem = f"gives {component.name} devices that {', '.join(component.shares_devices_with)} also uses, and it never leaves them"
             remedy = "place it on devices of its own, or serve its model elsewhere and name it in judge.endpoint"
             yield _error(f"spec.components[{index}].placement", None, problem, remedy)

@@ -1,10 +1,10 @@
-"""Rules about judges: what they are asked, how their words are read, and where their key is from."""
+"""Rules about judges and reward models: what they are asked, how their words are read, and where their key is from."""
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
@@ -13,19 +13,20 @@ from rljob_api.rules.pods import environments
 from rljob_api.rules.secret_names import looks_secret
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.data import Reward
-from rljob_api.v1alpha1.judges import Judge, JudgeEndpoint, JudgeParser
+from rljob_api.v1alpha1.judges import Judge, JudgeEndpoint, JudgeParser, RewardModel
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import RewardType
 
 PLACEHOLDERS = ("question", "prompt", "response", "answer")
 _OWN_FIELDS = ("model", "messages", "stream", "stream_options", "n", "tools", "tool_choice")
+_OWN_FIELDS_OF_CLASSIFY = ("model", "messages", "input", "use_activation")
 """Of a request; RLJob sets them, or could not read what comes back."""
 
 _SERVER_ARGUMENTS = frozenset(
     {
         *("model", "served_model_name", "revision", "trust_remote_code", "dtype", "seed", "host", "port", "api_key"),
         *("tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs", "kv_cache_memory_bytes", "gpu_memory_utilization"),
-        *("enable_prefix_caching", "enforce_eager"),
+        *("enable_prefix_caching", "enforce_eager", "runner", "convert"),
     }
 )
 """Of vLLM's server; fields of the component say them."""
@@ -34,22 +35,52 @@ _SERVER_ARGUMENTS = frozenset(
 def _judges(spec: RLJobSpec) -> Iterator[FieldError]:
     for index, reward in enumerate(spec.rewards):
         path = f"spec.rewards[{index}]"
-        if reward.type is not RewardType.LLM_JUDGE:
-            if reward.judge is not None:
-                problem = f"belongs to type LLMJudge, the type is {reward.type}"
-                yield _error(f"{path}.judge", None, problem, "remove it or write type: LLMJudge")
-        elif reward.judge is None:
-            yield _error(path, None, "has type LLMJudge but no judge", "add judge: {endpoint, template, parser}")
-        else:
-            yield from _template(reward.judge, f"{path}.judge.template")
+        yield from _belongs(reward, path)
+        if reward.type is RewardType.LLM_JUDGE and reward.judge is not None:
+            yield from _template(reward.judge.template, f"{path}.judge.template")
             yield from _parser(reward, reward.judge.parser, f"{path}.judge.parser")
-            yield from _request(reward.judge, f"{path}.judge")
+            yield from _request(reward.judge, reward.judge.sampling, _OWN_FIELDS, f"{path}.judge", "sampling")
             yield from _asked(spec, reward.judge, f"{path}.judge")
-    asked = {reward.judge.component for reward in spec.rewards if reward.judge is not None}
+        elif reward.type is RewardType.REWARD_MODEL and (model := reward.reward_model) is not None:
+            if model.template:
+                yield from _template(model.template, f"{path}.rewardModel.template")
+            yield from _request(model, model.request, _OWN_FIELDS_OF_CLASSIFY, f"{path}.rewardModel", "request")
+            yield from _asked(spec, model, f"{path}.rewardModel")
+            if reward.parameters:
+                yield _error(f"{path}.parameters", None, "has no effect, a reward model takes no parameters", "write rewardModel.request")
+    yield from _components(spec)
+
+
+def _belongs(reward: Reward, path: str) -> Iterator[FieldError]:
+    """Each type has the section that describes its model."""
+    sections = (
+        (RewardType.LLM_JUDGE, "judge", reward.judge, "{endpoint, template, parser}"),
+        (RewardType.REWARD_MODEL, "rewardModel", reward.reward_model, "{endpoint} or {component}"),
+    )
+    for kind, field, section, added in sections:
+        if reward.type is kind and section is None:
+            yield _error(path, None, f"has type {kind} but no {field}", f"add {field}: {added}")
+        elif reward.type is not kind and section is not None:
+            problem = f"belongs to type {kind}, the type is {reward.type}"
+            yield _error(f"{path}.{field}", None, problem, f"remove it or write type: {kind}")
+
+
+def scores_by_class(spec: RLJobSpec, component: str) -> bool:
+    """Whether a Judge component serves a classification model: rewards of type RewardModel ask it."""
+    return any(reward.reward_model is not None and reward.reward_model.component == component for reward in spec.rewards)
+
+
+def _components(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Every Judge is asked, as one kind of model."""
+    judged = {reward.judge.component for reward in spec.rewards if reward.judge is not None}
     for index, component in spec.with_role(Role.JUDGE):
-        if component.name not in asked:
-            remedy = f"write component: {component.name} in the judge of a reward, or remove it"
-            yield _error(f"spec.components[{index}]", None, f"{component.name} is a Judge that no reward asks", remedy)
+        path, classifies = f"spec.components[{index}]", scores_by_class(spec, component.name)
+        if component.name not in judged and not classifies:
+            remedy = f"write component: {component.name} in the judge or rewardModel of a reward, or remove it"
+            yield _error(path, None, f"{component.name} is a Judge that no reward asks", remedy)
+        elif component.name in judged and classifies:
+            problem = f"{component.name} is asked by rewards of both types, and a server either answers or classifies"
+            yield _error(path, None, problem, "add a second Judge component for the RewardModel")
 
 
 def _servers(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -61,7 +92,7 @@ def _servers(spec: RLJobSpec) -> Iterator[FieldError]:
                 yield _error(f"{path}.{name}", value, "is set by RLJob itself", remedy)
 
 
-def _asked(spec: RLJobSpec, judge: Judge, path: str) -> Iterator[FieldError]:
+def _asked(spec: RLJobSpec, judge: Judge | RewardModel, path: str) -> Iterator[FieldError]:
     if (judge.endpoint is None) == (judge.component is None):
         problem = "has neither endpoint nor component" if judge.endpoint is None else "has both endpoint and component"
         yield _error(path, None, problem, "give exactly one of them")
@@ -74,11 +105,11 @@ def _asked(spec: RLJobSpec, judge: Judge, path: str) -> Iterator[FieldError]:
             yield _error(f"{path}.component", judge.component, "is no component with role Judge", known)
 
 
-def _template(judge: Judge, path: str) -> Iterator[FieldError]:
+def _template(template: str, path: str) -> Iterator[FieldError]:
     """A Python format string with plain fields."""
-    shown = judge.template if len(judge.template) <= 60 else f"{judge.template[:60]}..."
+    shown = template if len(template) <= 60 else f"{template[:60]}..."
     try:
-        fields = [piece[1:] for piece in string.Formatter().parse(judge.template) if piece[1] is not None]
+        fields = [piece[1:] for piece in string.Formatter().parse(template) if piece[1] is not None]
     except ValueError as error:
         yield _error(path, shown, f"is not a template: {error}", "write literal braces as {{ and }}")
         return
@@ -120,10 +151,10 @@ def _pattern(pattern: str, path: str) -> Iterator[FieldError]:
         yield _error(path, pattern, f"has {groups} groups", "keep one around the score, and write the others as (?:...)")
 
 
-def _request(judge: Judge, path: str) -> Iterator[FieldError]:
-    for name in _OWN_FIELDS:
-        if name in judge.sampling:
-            yield _error(f"{path}.sampling.{name}", judge.sampling[name], "is set by the system", "remove it")
+def _request(judge: Judge | RewardModel, given: Mapping[str, object], own: Iterable[str], path: str, section: str) -> Iterator[FieldError]:
+    for name in own:
+        if name in given:
+            yield _error(f"{path}.{section}.{name}", given[name], "is set by the system", "remove it")
     retries = judge.retries
     if retries.max_backoff_seconds < retries.min_backoff_seconds:
         problem = f"is below minBackoffSeconds, {retries.min_backoff_seconds:g}"
@@ -148,10 +179,10 @@ def _shares(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """Each reward process has a share of the limits."""
     processes = sum(component.world_size for component in plan.with_role(Role.REWARD))
     for index, reward in enumerate(spec.rewards):
-        if reward.judge is None:
+        if (asked := reward.asked) is None:
             continue
-        path = f"spec.rewards[{index}].judge"
-        for field, value in (("limits.inFlight", reward.judge.limits.in_flight), ("budget.calls", reward.judge.budget.calls)):
+        path = f"spec.rewards[{index}].{'judge' if reward.judge is not None else 'rewardModel'}"
+        for field, value in (("limits.inFlight", asked.limits.in_flight), ("budget.calls", asked.budget.calls)):
             if value is not None and value < processes:
                 problem = f"is less than the {processes} reward processes, each of which has a share"
                 yield _error(f"{path}.{field}", value, problem, "raise it, or use fewer workers of the Reward components")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.rules.distillation import distills
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType, Reward
 from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
@@ -16,8 +17,9 @@ _FUNCTION_ONLY = ("network", "processes", "read_paths")
 
 
 def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
-    if spec.pipeline is Pipeline.RLVR and not spec.rewards:
-        yield _error("spec.rewards", None, "an RLVR job needs a reward", "add at least one, for example {name: answer, type: ExactMatch}")
+    if spec.pipeline is Pipeline.RLVR and not spec.rewards and not (distills(spec) and not spec.validates_only):
+        remedy = "add at least one, for example {name: answer, type: ExactMatch}, or a component with role Teacher"
+        yield _error("spec.rewards", None, "an RLVR job needs a reward", remedy)
     if spec.rewards and not spec.with_role(Role.REWARD):
         remedy = "add {name: reward, role: Reward, placement: {workers: 1}}"
         yield _error("spec.components", None, "has no Reward component to compute spec.rewards in", remedy)

@@ -132,6 +132,19 @@ class KL(SpecModel):
     """Samples over which the coefficient adapts."""
 
 
+class Distillation(SpecModel):
+    """On-policy distillation: the policy becomes like a Teacher component's model on the tokens that it samples itself.
+
+    With rewards the two add up; without rewards, or with weight: 0 for all of them, the teacher alone is followed.
+    """
+
+    coefficient: Positive = 1.0
+    """Weight of the KL from the policy to the teacher."""
+    placement: KLPlacement = KLPlacement.REWARD
+    """Reward: each sampled token's log p_policy - log p_teacher is taken from its advantage, so that the policy loss with its ratio and
+    clip follows it. Loss: half its square is a term of the loss, whose gradient is that of the KL on fresh samples."""
+
+
 class SampleFilters(SpecModel):
     """Responses that are judged but not trained; they still count in the statistics of their group."""
 
@@ -205,6 +218,8 @@ class Algorithm(SpecModel):
     """Correction for tokens of another policy."""
     kl: KL = KL()
     """Distance to the reference policy."""
+    distillation: Distillation = Distillation()
+    """Distance to the teacher, in jobs with a Teacher component."""
     filters: SampleFilters = SampleFilters()
     """Responses that are not trained."""
     sample_weights: SampleWeights = SampleWeights()

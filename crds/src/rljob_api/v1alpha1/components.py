@@ -27,8 +27,10 @@ class Role(StrEnum):
     """Scores responses in CPU processes."""
     ENVIRONMENT = "Environment"
     """Runs the environments of agentic jobs."""
+    TEACHER = "Teacher"
+    """Holds a frozen model of its own, of the policy's vocabulary, that the policy is to become like: algorithm.distillation."""
     JUDGE = "Judge"
-    """Serves a model of its own to the rewards of type LLMJudge that name it, with an inference engine."""
+    """Serves a model of its own to the rewards of type LLMJudge or RewardModel that name it, with an inference engine."""
 
 
 class EngineType(StrEnum):
@@ -124,7 +126,8 @@ class ServedModel(SpecModel):
     """The model of a component whose model is another than the policy."""
 
     path: PathText
-    """A local Hugging Face folder on the component's nodes, or a Hub id owner/name, which each of its engines downloads."""
+    """A local Hugging Face folder on the component's nodes, or a Hub id owner/name, which a Teacher's nodes download once and each engine
+    of a Judge by itself."""
     revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Branch, tag or commit of a model on the Hub; its default branch when not set."""
     trust_remote_code: bool = False
@@ -143,7 +146,7 @@ class Component(SpecModel):
     engine: Engine | None = None
     """Engine of a Rollout or Judge component; one without it gets vLLM with defaults."""
     model: ServedModel | None = None
-    """Model of a Judge component; the other roles have spec.model."""
+    """Model of a Teacher or Judge component; the other roles have spec.model."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one worker for numerics; when not set, its share of the node's cores among those that work at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)

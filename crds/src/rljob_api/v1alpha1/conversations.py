@@ -50,8 +50,10 @@ class Scoring(Parameters):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.type is RewardType.LLM_JUDGE:
-            raise ValueError("type LLMJudge scores responses of rewards[] alone; call the judge from a class of your own (docs/agents.md)")
+        if self.type in (RewardType.LLM_JUDGE, RewardType.REWARD_MODEL):
+            raise ValueError(
+                f"type {self.type} scores responses of rewards[] alone; ask the model from a class of your own (docs/agents.md)"
+            )
         if (self.type is RewardType.FUNCTION) != (self.function is not None):
             raise ValueError(f"type {self.type} with function {self.function}: type Function needs one, the others have none")
         if self.tag != "answer" and self.extraction is not Extraction.TAG:

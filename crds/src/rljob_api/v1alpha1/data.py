@@ -19,7 +19,7 @@ from rljob_api.v1alpha1.base import (
     SpecModel,
     Text,
 )
-from rljob_api.v1alpha1.judges import Judge
+from rljob_api.v1alpha1.judges import Judge, RewardModel
 from rljob_api.vocabulary import DROP, Extraction, RewardType
 
 
@@ -158,6 +158,8 @@ class Reward(SpecModel):
     """Settings of a built-in type, or further keyword arguments of a Function or of a judge's parser.function."""
     judge: Judge | None = None
     """The judge of an LLMJudge reward."""
+    reward_model: RewardModel | None = None
+    """The model of a RewardModel reward."""
     timeout_seconds: Positive = 5.0
     """Limit for one sample; a sample that runs past it is tried once more in a fresh process, then onTimeout decides. Of an LLMJudge it is
     the limit for reading the answer."""
@@ -175,3 +177,8 @@ class Reward(SpecModel):
     """Files and folders that a Function may read besides Python, the system's libraries and the job file's folder."""
     memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
     """Address space of the process that computes it; rewards that share a process have the largest of theirs."""
+
+    @property
+    def asked(self) -> Judge | RewardModel | None:
+        """The model that the reward asks, if it asks one."""
+        return self.judge or self.reward_model

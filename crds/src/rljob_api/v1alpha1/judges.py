@@ -1,4 +1,4 @@
-"""Judges: language models that score responses, what they are asked and what they may cost."""
+"""Judges and reward models: models that score responses, what they are asked and what they may cost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Template = Annotated[str, Field(max_length=32_768)]
 
 
 class JudgeEndpoint(SpecModel):
-    """A server that speaks OpenAI's chat completions: vLLM, SGLang, or a provider."""
+    """A server that speaks OpenAI's chat completions, for a judge: vLLM, SGLang, or a provider; for a reward model vLLM's /classify."""
 
     url: Annotated[str, Field(min_length=1, max_length=1024, pattern=URL_PATTERN)]
-    """Base URL, for example https://judge.example.com/v1; <url>/chat/completions is called."""
+    """Base URL, for example https://judge.example.com/v1; <url>/chat/completions is called, of a reward model /classify beside /v1."""
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """Name of the model there."""
     api_key_env: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME_PATTERN)] | None = None
@@ -115,3 +115,31 @@ class Judge(SpecModel):
     """Limit for one request."""
     cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Answers that each reward process remembers for equal questions; 0 asks every time."""
+
+
+class RewardModel(SpecModel):
+    """The model of a RewardModel reward."""
+
+    endpoint: JudgeEndpoint | None = None
+    """Who is asked, where it is served outside the job."""
+    component: ComponentName | None = None
+    """Component with role Judge that is asked; give this or endpoint."""
+    template: Template = ""
+    """Text that is scored: {question} as the data has it, {prompt} as the policy was given it, {response} (what extraction finds of it) and
+    {answer}; literal braces are {{ and }}. When empty, a conversation of question and response by the model's own chat template."""
+    label: Annotated[int, Field(ge=0, le=4095)] = 0
+    """Which of the model's outputs is the score; most have one."""
+    activation: bool = False
+    """Score after the model's activation (sigmoid or softmax) instead of its raw output."""
+    request: FreeForm = Field(default={})
+    """Further fields of the request, by the endpoint's names, such as truncate_prompt_tokens."""
+    limits: JudgeLimits = JudgeLimits()
+    """How fast it is asked; a server batches what is in flight."""
+    retries: JudgeRetries = JudgeRetries()
+    """What happens when it does not answer."""
+    budget: JudgeBudget = JudgeBudget()
+    """What it may cost."""
+    request_timeout_seconds: Positive = 60.0
+    """Limit for one request."""
+    cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Scores that each reward process remembers for equal texts; 0 asks every time."""

@@ -67,6 +67,7 @@ class ModelSize(StrEnum):
     """Sizes of ``rljob model tiny``."""
 
     SMALL = "small"
+    FRESH = "fresh"
     TEN_MILLION = "10m"
 
 
@@ -327,7 +328,9 @@ def show(
 def tiny(
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
-    size: Annotated[ModelSize, typer.Option(help="small comes half trained; 10m has ten million random parameters.")] = ModelSize.SMALL,
+    size: Annotated[
+        ModelSize, typer.Option(help="small comes half trained, fresh is as small and random, 10m has ten million random parameters.")
+    ] = ModelSize.SMALL,
     task: Annotated[
         ModelTask, typer.Option(help="sums for examples/quickstart.yaml; frozen-lake acts over several turns.")
     ] = ModelTask.SUMS,
@@ -339,7 +342,7 @@ def tiny(
     from rljob_runtime.commands.model import make_with_progress
 
     if task is not ModelTask.SUMS and size is not ModelSize.SMALL:
-        _fail("--size 10m has random parameters and is for no task; leave out --task or --size")
+        _fail(f"--size {size} has random parameters and is for no task; leave out --task or --size")
     raise typer.Exit(make_with_progress(out, size=size.value, seed=seed, task=task.value))
 
 

@@ -43,7 +43,8 @@ from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, ScoreResponses
 from rljob_runtime.overlap.tasks import TaskOrder
 from rljob_runtime.overlap.validation import Validator
-from rljob_runtime.records import Prompt
+from rljob_runtime.packed import RewardBatch
+from rljob_runtime.records import Prompt, RewardResult
 from rljob_runtime.report import Reporter
 from rljob_runtime.rewards.judging.config import Served
 from rljob_runtime.weightsync.packing import plan_buckets
@@ -83,7 +84,7 @@ class _Job:
         preparing = await _prepare_rewards(spec, workers, sources)
         tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
         environments = await episodes.environments(spec, workers, reporter)
-        score = None if environments else _router(spec, workers).score
+        score = None if environments else _router(spec, workers).score if spec.rewards else unscored
         return cls(spec=spec, workers=workers, tokenizer=tokenizer, environments=environments, score=score, preparing=preparing)
 
     def source(self) -> PromptSource | TaskOrder:
@@ -218,6 +219,11 @@ async def _publisher(job: _Job, fleet: EngineFleet) -> WeightPublisher:
 def _rollout_config(spec: RLJobSpec, workers: JobWorkers) -> RolloutConfig:
     num_engines = {component.group.name: len(component.workers) for component in workers.with_role(Role.ROLLOUT)}
     return learning_settings.rollout_config(spec, num_engines, survives_engine_loss=not workers.leased_engines)
+
+
+async def unscored(batch: RewardBatch) -> list[RewardResult]:
+    """Results of a job without rewards, whose policy follows a teacher alone."""
+    return [RewardResult(sample_id=sample_id, score=0.0) for sample_id in batch.sample_ids]
 
 
 def _router(spec: RLJobSpec, workers: JobWorkers) -> RewardRouter:

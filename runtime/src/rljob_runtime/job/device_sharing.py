@@ -21,6 +21,7 @@ from rljob_api.memory import ModelShape, process_needs
 from rljob_api.memory.training_needs import MASTER_BYTES
 from rljob_api.memory.units import quantity_bytes
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency
@@ -237,16 +238,24 @@ def _sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> Needs:
     if shape is None:
         return lambda component, process: None
     needs = process_needs(spec, plan, shape)
-    return lambda component, process: estimated(needs(component, process), _moved_kinds(spec, component))
+
+    def sizes(component: PlannedComponent, process: PlannedProcess) -> Sizes | None:
+        if TRAITS[component.role].has_own_model:  # of which the spec says no size
+            return None
+        return estimated(needs(component, process), _moved_kinds(spec, component))
+
+    return sizes
 
 
 def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> dict[Device, int]:
-    """Bytes that may be resident on each device."""
+    """Bytes that may be resident on each device; unknown where a process of unknown size is."""
+    own = {device for c in plan.components if TRAITS[c.role].has_own_model for p in c.processes for device in local_devices(p)}
     memory = {group.name: group.device_memory if shape is not None else None for group in spec.node_groups}
     return {
-        Device(node.rank, index): quantity_bytes(text) if (text := memory[node.group]) is not None else UNKNOWN_BYTES
+        device: quantity_bytes(text) if (text := memory[node.group]) is not None and device not in own else UNKNOWN_BYTES
         for node in plan.nodes
         for index in range(node.num_devices)
+        if (device := Device(node.rank, index))
     }
 
 

@@ -34,6 +34,7 @@ from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.models import ModelSources
 from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.job.standby import standby_processes
+from rljob_runtime.job.teacher import check_teachers
 from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
 from rljob_runtime.offload.worker_group import WorkerGroup
@@ -59,7 +60,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
     Raises:
         SetupError: another Ray is installed than ``spec.rayVersion`` asks for, or an engine's package is not.
         SpecInvalidError: an engine does not take an argument of ``engine.extraArgs``, or the model is of a kind that cannot be trained.
-        ModelError: neither a local folder nor a model of the Hub that this machine may read.
+        ModelError: neither a local folder nor a model of the Hub that this machine may read, or a teacher with another vocabulary.
         DataError: a file or task that cannot be read, or is empty.
         PluginError: a policy loss or an advantage estimator that cannot be imported from ``job_folder``.
         RewardSetupError: a tag of the data without a reward, or a reward function that cannot be imported from ``job_folder``.
@@ -71,12 +72,14 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
     model_config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
     if model_config is not None and (problems := model_problems(spec, model_config)):
         raise SpecInvalidError(problems)
+    check_teachers(models.with_folders(spec, sources.here), spec)
     tags: dict[str, str] = {}
     for source in (*spec.data.train, *spec.data.validation):
         config = worker_settings.source_config(source)
         tags |= dict.fromkeys(tags_of(config, open_rows(config, spec.seed)), f"data source {source.name!r}")
     rewards = [worker_settings.reward_config(reward, Share()) for reward in spec.rewards]
-    check_tags(rewards, tags)
+    if rewards:  # a teacher alone scores by no tag
+        check_tags(rewards, tags)
     if job_folder is not None:
         learning_settings.check_functions(spec, job_folder)
     check_engines(spec, on_this_python=job_folder is not None)

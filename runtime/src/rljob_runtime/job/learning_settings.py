@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from rljob_api.rules.distillation import distills, distills_in_loss
 from rljob_api.rules.rollout import max_staleness
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Engine
@@ -46,6 +47,7 @@ def loss_config(spec: RLJobSpec, job_folder: Path | None = None) -> LossConfig:
         masks=tuple(CorrectionMaskConfig(level=mask.level, low=mask.low, high=mask.high) for mask in off_policy.masks),
         kl_coefficient=kl.coefficient if kl.placement is KLPlacement.LOSS else 0.0,
         kl_estimator=kl.estimator,
+        distillation_coefficient=spec.algorithm.distillation.coefficient if distills_in_loss(spec) else 0.0,
         entropy_coefficient=spec.algorithm.entropy_coefficient,
     )
 
@@ -77,6 +79,8 @@ def rule_config(spec: RLJobSpec, job_folder: Path | None = None) -> RuleConfig:
         kl_placement=kl.placement,
         kl_target=kl.target,
         kl_horizon=kl.horizon,
+        distillation_coefficient=spec.algorithm.distillation.coefficient if distills(spec) else 0.0,
+        distillation_placement=spec.algorithm.distillation.placement,
         drop_truncated=filters.truncated,
         min_group_mean=filters.min_group_mean,
         max_group_mean=filters.max_group_mean,
@@ -108,6 +112,7 @@ def batching_config(spec: RLJobSpec, num_ranks: int) -> BatchingConfig:
         epochs=spec.training.epochs,
         temperature=spec.rollout.temperature,
         include_staleness=loss.needs_staleness,
+        include_teacher=loss.needs_teacher,
         include_scores=loss.needs_scores,
     )
 

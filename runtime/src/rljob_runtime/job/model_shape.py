@@ -38,6 +38,15 @@ def read_config(spec: RLJobSpec) -> dict[str, object] | None:
         if cached is None:
             return None
         path = cached
+    return _read(path)
+
+
+def config_of_folder(folder: str) -> dict[str, object] | None:
+    """The config.json of a folder on this machine; None where it is not there or not readable."""
+    return _read(Path(folder) / "config.json")
+
+
+def _read(path: Path) -> dict[str, object] | None:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             return None

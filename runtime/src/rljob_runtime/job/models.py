@@ -1,4 +1,4 @@
-"""Where a job's model and tokenizer come from: folders that the spec names, or a Hub, from which each node downloads them once.
+"""Where a job's models and tokenizer come from: folders that the spec names, or a Hub, from which each node downloads its own once.
 
 ::
 
@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1.components import Component, Role
 from rljob_runtime.cluster.protocol import Cluster, Pending, Worker, WorkerSpec
 from rljob_runtime.errors import DownloadError, ModelError, StartupDeadlineError
 from rljob_runtime.hub.resolve import resolve
@@ -81,7 +83,7 @@ def locate(spec: RLJobSpec, earlier: Mapping[str, str], *, retries: bool = True)
             field=named.field,
             revision_field=named.revision_field,
             weights=named.is_model,
-            code=spec.model.trust_remote_code,
+            code=named.code,
             retries=retries,
         )
         models.append(model)
@@ -98,7 +100,16 @@ def with_folders(spec: RLJobSpec, folders: Folders) -> RLJobSpec:
         "path": folders.get(spec.model.path, spec.model.path),
         "tokenizer_path": None if tokenizer is None else folders.get(tokenizer, tokenizer),
     }
-    return spec.model_copy(update={"model": spec.model.model_copy(update=changes)})
+    components = [_with_folder(component, folders) for component in spec.components]
+    return spec.model_copy(update={"model": spec.model.model_copy(update=changes), "components": tuple(components)})
+
+
+def _with_folder(component: Component, folders: Folders) -> Component:
+    """A Teacher's model; the engines of a Judge download theirs."""
+    if component.role is not Role.TEACHER or component.model is None:
+        return component
+    model = component.model.model_copy(update={"path": folders.get(component.model.path, component.model.path), "revision": None})
+    return component.model_copy(update={"model": model})
 
 
 def record(folder: Path, spec: RLJobSpec, sources: ModelSources) -> None:
@@ -136,8 +147,9 @@ async def download(
     if not sources.models:
         return {}
     deadline = time.monotonic() + timeout_s
-    ranks = _nodes_with_models(plan)
-    workers = await cluster.start_workers([_worker(sources, spec, plan, rank) for rank in ranks], timeout_s)
+    here = _models_of_nodes(spec, plan, sources)
+    ranks = sorted(here)
+    workers = await cluster.start_workers([_worker(here[rank], spec, plan, rank) for rank in ranks], timeout_s)
     try:
         fetching = {rank: worker.start("fetch") for rank, worker in zip(ranks, workers, strict=True)}
         tasks = {asyncio.ensure_future(_named_result(plan, rank, call, timeout_s)): rank for rank, call in fetching.items()}
@@ -148,7 +160,7 @@ async def download(
                 _raise_first(tasks)
                 slow = [(tasks[t], workers[ranks.index(tasks[t])]) for t in tasks if not t.done()]
                 if slow:
-                    text = f"downloading {_in_words(sources)}: {await _progress(sources, plan, slow)}"
+                    text = f"downloading {_in_words(sources)}: {await _progress(here, plan, slow)}"
                     if time.monotonic() >= deadline:
                         raise StartupDeadlineError(f"{text} after {timeout_s:.0f} s (spec.startupDeadlineSeconds)")
                     notify(text)
@@ -169,18 +181,38 @@ class _Named:
     field: str
     """That names it."""
     revision_field: str
+    code: bool
+    """Whether its Python files are used."""
     is_model: bool = False
     """Whether its weights are used."""
+    component: str | None = None
+    """Whose model it is; None: the policy's, of all others."""
 
 
 def _named(spec: RLJobSpec) -> list[_Named]:
-    """The model, and the tokenizer where it lies elsewhere."""
+    """The model, the tokenizer where it lies elsewhere, and a teacher's model."""
     model = spec.model
-    named = [_Named(path=model.path, revision=model.revision, field="spec.model.path", revision_field="spec.model.revision", is_model=True)]
+    named = [_place("spec.model", model.path, model.revision, code=model.trust_remote_code, is_model=True)]
     path, revision = model.tokenizer_path, model.tokenizer_revision
     if path is not None and path != model.path:
-        named.append(_Named(path=path, revision=revision, field="spec.model.tokenizerPath", revision_field="spec.model.tokenizerRevision"))
+        named.append(
+            _Named(
+                path=path,
+                revision=revision,
+                field="spec.model.tokenizerPath",
+                revision_field="spec.model.tokenizerRevision",
+                code=model.trust_remote_code,
+            )
+        )
+    for index, component in spec.with_role(Role.TEACHER):
+        if (own := component.model) is not None:
+            at = f"spec.components[{index}].model"
+            named.append(_place(at, own.path, own.revision, code=own.trust_remote_code, is_model=True, component=component.name))
     return named
+
+
+def _place(at: str, path: str, revision: str | None, **more: Any) -> _Named:
+    return _Named(path=path, revision=revision, field=f"{at}.path", revision_field=f"{at}.revision", **more)
 
 
 def _revisions(spec: RLJobSpec) -> dict[str, str | None]:
@@ -196,7 +228,7 @@ def _check_folder(named: _Named) -> None:
             "holds it, or correct the path"
         )
     if not (folder / "config.json").is_file() and named.is_model:
-        raise ModelError(f"{folder} is a folder without config.json; spec.model.path must name a Hugging Face model folder or a Hub id")
+        raise ModelError(f"{folder} is a folder without config.json; {named.field} must name a Hugging Face model folder or a Hub id")
     if named.revision is not None:
         raise ModelError(
             f"{named.revision_field} {named.revision!r}: {named.field} {folder} is a folder here, which has no revisions; remove the "
@@ -204,17 +236,25 @@ def _check_folder(named: _Named) -> None:
         )
 
 
-def _nodes_with_models(plan: Plan) -> list[int]:
-    """Ranks of nodes with a process that loads the model, because its state takes memory of a device, or reads files of it."""
-    reading = [c for c in plan.components if ROLES[c.role].state_kinds or ROLES[c.role].reads_model]
-    return sorted({p.node_rank for c in reading for p in c.processes})
+def _models_of_nodes(spec: RLJobSpec, plan: Plan, sources: ModelSources) -> dict[int, tuple[HubModel, ...]]:
+    """What each node downloads: what a process there loads, because its state takes memory of a device, or of which it reads files."""
+    own = {named.component: named.path for named in _named(spec) if named.component is not None}
+    shared = {named.path for named in _named(spec) if named.component is None}
+    wanted: dict[int, set[str]] = {}
+    for component in plan.components:
+        if ROLES[component.role].state_kinds or ROLES[component.role].reads_model:
+            paths = {own[component.name]} if component.name in own else shared
+            for process in component.processes:
+                wanted.setdefault(process.node_rank, set()).update(paths)
+    found = {rank: tuple(model for model in sources.models if model.repo in paths) for rank, paths in wanted.items()}
+    return {rank: models for rank, models in found.items() if models}
 
 
-def _worker(sources: ModelSources, spec: RLJobSpec, plan: Plan, rank: int) -> WorkerSpec:
+def _worker(models: tuple[HubModel, ...], spec: RLJobSpec, plan: Plan, rank: int) -> WorkerSpec:
     return WorkerSpec(
         name=f"download-{rank}",
         factory="rljob_runtime.hub.download:Downloader",
-        kwargs={"models": sources.models},
+        kwargs={"models": models},
         node_rank=rank,
         env=worker_settings.download_env(spec, plan, rank),
         concurrency=2,
@@ -235,13 +275,16 @@ def _raise_first(tasks: Mapping[asyncio.Task[Folders], int]) -> None:
             task.result()
 
 
-async def _progress(sources: ModelSources, plan: Plan, slow: Sequence[tuple[int, Worker]]) -> str:
+async def _progress(here: Mapping[int, tuple[HubModel, ...]], plan: Plan, slow: Sequence[tuple[int, Worker]]) -> str:
     """How far each node is that is not done."""
-    total = [model.size_bytes for model in sources.models]
-    of = "" if None in total else f" of {format_bytes(sum(size or 0 for size in total))}"
+
+    def of(rank: int) -> str:
+        total = [model.size_bytes for model in here[rank]]
+        return "" if None in total else f" of {format_bytes(sum(size or 0 for size in total))}"
+
     answers = await asyncio.gather(*(w.call("received_bytes", timeout_s=ANSWER_S) for _, w in slow), return_exceptions=True)
     return ", ".join(
-        f"{_node(plan, rank)} {format_bytes(answer)}{of}" if isinstance(answer, int) else f"{_node(plan, rank)} does not say"
+        f"{_node(plan, rank)} {format_bytes(answer)}{of(rank)}" if isinstance(answer, int) else f"{_node(plan, rank)} does not say"
         for (rank, _), answer in zip(slow, answers, strict=True)
     )
 

@@ -7,7 +7,7 @@ table and name no role themselves, so that a new role is a row here and one ther
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rljob_runtime.job import learning_settings, worker_settings
 from rljob_runtime.job.judge_settings import JUDGED_CALLS, share_of
 from rljob_runtime.loop.checkpointing import CRITIC_FOLDER, POLICY_FOLDER
 from rljob_runtime.loop.workers import Scoring
+from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
 
 ENVIRONMENT_CALLS = 4
@@ -137,6 +138,16 @@ def _policy_settings(context: WorkerContext) -> WorkerSettings:
     return _rank("rljob_runtime.training.worker:PolicyWorker", config, context)
 
 
+def _teacher_settings(context: WorkerContext) -> WorkerSettings:
+    """A rank of a teacher: a frozen policy of another folder, without the loss that nobody computes there."""
+    model = worker_settings.component_spec(context.spec, context.component.name).model
+    if model is None:
+        raise ValueError(f"{context.component.name} is a Teacher without a model; validation lets none through")
+    policy = worker_settings.policy_config(context.spec, role=Role.TEACHER, **_policy_arguments(context))
+    config = replace(policy, model_path=model.path, trust_remote_code=model.trust_remote_code, loss=LossConfig())
+    return _rank("rljob_runtime.training.worker:PolicyWorker", config, context)
+
+
 def _critic_settings(context: WorkerContext) -> WorkerSettings:
     policy = worker_settings.policy_config(context.spec, role=Role.CRITIC, **_policy_arguments(context))
     return _rank("rljob_runtime.training.critic:CriticWorker", learning_settings.critic_config(context.spec, policy), context)
@@ -177,7 +188,7 @@ def _reward_settings(context: WorkerContext) -> WorkerSettings:
         "folder": context.job_folder,
         "log_file": context.log_dir / f"{context.component.name}-{context.process.rank}.log",
     }
-    concurrency = JUDGED_CALLS if any(reward.judge is not None for reward in context.spec.rewards) else 1
+    concurrency = JUDGED_CALLS if any(reward.asked is not None for reward in context.spec.rewards) else 1
     return WorkerSettings(factory="rljob_runtime.rewards.worker:RewardWorker", kwargs=kwargs, concurrency=concurrency)
 
 
@@ -211,6 +222,15 @@ ROLES: Mapping[Role, RoleDescription] = {
         process_group=True,
         phase="reference log-probs of step {step}",
         scorings={Scoring(method="compute_logprobs", result="reference_logprobs"): lambda spec: True},
+    ),
+    Role.TEACHER: RoleDescription(
+        settings=_teacher_settings,
+        state_kinds=FROZEN_KINDS,
+        lease=LeaseUnit.COMPONENT,
+        start_stage=0,
+        process_group=True,
+        phase="teacher's log-probs of step {step}",
+        scorings={Scoring(method="compute_logprobs", result="teacher_logprobs"): lambda spec: True},
     ),
     Role.TRAINER: RoleDescription(
         settings=_policy_settings,

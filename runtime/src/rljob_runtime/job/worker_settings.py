@@ -30,7 +30,7 @@ from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig, 
 from rljob_runtime.environments.endpoint.requests import JobSampling
 from rljob_runtime.environments.turn_prompts import Memory
 from rljob_runtime.job import learning_settings
-from rljob_runtime.job.judge_settings import Share, judge_config
+from rljob_runtime.job.judge_settings import Share, asked_config
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.overlap.episodes import EnvironmentRules
 from rljob_runtime.rewards.config import RewardConfig
@@ -120,7 +120,7 @@ def policy_config(
     optimizer_around_step: bool = False,
     job_folder: Path | None = None,
 ) -> PolicyConfig:
-    """Configuration of a rank of a trainer, critic or reference, which trains nothing.
+    """Configuration of a rank of a trainer, critic, or of a reference or teacher, which train nothing.
 
     Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing; a Custom loss is imported from ``job_folder`` first.
     """
@@ -130,7 +130,7 @@ def policy_config(
         trust_remote_code=spec.model.trust_remote_code,
         attn_implementation=spec.model.attention,
         dtype=spec.model.dtype.value,
-        trainable=role is not Role.REFERENCE,
+        trainable=role not in (Role.REFERENCE, Role.TEACHER),
         learning_rate=training.learning_rate,
         min_learning_rate=training.min_learning_rate,
         betas=(training.beta1, training.beta2),
@@ -189,7 +189,7 @@ def reward_config(reward: RewardSpec, share: Share) -> RewardConfig:
         extraction=reward.extraction,
         function=reward.function,
         params=reward.parameters,
-        judge=None if reward.judge is None else judge_config(reward.judge, share),
+        judge=None if reward.asked is None else asked_config(reward.asked, share),
         sources=reward.sources,
         on_error=_score_or_none(reward.on_error),
         on_timeout=_score_or_none(reward.on_timeout),

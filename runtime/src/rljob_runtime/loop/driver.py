@@ -266,7 +266,7 @@ class Driver:
         await self._begin_generating()
 
     async def _publish(self, version: int, *, again: bool = False) -> SyncReport:
-        """Serve the trainer's weights; where engines share its devices, have it score the probes while it holds them.
+        """Serve the trainer's weights; where it shares devices, with engines or others, have it score the probes while it holds them.
 
         ``again``: they are not new.
 
@@ -279,7 +279,7 @@ class Driver:
             try:
                 async with parts.workers.syncing(version), updating:
                     report = await parts.publisher.publish(version)
-                    if self._leased_engines:
+                    if self._leased_engines or parts.workers.trainer.group.shares_devices:
                         parts.publisher.expect()
                         await parts.publisher.expected()
             except WorkerLostError as error:
@@ -297,7 +297,8 @@ class Driver:
             return
         for _ in range(HAND_OUT_PASSES):
             await asyncio.sleep(0)
-        self._parts.publisher.expect()
+        if not self._parts.workers.trainer.group.shares_devices:
+            self._parts.publisher.expect()
 
     async def _probe(self, version: int) -> ProbeReport | None:
         """What the probe of ``version`` found, when it is due; suspect engines are reported."""

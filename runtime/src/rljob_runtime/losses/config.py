@@ -61,6 +61,8 @@ class LossConfig:
     kl_coefficient: float = 0.0
     """Weight of the KL term; 0 leaves it out, and no reference log-probs are needed. A batch may carry another one."""
     kl_estimator: KLEstimator = KLEstimator.K3
+    distillation_coefficient: float = 0.0
+    """Weight of the distance to a teacher; 0 leaves it out, and no log-probs of a teacher are needed."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus; 0 leaves it out, and no entropy is computed."""
 
@@ -70,7 +72,7 @@ class LossConfig:
         Raises:
             ValueError: naming the setting, its value and the allowed range.
         """
-        for name in ("kl_coefficient", "entropy_coefficient"):
+        for name in ("kl_coefficient", "distillation_coefficient", "entropy_coefficient"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.norm_tokens is not None and self.norm_tokens < 1:
@@ -99,6 +101,11 @@ class LossConfig:
     def needs_reference(self) -> bool:
         """Whether batches must hold ``reference_logprobs``."""
         return self.kl_coefficient > 0.0 or LossInput.REFERENCE_LOGPROBS in self.policy.needs
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether batches must hold ``teacher_logprobs``."""
+        return self.distillation_coefficient > 0.0
 
     @property
     def takes_reference(self) -> bool:

@@ -1,8 +1,13 @@
 """The scalar that one update minimizes, from the log-probs of some of its sequences.
 
-``policy loss + kl coefficient * KL - entropy coefficient * entropy``, each a weighted sum over tokens with the global denominators of
-:mod:`.aggregate`: values and gradients of parts add up to those of the whole, however sequences are split. Sample weights and the
-off-policy factor scale the policy loss only: they say how much a response teaches, while KL and entropy bind the policy everywhere alike.
+``policy loss + kl coefficient * KL + distillation coefficient * D - entropy coefficient * entropy``, each a weighted sum over tokens with
+the global denominators of :mod:`.aggregate`: values and gradients of parts add up to those of the whole, however sequences are split.
+Sample weights and the off-policy factor scale the policy loss only: they say how much a response teaches, while the other terms bind the
+policy everywhere alike.
+
+D is ``(log p - log p_teacher)^2 / 2`` at each sampled token (K2 of :mod:`.kl`): its gradient, ``(log p - log p_teacher) grad log p``, is on
+fresh samples that of the reverse KL per token, so that as a term of the loss the teacher pulls as it does in the advantages (K. Lu and
+Thinking Machines Lab, "On-Policy Distillation", 2025; K2 as the loss whose gradient is that of K1 in the reward: arXiv 2510.01555).
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from rljob_api.vocabulary import KLEstimator
 from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.losses.correction import Correction, correct, proximal_logprobs
 from rljob_runtime.losses.kl import kl_terms
@@ -34,6 +40,7 @@ class LossInputs:
     proximal_logprobs: torch.Tensor | None = None
     staleness: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
     scores: torch.Tensor | None = None
     """Raw score of the token's response."""
 
@@ -47,6 +54,8 @@ class Objective(NamedTuple):
     """Scalar."""
     kl_loss: torch.Tensor
     """Scalar, before its coefficient."""
+    distillation_loss: torch.Tensor | None
+    """Scalar, before its coefficient; None without a teacher in the loss."""
     behaviour_log_ratio: torch.Tensor
     """Shape (N,): ``logp - logp_behaviour``, not clamped."""
     entropy: torch.Tensor | None
@@ -89,12 +98,17 @@ def objective(
     if inputs.reference_logprobs is not None and kl_coefficient > 0:
         kl_loss = torch.dot(kl_terms(logprobs, inputs.reference_logprobs, config.kl_estimator), inputs.weights)
     loss = policy_loss + kl_coefficient * kl_loss
+    distillation_loss = None
+    if config.needs_teacher and inputs.teacher_logprobs is not None:
+        distillation_loss = torch.dot(kl_terms(logprobs, inputs.teacher_logprobs, KLEstimator.K2), inputs.weights)
+        loss = loss + config.distillation_coefficient * distillation_loss
     if entropy is not None:
         loss = loss - config.entropy_coefficient * torch.dot(entropy, inputs.weights)
     return Objective(
         loss=loss,
         policy_loss=policy_loss,
         kl_loss=kl_loss,
+        distillation_loss=distillation_loss,
         behaviour_log_ratio=(logprobs - inputs.behaviour_logprobs).detach(),
         entropy=None if entropy is None else entropy.detach(),
         terms=terms,

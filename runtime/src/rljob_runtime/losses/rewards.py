@@ -57,6 +57,23 @@ def kl_estimates(logprobs: npt.ArrayLike, reference_logprobs: npt.ArrayLike, est
             return np.abs(difference)
 
 
+def distances_to_teacher(logprobs: npt.ArrayLike, teacher_logprobs: npt.ArrayLike) -> DoubleArray:
+    """What a step of on-policy distillation takes from each sampled token's advantage, before its coefficient.
+
+    ``log p_policy - log p_teacher``, the one-sample estimate of the reverse KL per token: K. Lu and Thinking Machines Lab, "On-Policy
+    Distillation", 2025 (with discount 0: a token is judged by its own log-ratio alone), and ROLL's ``compute_token_reward`` with
+    ``use_opd``. The mean over tokens estimates the KL per token without bias; it may be negative.
+
+    Args:
+        logprobs: shape (N,), of the policy that sampled the tokens.
+        teacher_logprobs: shape (N,).
+
+    Returns:
+        Shape (N,), nats.
+    """
+    return kl_estimates(logprobs, teacher_logprobs, KLEstimator.K1)
+
+
 def adapted_coefficient(coefficient: float, *, kl: float, target: float, samples: int, horizon: int) -> float:
     """The coefficient after a step, larger if the KL was above the target: the proportional controller of arXiv 1909.08593.
 

@@ -29,7 +29,7 @@ class StepSamples:
     """All samples of a step: T tokens, S samples, Q sequences (a prompt, then what follows it), S or more.
 
     A sample is one sequence; an episode whose turns have prompts of their own is one for each turn, in order. Samples of one group stand
-    together; groups are ordered by id, samples by index. Forward passes fill the last three in.
+    together; groups are ordered by id, samples by index. Forward passes fill the last four in.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -65,6 +65,8 @@ class StepSamples:
     """Of T positions, where sampling left tokens out."""
     reference_logprobs: FloatArray | None = None
     """Shape (T,), of the frozen reference."""
+    teacher_logprobs: FloatArray | None = None
+    """Shape (T,), of the teacher that the policy is to become like."""
     proximal_logprobs: FloatArray | None = None
     """Shape (T,), of the trainer at the beginning of the step."""
     values: FloatArray | None = None

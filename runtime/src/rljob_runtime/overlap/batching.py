@@ -34,6 +34,8 @@ class BatchingConfig:
     temperature: float
     include_staleness: bool = False
     """Whether the loss asks how old each token is."""
+    include_teacher: bool = False
+    """Whether the loss asks for the teacher's log-probs."""
     include_scores: bool = False
     """Whether the loss asks for raw scores."""
     linear_tokens: float = 24576.0
@@ -231,6 +233,7 @@ def _pack(sequences: IntArray, update: Update, step: StepSamples, outcome: Outco
         behaviour_logprobs=np.where(mask > 0, step.rows(step.behaviour_logprobs, sequences), np.float32(0.0)),
         advantages=step.rows(outcome.advantages, sequences),
         reference_logprobs=at(step.reference_logprobs),
+        teacher_logprobs=at(step.teacher_logprobs) if config.include_teacher else None,
         proximal_logprobs=at(step.proximal_logprobs),
         staleness=at(step.staleness) if config.include_staleness else None,
         values=at(step.values),

@@ -2,8 +2,9 @@
 
 Order, each stage only where it is asked for::
 
-    scores - overlong penalty -> centre, scale -> clip -> token rewards (- KL to the reference) -> estimator -> whiten -> clip
-    by turns: rewards of turns -> returns -> centre, scale, or GiGPO's two terms -> clip -> token rewards (- KL) -> whiten -> clip
+    scores - overlong penalty -> centre, scale -> clip -> token rewards (- KL to the reference) -> estimator
+    by turns: rewards of turns -> returns -> centre, scale, or GiGPO's two terms -> clip -> token rewards (- KL)
+    advantages of either (- log-ratio to the teacher) -> whiten -> clip
 
 Samples that filters leave out count in the statistics of rewards, but not in those of advantages, which are over trained tokens.
 Samples come in an order of their own (:mod:`~rljob_runtime.overlap.arrange`), so that results do not depend on who arrived first.
@@ -24,7 +25,14 @@ from rljob_runtime.losses.advantage import group_advantages, leave_one_out
 from rljob_runtime.losses.custom import StepRewards, custom_advantages, load_estimator
 from rljob_runtime.losses.normalize import DoubleArray, Moments, moments_by, scaled, whitened
 from rljob_runtime.losses.returns import discounted_sums, gae, gigpo_advantages, step_returns
-from rljob_runtime.losses.rewards import adapted_coefficient, difficulty_weights, kl_estimates, length_weights, overlong_penalty
+from rljob_runtime.losses.rewards import (
+    adapted_coefficient,
+    difficulty_weights,
+    distances_to_teacher,
+    kl_estimates,
+    length_weights,
+    overlong_penalty,
+)
 from rljob_runtime.overlap.arrange import BoolArray, Number, StepSamples
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.overlap.turns import StepTurns, turns_of
@@ -120,6 +128,9 @@ class Rule:
         else:
             shaped = self._shaped(scores, step.group_ids, step.sources, metrics)
             advantages, returns = self._estimate(step, shaped, in_rewards, counted)
+        distance = self._distance_to_teacher(step, sampled, metrics)
+        if distance is not None and config.distillation_placement is KLPlacement.REWARD:
+            advantages = advantages - config.distillation_coefficient * distance
         if config.whiten:
             advantages = whitened(advantages, counted)
         if config.advantage_clip is not None:
@@ -221,11 +232,22 @@ class Rule:
             return None
         if step.reference_logprobs is None:
             raise ValueError(f"kl_coefficient is {config.kl_coefficient} but the step has no reference_logprobs; run the reference first")
-        policy = step.behaviour_logprobs if step.proximal_logprobs is None else step.proximal_logprobs
-        kl = kl_estimates(policy[sampled], step.reference_logprobs[sampled], config.kl_estimator)
+        kl = kl_estimates(_policy(step)[sampled], step.reference_logprobs[sampled], config.kl_estimator)
         if config.kl_placement is KLPlacement.REWARD:
             metrics["train/kl_reward_mean"] = _mean(kl)
         return kl
+
+    def _distance_to_teacher(self, step: StepSamples, sampled: BoolArray, metrics: dict[str, float]) -> DoubleArray | None:
+        """Log-ratio of policy to teacher at each sampled token, in jobs with a teacher."""
+        config = self._config
+        if config.distillation_coefficient == 0:
+            return None
+        if step.teacher_logprobs is None:
+            given = config.distillation_coefficient
+            raise ValueError(f"distillation_coefficient is {given} but the step has no teacher_logprobs; run the teacher first")
+        distance = distances_to_teacher(_policy(step)[sampled], step.teacher_logprobs[sampled])
+        metrics["distillation/kl"] = _mean(distance)
+        return distance
 
     def _estimate(
         self, step: StepSamples, scores: DoubleArray, kl: DoubleArray | None, counted: BoolArray
@@ -315,6 +337,11 @@ class Rule:
         self._kl_coefficient = adapted_coefficient(
             self._kl_coefficient, kl=_mean(kl), target=config.kl_target, samples=len(step.trajectories), horizon=config.kl_horizon
         )
+
+
+def _policy(step: StepSamples) -> FloatArray:
+    """Log-probs of the policy that a step's samples are from, shape (T,): recomputed by the trainer where that was done."""
+    return step.behaviour_logprobs if step.proximal_logprobs is None else step.proximal_logprobs
 
 
 def _totals(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarray) -> DoubleArray:

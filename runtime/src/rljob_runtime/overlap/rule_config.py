@@ -44,6 +44,9 @@ class RuleConfig:
     kl_target: float | None = None
     """Nats per token; None keeps the coefficient."""
     kl_horizon: int = 10_000
+    distillation_coefficient: float = 0.0
+    """Weight of the KL to the teacher; 0 without one."""
+    distillation_placement: KLPlacement = KLPlacement.REWARD
     drop_truncated: bool = False
     min_group_mean: float | None = None
     max_group_mean: float | None = None

@@ -218,6 +218,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("train/masked_samples_fraction", "fraction", "share of responses that were scored but not trained"),
     ("train/kl_coefficient", "1", "weight of the KL to the reference in the step"),
     ("train/kl_reward_mean", "nats", "mean KL to the reference per token that was taken from rewards, before its coefficient"),
+    (
+        "distillation/kl",
+        "nats",
+        "mean of log(policy) - log(teacher) over sampled tokens: the KL from the policy to the teacher per token",
+    ),
+    ("distillation/loss", "1", "term of the loss for the distance to the teacher, before its coefficient"),
     ("train/skipped_updates", "1", "updates of the policy that were not made, because no token was left to train"),
     ("train/tokens", "tokens", "prompt and response tokens that went through the trainer"),
     ("advantage/mean", "1", "mean advantage of the trained tokens"),
@@ -283,6 +289,7 @@ GROUP_TITLES: Mapping[str, str] = MappingProxyType(
         "train": "Training",
         "advantage": "Advantages",
         "critic": "Critic",
+        "distillation": "Distillation",
         "mismatch": "Trainer against engine",
         "validation": "Validation",
     }

@@ -11,6 +11,9 @@ from rljob_api.vocabulary import REWARD_PARAMETERS, Extraction, RewardType
 from rljob_runtime.errors import RewardSetupError
 from rljob_runtime.rewards.judging.config import JudgeConfig
 
+ASKING = (RewardType.LLM_JUDGE, RewardType.REWARD_MODEL)
+"""Types that ask a model which is served somewhere."""
+
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Isolation:
@@ -49,7 +52,7 @@ class RewardConfig:
     params: Mapping[str, object] = field(default_factory=dict)
     """Further settings of the type; for a Function, or a function that reads a judge's words, further keyword arguments."""
     judge: JudgeConfig | None = None
-    """For ``RewardType.LLM_JUDGE`` only."""
+    """Who is asked, for the types in :data:`ASKING` only."""
     network: bool = False
     processes: bool = False
     read_paths: tuple[str, ...] = ()
@@ -70,8 +73,8 @@ class RewardConfig:
             raise RewardSetupError(
                 f"{where}: tag {self.tag!r} is set but extraction is {self.extraction}; set extraction: Tag or remove tag"
             )
-        if (self.type is RewardType.LLM_JUDGE) != (self.judge is not None):
-            raise RewardSetupError(f"{where}: the type is {self.type}; type LLMJudge needs a judge, the others have none")
+        if (self.type in ASKING) != (self.judge is not None):
+            raise RewardSetupError(f"{where}: the type is {self.type}; {' and '.join(ASKING)} need a judge, the others have none")
         if self.type is RewardType.FUNCTION:
             self._check_function(where)
         else:

@@ -88,7 +88,7 @@ def load(config: RewardConfig, folder: str | None, runner: CodeRunner | None = N
             return load_code(CodeSettings(timeout_s=config.timeout_s, **_keywords(config.params)), runner)
         case RewardType.FUNCTION:
             return _load_function(config, folder)
-        case RewardType.LLM_JUDGE:
+        case RewardType.LLM_JUDGE | RewardType.REWARD_MODEL:
             raise RewardSetupError(f"reward {config.name!r}: a judge scores by its words; judging.words reads them")
 
 

@@ -27,6 +27,7 @@ _MOST_THREADS = 2
 
 _SHAPES: dict[TinySize, dict[str, int]] = {
     TinySize.TINY: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
+    TinySize.FRESH: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
     TinySize.TEN_MILLION: {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 10},
 }
 
@@ -42,7 +43,7 @@ def make(
     progress: Progress | None = None,
     num_threads: int | None = None,
 ) -> TinySummary:
-    """See ``rljob_runtime.tiny.make_tiny_model``; ``config`` overrides the warm start (by default ten-million has none)."""
+    """See ``rljob_runtime.tiny.make_tiny_model``; ``config`` overrides the warm start (by default only size ``tiny`` has one)."""
     low, high = target_pass
     if not 0.0 <= low < high <= 1.0:
         raise ModelError(f"tiny model: target_pass is {target_pass}; it must be two shares, 0 <= low < high <= 1")

@@ -16,6 +16,8 @@ class TinySize(StrEnum):
 
     TINY = "tiny"
     """About 0.3 million parameters, with the warm start."""
+    FRESH = "fresh"
+    """The same with random weights."""
     TEN_MILLION = "10m"
     """About 10 million parameters, random weights: for benchmarks."""
 

@@ -6,6 +6,7 @@ train/total_loss                          what was differentiated, mean over the
 train/ratio_mean, _std, _max, _min        the variant's ratio of policy to old policy, over trained tokens of all updates
 train/clip_fraction, _low_, _high_        share of trained tokens where a clip acted; low: on a ratio below 1
 train/entropy_from_behaviour              nats per token: minus the mean behaviour log-prob, an entropy estimate
+distillation/loss                         the term before its coefficient, mean over updates; with a teacher in the loss
 train/tokens                              prompt and response tokens of all updates, all ranks
 train/entropy                             nats per token, of the whole distribution; with an entropy bonus
 train/correction_weight_mean              of the weights, before masks; with a correction weight
@@ -35,6 +36,7 @@ _SUMS = (
     *("policy", "kl", "total", "trained", "behaviour"),
     *("ratio", "offset", "offset_squared", "clipped", "clipped_low"),
     *("entropies", "entropy"),
+    *("distilled", "distillation"),
     *("corrected", "factor", "factor_squared", "weighted", "correction", "cut", "masked", "rejected"),
     *("fresh", "k1", "k3", "weight", "weight_squared"),
 )
@@ -80,6 +82,8 @@ class StepMeter:
         maxima = [ratio.max(), -ratio.min()]
         if result.entropy is not None:
             values |= {"entropies": count, "entropy": result.entropy.sum()}
+        if result.distillation_loss is not None:
+            values |= {"distilled": count, "distillation": result.distillation_loss.detach()}
         if result.correction is not None:
             values |= _correction_sums(result.correction, count)
         if fresh:
@@ -121,7 +125,7 @@ class StepMeter:
             "mismatch/kl_k3": total["k3"] / fresh,
             "mismatch/max_abs_logprob_diff": top["abs_diff"],
             "mismatch/effective_sample_size": total["weight"] ** 2 / (fresh * total["weight_squared"]),
-            **_optional(total),
+            **_optional(total, num_updates),
         }
 
 
@@ -136,11 +140,13 @@ def _correction_sums(correction: Correction, count: torch.Tensor) -> dict[str, t
     return values
 
 
-def _optional(total: Mapping[str, float]) -> dict[str, float]:
+def _optional(total: Mapping[str, float], num_updates: int) -> dict[str, float]:
     """Metrics of options that are on: those of which some rank has counted tokens."""
     metrics = {}
     if total["entropies"]:
         metrics["train/entropy"] = total["entropy"] / total["entropies"]
+    if total["distilled"]:
+        metrics["distillation/loss"] = total["distillation"] / num_updates
     if total["weighted"]:
         metrics["train/correction_weight_mean"] = total["correction"] / total["weighted"]
         metrics["train/correction_weight_clipped_fraction"] = total["cut"] / total["weighted"]

@@ -138,6 +138,12 @@ def _check_complete(batch: TrainBatch, config: LossConfig) -> None:
     reference = f"kl_coefficient is {config.kl_coefficient}" if config.kl_coefficient > 0 else f"policy is {policy}"
     needs = (
         ("reference_logprobs", config.needs_reference, reference, "run the reference first"),
+        (
+            "teacher_logprobs",
+            config.needs_teacher,
+            f"distillation_coefficient is {config.distillation_coefficient}",
+            "run the teacher first",
+        ),
         ("proximal_logprobs", config.needs_proximal, f"proximal is {config.proximal}", "run the trainer over the batch first"),
         ("staleness", config.needs_staleness, f"proximal is {config.proximal}", "say how old each token is"),
         ("scores", config.needs_scores, f"policy is {policy}", "give the score of each sequence"),
@@ -147,6 +153,7 @@ def _check_complete(batch: TrainBatch, config: LossConfig) -> None:
             raise ValueError(f"{setting} but the batch has no {name}; {remedy}")
     for name, shape in (
         ("reference_logprobs", batch.token_ids.shape),
+        ("teacher_logprobs", batch.token_ids.shape),
         ("proximal_logprobs", batch.token_ids.shape),
         ("staleness", batch.token_ids.shape),
         ("scores", batch.lengths.shape),
@@ -174,6 +181,7 @@ def _loss_tensors(batch: TrainBatch, config: LossConfig, spans: SpanIndex) -> di
     arrays = {"behaviour_logprobs": batch.behaviour_logprobs, "advantages": batch.advantages}
     for name, needed in (
         ("reference_logprobs", config.takes_reference),
+        ("teacher_logprobs", config.needs_teacher),
         ("proximal_logprobs", config.needs_proximal),
         ("staleness", config.needs_staleness),
     ):

@@ -445,3 +445,17 @@ def test_what_validation_accepts_finds_room(made: dict[str, Any], shape: memory.
         return job.memory.over
 
     assert run_virtual(scenario()) == []
+
+
+def test_where_a_teacher_is_no_size_is_known_and_everything_idle_leaves() -> None:
+    teacher = component("teacher", "Teacher", "1", model={"path": "models/teacher"})
+    spec, plan = planned(
+        document(component("train", "Trainer", "0-1"), component("infer", "Rollout", "2-3"), teacher, offload={"residency": "Switching"})
+    )
+    budgets = device_sharing._budgets(spec, plan, SHAPE)
+    assert {device.local_index for device, size in budgets.items() if size == device_sharing.UNKNOWN_BYTES} == {1}
+    sizes = device_sharing._sizes(spec, plan, SHAPE)
+    by_name = {c.name: c for c in plan.components}
+    assert sizes(by_name["teacher"], by_name["teacher"].processes[0]) is None
+    assert sizes(by_name["train"], by_name["train"].processes[0]) is not None
+    assert [use.releases_kinds for use in use_of(spec, plan, "teacher")] == [(OTHER, PARAMS)]

@@ -71,6 +71,7 @@ GAE = {"algorithm.advantage.estimator": "GAE", "components[critic]": "Critic"}
 AGENTIC = {"pipeline": "Agentic"}
 GIGPO = AGENTIC | {"algorithm.advantage.estimator": "GiGPO"}
 KL = {"algorithm.kl.coefficient": 0.5, "components[reference]": "Reference"}
+TEACHER = {"components[teacher]": "Teacher"}
 RECOMPUTE = {"algorithm.offPolicy.proximal": "Recompute"}
 AHEAD = {"overlap.asyncGenerationRatio": 1.0}
 VALIDATES = {"validation.everySteps": 2, "data.validation": True}
@@ -142,6 +143,8 @@ ALGORITHM: Mapping[str, Case] = {
     "kl.placement": Case(needs=KL),
     "kl.target": Case(value=0.01, needs=KL),
     "kl.horizon": Case(value=100, needs=KL | {"algorithm.kl.target": 0.01}),
+    "distillation.coefficient": Case(value=0.5, needs=TEACHER),
+    "distillation.placement": Case(needs=TEACHER),
     "filters.truncated": Case(value=True),
     "filters.minGroupMean": Case(value=0.4),
     "filters.maxGroupMean": Case(value=0.6),
@@ -284,7 +287,8 @@ ENUMS = {path: members for path, annotation in ANNOTATIONS.items() if (members :
 def put(document: dict[str, Any], path: str, value: Any) -> None:
     """Set a field of the spec; ``[]`` stands for the first entry of a list."""
     if path.startswith("components["):
-        document["components"].append({"name": value.lower(), "role": value, "placement": {"ranks": "0-1"}})
+        own = {"model": {"path": "models/teacher"}} if value == "Teacher" else {}
+        document["components"].append({"name": value.lower(), "role": value, "placement": {"ranks": "0-1"}, **own})
         return
     if path == "pipeline":
         document |= {"pipeline": value, "environments": [{"name": "lake", "type": "FrozenLake"}]}
@@ -406,10 +410,11 @@ def scored(number: int, rule: Any, proximal: bool, agentic: bool) -> StepSamples
     def near(deviation: float) -> np.ndarray:
         return (step.behaviour_logprobs + random.normal(0.0, deviation, step.token_ids.size)).astype(np.float32)
 
-    reference, old, values = near(0.6), near(0.3), near(1.0)
+    reference, old, values, teacher = near(0.6), near(0.3), near(1.0), near(0.9)
     return replace(
         step,
         reference_logprobs=reference if rule.kl_coefficient > 0 else None,
+        teacher_logprobs=teacher if rule.distillation_coefficient > 0 else None,
         proximal_logprobs=old if proximal else None,
         values=values if rule.estimator is AdvantageEstimator.GAE else None,
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_api.v1alpha1.judges import Judge
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime.job.judge_settings import Share, judge_config, longest_question_s, share_of
+from rljob_runtime.job.judge_settings import Share, asked_config, longest_question_s, share_of
 from tests.unit.api.manifests import manifest
 
 JUDGE: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_shares_sum_to_the_whole_and_differ_by_one_at_most(total: int, count: in
 
 
 def test_a_process_asks_with_its_share() -> None:
-    shares = [judge_config(judge(), Share(index=index, count=4)) for index in range(4)]
+    shares = [asked_config(judge(), Share(index=index, count=4)) for index in range(4)]
     assert [share.limits.in_flight for share in shares] == [3, 3, 2, 2]
     assert [share.budget.tokens for share in shares] == [251, 250, 250, 250]
     assert {(share.limits.requests_per_minute, share.limits.tokens_per_minute) for share in shares} == {(7.5, 150.0)}

@@ -169,3 +169,21 @@ def test_the_config_of_a_cached_model_is_read_without_asking_the_hub(tmp_path: P
     (place / "snapshots" / COMMIT / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     assert read_config(SPEC) == {"model_type": "qwen2"}
     assert read_config(spec_of(Path("team/tiny"), revision="v2")) is None
+
+
+def test_a_teacher_is_downloaded_where_it_runs_and_nowhere_else() -> None:
+    components = [
+        {"name": "actor_train", "role": "Trainer", "placement": {"nodeGroups": ["train"], "ranks": "0"}},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"nodeGroups": ["train"], "ranks": "0"}},
+        {"name": "teacher", "role": "Teacher", "placement": {"nodeGroups": ["infer"], "ranks": "0"}, "model": {"path": "team/large"}},
+    ]
+    checked = check(job(Path("team/tiny"), steps=1, nodeGroups=GROUPS, components=components, rewards=[]))
+    large = HubModel(repo="team/large", commit=COMMIT, files=())
+    sources = ModelSources(models=(*SOURCES.models, large), here={"team/tiny": "/driver/tiny", "team/large": "/driver/large"})
+    nodes = Nodes({0: lambda: {"team/tiny": "/node0/tiny"}, 1: lambda: {"team/large": "/node1/large"}})
+    folders = asyncio.run(models.download(sources, checked.job.spec, checked.plan, nodes, 5.0, lambda line: None))  # type: ignore[arg-type]
+    assert [[model.repo for model in worker.spec.kwargs["models"]] for worker in nodes.started] == [["team/tiny"], ["team/large"]]
+    specs = [
+        s for c in checked.plan.components for s in launch.worker_specs(checked.job.spec, checked.plan, c, None, Path("logs"), folders)
+    ]
+    assert {s.name: s.kwargs["config"].model_path for s in specs if "config" in s.kwargs}["teacher-0"] == "/node1/large"

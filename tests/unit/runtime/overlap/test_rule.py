@@ -262,6 +262,43 @@ def test_kl_is_of_the_proximal_policy_where_it_is_known() -> None:
     assert apply(step, estimator=AdvantageEstimator.REINFORCE, **IN_REWARD).metrics["train/kl_reward_mean"] == pytest.approx(1.0, abs=1e-5)
 
 
+def taught(step: StepSamples) -> StepSamples:
+    """Teachers that are 0.5, 1.0, ... more likely to say what was sampled; nonsense where nothing was."""
+    sampled = step.response_mask > 0
+    away = np.cumsum(sampled).astype(np.float32) * np.float32(0.5)
+    return replace(step, teacher_logprobs=np.where(sampled, step.behaviour_logprobs + away, -77.0).astype(np.float32))
+
+
+IN_ADVANTAGE = {"distillation_coefficient": 2.0, "distillation_placement": KLPlacement.REWARD}
+
+
+def test_a_teacher_adds_each_tokens_own_log_ratio_to_the_advantages_of_rewards() -> None:
+    step = taught(step_of([[1.0, 2.0]], [[2, 1]]))
+    outcome = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=1.0, **IN_ADVANTAGE)
+    assert flat(tokens(step, outcome.advantages)) == pytest.approx([1 + 2 * 0.5, 1 + 2 * 1.0, 2 + 2 * 1.5], abs=1e-6)
+    assert outcome.metrics["distillation/kl"] == pytest.approx(-1.0)
+
+
+def test_without_scores_the_log_ratio_is_the_advantage_whatever_the_estimator() -> None:
+    step = taught(step_of([[0.0, 0.0, 0.0, 0.0]], [[1, 2, 1, 1]]))
+    assert flat(tokens(step, apply(step, **IN_ADVANTAGE).advantages)) == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0], abs=1e-6)
+
+
+def test_the_distance_to_the_teacher_is_of_the_proximal_policy_and_cut_with_the_advantages() -> None:
+    step = taught(step_of([[0.0]], [[2]]))
+    step = replace(step, proximal_logprobs=step.teacher_logprobs + np.float32(0.25))  # type: ignore[operator]
+    outcome = apply(step, estimator=AdvantageEstimator.REINFORCE, advantage_clip=0.4, **IN_ADVANTAGE)
+    assert outcome.metrics["distillation/kl"] == pytest.approx(0.25, abs=1e-5)
+    assert flat(tokens(step, outcome.advantages)) == pytest.approx([-0.4, -0.4])
+
+
+def test_a_teacher_in_the_loss_leaves_advantages_alone() -> None:
+    step = taught(step_of())
+    outcome = apply(step, distillation_coefficient=2.0, distillation_placement=KLPlacement.LOSS)
+    assert outcome.advantages.tobytes() == apply(step).advantages.tobytes()
+    assert outcome.metrics["distillation/kl"] < 0
+
+
 def test_kl_in_the_loss_leaves_advantages_alone() -> None:
     step = distant(step_of())
     outcome = apply(step, kl_coefficient=0.5)
@@ -369,6 +406,7 @@ def test_weights_multiply_and_have_mean_1_over_the_trained_samples() -> None:
     [
         (IN_REWARD, "no reference_logprobs"),
         ({"kl_coefficient": 0.1, "kl_target": 0.1}, "no reference_logprobs"),
+        (IN_ADVANTAGE, "no teacher_logprobs; run the teacher first"),
         ({"estimator": AdvantageEstimator.GAE}, "the step has none; run the critic first"),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rljob_convert.common import Section, compact
 from rljob_convert.roll.credit import credit
+from rljob_convert.roll.distillation import Distilled, without_scores
 from rljob_convert.roll.learning import SCHEDULES, Batch, min_learning_rate
 from rljob_convert.source import Source
 
@@ -45,7 +46,7 @@ class Rule:
     @property
     def needs_critic(self) -> bool:
         """Whether values are estimated."""
-        return bool(self.section["advantage"]["estimator"] == "GAE")
+        return bool(self.section.get("advantage", {}).get("estimator") == "GAE")
 
     @property
     def penalizes_rewards(self) -> bool:
@@ -53,8 +54,16 @@ class Rule:
         return bool(self.section.get("kl", {}).get("placement") == "Reward")
 
 
-def algorithm(source: Source, numbers: Batch, *, is_agentic: bool) -> Rule:
+def algorithm(source: Source, numbers: Batch, *, is_agentic: bool, teacher: Distilled | None = None) -> Rule:
     """All of the learning rule but the correction, which depends on how many updates a step has."""
+    if teacher is not None and teacher.is_pure:
+        rule: Section = {
+            "advantage": _advantage(source, "Reinforce"),
+            "policyLoss": _policy_loss(source),
+            "filters": _filters(source, numbers),
+        }
+        rule |= {"sampleWeights": _sample_weights(source), "entropyCoefficient": source.number("entropy_loss_coef") or None}
+        return Rule(section=compact({**without_scores(source, rule), "distillation": teacher.section}), kl_coefficient=0.0)
     if is_agentic:
         given = credit(source, numbers)
         estimator, reward = given.estimator, compact({**given.reward, "clip": source.number("reward_clip", above=0.0)})
@@ -62,7 +71,7 @@ def algorithm(source: Source, numbers: Batch, *, is_agentic: bool) -> Rule:
         given = None
         estimator = _estimator(source)
         reward = _reward(source, estimator, numbers)
-    kl, coefficient = _kl_or_none(source)
+    kl, coefficient = _kl_or_none(source) if teacher is None else (None, 0.0)  # ROLL's reference is then the teacher
     between = [*(["a cut"] if reward else []), *(["the KL of tokens"] if kl is not None and kl.get("placement") == "Reward" else [])]
     if estimator == "GRPO" and between:  # ROLL cuts scores that their group has normalized, and then takes the KL from them
         why = f"becomes Reinforce with scores normalized over their group, which is GRPO with {' and '.join(between)} after it"
@@ -74,6 +83,7 @@ def algorithm(source: Source, numbers: Batch, *, is_agentic: bool) -> Rule:
             "reward": reward,
             "policyLoss": _policy_loss(source),
             "kl": kl,
+            "distillation": None if teacher is None else teacher.section,
             "filters": _filters(source, numbers),
             "sampleWeights": _sample_weights(source),
             "entropyCoefficient": source.number("entropy_loss_coef") or None,

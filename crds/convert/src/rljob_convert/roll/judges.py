@@ -12,6 +12,7 @@ from rljob_convert.common import SECRET_NAME, Section, compact
 from rljob_convert.source import Source
 
 WORKER, DOMAIN = "LLMJudgeRewardWorker", "llm_judge"
+MODEL_WORKER = "RewardWorker"
 KEY_VARIABLE = "JUDGE_API_KEY"
 SERVED_URL = "http://judge:8000/v1"
 IN_FLIGHT = 64
@@ -51,6 +52,22 @@ def judge_reward(source: Source, where: paths.Parts, num_workers: int) -> Sectio
     if num_workers > IN_FLIGHT:
         judge["limits"] = {"inFlight": num_workers}
     return {"type": "LLMJudge", "judge": judge}
+
+
+def is_reward_model(worker: str) -> bool:
+    """Whether a reward is given by a classification model (RewardWorker of ``roll/pipeline/base_worker.py``)."""
+    return worker == MODEL_WORKER
+
+
+def model_reward(source: Source, where: paths.Parts, num_workers: int) -> Section:
+    """Type and model of such a reward: it reads prompt and response as the policy does."""
+    at = (*where, "worker_cls")
+    why = "becomes a RewardModel, whose server gets the text of prompt and response where ROLL passes the policy's token ids"
+    source.differs(at, why, "check that the model has the policy's tokenizer, or write rewardModel.template")
+    section: Section = {"endpoint": _endpoint(source, where, "inference"), "template": "{prompt}{response}"}
+    if num_workers > IN_FLIGHT:
+        section["limits"] = {"inFlight": num_workers}
+    return {"type": "RewardModel", "rewardModel": section}
 
 
 def key_variables(source: Source, where: paths.Parts) -> list[Section]:

@@ -224,6 +224,21 @@ _MAPPED = {
     "custom_envs.*.env_config.max_steps": "environments[].maxTurns",
     "custom_envs.*.env_config.format_penalty": "environments[].rewards.formatPenalty",
     **{f"{role}.{key}": target for role in ROLES for key, target in _MAPPED_ANY_ROLE.items()},
+    "student_train": "actor_train, and rewards[].weight: 0",
+    "student_infer": "actor_infer",
+    "is_pure_opd": "rewards[].weight: 0, with a Teacher component",
+    "use_opd": "a Teacher component beside the rewards",
+    "pure_opd_pipeline_type": "pipeline, which follows from the other keys",
+    **{
+        f"{teacher}.{key}": target
+        for teacher in ("teacher", "teacher.*")
+        for key, target in {
+            "device_mapping": "components[].placement.deviceMapping of the Teacher",
+            "model_args.model_name_or_path": "components[].model.path of the Teacher",
+            "opd_kl_coef": "algorithm.distillation.coefficient",
+            "strategy_args.strategy_name": "nothing: a Teacher runs on FSDP2",
+        }.items()
+    },
 }
 
 _OWN_TRAINER = "RLJob trains with FSDP2, which has no such setting"
@@ -370,7 +385,6 @@ _DROPPED = {
     ),
     "reward": Drop(why="a reward is described by rewards[]"),
     "student": Drop(why="RLJob does not distill"),
-    "teacher": Drop(why="RLJob does not distill"),
     "train_env_manager": Drop(why="environments[] has type, share, limits, prompt, rewards and parameters"),
     "train_env_manager.worker_cls": Drop(why="RLJob has one worker per role"),
     "train_env_manager.max_traj_per_env": Drop(why="RLJob follows from promptsPerStep how many episodes run", same=(-1,)),
@@ -412,6 +426,7 @@ _DROPPED = {
     "critic.training_args": Drop(why="the critic's own settings are its learning rate, schedule and AdamW; the rest is as in training"),
     "reference.training_args": Drop(why="a reference is not trained"),
     **{role: Drop(why="not needed with these settings") for role in ("critic", "reference")},
+    "teacher": Drop(why="a Teacher has a model, a placement and a coefficient, and computes in model.dtype on FSDP2"),
 }
 _NOT_READ = "no code reads it"
 _NOT_A_FIELD = "not a field of its configuration classes, whose loader drops what it does not know"

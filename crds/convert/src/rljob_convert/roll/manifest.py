@@ -11,6 +11,7 @@ from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.roll import environments
 from rljob_convert.roll.algorithm import algorithm, off_policy
+from rljob_convert.roll.distillation import distilled, measuring
 from rljob_convert.roll.keys import TABLE
 from rljob_convert.roll.learning import batch, training
 from rljob_convert.roll.overlap import every_steps, overlap, rollout, validation, without_repeats
@@ -29,18 +30,29 @@ _ATTENTION = {"fa2": "flash_attention_2", "flash_attention_2": "flash_attention_
 def convert(source: Source, name: str | None) -> Section:
     """The manifest of a ROLL configuration; what did not become a field is in ``source.notes``."""
     is_agentic = _is_agentic(source)
+    teacher = distilled(source, is_agentic=is_agentic)
+    is_measured = teacher is not None and teacher.is_pure
     job = common.job_name(source, name, "exp_name")
     numbers = batch(source, is_agentic=is_agentic)
-    rule = algorithm(source, numbers, is_agentic=is_agentic)
+    rule = algorithm(source, numbers, is_agentic=is_agentic, teacher=teacher)
     longest = numbers.prompt_tokens + numbers.response_tokens
     reference = rule.kl_coefficient > 0
-    placed = place(source, longest=longest, needs_reference=reference, needs_critic=rule.needs_critic, is_agentic=is_agentic)
+    placed = place(
+        source,
+        longest=longest,
+        needs_reference=reference,
+        needs_critic=rule.needs_critic,
+        is_agentic=is_agentic,
+        teacher=teacher,
+    )
     trained = training(source, numbers, placed.num_trainer_devices, rule.section.get("critic", {}).get("warmupSteps", 0))
     updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
     correction = off_policy(source, rule, updates)
     learning = common.without_idle_value_clip(source, ("value_clip",), rule.section, updates)
     validated = environments.every_steps(source) if is_agentic else every_steps(source)
     generation = rollout(source, numbers, placed.num_engines)
+    if is_measured and generation.pop("groupFilter", None) is not None:
+        source.differs(("rewards",), "query_filter_config is left out: scores count for nothing in distillation alone")
     if is_agentic:
         _note_template(source)
     spec: Section = {
@@ -49,7 +61,7 @@ def convert(source: Source, name: str | None) -> Section:
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
         "data": None if is_agentic else _data(source, validates=validated > 0),
-        "rewards": None if is_agentic else rewards(source, placed.num_reward_workers),
+        "rewards": None if is_agentic else _rewards(source, placed.num_reward_workers, is_measured=is_measured),
         "environments": environments.environments(source, numbers, validates=validated > 0) if is_agentic else None,
         "algorithm": compact({**without_repeats(source, learning, generation), "offPolicy": correction}),
         "rollout": generation,
@@ -63,6 +75,11 @@ def convert(source: Source, name: str | None) -> Section:
     }
     note_leftovers(source, TABLE)
     return common.manifest(job, spec)
+
+
+def _rewards(source: Source, num_workers: int, *, is_measured: bool) -> list[Section]:
+    found = rewards(source, num_workers)
+    return measuring(source, found) if is_measured else found
 
 
 def _is_agentic(source: Source) -> bool:

@@ -12,6 +12,7 @@ from rljob_api.placement import device_mapping
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
+from rljob_convert.roll.distillation import Distilled
 from rljob_convert.roll.judges import key_variables
 from rljob_convert.source import Source
 
@@ -46,7 +47,9 @@ class _Mapping:
     """Empty when the text is not a mapping; the planner says why."""
 
 
-def place(source: Source, *, longest: int, needs_reference: bool, needs_critic: bool, is_agentic: bool) -> Placed:
+def place(
+    source: Source, *, longest: int, needs_reference: bool, needs_critic: bool, is_agentic: bool, teacher: Distilled | None = None
+) -> Placed:
     """Node groups and components of a configuration; ``longest``: tokens of the longest request."""
     engine, size = _engine(source, longest)
     trainer, rollout = _trainer_and_rollout(source, size)
@@ -57,6 +60,11 @@ def place(source: Source, *, longest: int, needs_reference: bool, needs_critic: 
     if reference is not None:
         mapped["reference"] = reference
         components.append(_component(source, "reference", "Reference", reference))
+    if teacher is not None:
+        mapped["teacher"] = _mapping(source, *map(str, teacher.where)) or _like(source, str(teacher.where[0]), trainer)
+        _strategy(source, *map(str, teacher.where))
+        placement = {"deviceMapping": mapped["teacher"].text}
+        components.append({"name": "teacher", "role": "Teacher", "placement": placement, "model": teacher.model})
     if needs_critic:
         mapped["critic"] = _mapping(source, "critic") or _like(source, "critic", trainer)
         components.append(_component(source, "critic", "Critic", mapped["critic"]))
@@ -145,8 +153,8 @@ def _component(source: Source, role: str, kind: str, mapping: _Mapping, size: in
     return compact({"name": role, "role": kind, "placement": placement, "env": env, "_secrets": secrets})
 
 
-def _strategy(source: Source, role: str) -> None:
-    where = (role, "strategy_args", "strategy_name")
+def _strategy(source: Source, *role: str) -> None:
+    where = (*role, "strategy_args", "strategy_name")
     name = source.text(*where)
     if name not in (None, "fsdp2_train", "fsdp2_infer"):
         source.differs(where, "RLJob runs this role on FSDP2", "nothing, unless the model does not fit")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rljob_api import paths
 from rljob_convert import common
 from rljob_convert.common import Section, compact
-from rljob_convert.roll.judges import is_judge, judge_reward
+from rljob_convert.roll.judges import is_judge, is_reward_model, judge_reward, model_reward
 from rljob_convert.roll.placement import reward_places
 from rljob_convert.source import Source
 
@@ -75,6 +75,8 @@ def _reward(source: Source, where: paths.Parts, domain: str, name: str, num_work
     kind = _DOMAINS.get(domain, "") if worker is None else worker.rsplit(".", 1)[-1]
     if is_judge(kind, domain):
         return judge_reward(source, where, num_workers)
+    if is_reward_model(kind):
+        return model_reward(source, where, num_workers)
     rule = _WORKERS.get(kind)
     if rule is not None:
         source.differs(at, f"{kind} becomes {rule.type}: {rule.differs}", "check the scores of rljob.rewards")

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server as a worker: the model of a judge, on devices of the job.
+"""vLLM's own OpenAI-compatible server as a worker: the model of a judge, or a reward model, on devices of the job.
 
 The server is a process of its own (``server_child.py`` ends it with this worker); whoever has its key may ask it.
 """
@@ -45,6 +45,8 @@ class ServerConfig:
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     seed: int = 0
+    classifies: bool = False
+    """Whether it serves a classification model at ``/classify`` instead of completions."""
     extra_args: Mapping[str, object] = field(default_factory=dict)
     """By vLLM's own names, with underscores."""
     log_file: Path
@@ -66,6 +68,7 @@ class ServerConfig:
             "enable_prefix_caching": self.enable_prefix_caching,
             "enforce_eager": self.enforce_eager or None,
             "seed": self.seed,
+            **({"runner": "pooling", "convert": "classify"} if self.classifies else {}),
             **self.extra_args,
         }
         return [word for name, value in given.items() if value is not None for word in _option(name.replace("_", "-"), value)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_api.dtypes import engine_dtype
+from rljob_api.rules.judges import scores_by_class
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
 from rljob_runtime.engine.registry import EngineWorker
@@ -32,6 +33,7 @@ def vllm_server(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_thre
         enable_prefix_caching=engine.prefix_caching,
         enforce_eager=engine.enforce_eager or on_cpu,
         seed=spec.seed,
+        classifies=scores_by_class(spec, component.name),
         extra_args=engine.extra_args,
         log_file=log_file,
     )

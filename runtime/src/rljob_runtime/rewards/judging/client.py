@@ -1,4 +1,4 @@
-"""Asks one judge over OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat/create.
+"""Asks one judge over OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat/create), or a reward model.
 
 A question becomes at most ``retries.attempts`` requests. 408, 409, 429, 5xx, broken connections and late answers are tried again, as in
 OpenAI's own client; 401, 403, 404 and redirects are mistakes of the job; any other answer fails its question alone.
@@ -12,13 +12,12 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import aiohttp
 
 from rljob_runtime.errors import RewardSetupError
 from rljob_runtime.records import Judgement
-from rljob_runtime.rewards.judging.config import JudgeConfig
+from rljob_runtime.rewards.judging.config import Answer, JudgeConfig
 from rljob_runtime.rewards.judging.limits import BudgetSpentError, Pace, Spending
 
 BYTES_PER_TOKEN = 4
@@ -45,13 +44,6 @@ class _QuestionError(Exception):
     """Raised where this question gets no answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
 @dataclass(slots=True, kw_only=True)
 class _Count:
     """Requests sent for one question."""
@@ -67,7 +59,7 @@ class JudgeClient:
         self._name = name
         self._config = config
         self._session = session
-        self._in_flight = dict.fromkeys((f"{url}/chat/completions" for url in urls), 0)
+        self._in_flight = dict.fromkeys((config.request_url(url) for url in urls), 0)
         self._headers = {"Content-Type": "application/json"} | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"})
         self._timeout = aiohttp.ClientTimeout(total=config.request_timeout_s)
         self._slots = asyncio.Semaphore(config.limits.in_flight)
@@ -115,7 +107,7 @@ class JudgeClient:
                 "see that the judge is up, or raise judge.retries.failuresInRow"
             ) from error
 
-    async def _answer(self, body: bytes, count: _Count) -> _Answer:
+    async def _answer(self, body: bytes, count: _Count) -> Answer:
         attempts = self._config.retries.attempts
         while True:
             await self._wait_for_limits(body)
@@ -147,7 +139,7 @@ class JudgeClient:
         doubled_s = min(retries.min_backoff_s * 2.0 ** min(calls - 1, 60), retries.max_backoff_s)
         return doubled_s * self._jitter.uniform(0.5, 1.0)
 
-    async def _request(self, body: bytes) -> _Answer:
+    async def _request(self, body: bytes) -> Answer:
         url = min(self._in_flight, key=lambda each: self._in_flight[each])
         self._in_flight[url] += 1
         try:
@@ -155,7 +147,7 @@ class JudgeClient:
         finally:
             self._in_flight[url] -= 1
 
-    async def _post(self, url: str, body: bytes) -> _Answer:
+    async def _post(self, url: str, body: bytes) -> Answer:
         request = self._session.post(url, data=body, headers=self._headers, timeout=self._timeout, allow_redirects=False)
         try:
             async with request as response:
@@ -179,29 +171,21 @@ class JudgeClient:
         if status not in _MISTAKES:
             return f"{problem}; it leads elsewhere: write the final address as judge.endpoint.url"
         source = f"the environment variable {self._config.api_key_env}" if self._config.api_key_env else "judge.endpoint.apiKeyEnv, not set"
-        remedy = f"check {source}" if status != 404 else f"check judge.endpoint.url and model {self._config.model}"
+        remedy = f"check {source}" if status != 404 else f"check endpoint.url and model {self._config.model}"
         return f"{problem}: it {_MISTAKES[status]}; {remedy}"
 
-    def _read(self, url: str, body: bytes, received: bytes) -> _Answer:
+    def _read(self, url: str, body: bytes, received: bytes) -> Answer:
         try:
-            answer = json.loads(received)
-            choice = answer["choices"][0]
-            text, reason = choice["message"]["content"], choice.get("finish_reason")
-            usage: dict[str, Any] = answer.get("usage") or {}
-            found = _Answer(
-                text=text or "",
-                prompt_tokens=int(usage.get("prompt_tokens") or 0),
-                completion_tokens=int(usage.get("completion_tokens") or 0),
-            )
+            found = self._config.read(json.loads(received))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             said = " ".join(received.decode(errors="replace").split())[:_SHOWN_CHARACTERS]
-            raise _QuestionError(f"{url} answered what is no chat completion: {said}") from error
+            raise _QuestionError(f"{url} answered what is no {self._config.answers_with}: {said}") from error
         used = found.prompt_tokens + found.completion_tokens
         self._spending.tokens += used
-        if self._tokens is not None and usage:
+        if self._tokens is not None and used:
             self._tokens.correct(used - self._reserved_tokens(body))
-        if not isinstance(text, str) or not text:
-            raise _QuestionError(f"the judge said nothing (finish_reason {reason}); raise max_tokens in judge.sampling where it is length")
+        if not found.text:
+            raise _QuestionError(found.silence)
         return found
 
     def _remember(self, body: bytes, text: str) -> None:

@@ -1,10 +1,11 @@
-"""What a judge is: frozen values, cheap to send to a scoring process; one reward process's share of the job's limits."""
+"""What a judge or a reward model is: frozen values, cheap to send to a scoring process; one reward process's share of the job's limits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rljob_api.vocabulary import BudgetEnd
 
@@ -64,6 +65,18 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an endpoint says to one request."""
+
+    text: str
+    """Empty where it says nothing."""
+    prompt_tokens: int
+    completion_tokens: int
+    silence: str = ""
+    """Why there is no text, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
     """The judge of one reward."""
 
@@ -87,6 +100,23 @@ class JudgeConfig:
     cache_entries: int = 0
 
     @property
+    def answers_with(self) -> str:
+        """What an answer is called."""
+        return "chat completion"
+
+    def request_url(self, url: str) -> str:
+        """Where a request goes, from a base URL."""
+        return f"{url}/chat/completions"
+
+    def read(self, answered: Any) -> Answer:
+        """What an answer's JSON says; raises ValueError, TypeError, KeyError, IndexError or AttributeError where it is of another form."""
+        choice = answered["choices"][0]
+        text = choice["message"]["content"]
+        ended = f"finish_reason {choice.get('finish_reason')}"
+        silence = f"the judge said nothing ({ended}); raise max_tokens in judge.sampling where it is length"
+        return _answer(answered, text if isinstance(text, str) else "", silence)
+
+    @property
     def max_answer_tokens(self) -> int:
         """Tokens that an answer may have; 0 where the endpoint decides."""
         found = (self.sampling.get(name) for name in ("max_tokens", "max_completion_tokens"))
@@ -98,3 +128,50 @@ class JudgeConfig:
         messages = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": said})
         return json.dumps({"model": self.model, "messages": messages, **self.sampling}).encode()
+
+
+NUMBER = ReaderConfig(pattern=r"\S+")
+"""Reads what a reward model says, which is its score alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig(JudgeConfig):
+    """The reward model of one reward: asked as a judge is, but for one number, at vLLM's ``/classify``."""
+
+    template: str = ""
+    """Format string of the scored text; empty: a conversation of question and response, by the model's chat template."""
+    reader: ReaderConfig = NUMBER
+    label: int = 0
+    """Which output is the score."""
+    activation: bool = False
+
+    @property
+    def answers_with(self) -> str:
+        """What an answer is called."""
+        return "classification"
+
+    def request_url(self, url: str) -> str:
+        """Beside ``/v1``, as vLLM has it."""
+        return f"{url.removesuffix('/v1')}/classify"
+
+    def body(self, *, question: str, prompt: str, response: str, answer: str) -> bytes:
+        """The JSON body of a request: equal for equal texts."""
+        scored: dict[str, object]
+        if self.template:
+            scored = {"input": self.template.format(question=question, prompt=prompt, response=response, answer=answer)}
+        else:
+            said = (("user", question), ("assistant", response))
+            scored = {"messages": [{"role": role, "content": content} for role, content in said]}
+        return json.dumps({"model": self.model, **scored, "use_activation": self.activation, **self.sampling}).encode()
+
+    def read(self, answered: Any) -> Answer:
+        """The score as text."""
+        outputs = answered["data"][0]["probs"]
+        silence = f"the model has {len(outputs)} outputs and none with number {self.label}; write a smaller rewardModel.label"
+        return _answer(answered, repr(float(outputs[self.label])) if self.label < len(outputs) else "", silence)
+
+
+def _answer(answered: Any, text: str, silence: str) -> Answer:
+    usage = answered.get("usage") or {}
+    prompt, completion = (int(usage.get(f"{kind}_tokens") or 0) for kind in ("prompt", "completion"))
+    return Answer(text=text, prompt_tokens=prompt, completion_tokens=completion, silence=silence)

@@ -1,0 +1,101 @@
+"""Rules about on-policy distillation: the teacher, and what has no effect where nothing but the teacher is followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.planning.plan import Plan
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
+from rljob_api.vocabulary import KLPlacement
+
+_OF_SUMS = ("whiten", "clip")
+"""Of ``algorithm.advantage``: what becomes of advantages of which the teacher is a part."""
+_REMEDY = "remove it, or give a reward a weight"
+
+
+def distills(spec: RLJobSpec) -> bool:
+    """Whether the policy follows a teacher."""
+    return bool(spec.with_role(Role.TEACHER))
+
+
+def distills_in_loss(spec: RLJobSpec) -> bool:
+    """Whether the distance to the teacher is a term of the loss."""
+    return distills(spec) and spec.algorithm.distillation.placement is KLPlacement.LOSS
+
+
+def distills_alone(spec: RLJobSpec) -> bool:
+    """Whether scores count for nothing, so that the teacher alone says what is learned."""
+    return distills(spec) and spec.pipeline is Pipeline.RLVR and not any(reward.weight for reward in spec.rewards)
+
+
+def _teacher(spec: RLJobSpec) -> Iterator[FieldError]:
+    teachers = spec.with_role(Role.TEACHER)
+    for field, value in spec.algorithm.distillation.changed().items() if not teachers else ():
+        path = f"spec.algorithm.distillation.{field}"
+        remedy = "add a component with role: Teacher and its model, or remove it"
+        yield _error(path, value, "has no effect, no component has role Teacher", remedy)
+    for index, component in teachers:
+        if component.model is None or component.model.path != spec.model.path:
+            continue
+        path = f"spec.components[{index}].model"
+        if component.model.revision == spec.model.revision:
+            problem = "is spec.model itself, and the policy begins with no distance to it"
+            remedy = "name another model, or use algorithm.kl with a Reference component to stay near the first weights"
+            yield _error(f"{path}.path", component.model.path, problem, remedy)
+        else:
+            problem = f"is another revision of spec.model.path, of which {spec.model.revision} is used, and a node has one of a repository"
+            yield _error(f"{path}.revision", component.model.revision, problem, "download one of them and name its folder")
+
+
+def _without_scores(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Settings of what is made of scores, where there are none."""
+    if not distills_alone(spec) or spec.validates_only:
+        return
+    algorithm = spec.algorithm
+    problem = "has no effect: no reward has a weight, and the Teacher alone says what is learned"
+    sections = (
+        ("advantage", {field: value for field, value in algorithm.advantage.changed().items() if field not in _OF_SUMS}),
+        ("reward", algorithm.reward.changed()),
+        ("filters", {field: value for field, value in algorithm.filters.changed().items() if "GroupMean" in field}),
+    )
+    for section, changed in sections:
+        for field, value in changed.items():
+            yield _error(f"spec.algorithm.{section}.{field}", value, problem, _REMEDY)
+    if algorithm.sample_weights.difficulty:
+        yield _error("spec.algorithm.sampleWeights.difficulty", True, problem, _REMEDY)
+    if spec.rollout.group_filter is not None:
+        yield _error("spec.rollout.groupFilter", None, problem, _REMEDY)
+
+
+def _without_rewards(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Nothing that scores, and what would need it."""
+    if spec.rewards or not distills_alone(spec):
+        return
+    for index, component in spec.with_role(Role.REWARD):
+        yield _error(
+            f"spec.components[{index}].role", component.role, f"{component.name} would do nothing, there are no rewards", "remove it"
+        )
+    if spec.validation.every_steps:
+        problem = "has nothing to measure, there are no rewards"
+        yield _error("spec.validation.everySteps", spec.validation.every_steps, problem, "add a reward with weight: 0, which only measures")
+
+
+def _host_memory(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Shares of host memory follow from the size of ``spec.model``."""
+    limit = spec.offload.host_memory_bytes
+    for component in plan.with_role(Role.TEACHER):
+        if limit is not None and component.shares_devices_with:
+            problem = (
+                f"is divided among components by the size of spec.model, and {component.name} on shared devices has a model of its own"
+            )
+            yield _error("spec.offload.hostMemoryBytes", limit, problem, f"remove it, or give {component.name} devices of its own")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_teacher, _without_scores, _without_rewards)
+"""Rules between fields, each independent of the others."""
+
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_host_memory,)
+"""Rules that need to know how many processes there are."""
