@@ -220,7 +220,7 @@ async def _publisher(job: _Job, fleet: EngineFleet, reporter: Reporter, run_fold
         on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
         goes_on_without=partial(goes_on_without, fleet),
         while_generating=spec.overlap.update_mode is not UpdateMode.DRAIN,
-        warn=partial(reporter.event, level=Level.WARNING),
+        warn=lambda text: reporter.event(text, Level.WARNING),
     )
 
 
