@@ -115,8 +115,6 @@ class WeightPublisher:
         """What ``self._expected`` became, once somebody waited for it."""
         self._syncs = 0
         self._resent = 0
-        self._measuring: Mapping[int, Pending] = {}
-        """Calls that ask engines what the last sync was for them."""
         self._unproven = False
         """Whether an engine came in that no probe has seen yet."""
 
@@ -156,7 +154,6 @@ class WeightPublisher:
                 self.join(engine)
             await self._transfer(self._link, version, prepare=not self._prepared)
             self._prepared, self._held = True, version
-            self._measuring = self._link.on_engines("stats")
             self._syncs += 1
             for arrival in self._arrivals.values():
                 if not arrival.done():
@@ -165,14 +162,13 @@ class WeightPublisher:
         return SyncReport(version=version, elapsed_s=time.monotonic() - started, fell_back=self._warned is not None)
 
     async def measured(self, report: SyncReport) -> dict[str, float]:
-        """Metrics of the last sync, some of which engines tell while they generate again.
+        """Metrics of the last sync, some of which engines tell: best asked for when they generate again.
 
         Raises:
             DeadlineError: an engine does not answer.
             WorkerLostError: an engine is lost, and the job does not go on without it.
         """
-        measuring, self._measuring = self._measuring, {}
-        stats = await self._link.engines_done(measuring)
+        stats = await self._link.engines_done(self._link.on_engines("stats"))
         resent, self._resent = self._resent, 0
         stood_s = max((found.get("update_s", 0.0) for found in stats.values()), default=0.0)
         stall_s = min(stood_s, report.elapsed_s) if self._while_generating else report.elapsed_s
