@@ -12,6 +12,8 @@ from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.adapter import VllmAdapter
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync.assembly import Part
+from rljob_runtime.weightsync.parcel import Parcel, view
 
 ADAPTER = VllmAdapter(factory=f"{__name__}:SkippingEngine")
 FAULTY = VllmAdapter(factory=f"{__name__}:FaultyEngine")
@@ -31,14 +33,15 @@ class SkippingEngine(VllmEngine):
         self._manifest = manifest
         super().begin_update(manifest, version)
 
-    def load_bucket(self, bucket_index: int, data: npt.NDArray[np.uint8]) -> None:
+    def load_bucket(self, bucket_index: int, data: Part) -> None:
         for slot in self._manifest.buckets[bucket_index].slots:
             if slot.name == SKIPPED:
                 place = slice(slot.offset_bytes, slot.offset_bytes + slot.size_bytes)
+                changed = np.array(view(data.payload) if isinstance(data, Parcel) else data)
                 if self._first is None:
-                    self._first = np.array(data[place])
-                data = np.array(data)
-                data[place] = self._first
+                    self._first = changed[place].copy()
+                changed[place] = self._first
+                data = changed
         super().load_bucket(bucket_index, data)
 
 

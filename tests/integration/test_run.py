@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rljob_runtime.job.assemble import run_name
 from rljob_runtime.report import METRICS
+from rljob_runtime.weightsync.shared_memory import FOLDER
 from tests.integration.jobs import LENGTH_REWARD, MASK_METRICS, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
 from tests.layout.tree import ROOT
 
@@ -49,6 +51,9 @@ def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running
     assert yaml.safe_load((whole.run_dir / "spec.yaml").read_text())["spec"]["training"]["beta1"] == 0.9
     assert list((whole.run_dir / "tensorboard").iterdir())
     assert whole.left_behind() == []
+    assert list(FOLDER.glob(f"rljob-{run_name(whole.run_dir)}-*")) == []
+    assert all(m["sync/fell_back"] == m["sync/resent"] == 0 for m in metrics)
+    assert all(m["sync/load_s"] < m["sync/stall_s"] for m in metrics)
     names = {p.name for p in (whole.run_dir / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= names
     assert (whole.run_dir / "model" / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
-from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, ModelError, WeightSyncError
+from rljob_runtime.errors import CorruptedWeightsError, DataError, DeadlineError, EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, Sampling, VersionSpan, WeightManifest
 from rljob_runtime.weightsync.packing import pack, plan_buckets
+from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.shared_memory import Segments
 from tests.support.pace import HANG_S
 from tests.support.records import collected, ids, tokens
 
@@ -131,6 +134,28 @@ def push(engine: VllmEngine, model: Qwen2ForCausalLM, version: int, on_running: 
         engine.load_bucket(bucket.index, buffer[: bucket.size_bytes])
     assert engine.finish_update(TIMEOUT_S, on_running) == version
     assert engine.version() == version
+
+
+def push_shared(engine: VllmEngine, model: Qwen2ForCausalLM, version: int) -> None:
+    """The same through two segments of shared memory that take turns; layers are larger than a bucket."""
+    tensors = weights(model)
+    manifest = manifest_of(tensors, 50_000)
+    assert len(manifest.buckets) > 4
+    segments = Segments(f"rljob-vllm{os.getpid()}-", 2, max(bucket.size_bytes for bucket in manifest.buckets))
+
+    def written(bucket: Bucket) -> Parcel:
+        data = segments.array(bucket.index % 2, bucket.size_bytes)
+        pack(bucket, tensors, data)
+        return sealed(version, data, segments.shared(bucket.index % 2, bucket.size_bytes))
+
+    test = {"streams": True, "test": written(manifest.buckets[0])}
+    engine.prepare_receiver("rljob_runtime.weightsync.transports.shared_memory:SharedReceiver", test)
+    engine.begin_update(manifest, version)
+    for bucket in manifest.buckets:
+        engine.load_bucket(bucket.index, written(bucket))
+    assert engine.finish_update(TIMEOUT_S) == version
+    segments.close()
+    engine.prepare_receiver("rljob_runtime.weightsync.transports.object_store:PackedReceiver", {})
 
 
 def all_logprobs(model: Qwen2ForCausalLM, token_ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
@@ -273,18 +298,57 @@ def test_the_same_seed_draws_the_same_tokens_alone_and_in_company(engine: VllmEn
     assert len({tokens(completion) for completion in others.values()}) > 1
 
 
+@pytest.mark.parametrize("bring", [push, push_shared])
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-def test_after_an_update_scores_are_those_of_the_new_weights(kind: str, request: pytest.FixtureRequest) -> None:
+def test_after_an_update_scores_are_those_of_the_new_weights(
+    kind: str, bring: Callable[[VllmEngine, Qwen2ForCausalLM, int], None], request: pytest.FixtureRequest
+) -> None:
     target: VllmEngine = request.getfixturevalue(kind)
     probes = [(5, 17, 33, 8, 9, 10), (4, 4), tuple(range(1, 59)) * 6]
     for seed in (11, 12):
         model = new_model(tied=kind == "tied", seed=seed)
         before = target.score(probes, TIMEOUT_S)
-        push(target, model, target.version() + 1)
+        bring(target, model, target.version() + 1)
         after = target.score(probes, TIMEOUT_S)
         for probe, old, new in zip(probes, before, after, strict=True):
             assert new == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)
             assert max(abs(a - b) for a, b in zip(old, new, strict=True)) > 0.1
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> None:
+    model = new_model(tied=True, seed=14)
+    for engine in started(save(new_model(tied=True, seed=0), tmp_path), tensor_parallel_size=2):
+        push_shared(engine, model, 1)
+        probe = (5, 17, 33, 8, 9, 10)
+        assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)
+
+
+def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(engine: VllmEngine) -> None:
+    old, model = engine.version(), new_model(tied=False, seed=13)
+    engine.submit([endless(f"r{i}", i) for i in range(4)])
+    wait_for_tokens(engine, 40)
+    segments = Segments(f"rljob-vllm{os.getpid()}-", 1, 100_000)
+    manifest = manifest_of(weights(model))
+    first = manifest.buckets[0]
+    pack(first, weights(model), segments.array(0, first.size_bytes))
+    parcel = sealed(old + 1, segments.array(0, first.size_bytes), segments.shared(0, first.size_bytes))
+    engine.prepare_receiver("rljob_runtime.weightsync.transports.shared_memory:SharedReceiver", {"streams": True, "test": parcel})
+    engine.begin_update(manifest, old + 1)
+    engine.load_bucket(0, parcel)
+    generated = engine.stats()["generated_tokens"]
+    assert len(engine.collect(0.01).request_ids) == 0  # an update under way is no error
+    with pytest.raises(CorruptedWeightsError):
+        engine.load_bucket(1, replace(parcel, checksum=parcel.checksum ^ 1))
+    with pytest.raises(WeightSyncError, match="buckets never arrived"):
+        engine.finish_update(TIMEOUT_S)
+    assert engine.stats()["generated_tokens"] == generated
+    assert engine.version() == old
+    segments.close()
+    engine.prepare_receiver("rljob_runtime.weightsync.transports.object_store:PackedReceiver", {})
+    push(engine, model, old + 2)
+    found = drain(engine, 4)
+    assert {completion.segment.version_spans[-1].version for completion in found.values()} == {old + 2}
 
 
 def test_a_tied_head_may_be_in_the_manifest(tied: VllmEngine) -> None:

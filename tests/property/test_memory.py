@@ -48,7 +48,7 @@ def specs(draw: st.DrawFn) -> RLJobSpec:
         "tensorParallelSize": draw(st.integers(1, 8)),
     }
     spec["offload"] = {"residency": draw(st.sampled_from(["Resident", "Switching"]))}
-    spec["weightSync"] = {"backend": draw(st.sampled_from(["ObjectStore", "NCCL", "IPC"]))}
+    spec["weightSync"] = {"backend": draw(st.sampled_from(["Auto", "ObjectStore", "NCCL", "IPC"]))}
     return RLJob.model_validate_json(json.dumps(document)).spec
 
 

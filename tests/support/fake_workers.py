@@ -182,6 +182,9 @@ class ServingEngine(ScriptedEngine):
         self.lost = asyncio.Event()
         self.phases.append("restart")
 
+    def prepare_receiver(self, receiver: str, settings: Any) -> None:
+        """It takes whatever comes."""
+
     def begin_update(self, manifest: Any, version: int) -> None:
         self._coming = version
         self.phases.append(f"begin v{version}")

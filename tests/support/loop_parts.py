@@ -19,6 +19,7 @@ from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.report import Reporter
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from tests.support.fake_workers import no_texts
 
@@ -56,7 +57,7 @@ def make_parts(
         trainers=workers.trainer.workers,
         engines=workers.engines,
         manifest=WeightManifest(buckets=tuple(Bucket(index=i, size_bytes=64, slots=()) for i in range(buckets))),
-        transport=ObjectStoreTransport(),
+        transport=ObjectStoreTransport(TransportSettings(run="test", while_generating=False)),
         timeout_s=timeout_s,
         probe=probe,
         goes_on_without=partial(goes_on_without, scheduler.fleet),

@@ -31,6 +31,7 @@ from rljob_api.rules import (
     rollout,
     trainer,
     validation_only,
+    weight_sync,
     workers,
 )
 from rljob_api.rules.model import model_problems
@@ -140,5 +141,6 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
     *trainer.PLAN_RULES,
+    *weight_sync.PLAN_RULES,
 )
 """Rules that need to know how many processes there are."""

@@ -13,6 +13,7 @@
     ├── EngineDiedError                               the same as the engine itself says it, inside its process
     ├── WorkerFailedError                             a worker raised; carries its text
     ├── WeightSyncError                               versions, manifests or probes disagree, or the deadline passed
+    │   └── CorruptedWeightsError                     bytes of a sync are not those that were sent
     ├── CheckpointError                               unreadable, incomplete or foreign checkpoint; no space
     │   └── SupersededError                           another driver has taken over the checkpoints
     ├── RewardSetupError                              a reward function cannot be imported or called
@@ -147,6 +148,10 @@ class WeightSyncError(RuntimeFault):
     """Raised when engines and trainer do not hold the same weights after a sync."""
 
     reason = Reason.WEIGHT_SYNC_FAILED
+
+
+class CorruptedWeightsError(WeightSyncError):
+    """Raised when bytes of a sync are not those that were sent; sent once more they may be."""
 
 
 class OffloadError(RuntimeFault):

@@ -7,12 +7,22 @@ import pytest
 
 from rljob_api.errors import PlacementError
 from rljob_api.planner import plan
-from rljob_api.planning.sync_routes import EngineLayout, SyncDevice, SyncPlan, TrainerLayout, Transport, sync_plan, sync_plan_of
+from rljob_api.planning.sync_routes import (
+    EngineLayout,
+    SyncDevice,
+    SyncPlan,
+    TrainerLayout,
+    Transport,
+    chosen_backend,
+    sync_plan,
+    sync_plan_of,
+)
+from rljob_api.rules import weight_sync
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.operations import SyncBackend
 from tests.unit.api.manifests import manifest
 
-SHARD_BACKENDS = [SyncBackend.NCCL, SyncBackend.IPC, SyncBackend.SPARSE_DELTA]
+SHARD_BACKENDS = [SyncBackend.NCCL, SyncBackend.IPC]
 
 
 def trainer(devices: range, tensor: int = 1, per_node: int = 8) -> TrainerLayout:
@@ -134,6 +144,24 @@ def test_object_store_sends_everything_from_rank_0_and_one_copy_to_a_node() -> N
     figures = routed.figures
     assert (figures.same_device, figures.same_node, figures.network) == (0, 0.5, 0.5)
     assert (figures.busiest_rank, figures.busiest_share, figures.ideal_share) == (0, 1.0, 0.25)
+
+
+@pytest.mark.parametrize(("nodes", "chosen"), [(1, SyncBackend.SHARED_MEMORY), (2, SyncBackend.OBJECT_STORE)])
+def test_auto_is_shared_memory_where_one_node_has_it_all(nodes: int, chosen: SyncBackend) -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": nodes, "devicesPerNode": 4 // nodes}]
+    document["spec"]["components"] = [
+        {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0-1"}},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "2-3"}},
+        {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+    ]
+    placed = plan(RLJob.model_validate(document).spec)
+    assert chosen_backend(SyncBackend.AUTO, placed) is chosen
+    assert chosen_backend(SyncBackend.OBJECT_STORE, placed) is SyncBackend.OBJECT_STORE
+    document["spec"]["weightSync"] = {"backend": "SharedMemory"}
+    problems = [str(problem) for problem in weight_sync._one_node(RLJob.model_validate(document).spec, placed)]
+    expected = 'spec.weightSync.backend: "SharedMemory": needs one node: the trainer\'s rank 0 is on node 0, engines are also on node 1; '
+    assert problems == ([] if nodes == 1 else [expected + "write Auto or ObjectStore, or place all engines on the node of rank 0"])
 
 
 def test_trainer_of_odd_size_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterator
 
@@ -21,12 +22,14 @@ from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
-from rljob_runtime.weightsync.transport import ByteArray
+from rljob_runtime.weightsync.transport import ByteArray, TransportSettings
 from rljob_runtime.weightsync.transports import TRANSPORTS, transport
 from tests.unit.recipes import toy_transport
 
 WIRE = SyncBackend.IPC
 """A backend that has no transport yet."""
+SETTINGS = TransportSettings(run=f"recipe{os.getpid()}", while_generating=False)
+BACKENDS = [SyncBackend.OBJECT_STORE, SyncBackend.SHARED_MEMORY, WIRE]
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +68,7 @@ class Setting:
             trainers=[self.trainer],
             engines=self.workers,
             manifest=self.manifest,
-            transport=transport(backend),
+            transport=transport(backend, SETTINGS),
             timeout_s=timeout_s,
             probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
             goes_on_without=self._goes_on_without,
@@ -76,6 +79,7 @@ class Setting:
         return True
 
     def stop(self) -> None:
+        self.trainer._target.close_sender()  # type: ignore[attr-defined]
         for worker in (self.trainer, *self.workers):
             worker.stop()
 
@@ -84,7 +88,7 @@ def bits(received: list[tuple[Bucket, ByteArray]]) -> list[tuple[int, bytes]]:
     return [(bucket.index, bytes(data)) for bucket, data in received]
 
 
-@pytest.mark.parametrize("backend", [SyncBackend.OBJECT_STORE, WIRE])
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_every_engine_gets_the_trainers_bytes_of_each_version(trainer: PolicyWorker, backend: SyncBackend) -> None:
     setting = Setting(trainer, backend)
     for version in (1, 2):
@@ -93,13 +97,15 @@ async def test_every_engine_gets_the_trainers_bytes_of_each_version(trainer: Pol
         report = await setting.publisher.publish(version)
         wanted = [(bucket.index, bytes(np.asarray(trainer.pack_bucket(bucket)))) for bucket in setting.manifest.buckets]
         assert len(wanted) > 2
-        assert report.size_bytes == setting.manifest.total_bytes
+        measured = await setting.publisher.measured(report)
+        assert measured["sync/bytes"] == 2 * setting.manifest.total_bytes
+        assert measured["sync/stall_s"] + measured["sync/hidden_s"] == pytest.approx(report.elapsed_s)
         assert [engine.version() for engine in setting.engines] == [version, version]
         assert [bits(engine.received) for engine in setting.engines] == [wanted, wanted]
     setting.stop()
 
 
-@pytest.mark.parametrize("backend", [SyncBackend.OBJECT_STORE, WIRE])
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_an_engine_that_is_lost_is_left_out(trainer: PolicyWorker, backend: SyncBackend) -> None:
     setting = Setting(trainer, backend)
     await setting.publisher.publish(1)
@@ -110,7 +116,7 @@ async def test_an_engine_that_is_lost_is_left_out(trainer: PolicyWorker, backend
     setting.stop()
 
 
-@pytest.mark.parametrize("backend", [SyncBackend.OBJECT_STORE, WIRE])
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_an_engine_in_the_place_of_a_lost_one_catches_up_or_takes_part_in_the_next_version(
     trainer: PolicyWorker, backend: SyncBackend
 ) -> None:
@@ -147,14 +153,17 @@ async def test_an_engine_in_the_place_of_a_lost_one_catches_up_or_takes_part_in_
 async def test_a_transfer_that_does_not_end_is_an_error_within_the_deadline(trainer: PolicyWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy_transport.WireSender, "send", lambda self, version, part: None)
     setting = Setting(trainer, WIRE, timeout_s=0.2)
-    with pytest.raises(WeightSyncError, match=r"weights v1 .* did not reach all engines within 0 s|did not come over wire"):
+    with pytest.raises(
+        WeightSyncError,
+        match=r"weights v1 .* did not reach all engines within 0 s .* it waited for engine-0, engine-1|did not come over wire",
+    ):
         await setting.publisher.publish(1)
     setting.stop()
 
 
 def test_a_backend_without_a_transport_is_named() -> None:
-    with pytest.raises(WeightSyncError, match="NCCL has no transport; this runtime has ObjectStore, IPC"):
-        transport(SyncBackend.NCCL)
+    with pytest.raises(WeightSyncError, match="NCCL has no transport; this runtime has ObjectStore, SharedMemory, IPC"):
+        transport(SyncBackend.NCCL, SETTINGS)
 
 
 def test_a_rank_without_a_transport_says_so(trainer: PolicyWorker) -> None:

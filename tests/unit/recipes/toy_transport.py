@@ -11,13 +11,18 @@ from typing import Any
 from rljob_runtime.errors import DeadlineError, WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import verify_manifest
-from rljob_runtime.weightsync.transport import ByteArray, Shapes, SyncLink, WeightSource
+from rljob_runtime.weightsync.transport import ByteArray, Shapes, SyncLink, TransportSettings, WeightSource
 
 WIRES: Mapping[str, queue.Queue[ByteArray]] = defaultdict(queue.Queue)
 """One for each engine: stands for a network."""
 
 
 class WireTransport:
+    warning: str | None = None
+
+    def __init__(self, settings: TransportSettings) -> None:
+        """All it needs comes with the link."""
+
     async def prepare(self, link: SyncLink) -> None:
         wires = {index: f"wire-{index}" for index in link.engines}
         made = link.on_trainers("prepare_sender", f"{__name__}:WireSender", link.manifest, {"wires": list(wires.values())})
@@ -44,6 +49,9 @@ class WireSender:
             for wire in self._wires if data is not None else ():
                 WIRES[wire].put(data)
 
+    def close(self) -> None:
+        """It holds nothing."""
+
 
 class WireReceiver:
     def __init__(self, wire: str) -> None:
@@ -56,6 +64,9 @@ class WireReceiver:
 
 
 class WireUpdate:
+    streams = False
+    received_bytes = 0
+
     def __init__(self, wire: str, manifest: WeightManifest, version: int) -> None:
         self.manifest, self.version, self._wire = manifest, version, wire
 
@@ -68,6 +79,8 @@ class WireUpdate:
     def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
         for bucket in self.manifest.buckets:
             try:
-                yield bucket, WIRES[self._wire].get(timeout=max(deadline - time.monotonic(), 0.0))
+                data = WIRES[self._wire].get(timeout=max(deadline - time.monotonic(), 0.0))
             except queue.Empty:
                 raise DeadlineError(f"bucket {bucket.index} did not come over {self._wire}") from None
+            self.received_bytes += data.size
+            yield bucket, data

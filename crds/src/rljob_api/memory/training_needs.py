@@ -20,7 +20,7 @@ from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
 from rljob_api.v1alpha1.learning import Training
-from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 MASTER_BYTES = 4
@@ -327,7 +327,7 @@ class PolicyNeeds:
     def _sync_buffers(self) -> tuple[Need, ...]:
         """Buckets on their way, see ``rljob_runtime.training.weights``; a larger tensor than a bucket travels alone."""
         bucket = largest_bucket(self.spec, self.shape)
-        if self.spec.weight_sync.backend is not SyncBackend.OBJECT_STORE:
+        if self.spec.weight_sync.backend not in THROUGH_HOST_MEMORY:
             size, count = 2 * bucket, "2 buckets"
         elif self.data == 1:
             size, count = bucket, "1 bucket"

@@ -10,16 +10,16 @@ A tensor dimension that is cut over devices has ``L = lcm(T, E)`` equal *atoms*,
 and engines: trainer shard t holds atoms ``[t*L/T, (t+1)*L/T)``, engine shard e needs ``[e*L/E, (e+1)*L/E)``. A pipeline stage needs the
 atoms of its own 1/P of the layers. So T and E, and the numbers of trainer replicas and of engines, may stand in any relation.
 
-Backends that move shards (NCCL, IPC, SparseDelta) take each piece from a rank on the same device, else on the same node, else over
+Backends that move shards (NCCL, IPC) take each piece from a rank on the same device, else on the same node, else over
 the network; of several such ranks from the one that has sent least so far by that wire, else the lowest. Where RLinf 0.3.0 defines a
 map (strided engines on the trainer's devices), the routes that stay on a device are its map; the others are what its all-gather moves.
 A shard here is whole: FSDP cuts it further over the replicas, which an all-gather undoes before it is sent. Parameters that are not
 cut, such as norms, travel with each engine shard's first piece; figures leave them out.
 
-ObjectStore moves whole tensors: all trainer ranks gather, rank 0 packs (:data:`PACKING_RANK`), every engine loads all.
+SharedMemory and ObjectStore move whole tensors: all trainer ranks gather, rank 0 packs (:data:`PACKING_RANK`), every engine loads all.
 
 Invariants: every engine shard gets every atom it needs exactly once (ONCE), from a rank that holds it (HELD). Time and memory grow with
-the routes, at most ``T/E + 2`` per engine device; ObjectStore has one per engine.
+the routes, at most ``T/E + 2`` per engine device; whole tensors have one per engine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from enum import StrEnum
 from heapq import heapreplace
 
 from rljob_api.errors import PlacementError
-from rljob_api.planning.plan import PlannedComponent
-from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_api.planning.plan import Plan, PlannedComponent
+from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 
 CHECK = "D11"
 """Check id of every problem here."""
@@ -176,7 +177,7 @@ class SyncPlan:
     @property
     def moves_whole_tensors(self) -> bool:
         """Whether every engine takes in all of every tensor."""
-        return self.backend is SyncBackend.OBJECT_STORE
+        return self.backend in THROUGH_HOST_MEMORY
 
     def routes(self) -> Iterator[SyncRoute]:
         """All routes, by engine, stage, shard and atom; made on the way, so that the plan stays small."""
@@ -228,7 +229,7 @@ def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayou
     Raises:
         PlacementError: D11, IPC would have to cross nodes.
     """
-    is_whole = backend is SyncBackend.OBJECT_STORE
+    is_whole = backend in THROUGH_HOST_MEMORY
     sources, transports, figures = ((), b"", _figures_of_whole(trainer, engines)) if is_whole else _choose(trainer, engines)
     plan = SyncPlan(
         backend=backend,
@@ -268,6 +269,20 @@ def sync_plan_of(
         TrainerLayout(ranks=ranks, tensor_parallel_size=trainer_tensor_parallel_size),
         EngineLayout(engines=engines, tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size),
     )
+
+
+def engines_elsewhere(plan: Plan) -> tuple[int, tuple[int, ...]]:
+    """Node of the trainer's rank 0, and the other nodes that have engines."""
+    home = next(process.node_rank for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes)
+    nodes = {process.node_rank for rollout in plan.with_role(Role.ROLLOUT) for process in rollout.processes}
+    return home, tuple(sorted(nodes - {home}))
+
+
+def chosen_backend(backend: SyncBackend, plan: Plan) -> SyncBackend:
+    """The transport of a job: what it asks for, or with Auto shared memory where one node has rank 0 and all engines."""
+    if backend is not SyncBackend.AUTO:
+        return backend
+    return SyncBackend.OBJECT_STORE if engines_elsewhere(plan)[1] else SyncBackend.SHARED_MEMORY
 
 
 def _out_of_reach(plan: SyncPlan) -> PlacementError:

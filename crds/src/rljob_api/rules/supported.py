@@ -23,11 +23,6 @@ def above(limit: float) -> Condition:
     return lambda value: value is not None and value > limit
 
 
-def other_than(*allowed: object) -> Condition:
-    """Anything but these values."""
-    return lambda value: value not in allowed
-
-
 def one_of(*values: object) -> Condition:
     """One of these values."""
     return lambda value: value in values
@@ -59,9 +54,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         waits_for="loss scaling for float16",
         remedy="write bfloat16, or float32 on CPU devices; engines alone may have engine.dtype: float16",
     ),
-    Unsupported(
-        path="weightSync.backend", when=other_than("ObjectStore"), waits_for="further weight transports", remedy="write ObjectStore"
-    ),
+    Unsupported(path="weightSync.backend", when=one_of("NCCL", "IPC"), waits_for="transports between devices", remedy="write Auto"),
 )
 """Every field without effect. Order does not matter: problems are sorted by their place in the manifest."""
 

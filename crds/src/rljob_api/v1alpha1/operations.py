@@ -63,14 +63,20 @@ class Offload(SpecModel):
 class SyncBackend(StrEnum):
     """How weights travel from trainer to engines."""
 
+    AUTO = "Auto"
+    """SharedMemory where the trainer's rank 0 and all engines are on one node, else ObjectStore."""
+    SHARED_MEMORY = "SharedMemory"
+    """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"
     """Packed buckets through Ray's object store: shared memory on one host, the network between hosts."""
     NCCL = "NCCL"
     """Broadcast between accelerators."""
     IPC = "IPC"
     """Shared accelerator memory on one host."""
-    SPARSE_DELTA = "SparseDelta"
-    """Only what changed."""
+
+
+THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, SyncBackend.OBJECT_STORE})
+"""Backends by which rank 0 packs whole tensors into buckets of its host."""
 
 
 class Probe(SpecModel):
@@ -91,11 +97,23 @@ class Probe(SpecModel):
     """Suspect checks of one engine in a row that fail the run."""
 
 
+class Delta(SpecModel):
+    """Syncs that bring only the numbers that changed, bit by bit, since the one before, in the engine's dtype.
+
+    Trainer rank 0 and every engine keep a copy of the weights in host memory for it. An engine that is new gets all of them.
+    """
+
+    dense_above: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    """Part of a bucket's numbers that changed from which on the bucket travels whole; it also does where that is smaller."""
+
+
 class WeightSync(SpecModel):
     """How engines get new weights."""
 
-    backend: SyncBackend = SyncBackend.OBJECT_STORE
-    """Which transport."""
+    backend: SyncBackend = SyncBackend.AUTO
+    """Which transport. SharedMemory is tested when the run starts; where it fails, ObjectStore takes its place, with a warning."""
+    delta: Delta | None = None
+    """Send only what changed; when not set all weights travel. Worth it where a network lies between, not within a node."""
     bucket_bytes: Annotated[int, Field(ge=1024, le=17_179_869_184)] = 268_435_456
     """Size up to which tensors are packed together."""
     timeout_seconds: Seconds = 300

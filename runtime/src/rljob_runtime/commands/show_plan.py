@@ -170,7 +170,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
     Raises:
         PlacementError: they cannot, in the way that spec.weightSync asks for.
     """
-    from rljob_api.planning.sync_routes import sync_plan_of
+    from rljob_api.planning.sync_routes import chosen_backend, sync_plan_of
     from rljob_runtime.plan_view import routes_of
 
     spec, plan = checked.job.spec, checked.plan
@@ -182,7 +182,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
             if not all(process.devices for component in (trainer, rollout) for process in component.processes):
                 continue
             sync = sync_plan_of(
-                spec.weight_sync.backend,
+                chosen_backend(spec.weight_sync.backend, plan),
                 trainer,
                 rollout,
                 trainer_tensor_parallel_size=spec.training.tensor_parallel_size,

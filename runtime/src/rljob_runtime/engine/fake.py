@@ -7,6 +7,7 @@ step costs ``step_s``, and ``collect`` runs steps until a response ends or its v
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, S
 from rljob_runtime.packed import CompletionBatch, pack
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning, Segment, VersionSpan, WeightManifest
 from rljob_runtime.sampling_mask import SamplingMask
+from rljob_runtime.weightsync.parcel import view
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
@@ -112,6 +114,7 @@ class FakeEngine:
         self._finished: list[Completion] = []
         self._receiver: Receiver = PackedReceiver()
         self._incoming: IncomingUpdate | None = None
+        self._coming: list[tuple[Bucket, ByteArray]] = []
         self._lost_tensor: str | None = None
         self._memory = memory
         self._residence = EngineResidence()
@@ -184,11 +187,15 @@ class FakeEngine:
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""
         self._raise_if_dead()
+        self._coming = []
         self._incoming = self._receiver.begin(manifest, version, self._expected)
 
     def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
         """Take one bucket; see ``Engine.load_bucket``."""
-        self._open_update("load_bucket").take(bucket_index, data)
+        incoming = self._open_update("load_bucket")
+        incoming.take(bucket_index, data)
+        if incoming.streams:
+            self._load(incoming, math.inf)
 
     def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
         """Serve the new version from the next step on; see ``Engine.finish_update``.
@@ -199,12 +206,14 @@ class FakeEngine:
         incoming.check()
         self._residence.check_update(incoming.version)
         self._spend(timeout_s, f"the update to version {incoming.version}")
-        self.received = list(incoming.receive(time.monotonic() + timeout_s))
+        self._load(incoming, time.monotonic() + timeout_s)
+        self.received, self._coming = self._coming, []
         if self._lost_tensor is not None:
             name, self._lost_tensor = self._lost_tensor, None
             self._weights_undefined = f"the update to version {incoming.version} broke off"
             raise WeightSyncError(f"update to version {incoming.version}: the model's loader got no data for {name}; send a full update")
         self.versions.append(incoming.version)
+        self._counts["update_bytes"] = incoming.received_bytes
         self._weights_undefined = None
         self._incoming = None
         return incoming.version
@@ -273,6 +282,7 @@ class FakeEngine:
             "steps": float(self._counts["steps"]),
             "updates": float(len(self.versions) - 1),
             "update_s": self.step_s if len(self.versions) > 1 else 0.0,
+            "update_bytes": float(self._counts["update_bytes"]),
         }
 
     def shutdown(self) -> None:
@@ -391,6 +401,10 @@ class FakeEngine:
         if self.step_s > timeout_s:
             raise DeadlineError(f"engine: {what} took longer than {timeout_s:.1f} s; allow more time or look at the engine's log")
         self.now_s += self.step_s
+
+    def _load(self, incoming: IncomingUpdate, deadline: float) -> None:
+        """Keep what has come, in memory of its own."""
+        self._coming += [(bucket, view(payload).copy()) for bucket, payload in incoming.receive(deadline)]
 
     def _open_update(self, method: str) -> IncomingUpdate:
         """The update in progress."""

@@ -174,6 +174,7 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
         attempt.job_folder,
         attempt.sources,
         attempt.folder.journal if attempt.store.kept else None,
+        attempt.folder.path,
     )
     settle_process()
     await cluster.settle(processes(w for component in workers.components for w in component.workers), SETTLE_TIMEOUT_S)
@@ -181,6 +182,7 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()
     interrupt.orderly = False
+    await parts.publisher.close()
     if attempt.model_folder is None:
         reporter.event("the trained model is not written: no storage outlives the pods; set spec.storage", Level.WARNING)
         return

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,11 +47,12 @@ from rljob_runtime.overlap.tasks import TaskOrder
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.packed import RewardBatch
 from rljob_runtime.records import Prompt, RewardResult
-from rljob_runtime.report import Reporter
+from rljob_runtime.report import Level, Reporter
 from rljob_runtime.rewards.judging.config import Served
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits, default_limits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports import transport
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 PROBE_TOKENS = 64
 """Tokens of one probe sequence at most."""
 
+RUN_DIGITS = 12
+"""Of a run's name in what it leaves on a machine."""
 RETRIED = 2
 """A reward that runs past its limit is tried once more."""
 REPLACED_S = 10.0
@@ -111,6 +116,7 @@ async def assemble(
     job_folder: Path | None = None,
     sources: ModelSources = LOCAL,
     journal_folder: Path | None = None,
+    run_folder: Path | None = None,
 ) -> tuple[Parts, LoopConfig]:
     """Wire the loop's parts over running workers.
 
@@ -123,6 +129,7 @@ async def assemble(
         job_folder: searched first for functions of the user's.
         sources: where the tokenizer comes from.
         journal_folder: where finished groups are kept between checkpoints; None: nowhere.
+        run_folder: what tells this run from others on the same machines; None: this process.
 
     Raises:
         DataError: of the data, or of a saved position that is not of this data.
@@ -137,7 +144,7 @@ async def assemble(
     journal, recovered = await asyncio.to_thread(run_journal, spec, journal_folder, source.fingerprint, state, reporter)
     scheduler = _scheduler(job, source, state, journal, supervisor)
     scheduler.restore(recovered)
-    publisher = await _publisher(job, scheduler.fleet)
+    publisher = await _publisher(job, scheduler.fleet, reporter, run_folder)
     supervisor.connect(scheduler.fleet, publisher)
     parts = Parts(
         workers=workers,
@@ -196,7 +203,7 @@ def _scheduler(
     )
 
 
-async def _publisher(job: _Job, fleet: EngineFleet) -> WeightPublisher:
+async def _publisher(job: _Job, fleet: EngineFleet, reporter: Reporter, run_folder: Path | None) -> WeightPublisher:
     """Of the trainer's weights; its probes are the first training prompts."""
     spec, trainers = job.spec, job.workers.trainer.workers
     prompts = (await asyncio.to_thread(job.source)).next(spec.weight_sync.probe.sequences)
@@ -208,11 +215,28 @@ async def _publisher(job: _Job, fleet: EngineFleet) -> WeightPublisher:
         trainers=trainers,
         engines=job.workers.engines,
         manifest=plan_buckets(sent, spec.weight_sync.bucket_bytes),
-        transport=transport(spec.weight_sync.backend),
+        transport=transport(job.workers.sync_backend, _transport_settings(spec, run_folder)),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=_probe(spec, prompts),
         on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
         goes_on_without=partial(goes_on_without, fleet),
+        while_generating=spec.overlap.update_mode is not UpdateMode.DRAIN,
+        warn=lambda text: reporter.event(text, Level.WARNING),
+    )
+
+
+def run_name(folder: Path | None) -> str:
+    """What a run calls what it leaves on a machine; every attempt of it the same."""
+    run = str(folder.resolve()) if folder is not None else f"process {os.getpid()}"
+    return hashlib.sha256(run.encode()).hexdigest()[:RUN_DIGITS]
+
+
+def _transport_settings(spec: RLJobSpec, run_folder: Path | None) -> TransportSettings:
+    delta = spec.weight_sync.delta
+    return TransportSettings(
+        run=run_name(run_folder),
+        while_generating=spec.overlap.update_mode is not UpdateMode.DRAIN,
+        dense_above=delta.dense_above if delta is not None else None,
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import Plan, PlannedComponent
+from rljob_api.planning.sync_routes import chosen_backend
 from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import DeviceType
@@ -138,7 +139,11 @@ async def launch(
 
 def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Worker]], leases: device_sharing.DeviceLeases) -> JobWorkers:
     """All running components of a job as the loop uses them."""
-    return JobWorkers(components=tuple(_component(spec, c, running[c.name], leases) for c in plan.components), arbiter=leases.arbiter)
+    return JobWorkers(
+        components=tuple(_component(spec, c, running[c.name], leases) for c in plan.components),
+        arbiter=leases.arbiter,
+        sync_backend=chosen_backend(spec.weight_sync.backend, plan),
+    )
 
 
 def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Worker], leases: device_sharing.DeviceLeases) -> Component:

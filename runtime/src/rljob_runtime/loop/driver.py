@@ -425,7 +425,7 @@ class Driver:
         metrics["overlap/trainer_idle_fraction"] = (times.taken_s - times.started_s) / max(metrics["time/step_s"], 1e-9)
         metrics["overlap/engine_busy_fraction"] = self._parts.scheduler.fleet.take_busy_fraction()
         if outcome.sync is not None:
-            metrics |= {"sync/version": float(outcome.sync.version), "sync/bytes": float(outcome.sync.size_bytes)}
+            metrics |= await self._parts.publisher.measured(outcome.sync)
         if self._leased_engines:
             metrics["time/engine_pause_s"] = counters.engine_pause_s
         if (probe := outcome.probe) is not None:

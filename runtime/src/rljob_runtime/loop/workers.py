@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 
 from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.records import DeviceResidency
@@ -73,6 +74,8 @@ class JobWorkers:
     """In the order of the plan."""
     arbiter: DeviceArbiter | None = None
     """Arbiter of the devices that several components share; None: there are none."""
+    sync_backend: SyncBackend = SyncBackend.OBJECT_STORE
+    """How weights reach the engines from where the trainer's rank 0 is."""
 
     def with_role(self, role: Role) -> tuple[Component, ...]:
         """All components of a role."""

@@ -139,7 +139,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "request slots in use by the slots there are, mean over engines and the step's wall time",
     ),
     ("sync/version", "1", "weight version that all engines confirmed after the step"),
-    ("sync/bytes", "bytes", "bytes of weights sent to the engines, summed over engines"),
+    ("sync/bytes", "bytes", "bytes of weights that reached the engines, as they travelled, summed over engines"),
+    (
+        "sync/stall_s",
+        "s",
+        "part of time/sync_s during which engines could not generate: all of it with updateMode Drain, else while they load",
+    ),
+    ("sync/hidden_s", "s", "the rest of the sync, during which engines generated"),
+    ("sync/load_s", "s", "time in which the slowest engine's model was neither old nor new, from its first bucket to the end of the sync"),
+    ("sync/resent", "1", "syncs of the step that were sent again because a bucket's checksum was wrong"),
+    ("sync/fell_back", "1", "1 where weights go through the object store because shared memory failed its test, with a warning; else 0"),
     (
         "sync/probe_mean_abs_diff",
         "nats",

@@ -178,7 +178,14 @@ class PolicyWorker(ModelRank):
         Raises:
             WeightSyncError: it cannot be made here.
         """
+        self.close_sender()
         self._sender = make_end(sender, self, manifest, **settings)
+
+    def close_sender(self) -> None:
+        """Give back what this rank's end of a weight transport holds; nothing is sent any more."""
+        if self._sender is not None:
+            sender, self._sender = self._sender, None
+            sender.close()
 
     def send_weights(self, version: int, part: int) -> Any:
         """Send one part of the present weights; all ranks must call it.

@@ -13,8 +13,13 @@ import numpy.typing as npt
 
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
+from rljob_runtime.weightsync.delta import Images
+from rljob_runtime.weightsync.parcel import Parcel, Payload
+from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 ByteArray = npt.NDArray[np.uint8]
+Part = ByteArray | Parcel
+"""A bucket as it comes: bytes alone, or with what proves them."""
 
 MAX_NAMES_IN_MESSAGE = 8
 
@@ -22,13 +27,23 @@ MAX_NAMES_IN_MESSAGE = 8
 class UpdateAssembly:
     """Collects the buckets of one update; safe to use from several threads. See ``transport.IncomingUpdate``."""
 
-    def __init__(self, manifest: WeightManifest, version: int, expected: Mapping[str, tuple[int, ...]] | None) -> None:
+    def __init__(
+        self,
+        manifest: WeightManifest,
+        version: int,
+        expected: Mapping[str, tuple[int, ...]] | None,
+        *,
+        streams: bool = False,
+        images: Images | None = None,
+    ) -> None:
         """Check the manifest against the model.
 
         Args:
             manifest: the layout of what will come.
             version: what the engine serves once this update is in place.
             expected: Hugging Face name -> full shape of every parameter the model needs; None skips the check (fakes).
+            streams: see ``transport.IncomingUpdate``.
+            images: what came before, where buckets may bring only what changed.
 
         Raises:
             WeightSyncError: names or shapes differ, or the version is negative.
@@ -39,31 +54,31 @@ class UpdateAssembly:
             verify_manifest(manifest, expected)
         self.manifest = manifest
         self.version = version
+        self.streams = streams
+        self.received_bytes = 0
+        self._images = images
         self._lock = threading.Lock()
-        self._received: dict[int, ByteArray] = {}
+        self._received: dict[int, Payload] = {}
+        self._handed_out: set[int] = set()
 
-    def take(self, part: int, data: ByteArray) -> None:
+    def take(self, part: int, data: Part) -> None:
         """Take one bucket; a writable array is copied because its owner may fill it again.
 
         Raises:
-            WeightSyncError: unknown or repeated index, or another size than the manifest's.
+            CorruptedWeightsError: its bytes are not those that were sent.
+            WeightSyncError: unknown or repeated index, of another version, or another size than the manifest's.
         """
         if not 0 <= part < len(self.manifest.buckets):
             raise WeightSyncError(
                 f"load_bucket: index {part} is outside the manifest's 0..{len(self.manifest.buckets) - 1}; "
                 "begin the update with the manifest the sender packs by"
             )
-        bucket = self.manifest.buckets[part]
-        if data.dtype != np.uint8 or data.ndim != 1 or data.size != bucket.size_bytes:
-            raise WeightSyncError(
-                f"load_bucket: bucket {part} arrived as {data.dtype}{data.shape}, the manifest says {bucket.size_bytes} bytes of "
-                "uint8; the sender packs by another manifest"
-            )
-        kept = data.copy() if data.flags.writeable else data
+        kept = self._opened(self.manifest.buckets[part], data)
         with self._lock:
             if part in self._received:
                 raise WeightSyncError(f"load_bucket: bucket {part} arrived twice in the update to version {self.version}")
             self._received[part] = kept
+            self.received_bytes += data.size_bytes if isinstance(data, Parcel) else data.size
 
     def check(self) -> None:
         """Refuse an update with gaps.
@@ -80,11 +95,37 @@ class UpdateAssembly:
                 f"({shorten([str(bucket.index) for bucket in missing])}) with {shorten(names)}; send them, then finish again"
             )
 
-    def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
-        """All buckets in order; they are here, so nothing is waited for."""
+    def receive(self, deadline: float) -> Iterator[tuple[Bucket, Payload]]:
+        """Buckets that are here and were not handed out yet, in order; nothing is waited for."""
         with self._lock:
-            received = dict(self._received)
-        return ((bucket, received[bucket.index]) for bucket in self.manifest.buckets)
+            waiting = {index: payload for index, payload in self._received.items() if index not in self._handed_out}
+        for index, payload in sorted(waiting.items()):
+            yield self.manifest.buckets[index], payload
+            self._handed_out.add(index)
+
+    def _opened(self, bucket: Bucket, data: Part) -> Payload:
+        """The bytes of a bucket, proven."""
+        if isinstance(data, Parcel):
+            what = f"bucket {bucket.index} of {len(self.manifest.buckets)}"
+            if data.version != self.version:
+                raise WeightSyncError(f"load_bucket: {what} is of weights v{data.version}, the update is to version {self.version}")
+            data.check(what)
+            if data.base is not None and self._images is None:
+                raise WeightSyncError(f"load_bucket: {what} has only what changed since v{data.base}, and this engine keeps no weights")
+            payload = data.payload if self._images is None else self._images.apply(bucket, data)
+        else:
+            payload = data
+        if isinstance(payload, SharedBytes):
+            size, described = payload.size_bytes, f"{payload.size_bytes} shared bytes"
+        else:
+            size, described = payload.size, f"{payload.dtype}{payload.shape}"
+            size = size if payload.dtype == np.uint8 and payload.ndim == 1 else -1
+        if size != bucket.size_bytes:
+            raise WeightSyncError(
+                f"load_bucket: bucket {bucket.index} arrived as {described}, the manifest says {bucket.size_bytes} bytes of "
+                "uint8; the sender packs by another manifest"
+            )
+        return payload.copy() if isinstance(payload, np.ndarray) and payload.flags.writeable else payload
 
 
 def verify_manifest(manifest: WeightManifest, expected: Mapping[str, tuple[int, ...]]) -> None:

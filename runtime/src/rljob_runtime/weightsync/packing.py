@@ -148,6 +148,14 @@ def pack(bucket: Bucket, tensors: Mapping[str, torch.Tensor], out: ByteArray) ->
         _slot_view(flat, slot).copy_(tensor.detach())
 
 
+def clear_gaps(bucket: Bucket, out: ByteArray) -> None:
+    """Write zeros between the slots, so that a buffer used before has the bytes of a fresh one."""
+    end = 0
+    for slot in bucket.slots:
+        out[end : slot.offset_bytes] = 0
+        end = slot.offset_bytes + slot.size_bytes
+
+
 def unpack(bucket: Bucket, data: ByteArray | torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, view) of each slot without copying.
 

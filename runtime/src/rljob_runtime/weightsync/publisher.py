@@ -12,6 +12,7 @@ Only one of them moves weights at a time, and ``retire`` waits for it, so that n
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
-from rljob_runtime.errors import DeadlineError, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, WeightSyncError, WorkerLostError
 from rljob_runtime.records import OnRunning, WeightManifest
 from rljob_runtime.weightsync.probe import ProbeHistory, ProbeLimits, ProbeReport
 from rljob_runtime.weightsync.transport import SyncLink, Transport
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,9 @@ class SyncReport:
     """One finished sync."""
 
     version: int
-    size_bytes: int
     elapsed_s: float
+    fell_back: bool
+    """Whether the transport went another way than was asked for."""
 
 
 class WeightPublisher:
@@ -60,6 +64,8 @@ class WeightPublisher:
         probe: ProbeConfig,
         on_running: OnRunning = "recompute",
         goes_on_without: Callable[[int, WorkerLostError], bool] = lambda engine, error: False,
+        while_generating: bool = False,
+        warn: Callable[[str], None] = logger.warning,
     ) -> None:
         """Wire the parts.
 
@@ -72,6 +78,8 @@ class WeightPublisher:
             probe: the comparison after a sync.
             on_running: what an update does to responses in progress.
             goes_on_without: called with the index of an engine whose process is lost; False ends the sync with that error.
+            while_generating: engines generate during a sync, until they load.
+            warn: gets what users should know.
         """
         self.on_running = on_running
         """What an update does to responses in progress."""
@@ -79,6 +87,9 @@ class WeightPublisher:
         self._manifest = manifest
         self._transport = transport
         self._goes_on_without = goes_on_without
+        self._while_generating = while_generating
+        self._warn = warn
+        self._warned: str | None = None
         self._link = SyncLink(
             trainers=trainers,
             engines=engines,
@@ -103,6 +114,7 @@ class WeightPublisher:
         self._scored: list[np.ndarray] = []
         """What ``self._expected`` became, once somebody waited for it."""
         self._syncs = 0
+        self._resent = 0
         self._unproven = False
         """Whether an engine came in that no probe has seen yet."""
 
@@ -147,7 +159,28 @@ class WeightPublisher:
                 if not arrival.done():
                     arrival.set_result(None)
             self._arrivals.clear()
-        return SyncReport(version=version, size_bytes=self._manifest.total_bytes, elapsed_s=time.monotonic() - started)
+        return SyncReport(version=version, elapsed_s=time.monotonic() - started, fell_back=self._warned is not None)
+
+    async def measured(self, report: SyncReport) -> dict[str, float]:
+        """Metrics of the last sync, some of which engines tell: best asked for when they generate again.
+
+        Raises:
+            DeadlineError: an engine does not answer.
+            WorkerLostError: an engine is lost, and the job does not go on without it.
+        """
+        stats = await self._link.engines_done(self._link.on_engines("stats"))
+        resent, self._resent = self._resent, 0
+        stood_s = max((found.get("update_s", 0.0) for found in stats.values()), default=0.0)
+        stall_s = min(stood_s, report.elapsed_s) if self._while_generating else report.elapsed_s
+        return {
+            "sync/version": float(report.version),
+            "sync/bytes": sum(found.get("update_bytes", 0.0) for found in stats.values()),
+            "sync/stall_s": stall_s,
+            "sync/hidden_s": report.elapsed_s - stall_s,
+            "sync/load_s": stood_s,
+            "sync/resent": float(resent),
+            "sync/fell_back": float(report.fell_back),
+        }
 
     async def catch_up(self, engine: int) -> bool:
         """Bring an engine that was replaced to the version that the others serve; False: it takes part in the next publish.
@@ -192,20 +225,44 @@ class WeightPublisher:
 
     async def _transfer(self, link: SyncLink, version: int, *, prepare: bool) -> None:
         """Move the trainer's weights to the engines of a link."""
+        self._prepared = False  # whatever breaks off, both ends are made again and all is sent
         try:
             async with asyncio.timeout(self._timeout_s):
                 if prepare:
-                    await self._transport.prepare(link)
-                served = await self._transport.transfer(version, link)
+                    await self._prepare(link)
+                served = await self._sent(link, version)
         except TimeoutError as error:
             size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
-                f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds)"
+                f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds); it waited for {link.awaited}"
             ) from error
         wrong = [f"{link.engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
         if wrong:
             raise WeightSyncError(f"after publishing v{version}: {', '.join(wrong)}")
+
+    async def _sent(self, link: SyncLink, version: int) -> dict[int, int]:
+        """Transfer, once more where bytes changed on the way."""
+        try:
+            return await self._transport.transfer(version, link)
+        except CorruptedWeightsError as error:
+            self._warn(f"weights v{version} are sent again: {error}")
+            self._resent += 1
+            await self._prepare(link)
+            return await self._transport.transfer(version, link)
+
+    async def _prepare(self, link: SyncLink) -> None:
+        """Make both ends; what the transport warns of is said once."""
+        await self._transport.prepare(link)
+        warning = self._transport.warning
+        if warning is not None and warning != self._warned:
+            self._warn(warning)
+        self._warned = warning
+
+    async def close(self) -> None:
+        """Have trainer ranks give back what their ends hold; nothing is published any more."""
+        self._held = None
+        await self._link.trainers_done(self._link.on_trainers("close_sender"))
 
     def _lost(self, engine: int, error: WorkerLostError) -> bool:
         """A call found that an engine is lost; whether the job goes on."""

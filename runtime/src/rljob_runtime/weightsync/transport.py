@@ -9,7 +9,8 @@
 The publisher calls ``transfer`` and knows nothing else of the transport; which version is served, the probe and engines that are lost are
 its business. The engine knows the manifest and checks it against its model; how bytes come is the transport's.
 
-Three ways fit. *Early*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store. *While it stands
+Four ways fit. *Early*: parts come while the engine generates (``take``), ``receive`` hands them out: the object store. *One after the
+other*: each part goes into the model as it comes (``streams``), so that memory for two is enough: shared memory. *While it stands
 still*: ``receive`` itself is the transfer, so the driver starts ``send`` on every rank and ``finish_update`` on every engine at the same
 time: collectives such as NCCL. *Handles*: ``send`` returns a handle on every rank, ``take`` keeps those of the engine's own devices, and
 ``receive`` opens them: CUDA IPC between co-located ranks.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,6 +30,7 @@ import numpy.typing as npt
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
+from rljob_runtime.weightsync.parcel import Payload
 
 ByteArray = npt.NDArray[np.uint8]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -59,6 +62,9 @@ class Sender(Protocol):
             WeightSyncError: the part does not fit the model, or could not be sent.
         """
 
+    def close(self) -> None:
+        """Give back what it holds; another one takes its place, or nothing is sent any more."""
+
 
 class IncomingUpdate(Protocol):
     """One version on its way into one engine."""
@@ -70,6 +76,17 @@ class IncomingUpdate(Protocol):
     @property
     def version(self) -> int:
         """What the engine serves once it is in place."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether what ``take`` got goes into the model before ``load_bucket`` returns, because its place is needed for other buckets.
+
+        The engine then stands still from the first bucket on.
+        """
+
+    @property
+    def received_bytes(self) -> int:
+        """What came, as it travelled."""
 
     def take(self, part: int, data: Any) -> None:
         """Take what a sender returned, from any thread, while the engine generates.
@@ -85,8 +102,10 @@ class IncomingUpdate(Protocol):
             WeightSyncError: names what is missing.
         """
 
-    def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
-        """Every bucket of the manifest once, in order, with its bytes; on the engine's thread, between two steps.
+    def receive(self, deadline: float) -> Iterator[tuple[Bucket, Payload]]:
+        """Buckets with their bytes; on the engine's thread, between two steps. A payload is of no use once the next one is asked for.
+
+        All of the manifest; where the update streams those that are here and did not come out before.
 
         Args:
             deadline: ``time.monotonic`` value after which to give up.
@@ -113,8 +132,20 @@ class Receiver(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSettings:
+    """What a transport may want to know of the job."""
+
+    run: str
+    """Tells what it names on a machine from what other runs do: the same for every attempt of the run, letters and digits."""
+    while_generating: bool
+    """Whether engines generate during a sync."""
+    dense_above: float | None = None
+    """Part of a bucket's numbers from which on it travels whole; None: always."""
+
+
 class Transport(Protocol):
-    """The driver's part of one way for weights from the trainer to the engines; one object per job."""
+    """The driver's part of one way for weights from the trainer to the engines; one object per job, made with its settings."""
 
     async def prepare(self, link: SyncLink) -> None:
         """Make both ends: before the first version, for the link to a single engine that replaces a lost one, and after that for all again.
@@ -128,6 +159,10 @@ class Transport(Protocol):
 
         Every wait goes through the link, which has the deadline and leaves out engines that are lost.
         """
+
+    @property
+    def warning(self) -> str | None:
+        """What users should know since the last ``prepare``: that weights go another way than was asked for, and why."""
 
 
 class SyncLink:
@@ -150,6 +185,8 @@ class SyncLink:
         self._engines = dict(enumerate(engines))
         self._on_running = on_running
         self._goes_on_without = goes_on_without
+        self.awaited = "nobody"
+        """Who was waited for last."""
 
     @property
     def engines(self) -> Mapping[int, Worker]:
@@ -195,6 +232,7 @@ class SyncLink:
 
     async def trainers_done(self, calls: Sequence[Pending]) -> list[Any]:
         """What trainer ranks answer."""
+        self.awaited = "the trainer's ranks"
         return await gather_all(calls, self.timeout_s)
 
     async def engines_done(self, calls: Mapping[int, Pending], given: Pending | None = None) -> dict[int, Any]:
@@ -207,6 +245,7 @@ class SyncLink:
         Raises:
             WorkerLostError: the job does not go on without it.
         """
+        self.awaited = ", ".join(self._engines[index].name for index in calls if index in self._engines) or "no engine"
         wanted = [_Answer(pending, partial(self._lost, index), given) for index, pending in calls.items()]
         answers = await gather_all(wanted, self.timeout_s)
         return {index: answer for index, answer in zip(calls, answers, strict=True) if index in self._engines}

@@ -33,6 +33,7 @@ REASONS = {
     "EngineDiedError": Reason.WORKER_LOST,
     "WorkerFailedError": Reason.WORKER_FAILED,
     "WeightSyncError": Reason.WEIGHT_SYNC_FAILED,
+    "CorruptedWeightsError": Reason.WEIGHT_SYNC_FAILED,
     "OffloadError": Reason.OFFLOAD_FAILED,
     "HostBudgetError": Reason.SPEC_INVALID,
     "NoRoomError": Reason.SPEC_INVALID,

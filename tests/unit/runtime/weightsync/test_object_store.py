@@ -8,7 +8,7 @@ import pytest
 
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.weightsync.packing import plan_buckets
-from rljob_runtime.weightsync.transport import SyncLink
+from rljob_runtime.weightsync.transport import SyncLink, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from tests.support.fake_workers import CountingTrainer, ServingEngine
 
@@ -40,7 +40,7 @@ def sync(engines: list[Recording], bucket_bytes: int, survives: bool = False) ->
     )
 
     async def run() -> dict[int, int]:
-        transport = ObjectStoreTransport()
+        transport = ObjectStoreTransport(TransportSettings(run="test", while_generating=False))
         await transport.prepare(link)
         return await transport.transfer(7, link)
 
@@ -50,14 +50,14 @@ def sync(engines: list[Recording], bucket_bytes: int, survives: bool = False) ->
 def test_what_fits_one_bucket_is_one_call_of_each_engine() -> None:
     engines = [Recording("engine-0"), Recording("engine-1")]
     assert sync(engines, 1024) == {0: 7, 1: 7}
-    assert [engine.calls for engine in engines] == [["update"]] * 2
+    assert [engine.calls for engine in engines] == [["prepare_receiver", "update"]] * 2
     assert engines[0].phases == ["begin v7", "bucket 0", "finish"]
 
 
 def test_more_buckets_travel_while_the_next_is_packed() -> None:
     engine = Recording("engine-0")
     assert sync([engine], 64) == {0: 7}
-    assert engine.calls == ["begin_update", "load_bucket", "load_bucket", "finish_update"]
+    assert engine.calls == ["prepare_receiver", "begin_update", "load_bucket", "load_bucket", "finish_update"]
 
 
 def test_an_engine_lost_in_its_one_call_is_left_out_or_an_error() -> None:

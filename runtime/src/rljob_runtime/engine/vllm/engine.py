@@ -46,6 +46,8 @@ ResultT = TypeVar("ResultT")
 
 SHUTDOWN_TIMEOUT_S = 60.0
 MEMORY_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 3600.0
+"""Of one bucket; whoever sends it has the deadline of the sync."""
 PROCESS_ENDED = "a process of vLLM's ended: a rank of tensorParallelSize; start a new engine"
 MIN_TEMPERATURE = 0.01
 """vLLM silently raises positive temperatures below it, so they are refused."""
@@ -188,7 +190,12 @@ class VllmEngine:
 
     def load_bucket(self, bucket_index: int, data: ByteArray) -> None:
         """Take one bucket; see ``Engine.load_bucket``."""
-        self._open_update("load_bucket").take(bucket_index, data)
+        incoming = self._open_update("load_bucket")
+        incoming.take(bucket_index, data)
+        if incoming.streams:
+            deadline = time.monotonic() + LOAD_TIMEOUT_S
+            loaded: Future[None] = Future()
+            self._call(loaded, self._updating(loaded, lambda loop: loop.load_update(incoming, deadline)), LOAD_TIMEOUT_S, "loading weights")
 
     def finish_update(self, timeout_s: float, on_running: OnRunning = "recompute") -> int:
         """Put the received weights in place; see ``Engine.finish_update``."""
@@ -197,16 +204,7 @@ class VllmEngine:
         deadline = time.monotonic() + timeout_s
         result: Future[int] = Future()
 
-        def apply(loop: VllmLoop) -> None:
-            try:
-                served = loop.apply_update(incoming, on_running, deadline)
-            except (WeightSyncError, DeadlineError) as exc:
-                self._publish(loop)  # before the caller goes on, so that it sees the state the update left
-                result.set_exception(exc)
-            else:
-                self._publish(loop)
-                result.set_result(served)
-
+        apply = self._updating(result, lambda loop: loop.apply_update(incoming, on_running, deadline))
         version = self._call(result, apply, timeout_s, f"the update to version {incoming.version}")
         with self._changed:
             self._incoming = None
@@ -340,6 +338,21 @@ class VllmEngine:
         finally:
             with self._changed:
                 self._pending.discard(result)
+
+    def _updating(self, result: Future[ResultT], change: Callable[[VllmLoop], ResultT]) -> Callable[[VllmLoop], None]:
+        """What the engine thread does to change weights. Callers go on once others can see the state that it left."""
+
+        def run(loop: VllmLoop) -> None:
+            try:
+                changed = change(loop)
+            except (WeightSyncError, DeadlineError) as exc:
+                self._publish(loop)
+                result.set_exception(exc)
+            else:
+                self._publish(loop)
+                result.set_result(changed)
+
+        return run
 
     def _switch(self, move: Callable[[VllmLoop], SwitchReport], timeout_s: float, what: str) -> SwitchReport:
         """Have the engine thread move memory. What breaks off half-way ends the thread, and with it every call."""

@@ -25,7 +25,6 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
@@ -35,6 +34,7 @@ from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.sampling import MAX_LISTED, sampling_params
+from rljob_runtime.engine.vllm.updating import WeightUpdates
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
-DEVICE_ERRORS = ("CUDA error", "NCCL error")
 SEED_RANGE = 2**63
 """torch generators take seeds below it."""
 CPU_BATCHED_TOKENS = 8192
@@ -79,8 +78,7 @@ class VllmLoop:
         self.vocab_size: int = self._engine.model_config.get_vocab_size()
         self.version = 0
         self._core.set_weight_version("0")
-        self.weights_undefined: str | None = None
-        """Why nothing may be generated until a full update succeeds; None in normal times."""
+        self._weights = WeightUpdates(self._core, self.process_ended)
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
         self._memory: EngineMemory
@@ -93,8 +91,6 @@ class VllmLoop:
         self.cached_tokens = 0
         self.busy_s = 0.0
         self.steps = 0
-        self.updates = 0
-        self.update_s = 0.0
         tokenizer = load_tokenizer(config)
         self._tokenizer_eos: int | None = None if tokenizer is None else tokenizer.eos_token_id
         self._decode = decoder(tokenizer) if config.finds_texts and tokenizer is not None else None
@@ -129,7 +125,12 @@ class VllmLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self.weights_undefined is None and not self.residence.away() and self._scheduler.has_requests()
+        return self._weights.undefined is None and not self.residence.away() and self._scheduler.has_requests()
+
+    @property
+    def weights_undefined(self) -> str | None:
+        """Why nothing is generated until a full update succeeds; None in normal times, and while one comes in bucket after bucket."""
+        return None if self._weights.is_open() else self._weights.undefined
 
     def take_finished(self) -> list[Completion]:
         """Responses that ended since the last call."""
@@ -147,8 +148,9 @@ class VllmLoop:
             "cached_tokens": float(self.cached_tokens),
             "busy_s": self.busy_s,
             "steps": float(self.steps),
-            "updates": float(self.updates),
-            "update_s": self.update_s,
+            "updates": float(self._weights.finished),
+            "update_s": self._weights.last_s,
+            "update_bytes": float(self._weights.last_bytes),
         }
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
@@ -186,8 +188,8 @@ class VllmLoop:
         if (refusal := self.residence.refusal("score")) is not None:
             result.set_exception(EngineResidenceError(refusal))
             return
-        if self.weights_undefined is not None:
-            result.set_exception(WeightSyncError(f"score: {self.weights_undefined}; send a full update"))
+        if self._weights.undefined is not None:
+            result.set_exception(WeightSyncError(f"score: {self._weights.undefined}; send a full update"))
             return
         job = _ScoreJob(result=result, rows=[None] * len(sequences), left=len(sequences))
         arrival = time.time()
@@ -239,8 +241,21 @@ class VllmLoop:
         self.steps += 1
         self.busy_s += time.perf_counter() - begin
 
+    def load_update(self, incoming: IncomingUpdate, deadline: float) -> None:
+        """Load what has come of a set of weights, between two steps; scoring calls end first under the weights they began with.
+
+        Raises:
+            WeightSyncError: the weights are offloaded (nothing changed), or vLLM failed to load (they are undefined until a full update
+                succeeds).
+            DeadlineError: the deadline passed.
+        """
+        if not self._weights.is_open(incoming):
+            self.residence.check_update(incoming.version)
+            self._finish_scores(deadline)
+        self._weights.load(incoming, deadline)
+
     def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
-        """Load a full set of weights between two steps.
+        """Load the rest of a full set of weights and serve it.
 
         Args:
             incoming: brings all buckets of its manifest.
@@ -248,32 +263,18 @@ class VllmLoop:
             deadline: ``time.monotonic`` value after which to give up.
 
         Raises:
-            WeightSyncError: the weights are offloaded (nothing changed), or vLLM failed to load (they are undefined until a full update
-                succeeds).
-            DeadlineError: the deadline passed.
+            WeightSyncError, DeadlineError: as for :meth:`load_update`.
         """
-        version = incoming.version
-        self.residence.check_update(version)
-        self._finish_scores(deadline)
-        begin = time.perf_counter()
-        self.weights_undefined = f"the update to version {version} broke off"
-        self._rpc("start_weight_update", (), version, deadline)
-        last = len(incoming.manifest.buckets) - 1
-        for bucket, data in incoming.receive(deadline):
-            update = {"bucket": bucket, "data": data, "last": bucket.index == last}
-            self._rpc("update_weights", (update,), version, deadline)
-        self._rpc("finish_weight_update", (), version, deadline)
-        self._core.set_weight_version(str(version))
+        self.load_update(incoming, deadline)
+        self._weights.finish(incoming, deadline)
         # Cached keys and values are of the old weights. With requests running a plain reset does nothing, so with ``keep`` the salt
         # (see ``add``) keeps later requests away from them. A reset looks at every block.
         recompute = on_running == "recompute"
         if self._caches or (recompute and self._scheduler.get_request_counts()[0]):
             self._core.reset_prefix_cache(reset_running_requests=recompute)
-        self.version = version
-        self.weights_undefined = None
-        self.updates += 1
-        self.update_s = time.perf_counter() - begin
-        return version
+        self.version = incoming.version
+        self._weights.closed()
+        return self.version
 
     def offload(self, kinds: Collection[StateKind], on_running: OnOffload, deadline: float) -> SwitchReport:
         """Give memory back between two steps; see ``Engine.offload``.
@@ -296,7 +297,7 @@ class VllmLoop:
         if wanted:
             self._core.reset_prefix_cache(reset_running_requests=True)
         if StateKind.PARAMS in wanted and self._discards:
-            self.weights_undefined = self.weights_undefined or DISCARDED
+            self._weights.undefined = self._weights.undefined or DISCARDED
         return self._switch("offload", wanted, deadline)
 
     def load(self, kinds: Collection[StateKind], deadline: float) -> SwitchReport:
@@ -332,25 +333,8 @@ class VllmLoop:
             elapsed_s=time.perf_counter() - begin,
             before=before,
             after=self._memory.snapshot(),
-            undefined=wanted & {StateKind.PARAMS} if direction == "load" and self.weights_undefined is not None else frozenset(),
+            undefined=wanted & {StateKind.PARAMS} if direction == "load" and self._weights.undefined is not None else frozenset(),
         )
-
-    def _rpc(self, method: str, arguments: tuple[object, ...], version: int, deadline: float) -> None:
-        """Call a method of every worker; vLLM's errors become ours here.
-
-        Raises:
-            WeightSyncError: vLLM refused, so that a full update may go better.
-            RuntimeFault: a process or a device is lost, and with it this loop.
-        """
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise DeadlineError(f"update to version {version}: the deadline passed before {method}; allow more time and send it again")
-        try:
-            self._core.collective_rpc(method, left_s, arguments)
-        except Exception as exc:
-            if self.process_ended() or _is_fatal(exc):
-                raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {method}: {exc}") from exc
-            raise WeightSyncError(f"update to version {version}: vLLM failed in {method}: {exc}; send a full update") from exc
 
     def _finish_scores(self, deadline: float) -> None:
         """Let scoring calls end under the weights they began with."""
@@ -419,11 +403,6 @@ def _permit_amx() -> None:
     """
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
         raise ModelError("this kernel lets no process use AMX, which vLLM needs for bfloat16 here; write engine.dtype: float32 or float16")
-
-
-def _is_fatal(error: Exception) -> bool:
-    """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text."""
-    return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(text in str(error) for text in DEVICE_ERRORS)
 
 
 def _raise_if_past(deadline: float, what: str) -> None:

@@ -22,12 +22,14 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
+from rljob_runtime.weightsync.parcel import view
+from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.weight_transfer import WeightTransferConfig
 
-    from rljob_runtime.weightsync.packing import ByteArray
+    from rljob_runtime.weightsync.parcel import Payload
 
 BACKEND = "rljob"
 """The name under which vLLM knows this receiver (``weight_transfer_config={"backend": "rljob"}``)."""
@@ -52,7 +54,7 @@ class BucketUpdate(WeightTransferUpdateInfo):
     """One packed bucket; ``last`` asks for the check that nothing is missing."""
 
     bucket: Bucket
-    data: ByteArray
+    payload: Payload
     last: bool
 
 
@@ -91,14 +93,25 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         Raises:
             WeightSyncError: with ``last`` when parameters of the model were in no bucket.
         """
-        data: torch.Tensor = as_byte_tensor(update_info.data)
+        data: torch.Tensor = as_byte_tensor(view(update_info.payload))
         if self.device.type != "cpu":
             data = data.to(self.device)
         loaded: set[str] | None = self.model.load_weights(unpack(update_info.bucket, data))
+        if self.device.type == "cpu" and isinstance(update_info.payload, SharedBytes):
+            self._keep_pieces(data)
         # Models without bookkeeping return None; the names of the manifest were checked before.
         self._loaded |= self._required if loaded is None else loaded
         if update_info.last and (missing := sorted(self._required - self._loaded)):
             raise WeightSyncError(f"the model's loader got no data for {shorten(missing)}; send a full update")
+
+    def _keep_pieces(self, data: torch.Tensor) -> None:
+        """Copy what layers wait with for the rest of theirs: the next bucket may come to the same memory."""
+        memory = data.untyped_storage().data_ptr()
+        for layer in self.model.modules():
+            for _, bound in get_layerwise_info(layer).loaded_weights:
+                for name, value in bound.arguments.items():
+                    if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == memory:
+                        bound.arguments[name] = value.clone()
 
     def finish_weight_update(self) -> None:
         """Pack what was loaded for the kernels and put it into the original storage."""

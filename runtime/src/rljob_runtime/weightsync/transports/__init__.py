@@ -6,15 +6,16 @@ import importlib
 
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_runtime.errors import WeightSyncError
-from rljob_runtime.weightsync.transport import Transport
+from rljob_runtime.weightsync.transport import Transport, TransportSettings
 
 TRANSPORTS: dict[SyncBackend, str] = {
     SyncBackend.OBJECT_STORE: "rljob_runtime.weightsync.transports.object_store:ObjectStoreTransport",
+    SyncBackend.SHARED_MEMORY: "rljob_runtime.weightsync.transports.shared_memory:SharedMemoryTransport",
 }
 """``module:Class`` of the driver's part; imported when a job asks for it."""
 
 
-def transport(backend: SyncBackend) -> Transport:
+def transport(backend: SyncBackend, settings: TransportSettings) -> Transport:
     """A new transport.
 
     Raises:
@@ -23,5 +24,5 @@ def transport(backend: SyncBackend) -> Transport:
     if backend not in TRANSPORTS:
         raise WeightSyncError(f"weightSync.backend {backend} has no transport; this runtime has {', '.join(TRANSPORTS)}")
     module, _, name = TRANSPORTS[backend].partition(":")
-    made: Transport = getattr(importlib.import_module(module), name)()
+    made: Transport = getattr(importlib.import_module(module), name)(settings)
     return made

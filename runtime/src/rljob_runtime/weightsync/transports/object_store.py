@@ -10,15 +10,28 @@ from __future__ import annotations
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
-from rljob_runtime.weightsync.transport import ByteArray, Shapes, SyncLink, WeightSource
+from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 
 
 class ObjectStoreTransport:
     """The driver's part; see :class:`~rljob_runtime.weightsync.transport.Transport`."""
 
+    warning: str | None = None
+
+    def __init__(self, settings: TransportSettings) -> None:
+        """Keep them."""
+        self._settings = settings
+
     async def prepare(self, link: SyncLink) -> None:
-        """Send the manifest to the trainer ranks; packed buckets are what engines take by default."""
-        await link.trainers_done(link.on_trainers("prepare_sender", f"{__name__}:{PackedSender.__name__}", link.manifest, {}))
+        """Give trainer ranks the manifest, and engines an end that takes buckets as they come."""
+        dense_above = self._settings.dense_above
+        made = link.on_trainers("prepare_sender", f"{__name__}:{PackedSender.__name__}", link.manifest, {"dense_above": dense_above})
+        receiver = {"sparse": dense_above is not None}
+        ends = link.on_engines("prepare_receiver", f"{__name__}:{PackedReceiver.__name__}", receiver)
+        await link.trainers_done(made)
+        await link.engines_done(ends)
 
     async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
         """Pack and take bucket after bucket, one ahead."""
@@ -46,19 +59,32 @@ class ObjectStoreTransport:
 class PackedSender:
     """A trainer rank's end: a part is a bucket, whose bytes rank 0 returns."""
 
-    def __init__(self, source: WeightSource, manifest: WeightManifest) -> None:
-        """Keep the rank and the layout."""
+    def __init__(self, source: WeightSource, manifest: WeightManifest, *, dense_above: float | None) -> None:
+        """Keep the rank and the layout; ``dense_above`` as in the settings."""
         self._source = source
         self._manifest = manifest
+        self._delta = None if dense_above is None else DeltaEncoder(dense_above)
 
-    def send(self, version: int, part: int) -> ByteArray | None:
-        """Bytes of one bucket on rank 0, None elsewhere."""
-        return self._source.pack_bucket(self._manifest.buckets[part])
+    def send(self, version: int, part: int) -> Parcel | None:
+        """One bucket on rank 0, None elsewhere."""
+        bucket = self._manifest.buckets[part]
+        packed = self._source.pack_bucket(bucket)
+        if packed is None:
+            return None
+        data, base = (packed, None) if self._delta is None else self._delta.encode(version, bucket, packed)
+        return sealed(version, data, base=base)
+
+    def close(self) -> None:
+        """It holds nothing that others would need."""
 
 
 class PackedReceiver:
     """An engine's end: buckets are kept until all are there."""
 
+    def __init__(self, *, sparse: bool = False) -> None:
+        """``sparse``: buckets may bring only what changed."""
+        self._images = Images() if sparse else None
+
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
         """Open an update."""
-        return UpdateAssembly(manifest, version, expected)
+        return UpdateAssembly(manifest, version, expected, images=self._images)

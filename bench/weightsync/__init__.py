@@ -1,0 +1,1 @@
+"""Weight syncs by transport and size beside bare copies, a file and pickled objects; sparse beside dense by what changed."""

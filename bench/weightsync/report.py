@@ -1,0 +1,101 @@
+"""The figures as markdown and as a plot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.measure import RESULTS
+
+STEM = "weightsync"
+WAYS = ("SharedMemory, engines at rest", "SharedMemory, engines generate", "ObjectStore", "safetensors", "objects")
+TITLES = {"safetensors": "safetensors file", "objects": "pickled objects"}
+
+
+def headline(values: dict[str, Any]) -> str:
+    """The largest model in one sentence."""
+    row = values["sizes"][-1]
+    here = row[WAYS[0]]["seconds"]
+    times = {way: row[way]["seconds"] / here for way in WAYS[2:]}
+    return (
+        f"{row['mib']:,} MiB to {values['engines']} engines in {here:.2f} s through shared memory ({here / row['memcpy_s']:.1f} copies), "
+        f"{times['ObjectStore']:.1f} times that through the object store, {times['safetensors']:.1f} by a file, "
+        f"{times['objects']:.1f} as pickled objects"
+    )
+
+
+def markdown(values: dict[str, Any]) -> str:
+    """Tables by size and by what changed."""
+    where = values["machine"]
+    lines = [
+        "# Weight syncs by transport",
+        "",
+        f"Written by `python -m bench.weightsync` on {where['measured_at']}, in {values['duration_s']:.0f} s: {where['processor']}, "
+        f"{where['cores']} cores, load {values['load_before']:.1f} before; {where['versions']}. What is compared and how: "
+        "[bench/README.md](../README.md).",
+        "",
+        f"{values['headline']}.",
+        "",
+        f"One trainer rank, {values['engines']} engines, bfloat16, buckets of {values['bucket_bytes'] >> 20} MiB. Seconds of a sync, the "
+        f"fastest of {values['repeat']} and their median; GB/s of the model's bytes; memcpys: how many bare copies of the model it takes.",
+        "",
+        "| MiB | way | seconds | median | GB/s | memcpys | stall, s | hidden, s |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in values["sizes"]:
+        for way in WAYS:
+            lines.append(_row(row, way))
+    kinds = [f"{way}, {kind}" for way in WAYS[1:3] for kind in ("dense", "sparse")]
+    lines += [
+        "",
+        f"![seconds by size and by what changed]({STEM}.svg)",
+        "",
+        f"{values['sparse_mib']} MiB of which a part changes between two syncs; sparse sends what changed where that is smaller.",
+        "",
+        "| changed | " + " | ".join(f"{kind}, s" for kind in kinds) + " | sparse bytes of dense |",
+        "|---:|" + "---:|" * (len(kinds) + 1),
+    ]
+    for row in values["changes"]:
+        share = row["ObjectStore, sparse"]["bytes"] / row["ObjectStore, dense"]["bytes"]
+        cells = " | ".join(f"{row[kind]['seconds']:.3f}" for kind in kinds)
+        lines.append(f"| {row['changed']:.1%} | {cells} | {share:.2%} |")
+    return "\n".join([*lines, ""])
+
+
+def _row(row: dict[str, Any], way: str) -> str:
+    found = row[way]
+    seconds, size = found["seconds"], row["mib"] << 20
+    stall = [f"{found[key]:.4f}" if key in found else "" for key in ("stall_s", "hidden_s")]
+    return (
+        f"| {row['mib']:,} | {TITLES.get(way, way)} | {seconds:.4f} | {found['median_s']:.4f} | {size / seconds / 1e9:.2f} | "
+        f"{seconds / row['memcpy_s']:.1f} | {stall[0]} | {stall[1]} |"
+    )
+
+
+def draw(values: dict[str, Any]) -> None:
+    """``results/weightsync.svg``."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "rljob", "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    figure, (by_size, by_change) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    sizes = [row["mib"] for row in values["sizes"]]
+    for way in WAYS:
+        by_size.plot(sizes, [row[way]["seconds"] for row in values["sizes"]], marker="o", label=TITLES.get(way, way))
+    by_size.plot(sizes, [row["memcpy_s"] for row in values["sizes"]], "k--", label="one memcpy")
+    by_size.set(xscale="log", yscale="log", xlabel="MiB of weights", ylabel="seconds of a sync")
+    changed = [100 * row["changed"] for row in values["changes"]]
+    for way in WAYS[1:3]:
+        for kind, style in (("dense", "--"), ("sparse", "-")):
+            by_change.plot(
+                changed, [row[f"{way}, {kind}"]["seconds"] for row in values["changes"]], style, marker="o", label=f"{way}, {kind}"
+            )
+    by_change.set(
+        xscale="log", xlabel=f"% of the numbers that changed, {values['sparse_mib']} MiB", ylabel="seconds of a sync", ylim=(0, None)
+    )
+    for axes in (by_size, by_change):
+        axes.grid(visible=True, linewidth=0.4)
+        axes.legend(fontsize="x-small")
+    figure.savefig(RESULTS / f"{STEM}.svg", metadata={"Date": None})
+    pyplot.close(figure)

@@ -1,0 +1,179 @@
+"""A trainer of one rank and engines whose models are plain memory, each a process; all that lies between them is a job's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from rljob_runtime.cluster.host import WorkerHost
+from rljob_runtime.cluster.ray_cluster import CALLS, WATCH, RayWorker
+from rljob_runtime.records import Bucket, OnRunning, WeightManifest
+from rljob_runtime.weightsync.packing import pack
+from rljob_runtime.weightsync.parcel import checksum, view
+from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, Sender, make_end
+
+LAYER_BYTES = 8 << 20
+ENGINES = 2
+
+
+def specs(size_bytes: int) -> list[tuple[str, str, tuple[int, ...]]]:
+    """bfloat16 tensors of that size together, up to 8 MiB each."""
+    each = min(LAYER_BYTES, size_bytes)
+    return [(f"model.layers.{i}.weight", "bfloat16", (each // 2048, 1024)) for i in range(size_bytes // each)]
+
+
+class Trainer:
+    """Packs what a step has changed."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        """Without weights."""
+        torch.set_num_threads(1)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._sender: Sender | None = None
+
+    def take_model(self, size_bytes: int) -> None:
+        """Weights of another size."""
+        random = torch.Generator().manual_seed(0)
+        self._tensors = {
+            name: torch.randint(-(2**15), 2**15, shape, generator=random, dtype=torch.int16).view(torch.bfloat16)
+            for name, _, shape in specs(size_bytes)
+        }
+
+    def step(self, changed: float) -> None:
+        """Change the lowest bit of a part of all numbers, evenly spread."""
+        for tensor in self._tensors.values():
+            bits = tensor.view(torch.int16).view(-1)
+            bits[:: max(round(1 / changed), 1)] ^= 1
+
+    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
+        """As a trainer of one rank does."""
+        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+        pack(bucket, self._tensors, out)
+        return out
+
+    def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
+        """As a trainer rank does."""
+        self.close_sender()
+        self._sender = make_end(sender, self, manifest, **settings)
+
+    def close_sender(self) -> None:
+        """As a trainer rank does."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = None
+
+    def send_weights(self, version: int, part: int) -> Any:
+        """As a trainer rank does."""
+        assert self._sender is not None
+        return self._sender.send(version, part)
+
+    def write(self, path: str) -> None:
+        """All weights as a safetensors file."""
+        from safetensors.torch import save_file
+
+        save_file(self._tensors, path)
+
+    def objects(self) -> dict[str, torch.Tensor]:
+        """All weights as objects, for Ray to pickle."""
+        return self._tensors
+
+
+class Engine:
+    """Copies what comes into its own memory: the part of a load that every engine has."""
+
+    def __init__(self) -> None:
+        """Without weights."""
+        torch.set_num_threads(1)
+        self._weights: dict[int, ByteArray] = {}
+        self._objects: dict[str, torch.Tensor] = {}
+        self._receiver: Receiver | None = None
+        self._incoming: IncomingUpdate | None = None
+        self._opened_s: float | None = None
+        self._stood_s = 0.0
+        self._bytes = 0
+
+    def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
+        """As an engine does."""
+        self._weights, self._objects = {}, {}
+        self._receiver = make_end(receiver, **settings)
+
+    def begin_update(self, manifest: WeightManifest, version: int) -> None:
+        """As an engine does."""
+        assert self._receiver is not None
+        self._incoming, self._opened_s = self._receiver.begin(manifest, version, None), None
+
+    def load_bucket(self, index: int, data: Any) -> None:
+        """As an engine does."""
+        assert self._incoming is not None
+        self._incoming.take(index, data)
+        if self._incoming.streams:
+            self._load()
+
+    def finish_update(self, timeout_s: float, on_running: OnRunning) -> int:
+        """As an engine does."""
+        assert self._incoming is not None
+        self._load()
+        assert self._opened_s is not None
+        self._stood_s, self._bytes = time.perf_counter() - self._opened_s, self._incoming.received_bytes
+        return self._incoming.version
+
+    def update(self, manifest: WeightManifest, version: int, timeout_s: float, on_running: OnRunning, *parts: Any) -> int:
+        """As an engine does."""
+        self.begin_update(manifest, version)
+        for index, data in enumerate(parts):
+            self.load_bucket(index, data)
+        return self.finish_update(timeout_s, on_running)
+
+    def stats(self) -> dict[str, float]:
+        """As an engine does."""
+        return {"update_s": self._stood_s, "update_bytes": float(self._bytes)}
+
+    def weights(self) -> list[int]:
+        """A checksum of each bucket."""
+        return [checksum(data) for _, data in sorted(self._weights.items())]
+
+    def read(self, path: str, _written: None) -> None:
+        """Weights of a safetensors file."""
+        from safetensors.torch import load_file
+
+        self._keep(load_file(path))
+
+    def take(self, objects: Mapping[str, torch.Tensor]) -> None:
+        """Weights that came as objects."""
+        self._keep(objects)
+
+    def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._weights = {}
+        for name, tensor in tensors.items():
+            if name not in self._objects:
+                self._objects[name] = torch.empty_like(tensor)
+            self._objects[name].copy_(tensor)
+
+    def _load(self) -> None:
+        assert self._incoming is not None
+        if self._opened_s is None:
+            self._opened_s = time.perf_counter()
+        for bucket, payload in self._incoming.receive(time.monotonic() + 600):
+            data = view(payload)
+            if bucket.index not in self._weights:
+                self._weights[bucket.index] = np.empty(data.size, dtype=np.uint8)
+            np.copyto(self._weights[bucket.index], data)
+
+
+def start(kind: str, count: int, folder: Path) -> list[RayWorker]:
+    """Workers of a class of this module, each in a process."""
+    host = ray.remote(concurrency_groups={CALLS: 1, WATCH: 1})(WorkerHost)
+    names = [f"{kind}-{index}" for index in range(count)]
+    logs = [str(folder / f"{name}.log") for name in names]
+    return [
+        RayWorker(name, log, host.options(num_cpus=0).remote(name, f"{__name__}:{kind}", {}, {}, log))
+        for name, log in zip(names, logs, strict=True)
+    ]

@@ -1,0 +1,96 @@
+"""New weights on their way into vLLM's model, between two steps; only the engine's own thread calls it.
+
+An update opens with its first ``load`` and closes with ``finish``. One that streams loads each bucket as it comes, others load all at once.
+One that broke off leaves weights that are neither the old nor the new ones, until a full update succeeds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rljob_runtime.errors import DeadlineError, RuntimeFault, WeightSyncError
+from rljob_runtime.weightsync.transport import IncomingUpdate
+
+DEVICE_ERRORS = ("CUDA error", "NCCL error")
+
+
+class WeightUpdates:
+    """Brings one update after the other into the model. Not thread-safe."""
+
+    def __init__(self, core: Any, process_ended: Callable[[], bool]) -> None:
+        """``core`` is vLLM's engine core; ``process_ended``: whether a process that computes a shard of the model has ended."""
+        self._core = core
+        self._process_ended = process_ended
+        self._open: IncomingUpdate | None = None
+        self._opened_s = 0.0
+        self.undefined: str | None = None
+        """Why nothing may be generated until a full update succeeds; None in normal times."""
+        self.finished = 0
+        self.last_bytes = 0
+        """Of the last one, as they travelled."""
+        self.last_s = 0.0
+        """Of the last one, from its first bucket to its end: the engine stood still."""
+
+    def is_open(self, incoming: IncomingUpdate | None = None) -> bool:
+        """Whether an update, or this one, has begun to change the model."""
+        return self._open is not None and (incoming is None or self._open is incoming)
+
+    def load(self, incoming: IncomingUpdate, deadline: float) -> None:
+        """Load what has come.
+
+        Raises:
+            WeightSyncError: vLLM refused, so that a full update may go better.
+            DeadlineError: the deadline passed.
+            RuntimeFault: a process or a device is lost, and with it the engine.
+        """
+        try:
+            if not self.is_open(incoming):
+                if self._open is not None:  # nobody sends the rest; vLLM begins no update before it has ended this one
+                    self._rpc("finish_weight_update", (), self._open.version, deadline)
+                self._open, self._opened_s = incoming, time.perf_counter()
+                self.undefined = f"the update to version {incoming.version} broke off"
+                self._rpc("start_weight_update", (), incoming.version, deadline)
+            last = len(incoming.manifest.buckets) - 1
+            for bucket, payload in incoming.receive(deadline):
+                update = {"bucket": bucket, "payload": payload, "last": bucket.index == last}
+                self._rpc("update_weights", (update,), incoming.version, deadline)
+        except BaseException:
+            self._open = None
+            raise
+
+    def finish(self, incoming: IncomingUpdate, deadline: float) -> None:
+        """Put what was loaded in place; errors are those of :meth:`load`."""
+        try:
+            self._rpc("finish_weight_update", (), incoming.version, deadline)
+        finally:
+            self._open = None
+        self._core.set_weight_version(str(incoming.version))
+        self.last_bytes = incoming.received_bytes
+
+    def closed(self) -> None:
+        """The engine can serve the new weights."""
+        self.undefined = None
+        self.finished += 1
+        self.last_s = time.perf_counter() - self._opened_s
+
+    def _rpc(self, method: str, arguments: tuple[object, ...], version: int, deadline: float) -> None:
+        """Call a method of every worker; vLLM's errors become ours here."""
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise DeadlineError(f"update to version {version}: the deadline passed before {method}; allow more time and send it again")
+        try:
+            self._core.collective_rpc(method, left_s, arguments)
+        except Exception as exc:
+            if self._process_ended() or _is_fatal(exc):
+                raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {method}: {exc}") from exc
+            raise WeightSyncError(f"update to version {version}: vLLM failed in {method}: {exc}; send a full update") from exc
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text."""
+    return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(text in str(error) for text in DEVICE_ERRORS)

@@ -1,0 +1,145 @@
+"""Shared memory of a node, by name: one process writes it, others read it where it lies.
+
+Segments are POSIX shared memory. Names begin with what the run calls itself, so that those of a crashed attempt are found and removed by
+the next one; before that, the resource tracker of the process that made one removes it when that process ends, however it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_runtime.errors import WeightSyncError
+
+ByteArray = npt.NDArray[np.uint8]
+
+FOLDER = Path("/dev/shm")
+"""Where the system shows POSIX shared memory as files; opened there, a segment is read-only and no second tracker would remove it."""
+
+_mapped: dict[str, mmap.mmap] = {}
+"""Segments that this process reads."""
+_mapping = threading.Lock()
+_serials = itertools.count()
+"""No name is used twice: a reader may still have the old segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBytes:
+    """The first bytes of a segment, as another process of the node sees them."""
+
+    segment: str
+    size_bytes: int
+
+    def view(self) -> ByteArray:
+        """Read-only, on the segment itself: the bytes change when the writer fills it again.
+
+        Raises:
+            WeightSyncError: there is no such segment on this node, or it is smaller.
+        """
+        with _mapping:
+            mapped = _mapped.get(self.segment) or _map(self.segment)
+        if len(mapped) < self.size_bytes:
+            raise WeightSyncError(f"shared memory {self.segment} has {len(mapped)} bytes, {self.size_bytes} were to be read")
+        return np.frombuffer(mapped, dtype=np.uint8)[: self.size_bytes]
+
+
+class Segments:
+    """Segments of one writer."""
+
+    def __init__(self, prefix: str, count: int, size_bytes: int) -> None:
+        """Make them.
+
+        Args:
+            prefix: of their names; others on this node with it are left from before, and removed.
+            count: how many.
+            size_bytes: of each.
+
+        Raises:
+            WeightSyncError: the node has no shared memory, or not enough.
+        """
+        self._prefix = prefix
+        self._made: list[SharedMemory] = []
+        remove(prefix)
+        try:
+            for _ in range(count):
+                self._made.append(_make(f"{prefix}{os.getpid()}-{next(_serials)}", size_bytes))
+        except OSError as error:
+            self.close()
+            raise WeightSyncError(
+                f"{count} x {size_bytes} bytes of shared memory cannot be had from {FOLDER}, which has {_free_bytes()} free: {error}; "
+                "raise nodeGroups[].resources.sharedMemory, or lower weightSync.bucketBytes"
+            ) from error
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._made)
+
+    def array(self, index: int, size_bytes: int) -> ByteArray:
+        """The first bytes of a segment, to be written; must be let go of before :meth:`close`."""
+        buffer = self._made[index].buf
+        assert buffer is not None
+        return np.frombuffer(buffer, dtype=np.uint8)[:size_bytes]
+
+    def shared(self, index: int, size_bytes: int) -> SharedBytes:
+        """The same for readers."""
+        return SharedBytes(segment=self._made[index].name, size_bytes=size_bytes)
+
+    def close(self) -> None:
+        """Remove them; who still reads keeps the memory until it lets go."""
+        for segment in self._made:
+            segment.unlink()
+            segment.close()
+        self._made.clear()
+
+
+def remove(prefix: str) -> None:
+    """Remove every segment of this node whose name begins so."""
+    for path in FOLDER.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+
+
+def _make(name: str, size_bytes: int) -> SharedMemory:
+    """A segment whose memory is there: without that, the first write to a full file system ends the process (SIGBUS)."""
+    segment = SharedMemory(name, create=True, size=max(size_bytes, 1))
+    try:
+        descriptor = os.open(FOLDER / name, os.O_RDWR)
+        try:
+            os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
+        finally:
+            os.close(descriptor)
+    except OSError:
+        segment.unlink()
+        segment.close()
+        raise
+    return segment
+
+
+def _map(segment: str) -> mmap.mmap:
+    """Map a segment, and let go of those that their writers have removed."""
+    for name in [name for name in _mapped if not (FOLDER / name).exists()]:
+        del _mapped[name]
+    try:
+        descriptor = os.open(FOLDER / segment, os.O_RDONLY)
+    except OSError as error:
+        raise WeightSyncError(f"shared memory {segment} cannot be read by process {os.getpid()}: {error}") from error
+    try:
+        mapped = _mapped[segment] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    return mapped
+
+
+def _free_bytes() -> int:
+    try:
+        found = os.statvfs(FOLDER)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,54 @@
+"""The sync bench: its trainer and engines do what a job's do, and its report has every way and fraction."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from bench.weightsync.report import WAYS, headline, markdown
+from bench.weightsync.world import Engine, Trainer, specs
+from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.parcel import checksum
+
+STREAMED = "rljob_runtime.weightsync.transports.shared_memory"
+SIZE = 32 << 20
+
+
+def test_engines_have_what_the_trainer_packs_and_count_what_travelled() -> None:
+    trainer, engine, manifest = Trainer(), Engine(), plan_buckets(specs(SIZE), 8 << 20)
+    trainer.take_model(SIZE)
+    trainer.prepare_sender(f"{STREAMED}:SharedSender", manifest, {"prefix": f"rljob-b{os.getpid()}-", "segments": 2, "dense_above": 1.0})
+    test = trainer.send_weights(-1, 0)
+    engine.prepare_receiver(f"{STREAMED}:SharedReceiver", {"streams": True, "test": test, "sparse": True})
+    for version, changed in ((1, 1.0), (2, 0.01)):
+        trainer.step(changed)
+        engine.begin_update(manifest, version)
+        for bucket in manifest.buckets:
+            engine.load_bucket(bucket.index, trainer.send_weights(version, bucket.index))
+        assert engine.finish_update(1.0, "recompute") == version
+        assert engine.weights() == [checksum(trainer.pack_bucket(bucket)) for bucket in manifest.buckets]
+        assert engine.stats()["update_bytes"] == pytest.approx(SIZE if version == 1 else SIZE * 0.03, rel=0.01)
+    trainer.close_sender()
+
+
+def test_the_report_has_every_way_and_what_changed() -> None:
+    def found(seconds: float) -> dict[str, float]:
+        return {"seconds": seconds, "median_s": seconds, "stall_s": seconds / 4, "hidden_s": seconds / 2, "bytes": 100 * seconds}
+
+    row: dict[str, Any] = {"mib": 1024, "memcpy_s": 0.1} | {way: found(0.2 * (i + 1)) for i, way in enumerate(WAYS)}
+    change = {f"{way}, {kind}": found(0.5 if kind == "dense" else 0.1) for way in WAYS[:3] for kind in ("dense", "sparse")}
+    values: dict[str, Any] = {
+        "machine": {"measured_at": "now", "processor": "P", "cores": 2, "versions": {}},
+        "duration_s": 1.0, "load_before": 0.0, "repeat": 3, "engines": 2, "bucket_bytes": 2**28, "sparse_mib": 256,
+        "sizes": [row], "changes": [{"changed": 0.01} | change],
+    }  # fmt: skip
+    values["headline"] = headline(values)
+    assert values["headline"].startswith(
+        "1,024 MiB to 2 engines in 0.20 s through shared memory (2.0 copies), 3.0 times that through the object"
+    )
+    text = markdown(values)
+    assert "| 1,024 | ObjectStore | 0.6000 | 0.6000 | 1.79 | 6.0 | 0.1500 | 0.3000 |" in text
+    assert "| 1.0% | 0.500 | 0.100 | 0.500 | 0.100 | 20.00% |" in text
+    assert sum(line.startswith("| 1,024 |") for line in text.splitlines()) == len(WAYS)

@@ -1,0 +1,199 @@
+"""Segments of a node: read in place by other processes, removed whatever happens, and what stands in for them where they cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljob_runtime.cluster.inprocess import InProcessWorker
+from rljob_runtime.engine.fake import FakeEngine
+from rljob_runtime.errors import CorruptedWeightsError, WeightSyncError
+from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.assembly import UpdateAssembly
+from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.shared_memory import FOLDER, Segments, SharedBytes, remove
+from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
+from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
+from tests.support.pace import HANG_S
+
+PREFIX = f"rljob-test{os.getpid()}-"
+TENSORS = [(f"model.layers.{i}.weight", "bfloat16", (8, 5 + i)) for i in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def _removed() -> Iterator[None]:
+    yield
+    remove(PREFIX)
+
+
+def left() -> list[str]:
+    return sorted(path.name for path in FOLDER.glob(f"{PREFIX}*"))
+
+
+def test_another_process_reads_what_lies_there_now() -> None:
+    segments = Segments(PREFIX, 2, 1000)
+    shared, unmapped = segments.shared(1, 600), segments.shared(0, 1).segment
+    reading = f"""
+import sys
+from rljob_runtime.weightsync.shared_memory import SharedBytes
+data = SharedBytes(segment={shared.segment!r}, size_bytes=600).view()
+for _ in sys.stdin:
+    print(data.sum(), data.flags.writeable, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", reading], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        for value in (3, 5):
+            segments.array(1, 1000)[:] = value
+            reader.stdin.write("look\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == f"{value * 600} False\n"
+        reader.stdin.close()
+    assert shared.view().sum() == 5 * 600  # the reader's end has not removed it
+    segments.close()
+    assert left() == []
+    with pytest.raises(WeightSyncError, match=f"{unmapped} cannot be read"):
+        SharedBytes(segment=unmapped, size_bytes=1).view()
+
+
+def test_a_killed_writer_leaves_nothing() -> None:
+    making = f"""
+import sys
+from rljob_runtime.weightsync.shared_memory import Segments
+segments = Segments({PREFIX!r}, 2, 5000)
+print("made", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", making], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "made\n"
+        assert len(left()) == 2
+        writer.send_signal(signal.SIGKILL)
+    until = time.monotonic() + HANG_S
+    while left() and time.monotonic() < until:
+        os.sched_yield()
+    assert left() == []
+
+
+def test_what_an_earlier_attempt_left_is_removed() -> None:
+    (FOLDER / f"{PREFIX}4711-0").write_bytes(b"old")
+    segments = Segments(PREFIX, 1, 10)
+    assert left() == [segments.shared(0, 10).segment]
+    segments.close()
+
+
+def test_more_than_the_node_has_is_an_error_with_both_sizes() -> None:
+    with pytest.raises(WeightSyncError, match=rf"2 x {2**60} bytes of shared memory cannot be had from /dev/shm, which has \d+ free"):
+        Segments(PREFIX, 2, 2**60)
+    assert left() == []
+
+
+def test_changed_bytes_are_found() -> None:
+    manifest = plan_buckets([("weight", "uint8", (64,))], 1024)
+    data = np.arange(64, dtype=np.uint8)
+    parcel = sealed(3, data)
+    data[17] ^= 1
+    with pytest.raises(CorruptedWeightsError, match="bucket 0 of 1 of weights v3"):
+        UpdateAssembly(manifest, 3, None).take(0, parcel)
+    with pytest.raises(WeightSyncError, match="is of weights v3, the update is to version 4"):
+        UpdateAssembly(manifest, 4, None).take(0, parcel)
+    shared = Parcel(version=3, checksum=0, payload=SharedBytes(segment=f"{PREFIX}none", size_bytes=64))
+    with pytest.raises(WeightSyncError, match="cannot be read by process"):
+        UpdateAssembly(manifest, 3, None).take(0, shared)
+
+
+class Trainer:
+    """Weights are random bytes by version."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._sender: Any = None
+
+    def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
+        self.close_sender()
+        self._sender = make_end(sender, self, manifest, **settings)
+
+    def close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+
+    def send_weights(self, version: int, part: int) -> Any:
+        return self._sender.send(version, part)
+
+    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
+        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+        random = np.random.default_rng([self.version, bucket.index])
+        for slot in bucket.slots:
+            out[slot.offset_bytes : slot.offset_bytes + slot.size_bytes] = random.integers(0, 256, slot.size_bytes, dtype=np.uint8)
+        return out
+
+
+class Elsewhere(FakeEngine):
+    """On another node than planned."""
+
+    def prepare_receiver(self, receiver: str, settings: Any) -> None:
+        if "test" in settings:
+            raise WeightSyncError("shared memory x cannot be read by process 1")
+        super().prepare_receiver(receiver, settings)
+
+
+def run(engines: list[FakeEngine], bucket_bytes: int, *, while_generating: bool) -> tuple[Trainer, SharedMemoryTransport, list[int]]:
+    trainer = Trainer()
+    workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(engines)]
+    training = InProcessWorker("trainer-0", trainer)
+    link = SyncLink(
+        trainers=[training],
+        engines=workers,
+        manifest=plan_buckets(TENSORS, bucket_bytes),
+        timeout_s=HANG_S,
+        on_running="recompute",
+        goes_on_without=lambda engine, error: False,
+    )
+    transport = SharedMemoryTransport(TransportSettings(run=PREFIX.split("-")[1], while_generating=while_generating))
+    counts = []
+
+    async def sync() -> None:
+        await transport.prepare(link)
+        for version in (1, 2, 3):
+            trainer.version = version
+            assert await transport.transfer(version, link) == dict.fromkeys(range(len(engines)), version)
+            counts.append(len(left()))
+            for engine in engines:
+                assert [(b.index, bytes(d)) for b, d in engine.received] == [
+                    (bucket.index, bytes(trainer.pack_bucket(bucket))) for bucket in link.manifest.buckets
+                ]
+
+    try:
+        asyncio.run(sync())
+    finally:
+        for worker in (training, *workers):
+            worker.stop()
+    return trainer, transport, counts
+
+
+@pytest.mark.parametrize(("while_generating", "bucket_bytes", "segments"), [(False, 128, 2), (True, 128, 7), (False, 10_000, 1)])
+def test_every_engine_reads_the_same_segments(while_generating: bool, bucket_bytes: int, segments: int) -> None:
+    trainer, transport, counts = run([FakeEngine(), FakeEngine()], bucket_bytes, while_generating=while_generating)
+    assert transport.warning is None
+    assert counts == [segments] * 3
+    trainer.close_sender()
+    assert left() == []
+
+
+def test_an_engine_that_cannot_read_it_gets_its_weights_through_the_object_store() -> None:
+    _, transport, counts = run([FakeEngine(), Elsewhere()], 128, while_generating=False)
+    assert transport.warning is not None
+    assert transport.warning.endswith("failed its test: shared memory x cannot be read by process 1")
+    assert counts == [0] * 3

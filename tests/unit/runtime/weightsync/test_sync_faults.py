@@ -1,0 +1,192 @@
+"""A sync in which something breaks: an error that names it, or a repetition; either way the next sync puts all engines right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljob_runtime.cluster.inprocess import InProcessWorker
+from rljob_runtime.engine.fake import FakeEngine
+from rljob_runtime.errors import CorruptedWeightsError, EngineDiedError, WeightSyncError, WorkerLostError
+from rljob_runtime.records import Bucket
+from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.parcel import Parcel
+from rljob_runtime.weightsync.probe import ProbeLimits
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.transport import ByteArray, TransportSettings, make_end
+from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
+from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
+from tests.support.pace import HANG_S
+
+MANIFEST = plan_buckets([(f"model.layers.{i}.weight", "float32", (50,)) for i in range(5)], 256)
+TRANSPORTS: list[Callable[[TransportSettings], Any]] = [ObjectStoreTransport, SharedMemoryTransport]
+CALLS = ["begin_update", "load_bucket", "finish_update"]
+
+
+class Trainer:
+    """All its numbers are ``value``; with ``corrupts`` that many parcels have bytes that are not those of their checksum."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.corrupts = 0
+        self.fails = 0
+        self._sender: Any = None
+
+    def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
+        self.close_sender()
+        self._sender = make_end(sender, self, manifest, **settings)
+
+    def close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+
+    def send_weights(self, version: int, part: int) -> Parcel:
+        if version > 0 and part == 3 and self.fails:
+            self.fails -= 1
+            raise WeightSyncError("bucket 3 does not fit the trainer's model")
+        parcel: Parcel = self._sender.send(version, part)
+        if version <= 0 or part != 2 or not self.corrupts:
+            return parcel
+        self.corrupts -= 1
+        return Parcel(version=version, checksum=parcel.checksum ^ 1, payload=parcel.payload, base=parcel.base)
+
+    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
+        out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
+        for slot in bucket.slots:
+            out[slot.offset_bytes : slot.offset_bytes + slot.size_bytes] = self.value
+        return out
+
+
+class Dying(FakeEngine):
+    """Its process ends in one of the calls of a sync, the second time it is made."""
+
+    dies_in: str | None = None
+    _calls = 0
+
+    def _call(self, method: str) -> None:
+        if method == self.dies_in:
+            self._calls += 1
+            if self._calls == 2:
+                raise EngineDiedError("signal 9")
+
+    def begin_update(self, *args: Any) -> None:
+        self._call("begin_update")
+        super().begin_update(*args)
+
+    def load_bucket(self, *args: Any) -> None:
+        self._call("load_bucket")
+        super().load_bucket(*args)
+
+    def finish_update(self, *args: Any) -> int:
+        self._call("finish_update")
+        return super().finish_update(*args)
+
+
+class Setting:
+    """A trainer, two engines, and a publisher that goes on without an engine."""
+
+    def __init__(self, make: Callable[[TransportSettings], Any], dense_above: float | None) -> None:
+        self.trainer = Trainer()
+        self.engines = [Dying(), Dying()]
+        self.workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(self.engines)]
+        self.training = InProcessWorker("trainer-0", self.trainer)
+        self.lost: list[int] = []
+        self.warnings: list[str] = []
+        self.publisher = WeightPublisher(
+            trainers=[self.training],
+            engines=self.workers,
+            manifest=MANIFEST,
+            transport=make(TransportSettings(run=f"faults{os.getpid()}", while_generating=False, dense_above=dense_above)),
+            timeout_s=HANG_S,
+            probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
+            goes_on_without=self._goes_on_without,
+            warn=self.warnings.append,
+        )
+
+    def _goes_on_without(self, engine: int, error: WorkerLostError) -> bool:
+        self.lost.append(engine)
+        return True
+
+    async def publish(self, version: int) -> dict[str, float]:
+        self.trainer.value = version
+        return await self.publisher.measured(await self.publisher.publish(version))
+
+    def serves(self, engine: int) -> tuple[int, set[int]]:
+        """Version and numbers of an engine."""
+        found = self.engines[engine]
+        return found.version(), {int(byte) for bucket, data in found.received for byte in data[: bucket.slots[0].size_bytes]}
+
+    def stop(self) -> None:
+        self.trainer.close_sender()
+        for worker in (self.training, *self.workers):
+            worker.stop()
+
+
+@pytest.fixture(params=[(make, dense) for make in TRANSPORTS for dense in (None, 1.0)], ids=lambda p: f"{p[0].__name__}-{p[1]}")
+def setting(request: pytest.FixtureRequest) -> Any:
+    made = Setting(*request.param)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("method", CALLS)
+async def test_an_engine_killed_in_any_phase_is_left_out_and_comes_back_with_all_weights(setting: Setting, method: str) -> None:
+    setting.engines[1].dies_in = method
+    await setting.publish(1)
+    if not setting.lost:  # load_bucket is made several times a sync, the others once
+        await setting.publish(2)
+    assert setting.lost == [1]
+    version = setting.engines[0].version()
+    assert setting.serves(0) == (version, {version})
+    setting.engines[1] = Dying()
+    setting.workers[1]._target = setting.engines[1]  # a new process in its place
+    assert await setting.publisher.catch_up(1)
+    assert setting.serves(1) == (version, {version})
+    await setting.publish(version + 1)
+    assert [setting.serves(i) for i in (0, 1)] == [(version + 1, {version + 1})] * 2
+
+
+async def test_a_corrupted_bucket_is_sent_again(setting: Setting) -> None:
+    assert (await setting.publish(1))["sync/resent"] == 0
+    setting.trainer.corrupts = 1
+    assert (await setting.publish(2))["sync/resent"] == 1
+    assert [setting.serves(i) for i in (0, 1)] == [(2, {2})] * 2
+    assert len(setting.warnings) == 1
+    assert setting.warnings[0].startswith("weights v2 are sent again: bucket 2 of 5 of weights v2")
+    assert (await setting.publish(3))["sync/resent"] == 0
+    assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
+
+
+async def test_a_bucket_that_stays_corrupted_is_an_error_and_the_next_sync_is_whole(setting: Setting) -> None:
+    await setting.publish(1)
+    setting.trainer.corrupts = 2
+    with pytest.raises(CorruptedWeightsError, match="its bytes changed on the way"):
+        await setting.publish(2)
+    assert [engine.version() for engine in setting.engines] == [1, 1]
+    await setting.publish(3)
+    assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
+
+
+async def test_a_trainer_that_fails_half_way_leaves_engines_that_take_the_next_sync(setting: Setting) -> None:
+    await setting.publish(1)
+    setting.trainer.fails = 1
+    with pytest.raises(WeightSyncError, match="bucket 3 does not fit the trainer's model"):
+        await setting.publish(2)
+    assert [engine.version() for engine in setting.engines] == [1, 1]
+    await setting.publish(3)
+    assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
+
+
+async def test_sparse_syncs_report_the_bytes_that_travelled() -> None:
+    setting = Setting(ObjectStoreTransport, 1.0)
+    whole = 2.0 * MANIFEST.total_bytes
+    assert (await setting.publish(1))["sync/bytes"] == whole
+    assert (await setting.publish(2))["sync/bytes"] == whole  # every number changed
+    assert (await setting.publish(2))["sync/bytes"] == 0
+    setting.stop()
