@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from rljob_api.v1alpha1.learning import MAX_TOP_K
+from rljob_runtime.engine.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import names
 from rljob_runtime.engine.vllm import arguments
 from rljob_runtime.engine.vllm.environment import environment_problems
-from rljob_runtime.engine.vllm.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, ModelError, SetupError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.packed import CompletionBatch, pack

@@ -13,9 +13,9 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.abstract import Executor
 
+from rljob_runtime.engine.expected_parameters import expected_parameters
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm import loop, weight_receiver
-from rljob_runtime.engine.vllm.expected_parameters import expected_parameters
 from rljob_runtime.errors import ModelError
 
 

@@ -1,4 +1,4 @@
-"""``python -m rljob_runtime.engine.vllm.server_child COMMAND...``: runs a server until standard input closes, then ends all its processes.
+"""``python -m rljob_runtime.engine.server_child COMMAND...``: runs a server until standard input closes, then ends all its processes.
 
 A killed worker closes its end of the pipe, whatever else happens, so that no server keeps the devices of a worker that is gone.
 """
