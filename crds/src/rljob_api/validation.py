@@ -28,6 +28,7 @@ from rljob_api.rules import (
     pods,
     rewards,
     rollout,
+    sglang,
     trainer,
     validation_only,
     workers,
@@ -126,6 +127,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *engine_arguments.RULES,
     *algorithm.RULES,
     *rollout.RULES,
+    *sglang.RULES,
     *trainer.RULES,
     *validation_only.RULES,
 )
@@ -136,6 +138,7 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *judges.PLAN_RULES,
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
+    *sglang.PLAN_RULES,
     *trainer.PLAN_RULES,
 )
 """Rules that need to know how many processes there are."""

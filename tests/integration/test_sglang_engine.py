@@ -1,0 +1,182 @@
+"""Real SGLang on CPU, its server in its own interpreter, behind the engine protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from rljob_runtime.engine.sglang import arguments, interpreter
+from rljob_runtime.engine.sglang import weights as sent
+from rljob_runtime.engine.sglang.engine import SglangEngine
+from rljob_runtime.errors import EngineDiedError, SetupError, WeightSyncError
+from rljob_runtime.records import Sampling, VersionSpan
+from rljob_runtime.weightsync.packing import ByteArray
+from tests.support.engine_contract import (
+    TIMEOUT_S,
+    TOLERANCE,
+    EngineContract,
+    config_for,
+    drain,
+    endless,
+    expected_scores,
+    generate,
+    letters,
+    manifest_of,
+    new_model,
+    packed,
+    push,
+    request,
+    save,
+    wait_for_tokens,
+    weights,
+)
+from tests.support.pace import until
+from tests.support.records import collected
+
+START_S = 900.0
+"""The server's start takes half a minute of computing, on a machine with other work; nothing here depends on it."""
+pytestmark = [pytest.mark.timeout(2 * START_S)]
+
+
+def installed() -> bool:
+    try:
+        interpreter.sglang_python()
+    except SetupError:
+        return False
+    return True
+
+
+if not installed():  # CI installs it
+    if os.environ.get("CI"):
+        raise SetupError(interpreter.REMEDY)
+    pytest.skip("SGLang is not installed: make setup-sglang", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    """The one server of this module."""
+    model = save(new_model(tied=False, seed=0), tmp_path_factory.mktemp("untied"))
+    config = replace(
+        config_for(model), tokenizer_path=letters(tmp_path_factory.mktemp("letters")), finds_texts=True, start_timeout_s=START_S
+    )
+    engine = SglangEngine(config)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture
+def engine(server: SglangEngine) -> SglangEngine:
+    """With known weights under a version of its own."""
+    push(server, new_model(tied=False, seed=0), server.version() + 1)
+    return server
+
+
+class TestSglang(EngineContract):
+    """The contract of all engines."""
+
+    stops_at_once = False
+
+
+def test_more_requests_than_the_server_takes_at_once_all_come_back(engine: SglangEngine) -> None:
+    found = generate(engine, [request(f"r{i}", Sampling(max_tokens=1 + i % 7), prompt=(3 + i % 50, 9, 4)) for i in range(150)])
+    assert sorted(len(completion.segment) for completion in found.values()) == sorted(1 + i % 7 for i in range(150))
+    assert engine.stats()["waiting"] == engine.stats()["running"] == 0
+
+
+def test_an_abort_of_one_request_leaves_those_whose_number_begins_alike(engine: SglangEngine) -> None:
+    engine.submit([endless(f"r{i}") for i in range(30)])
+    wait_for_tokens(engine, 30)
+    engine.abort(["r0", "r1", "r2"])
+    found = drain(engine, 30)
+    assert {name for name, completion in found.items() if completion.finish_reason == "abort"} == {"r0", "r1", "r2"}
+
+
+def test_what_waits_here_is_aborted_without_a_token(engine: SglangEngine) -> None:
+    engine.submit([endless(f"r{i}") for i in range(70)])  # 64 at the server
+    engine.abort(["r69"])
+    assert len(drain(engine, 1)["r69"].segment) == 0
+    engine.abort([f"r{i}" for i in range(69)])
+    assert {completion.finish_reason for completion in drain(engine, 69).values()} <= {"abort", "length"}
+
+
+def test_keep_is_refused_where_prefixes_are_cached(engine: SglangEngine) -> None:
+    version = engine.version()
+    with pytest.raises(WeightSyncError, match="cannot drop cached prefixes"):
+        push(engine, new_model(tied=False, seed=6), version + 1, "keep")
+    assert engine.version() == version
+    assert len(generate(engine, [request("later", Sampling(max_tokens=2))])) == 1
+
+
+def test_an_update_that_breaks_off_stops_generation_until_a_full_one(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the buckets are in the server, whose own update is open."""
+    whole, calls = sent.shared, []
+
+    def fail_on_second(data: ByteArray) -> torch.Tensor:
+        calls.append(data)
+        if len(calls) == 2:
+            raise WeightSyncError("broken bucket")
+        return whole(data)
+
+    monkeypatch.setattr(sent, "shared", fail_on_second)
+    tensors = weights(new_model(tied=False, seed=1))
+    manifest = manifest_of(tensors)
+    engine.begin_update(manifest, 90)
+    for bucket in manifest.buckets:
+        engine.load_bucket(bucket.index, packed(bucket, tensors))
+    with pytest.raises(WeightSyncError, match="broken bucket"):
+        engine.finish_update(TIMEOUT_S)
+    engine.submit([request("waits", Sampling(max_tokens=2))])
+    with pytest.raises(WeightSyncError, match="version 90 broke off"):
+        collected(engine, 1.0)
+    monkeypatch.undo()
+    model = new_model(tied=False, seed=2)
+    push(engine, model, 91)
+    assert drain(engine, 1)["waits"].segment.version_spans == (VersionSpan(start=0, end=2, version=91),)
+    assert engine.score([(5, 6, 7)], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, (5, 6, 7)), abs=TOLERANCE)
+
+
+def test_its_own_parser_says_what_is_wrong_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "CHILD_TIMEOUT_S", START_S)
+    given = {"chunked_prefill_sise": 16, "schedule_policy": "random-walk", "page_size": "many", "schedule_conservativeness": 0.5}
+    problems = [str(problem) for problem in arguments.problems_in_child("extraArgs", given)]
+    assert problems[0] == "extraArgs.chunked_prefill_sise: 16: is not an argument of SGLang; did you mean chunked_prefill_size?"
+    assert problems[1].startswith(
+        'extraArgs.schedule_policy: "random-walk": is refused by SGLang: argument --schedule-policy: invalid choice'
+    )
+    assert problems[2].startswith('extraArgs.page_size: "many": is refused by SGLang: argument --page-size: invalid int value')
+    assert len(problems) == 3
+
+
+def test_the_death_of_the_server_reaches_every_caller_and_leaves_no_process(server: SglangEngine) -> None:
+    """Last of the module: the server is gone afterwards."""
+    push(server, new_model(tied=False, seed=0), server.version() + 1)
+    server.submit([endless("never")])
+    wait_for_tokens(server, 1)
+    family = [psutil.Process(pid) for pid in server.server_pids()]
+    scheduler = next(process for process in family if "scheduler" in " ".join(process.cmdline()))
+    scheduler.kill()
+    with pytest.raises(EngineDiedError, match="SGLang"):
+        collected(server, TIMEOUT_S)
+    for call in (
+        lambda: server.submit([endless("later")]),
+        lambda: server.score([(1, 2)], TIMEOUT_S),
+        lambda: server.abort(["never"]),
+        server.version,
+        server.stats,
+    ):
+        with pytest.raises(EngineDiedError):
+            call()
+    server.shutdown()
+    until("the server's processes end", lambda: not any(process.is_running() for process in family))
+
+
+def test_an_interpreter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(interpreter.VARIABLE, str(tmp_path / "python"))
+    with pytest.raises(SetupError, match=r"RLJOB_SGLANG_PYTHON is .* no program here; run make setup-sglang"):
+        interpreter.sglang_python()
