@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv/bin
 
 # The stamp's name is a hash of everything set-up depends on, the place included: editable installs hold absolute paths.
-SETUP_INPUTS := pyproject.toml crds/pyproject.toml crds/convert/pyproject.toml operator/pyproject.toml runtime/pyproject.toml $(wildcard constraints/*.txt) tools/setup.py
+SETUP_INPUTS := pyproject.toml crds/pyproject.toml crds/convert/pyproject.toml operator/pyproject.toml runtime/pyproject.toml $(filter-out constraints/sglang.txt,$(wildcard constraints/*.txt)) tools/setup.py
 STAMP := .venv/.rljob-setup-$(shell { cat $(SETUP_INPUTS); echo "$(CURDIR)"; } | sha256sum | cut -c1-16)
 
 # SGLang's packages conflict with those of vLLM: an environment of its own, of the plain pins in constraints/sglang.txt.

@@ -144,13 +144,16 @@ def test_an_update_that_breaks_off_stops_generation_until_a_full_one(engine: Sgl
 def test_its_own_parser_says_what_is_wrong_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "CHILD_TIMEOUT_S", START_S)
     given = {"chunked_prefill_sise": 16, "schedule_policy": "random-walk", "page_size": "many", "schedule_conservativeness": 0.5}
+    given |= {"enable_multimodal": False, "disable_custom_all_reduce": False, "schedule_sise": False}
     problems = [str(problem) for problem in arguments.problems_in_child("extraArgs", given)]
     assert problems[0] == "extraArgs.chunked_prefill_sise: 16: is not an argument of SGLang; did you mean chunked_prefill_size?"
     assert problems[1].startswith(
         'extraArgs.schedule_policy: "random-walk": is refused by SGLang: argument --schedule-policy: invalid choice'
     )
     assert problems[2].startswith('extraArgs.page_size: "many": is refused by SGLang: argument --page-size: invalid int value')
-    assert len(problems) == 3
+    assert problems[3].startswith("extraArgs.enable_multimodal: false: is refused by SGLang: it is no switch that is off by itself")
+    assert problems[4].startswith("extraArgs.schedule_sise: false: is not an argument of SGLang")
+    assert len(problems) == 5
 
 
 def test_the_death_of_the_server_reaches_every_caller_and_leaves_no_process(server: SglangEngine) -> None:

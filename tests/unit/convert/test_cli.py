@@ -25,7 +25,7 @@ def rljob(*arguments: str, stdin: str | None = None) -> Result:
 
 
 def test_manifest_and_notes_are_apart() -> None:
-    result = rljob("--from", "roll", str(cases.FOLDER / "roll-rlvr-async.yaml"))
+    result = rljob("--from", "rlinf", str(cases.FOLDER / "rlinf-doc-groups.yaml"))
     assert result.exit_code == 0
     assert yaml.safe_load(result.stdout)["kind"] == "RLJob"
     assert "Dropped (" in result.stderr

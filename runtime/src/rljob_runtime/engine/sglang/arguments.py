@@ -104,7 +104,10 @@ def problems_in_child(path: str, arguments: Mapping[str, Any]) -> Sequence[Field
 
     None where it is not there or does not answer in time: the server's start reports them then.
     """
-    question = json.dumps([{"name": name, "words": _words(f"--{name.replace('_', '-')}", value)} for name, value in arguments.items()])
+    asked = [
+        {"name": name, "words": _words(f"--{name.replace('_', '-')}", value), "off": value is False} for name, value in arguments.items()
+    ]
+    question = json.dumps(asked)
     try:
         command = [str(sglang_python()), str(_CHILD)]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
