@@ -5,7 +5,6 @@ It listens on the loopback interface only: whoever reaches its port may change i
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import threading
@@ -20,8 +19,6 @@ import psutil
 
 from rljob_runtime.cluster.ports import group_port
 from rljob_runtime.errors import DeadlineError, ModelError
-
-logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 CPU_KERNELS = Path(__file__).with_name("cpu_kernels")
@@ -120,7 +117,7 @@ class SglangServer:
         for line in self._process.stdout:
             text = line.decode(errors="replace").rstrip()
             self._lines.append(text)
-            logger.info("sglang: %s", text)
+            sys.stderr.write(f"sglang: {text}\n")  # the worker's log
         self._on_end(f"SGLang's server ended with exit code {self._process.wait()}; start a new engine. {self._said()}")
 
     def _said(self) -> str:
