@@ -33,7 +33,7 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "make: no python3.11 found; install it (Debian 12: apt-get install python3 python3-venv)" >&2; exit 1; }
 	@$(PYTHON) tools/setup.py --stamp $@
 
-setup-sglang: $(SGLANG_STAMP) ## Make .venv-sglang, the second rollout engine on CPU (150 MB more to download, 5.4 GB on disk, shared with uv's cache)
+setup-sglang: $(SGLANG_STAMP) ## Make .venv-sglang, the second rollout engine on CPU (150 MB more to download, 0.9 GB more on disk, or 5.4 where uv cannot link)
 
 $(SGLANG_STAMP): | $(STAMP)
 	@$(VENV)/python tools/setup.py --sglang --stamp $@

@@ -18,12 +18,14 @@ from rljob_runtime.errors import EngineDiedError, SetupError, WeightSyncError
 from rljob_runtime.records import Sampling, VersionSpan
 from rljob_runtime.weightsync.packing import ByteArray
 from tests.support.engine_contract import (
+    LONG,
     TIMEOUT_S,
     TOLERANCE,
     EngineContract,
     config_for,
     drain,
     endless,
+    expected_logprobs,
     expected_scores,
     generate,
     letters,
@@ -37,7 +39,7 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.pace import until
-from tests.support.records import collected
+from tests.support.records import collected, tokens
 
 START_S = 900.0
 """The server's start takes half a minute of computing, on a machine with other work; nothing here depends on it."""
@@ -58,16 +60,24 @@ if not installed():  # CI installs it
     pytest.skip("SGLang is not installed: make setup-sglang", allow_module_level=True)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    """The one server of this module."""
-    model = save(new_model(tied=False, seed=0), tmp_path_factory.mktemp("untied"))
-    config = replace(
-        config_for(model), tokenizer_path=letters(tmp_path_factory.mktemp("letters")), finds_texts=True, start_timeout_s=START_S
-    )
-    engine = SglangEngine(config)
+def started(factory: pytest.TempPathFactory, **settings: object) -> Iterator[SglangEngine]:
+    model = save(new_model(tied=False, seed=0), factory.mktemp("untied"))
+    config = replace(config_for(model), tokenizer_path=letters(factory.mktemp("letters")), finds_texts=True, start_timeout_s=START_S)
+    engine = SglangEngine(replace(config, **settings))
     yield engine
     engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    """The one server of this module's quick tests."""
+    yield from started(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def uncached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    """Another one, which shares no prefixes; of slow tests."""
+    yield from started(tmp_path_factory, enable_prefix_caching=False)
 
 
 @pytest.fixture
@@ -111,6 +121,28 @@ def test_keep_is_refused_where_prefixes_are_cached(engine: SglangEngine) -> None
         push(engine, new_model(tied=False, seed=6), version + 1, "keep")
     assert engine.version() == version
     assert len(generate(engine, [request("later", Sampling(max_tokens=2))])) == 1
+
+
+@pytest.mark.slow
+def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(uncached: SglangEngine) -> None:
+    old, new = new_model(tied=False, seed=0), new_model(tied=False, seed=6)
+    shared = tuple(range(3, 59)) * 5
+    generate(uncached, [request("warm", Sampling(max_tokens=1), 0, shared)])
+    uncached.submit([endless(f"r{i}") for i in range(4)])
+    wait_for_tokens(uncached, 80)
+    push(uncached, new, uncached.version() + 1, "keep")
+    uncached.submit([request("fresh", Sampling(max_tokens=4), 1, shared)])
+    found = drain(uncached, 5)
+    mixed = [found[f"r{i}"] for i in range(4) if len(found[f"r{i}"].segment.version_spans) == 2]
+    assert len(mixed) >= 2
+    for completion in mixed:
+        end = completion.segment.version_spans[0].end
+        first, second = (expected_logprobs(model, (5, 17, 33, 8), LONG, tokens(completion)) for model in (old, new))
+        assert completion.segment.logprobs[:end] == pytest.approx(first[:end], abs=TOLERANCE)
+        differences = [abs(a - b) for a, b in zip(completion.segment.logprobs[end:], second[end:], strict=True)]
+        assert max(differences) > 100 * TOLERANCE, "keys of the old weights are kept"
+    expected = expected_logprobs(new, shared, Sampling(max_tokens=4), tokens(found["fresh"]))
+    assert found["fresh"].segment.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_an_update_that_breaks_off_stops_generation_until_a_full_one(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,6 +172,14 @@ def endless(name: str, seed: int = 0) -> GenerationRequest:
     return request(name, LONG, seed)
 
 
+def until_done(engine: Engine, work: Future[None]) -> list[Completion]:
+    """What ends meanwhile."""
+    found: list[Completion] = []
+    while not work.done():
+        found += collected(engine, 0.001)
+    return found
+
+
 def check_scores_after_updates(engine: Engine, *, tied: bool) -> None:
     probes = [(5, 17, 33, 8, 9, 10), (4, 4), tuple(range(1, 59)) * 6]
     for seed in (11, 12):
@@ -261,6 +270,15 @@ class EngineContract:
             for model, span in ((new_model(tied=False, seed=0), first), (new, second)):
                 expected = expected_logprobs(model, (5, 17, 33, 8), LONG, tokens(completion))
                 assert completion.segment.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=TOLERANCE)
+
+    def test_responses_are_collected_while_an_update_is_under_way(self, engine: Engine) -> None:
+        engine.submit([endless(f"r{i}", i) for i in range(8)])
+        wait_for_tokens(engine, 80)
+        with ThreadPoolExecutor(1) as pool:
+            pushing = pool.submit(push, engine, new_model(tied=False, seed=5), engine.version() + 1)
+            found = {completion.request_id for completion in until_done(engine, pushing)}
+        pushing.result()
+        assert found | drain(engine, 8 - len(found)).keys() == {f"r{i}" for i in range(8)}
 
     def test_a_skipped_tensor_or_other_shape_is_refused_by_name(self, engine: Engine) -> None:
         tensors = weights(new_model(tied=False, seed=1))

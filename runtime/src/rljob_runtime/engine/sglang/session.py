@@ -158,13 +158,14 @@ class SglangSession:
             await self._in_time(self._changed.wait_for(lambda: not self._scoring and not self._updating), version, deadline, "scoring")
             self._updating = True
         begin = time.perf_counter()
-        self.weights_undefined = f"the update to version {version} broke off"
+        undefined: str | None = f"the update to version {version} broke off"
         try:
             await self._replace_weights(incoming, on_running, deadline)
-            self.version, self.weights_undefined = version, None
+            self.version, undefined = version, None
             self.counters.updates += 1
             self.counters.update_s = time.perf_counter() - begin
         finally:
+            self.weights_undefined = undefined
             async with self._changed:
                 self._updating = False
                 self._changed.notify_all()
