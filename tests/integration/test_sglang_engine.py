@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,14 +188,26 @@ def test_its_own_parser_says_what_is_wrong_with_arguments(monkeypatch: pytest.Mo
     assert len(problems) == 5
 
 
-def test_the_death_of_the_server_reaches_every_caller_and_leaves_no_process(server: SglangEngine) -> None:
-    """Last of the module: the server is gone afterwards."""
+def test_an_interpreter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(interpreter.VARIABLE, str(tmp_path / "python"))
+    with pytest.raises(SetupError, match=r"RLJOB_SGLANG_PYTHON is .* no program here; run make setup-sglang"):
+        interpreter.sglang_python()
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def check_death(server: SglangEngine, victim: Callable[[list[psutil.Process]], psutil.Process]) -> None:
+    """Kill one of the server's processes; the server is gone afterwards."""
     push(server, new_model(tied=False, seed=0), server.version() + 1)
     server.submit([endless("never")])
     wait_for_tokens(server, 1)
     family = [psutil.Process(pid) for pid in server.server_pids()]
-    scheduler = next(process for process in family if "scheduler" in " ".join(process.cmdline()))
-    scheduler.kill()
+    victim(family).kill()
     with pytest.raises(EngineDiedError, match="SGLang"):
         collected(server, TIMEOUT_S)
     for call in (
@@ -207,11 +219,15 @@ def test_the_death_of_the_server_reaches_every_caller_and_leaves_no_process(serv
     ):
         with pytest.raises(EngineDiedError):
             call()
+    until("the server's processes end", lambda: not any(lives(process) for process in family[1:]))
     server.shutdown()
-    until("the server's processes end", lambda: not any(process.is_running() for process in family))
 
 
-def test_an_interpreter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(interpreter.VARIABLE, str(tmp_path / "python"))
-    with pytest.raises(SetupError, match=r"RLJOB_SGLANG_PYTHON is .* no program here; run make setup-sglang"):
-        interpreter.sglang_python()
+@pytest.mark.slow
+def test_a_killed_scheduler_takes_all_with_it(uncached: SglangEngine) -> None:
+    check_death(uncached, lambda family: next(process for process in family if "scheduler" in " ".join(process.cmdline())))
+
+
+def test_no_process_is_left_where_the_one_that_watches_is_killed(server: SglangEngine) -> None:
+    """Last of the module: what Ray does to the children of a worker that ends."""
+    check_death(server, lambda family: family[0])
