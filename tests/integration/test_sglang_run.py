@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.jobs import START_TIMEOUT_S, Running, shortened
 from tests.integration.test_sglang_engine import installed
+from tests.support.pace import until
 
 STEPS = 4
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_TIMEOUT_S)]
+
+
+def servers_of(model: Path) -> list[int]:
+    """Processes of SGLang that serve a model."""
+    commands = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, command in commands.items() if "sglang.launch_server" in command and str(model) in command]
 
 
 def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Path) -> None:
@@ -22,6 +30,7 @@ def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Pat
     manifest["spec"]["rollout"]["topK"] = 10
     run = Running(tmp_path / "job", manifest)
     assert run.wait(2 * START_TIMEOUT_S) == 0, run.output
+    until("the server's processes end", lambda: not servers_of(model))
     metrics = run.metrics()
     assert len(metrics) == STEPS
     for line in metrics:
