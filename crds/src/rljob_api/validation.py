@@ -29,6 +29,7 @@ from rljob_api.rules import (
     pods,
     rewards,
     rollout,
+    sglang,
     trainer,
     validation_only,
     weight_sync,
@@ -129,6 +130,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *algorithm.RULES,
     *distillation.RULES,
     *rollout.RULES,
+    *sglang.RULES,
     *trainer.RULES,
     *validation_only.RULES,
 )
@@ -140,6 +142,7 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *distillation.PLAN_RULES,
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
+    *sglang.PLAN_RULES,
     *trainer.PLAN_RULES,
     *weight_sync.PLAN_RULES,
 )

@@ -131,11 +131,11 @@ def test_plan_lists_processes_of_a_larger_job_only_when_asked() -> None:
 
 
 def test_plan_shows_what_a_run_would_refuse_yet() -> None:
-    text = Path(QUICKSTART).read_text().replace('ranks: "1"', 'ranks: "0"').replace("{prefixCaching: false}", "{type: SGLang}")
+    text = Path(QUICKSTART).read_text().replace('ranks: "1"', 'ranks: "0"').replace("dtype: float32", "dtype: float16")
     result = rljob("plan", "-", stdin=text)
     assert (result.exit_code, rljob("validate", "-", stdin=text).exit_code) == (0, 2)
     assert "shared with actor_infer" in result.stdout
-    assert "A run would refuse this job:\n  spec.components[1].engine.type" in result.stderr
+    assert "A run would refuse this job:\n  spec.model.dtype" in result.stderr
 
 
 def test_plan_as_pictures(tmp_path: Path) -> None:

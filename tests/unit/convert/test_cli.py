@@ -29,7 +29,8 @@ def test_manifest_and_notes_are_apart() -> None:
     assert result.exit_code == 0
     assert yaml.safe_load(result.stdout)["kind"] == "RLJob"
     assert "Dropped (" in result.stderr
-    assert "Left to do before rljob run" in result.stderr
+    problems = rljob("--from", "rlinf", str(cases.FOLDER / "rlinf-doc-groups.yaml"))
+    assert "Left to do before rljob run" in problems.stderr
 
 
 def test_a_job_that_runs_as_it_is_says_so(tmp_path: Path) -> None:

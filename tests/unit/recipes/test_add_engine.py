@@ -25,7 +25,7 @@ from tests.unit.api.manifests import manifest
 from tests.unit.recipes import toy_engine
 
 KIND = EngineType.SGLANG
-"""A type that has no adapter yet."""
+"""The type whose adapter the toy replaces."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +78,9 @@ def test_arguments_and_packages_are_checked_before_the_start(monkeypatch: pytest
     registry.check_engines(spec, on_this_python=True)
     with pytest.raises(SpecInvalidError, match=r"spec\.components\[1\]\.engine\.extraArgs\.words: 3: is unknown; remove it"):
         registry.check_engines(job_with({"words": 3})[0], on_this_python=True)
-    monkeypatch.setattr(toy_engine, "ADAPTER", replace(toy_engine.ADAPTER, packages={"no_such_engine": "install it"}))
+    monkeypatch.setattr(toy_engine, "ADAPTER", replace(toy_engine.ADAPTER, package="no_such_engine"))
     registry.check_engines(spec, on_this_python=False)
-    with pytest.raises(SetupError, match=r"engine\.type SGLang needs the Python package no_such_engine.*; install it"):
+    with pytest.raises(SetupError, match=r"engine\.type SGLang: the Python package no_such_engine is not .*; install it"):
         registry.check_engines(spec, on_this_python=True)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.errors import FieldError, field_error
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component
+from rljob_runtime.engine.adapter import missing_package
 from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.offload.states import StateKind
 
@@ -27,10 +28,13 @@ class ToyEngine(FakeEngine):
 @dataclass(frozen=True, kw_only=True)
 class ToyAdapter:
     factory: str = f"{__name__}:ToyEngine"
-    packages: Mapping[str, str] = field(default_factory=lambda: {"json": "it is part of Python"})
+    package: str = "json"
     concurrency: int = 2
     releases: frozenset[StateKind] = frozenset()
     spares_lost: bool = False
+
+    def lacking(self) -> str | None:
+        return missing_package(self.package, "install it")
 
     def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> ToyConfig:
         assert component.engine is not None

@@ -37,6 +37,30 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
         "logprobs_mode": "remove it",
         "disable_log_stats": "remove it",
     },
+    EngineType.SGLANG: {
+        "model_path": "write spec.model.path",
+        "tokenizer_path": "write spec.model.tokenizerPath",
+        "trust_remote_code": "write spec.model.trustRemoteCode",
+        "dtype": "write engine.dtype",
+        "context_length": "write rollout.maxPromptTokens and maxResponseTokens",
+        "tp_size": "write engine.tensorParallelSize",
+        "tensor_parallel_size": "write engine.tensorParallelSize",
+        "pp_size": "write engine.pipelineParallelSize",
+        "dp_size": "place the component on more devices: each engine is a replica",
+        "max_running_requests": "write engine.maxRunningRequests",
+        "max_total_tokens": "write engine.kvCacheBytes",
+        "mem_fraction_static": "write engine.memoryFraction",
+        "disable_radix_cache": "write engine.prefixCaching",
+        "disable_cuda_graph": "write engine.enforceEager",
+        **dict.fromkeys(
+            (
+                *("host", "port", "api_key", "admin_api_key", "device", "load_format", "skip_tokenizer_init", "random_seed"),
+                *("disable_overlap_schedule", "incremental_streaming_output", "stream_interval", "sampling_backend"),
+                *("sampling_mask_max_tokens", "weight_version", "enable_memory_saver"),
+            ),
+            "remove it",
+        ),
+    },
 }
 """Arguments of each engine that RLJob sets itself, and the field to use instead."""
 

@@ -41,7 +41,6 @@ class Unsupported:
 
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    Unsupported(path="components[].engine.type", when=one_of("SGLang"), waits_for="the SGLang engine", remedy="write VLLM"),
     Unsupported(
         path="components[].engine.pipelineParallelSize",
         when=above(1),

@@ -7,6 +7,7 @@ import at module level may import the engine.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,9 +28,8 @@ class EngineAdapter(Protocol):
         what a start needs besides devices, and leaves these alone.
         """
 
-    @property
-    def packages(self) -> Mapping[str, str]:
-        """Modules that the worker's Python must have, and what to install where one is missing."""
+    def lacking(self) -> str | None:
+        """What this installation has not that a worker needs, with the remedy; None where nothing is missing."""
 
     @property
     def concurrency(self) -> int:
@@ -64,3 +64,8 @@ class EngineAdapter(Protocol):
             path: of ``extraArgs`` in the spec.
             arguments: by the engine's own names.
         """
+
+
+def missing_package(module: str, remedy: str) -> str | None:
+    """For :meth:`EngineAdapter.lacking`: a module that is not installed here."""
+    return None if importlib.util.find_spec(module) else f"the Python package {module} is not installed here; {remedy}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,10 @@ from rljob_runtime.engine.adapter import EngineAdapter
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.errors import SetupError
 
-ENGINES: dict[EngineType, str] = {EngineType.VLLM: "rljob_runtime.engine.vllm.adapter:ADAPTER"}
+ENGINES: dict[EngineType, str] = {
+    EngineType.VLLM: "rljob_runtime.engine.vllm.adapter:ADAPTER",
+    EngineType.SGLANG: "rljob_runtime.engine.sglang.adapter:ADAPTER",
+}
 """``module:name`` of each engine's adapter; imported when a job asks for it."""
 
 
@@ -80,9 +82,8 @@ def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
     problems: list[FieldError] = []
     for path, engine in _engines(spec):
         adapter = engine_adapter(engine.type)
-        for module, remedy in adapter.packages.items():
-            if on_this_python and importlib.util.find_spec(module) is None:
-                raise SetupError(f"{path}.type {engine.type} needs the Python package {module}, which is not installed here; {remedy}")
+        if on_this_python and (lacking := adapter.lacking()) is not None:
+            raise SetupError(f"{path}.type {engine.type}: {lacking}")
         if engine.extra_args:
             problems += adapter.argument_problems(f"{path}.extraArgs", engine.extra_args)
     if problems:

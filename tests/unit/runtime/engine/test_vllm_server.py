@@ -92,7 +92,7 @@ def test_a_server_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> 
 def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
     """The pipe is all that connects them: closing it is what a kill does."""
     program = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
-    child = [sys.executable, "-m", "rljob_runtime.engine.vllm.server_child", sys.executable, "-c", program]
+    child = [sys.executable, "-m", "rljob_runtime.engine.server_child", sys.executable, "-c", program]
     with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdin is not None
         assert running.stdout is not None

@@ -162,7 +162,7 @@ def _engines(source: Source, placed: Placed, model: Section, longest: int) -> No
             component["engine"] = dict(engine)
 
 
-_ENGINE_OPTIONS = {"VLLM": ("enable_chunked_prefill", "max_num_batched_tokens")}
+_ENGINE_OPTIONS = {"VLLM": ("enable_chunked_prefill", "max_num_batched_tokens"), "SGLang": ("attention_backend",)}
 """Options of the section that bears the engine's name whose names and meaning are the engine's own."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.dtypes import engine_dtype
 from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
+from rljob_runtime.engine.adapter import missing_package
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.engine.vllm import arguments, environment
@@ -24,11 +25,14 @@ class VllmAdapter:
     """See :class:`~rljob_runtime.engine.adapter.EngineAdapter`."""
 
     factory: str = "rljob_runtime.engine.vllm.engine:VllmEngine"
-    packages: Mapping[str, str] = field(default_factory=lambda: {"vllm": "install rljob-runtime[cpu] or rljob-runtime[gpu]"})
     concurrency: int = 4
     """Collecting, submitting, watching, and one call of a weight sync."""
     releases: frozenset[StateKind] = ENGINE_KINDS
     spares_lost: bool = True
+
+    def lacking(self) -> str | None:
+        """Where vLLM is not installed."""
+        return missing_package("vllm", "install rljob-runtime[cpu] or rljob-runtime[gpu]")
 
     def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> EngineConfig:
         """Settings of one engine; an engine that releases its devices drops its weights, the next update brings them."""

@@ -22,18 +22,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from rljob_api.v1alpha1.learning import MAX_TOP_K
+from rljob_runtime.engine.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
+from rljob_runtime.engine.request_checks import RequestLimits
 from rljob_runtime.engine.residence import names
 from rljob_runtime.engine.vllm import arguments
 from rljob_runtime.engine.vllm.environment import environment_problems
-from rljob_runtime.engine.vllm.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, ModelError, SetupError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.packed import CompletionBatch, pack
-from rljob_runtime.records import Completion, GenerationRequest, IntArray, OnRunning, Sampling, WeightManifest
+from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
@@ -49,8 +47,6 @@ MEMORY_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 3600.0
 """Of one bucket; whoever sends it has the deadline of the sync."""
 PROCESS_ENDED = "a process of vLLM's ended: a rank of tensorParallelSize; start a new engine"
-MIN_TEMPERATURE = 0.01
-"""vLLM silently raises positive temperatures below it, so they are refused."""
 
 
 class VllmEngine:
@@ -120,7 +116,7 @@ class VllmEngine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests and return at once; see ``Engine.submit``."""
-        self._check_requests(requests)
+        self._limits().check(requests)
         ids = {request.request_id for request in requests}
         with self._changed:
             self._raise_if_dead()
@@ -159,11 +155,7 @@ class VllmEngine:
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         """Log-probs of given sequences; see ``Engine.score``."""
-        longest = self._config.max_model_len - 1
-        for sequence in sequences:
-            if not 2 <= len(sequence) <= longest:
-                raise DataError(f"score: a sequence has {len(sequence)} tokens; 2 to {longest} can be scored (max_model_len - 1)")
-            self._check_tokens("score", sequence)
+        self._limits().check_scored(sequences)
         if not sequences:
             return []
         batch = tuple(sequences)
@@ -369,6 +361,11 @@ class VllmEngine:
 
         return self._call(result, run, timeout_s, what)
 
+    def _limits(self) -> RequestLimits:
+        """What requests may ask."""
+        config = self._config
+        return RequestLimits(max_model_len=config.max_model_len, vocab_size=self._vocab_size, finds_texts=config.finds_texts)
+
     def _needs_update(self) -> bool:
         """Whether only an update can bring responses; with something offloaded the engine is merely at rest."""
         return self._weights_undefined is not None and all(state is Residence.ON_DEVICE for state in self._residence.values())
@@ -389,37 +386,6 @@ class VllmEngine:
             if self._incoming is None:
                 raise WeightSyncError(f"{method}: no update is open; call begin_update first")
             return self._incoming
-
-    def _check_requests(self, requests: Sequence[GenerationRequest]) -> None:
-        """Refuse what would fail inside the engine thread; what several requests share is looked at once."""
-        for request in {id(request.prompt_token_ids): request for request in requests}.values():
-            where, prompt = f"request {request.request_id}", request.prompt_token_ids
-            if not 1 <= len(prompt) < self._config.max_model_len:
-                most = self._config.max_model_len - 1
-                raise DataError(f"{where}: the prompt has {len(prompt)} tokens; 1 to {most} fit (max_model_len - 1)")
-            self._check_tokens(where, prompt)
-        for request in {id(request.sampling): request for request in requests}.values():
-            self._check_sampling(f"request {request.request_id}", request.sampling)
-
-    def _check_sampling(self, where: str, sampling: Sampling) -> None:
-        """Refuse settings that vLLM does not have, or silently changes."""
-        if sampling.max_tokens < 1 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
-            raise DataError(f"{where}: {sampling} is out of range; max_tokens >= 1, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1")
-        if sampling.returns_mask and not 1 <= sampling.top_k <= MAX_TOP_K:
-            raise DataError(f"{where}: top_k is {sampling.top_k}; a sampling mask needs 1 to {MAX_TOP_K}")
-        if sampling.stop_strings and not self._config.finds_texts:
-            raise DataError(f"{where}: the engine was started without a tokenizer for stop strings {list(sampling.stop_strings)}")
-        if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= 2:
-            raise DataError(f"{where}: temperature {sampling.temperature} is out of range; 0 (greedy) or {MIN_TEMPERATURE} to 2")
-
-    def _check_tokens(self, where: str, token_ids: Sequence[int] | IntArray) -> None:
-        """Refuse tokens the model has no embedding for."""
-        least, most = int(np.min(token_ids)), int(np.max(token_ids))
-        if least < 0 or most >= self._vocab_size:
-            raise DataError(
-                f"{where}: token ids go from {least} to {most}, the model knows 0 to {self._vocab_size - 1}; "
-                "tokenizer and model do not belong together"
-            )
 
 
 def _with_parsed_arguments(config: EngineConfig) -> EngineConfig:

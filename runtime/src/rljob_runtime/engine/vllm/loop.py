@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.engine.stop_strings import StopFinder, decoder, reach
+from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.engine.vllm.response import Response
@@ -39,9 +39,6 @@ from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, Weight
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
 from rljob_runtime.weightsync.transport import IncomingUpdate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SEED_RANGE = 2**63
@@ -453,22 +450,3 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "disable_log_stats": True,
     }
     return EngineArgs(**(own | dict(config.extra_args)))
-
-
-def load_tokenizer(config: EngineConfig) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, whose end-of-sequence token ends responses; None where the model's folder has none.
-
-    Raises:
-        ModelError: none is there, and requests may have stop strings.
-    """
-    folder = config.tokenizer_path or config.model_path
-    if config.tokenizer_path is None and not (Path(folder) / "tokenizer_config.json").exists():
-        if config.finds_texts:
-            raise ModelError(f"{folder} has no tokenizer, which rollout.stopStrings need; set model.tokenizerPath")
-        return None
-    from transformers import AutoTokenizer
-
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=config.trust_remote_code, local_files_only=True
-    )
-    return found

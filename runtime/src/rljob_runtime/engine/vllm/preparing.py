@@ -13,9 +13,10 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.abstract import Executor
 
+from rljob_runtime.engine.expected_parameters import expected_parameters
 from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import loop, weight_receiver
-from rljob_runtime.engine.vllm.expected_parameters import expected_parameters
 from rljob_runtime.errors import ModelError
 
 
@@ -29,7 +30,7 @@ def prepare(config: EngineConfig) -> None:
     made = loop.engine_args(config).create_engine_config()
     Executor.get_class(made)
     made.scheduler_config.get_scheduler_cls()
-    loop.load_tokenizer(config)
+    load_tokenizer(config)
     expected_parameters(config.model_path, config.trust_remote_code)
     if current_platform.is_cpu():
         resolve_obj_by_qualname(made.parallel_config.worker_cls)

@@ -20,7 +20,7 @@ from rljob_runtime.errors import ModelError, StartupDeadlineError
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """Read by vLLM's server; a key among its arguments would be shown to every user of the node."""
-_CHILD = "rljob_runtime.engine.vllm.server_child"
+_CHILD = "rljob_runtime.engine.server_child"
 _SERVER = "vllm.entrypoints.openai.api_server"
 _POLL_S = 0.2
 _END_S = 20.0

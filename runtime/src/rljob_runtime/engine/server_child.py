@@ -1,10 +1,11 @@
-"""``python -m rljob_runtime.engine.vllm.server_child COMMAND...``: runs a server until standard input closes, then ends all its processes.
+"""``python -m rljob_runtime.engine.server_child COMMAND...``: runs a server until standard input closes, then ends all its processes.
 
 A killed worker closes its end of the pipe, whatever else happens, so that no server keeps the devices of a worker that is gone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,11 +13,12 @@ import sys
 import threading
 
 _GRACE_S = 10.0
+_PR_SET_PDEATHSIG = 1
 
 
 def main(command: list[str]) -> int:
     """Exit status of the server, or 0 where it was ended."""
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent)
     ended = threading.Event()
 
     def end_with_input() -> None:
@@ -33,6 +35,11 @@ def main(command: list[str]) -> int:
     status = server.wait()
     _signal(server.pid, signal.SIGKILL)  # what outlived it: processes of a tensor-parallel engine
     return 0 if ended.is_set() else status
+
+
+def _end_with_parent() -> None:
+    """In the server's process: killed when this program is, as Ray does with the children of a worker that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _signal(group: int, number: int) -> None:

@@ -1,0 +1,310 @@
+"""The part of the SGLang engine that only its event loop touches: which requests the server has, and what is done to it between them.
+
+At most ``max_num_seqs`` requests are with the server, the others wait here, where an abort or an update does not have to look for them. An
+update retracts what runs: the server puts it back into its queue with its tokens, and computes keys and values again under the new weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.engine.sglang import response as responses
+from rljob_runtime.engine.sglang import weights
+from rljob_runtime.engine.sglang.client import RefusedError, SglangClient
+from rljob_runtime.engine.stop_strings import Decode, StopFinder, reach
+from rljob_runtime.errors import DeadlineError, EngineDiedError, WeightSyncError
+from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning
+from rljob_runtime.weightsync.packing import ByteArray
+from rljob_runtime.weightsync.transport import IncomingUpdate
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request that the server has."""
+
+    request: GenerationRequest
+    name: str
+    response: responses.Response
+    begun: bool = False
+    """Whether its first tokens came: an abort before that may reach the server's scheduler before the request does, and is lost then."""
+    aborted: bool = False
+    aborting: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What ``Engine.stats`` promises, besides what runs now."""
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    busy_s: float = 0.0
+    """Seconds with a request at the server."""
+    steps: int = 0
+    """Pieces of responses that came: the server does not tell its steps."""
+    updates: int = 0
+    update_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class SglangSession:
+    """Requests and updates of one server."""
+
+    client: SglangClient
+    config: EngineConfig
+    vocab_size: int
+    extra_eos: int | None
+    decode: Decode | None
+    """Where requests may have stop strings."""
+    publish: Callable[[Sequence[Completion]], None]
+    """Takes what ended; also called when the version or the reason below changes."""
+    fail: Callable[[str], None]
+    """The engine is lost."""
+    version: int = 0
+    weights_undefined: str | None = None
+    """Why nothing may be generated until a full update succeeds; None in normal times."""
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self._waiting: deque[GenerationRequest] = deque()
+        self._active: dict[str, _Active] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._names = (f"{number}." for number in itertools.count())
+        """The server aborts by the beginning of a name: the full stop keeps 1 from ending 10."""
+        self._scoring = 0
+        self._changed = asyncio.Condition()
+        self._updating = False
+        self._server_updates = False
+        """Whether an update of the server's was begun and not ended."""
+        self._busy_since: float | None = None
+
+    def stats(self) -> dict[str, float]:
+        """See ``Engine.stats``."""
+        count = self.counters
+        busy_s = count.busy_s + (time.monotonic() - self._busy_since if self._busy_since is not None else 0.0)
+        return {
+            "running": float(len(self._active)),
+            "waiting": float(len(self._waiting)),
+            "generated_tokens": float(count.generated_tokens),
+            "prompt_tokens": float(count.prompt_tokens),
+            "cached_tokens": float(count.cached_tokens),
+            "busy_s": busy_s,
+            "steps": float(count.steps),
+            "updates": float(count.updates),
+            "update_s": count.update_s,
+        }
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; ids must be new."""
+        self._waiting.extend(requests)
+        self._start_waiting()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests now with what they have; unknown ids are ignored."""
+        wanted = set(request_ids)
+        ended = [request for request in self._waiting if request.request_id in wanted]
+        if ended:
+            self._waiting = deque(request for request in self._waiting if request.request_id not in wanted)
+            self.publish([self._response(request).completion(request.request_id, "abort") for request in ended])
+        for request_id in wanted & self._active.keys():
+            self._active[request_id].aborted = True
+            self._end(self._active[request_id])
+
+    def salvage(self) -> list[Completion]:
+        """Unfinished responses as they stand; for another thread, when this one does nothing any more."""
+        found = [active.response.salvaged(request_id, self.version) for request_id, active in list(self._active.items())]
+        return found + [self._response(request).completion(request.request_id, "abort") for request in list(self._waiting)]
+
+    async def score(self, sequences: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """Log-probs of tokens 1..n-1 of each sequence; from the first token on, so that no cached prefix is used.
+
+        Raises:
+            WeightSyncError: an update broke off.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating)
+            if self.weights_undefined is not None:
+                raise WeightSyncError(f"score: {self.weights_undefined}; send a full update")
+            self._scoring += 1
+        try:
+            return list(await asyncio.gather(*(self._score(sequence) for sequence in sequences)))
+        finally:
+            async with self._changed:
+                self._scoring -= 1
+                self._changed.notify_all()
+
+    async def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
+        """Load a full set of weights between two steps of the server.
+
+        Raises:
+            WeightSyncError: refused before anything changed, or the server failed to load: the weights are undefined then.
+            DeadlineError: the deadline passed.
+        """
+        version = incoming.version
+        if on_running == "keep" and self.config.enable_prefix_caching:
+            raise WeightSyncError(
+                f"update to version {version} with 'keep': SGLang cannot drop cached prefixes of the old weights while responses run; "
+                "write engine.prefixCaching: false, or overlap.updateMode: Interrupt"
+            )
+        async with self._changed:
+            await self._in_time(self._changed.wait_for(lambda: not self._scoring and not self._updating), version, deadline, "scoring")
+            self._updating = True
+        begin = time.perf_counter()
+        undefined: str | None = f"the update to version {version} broke off"
+        try:
+            await self._replace_weights(incoming, on_running, deadline)
+            self.version, undefined = version, None
+            self.counters.updates += 1
+            self.counters.update_s = time.perf_counter() - begin
+        finally:
+            self.weights_undefined = undefined
+            async with self._changed:
+                self._updating = False
+                self._changed.notify_all()
+            self.publish([])
+            self._start_waiting()
+        return version
+
+    async def _replace_weights(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> None:
+        """Pause, load bucket after bucket, drop what was computed with the old weights, go on."""
+        version = incoming.version
+        call = self._update_call(version, deadline)
+        await call("/pause_generation", {"mode": "retract" if on_running == "recompute" else "in_place"})
+        if self._server_updates:  # an earlier update broke off
+            await call("/end_weight_update", {})
+        self._server_updates = True
+        await call("/begin_weight_update", {})
+        last = len(incoming.manifest.buckets) - 1
+        arriving = incoming.receive(deadline)
+        while (arrived := await asyncio.to_thread(_next, arriving)) is not None:
+            bucket, data = arrived
+            kept = await asyncio.to_thread(weights.shared, data)
+            body = weights.update_body(bucket, kept, self.config.tensor_parallel_size, str(version) if bucket.index == last else None)
+            await call("/update_weights_from_tensor", body)
+        await call("/end_weight_update", {})
+        self._server_updates = False
+        if on_running == "recompute":
+            await call("/flush_cache", {})
+        await call("/continue_generation", {})
+
+    def _update_call(self, version: int, deadline: float) -> Callable[..., asyncio.Future[None]]:
+        """A call of the server that belongs to an update."""
+
+        async def call(path: str, body: dict[str, object]) -> None:
+            try:
+                await self._in_time(self.client.post(path, body), version, deadline, path)
+            except RefusedError as exc:
+                raise WeightSyncError(f"update to version {version}: {exc}; send a full update") from exc
+
+        return lambda path, body: asyncio.ensure_future(call(path, body))
+
+    async def _in_time(self, wait: object, version: int, deadline: float, what: str) -> None:
+        """Wait until ``deadline``, a ``time.monotonic`` value."""
+        try:
+            await asyncio.wait_for(wait, max(deadline - time.monotonic(), 0.0))  # type: ignore[arg-type]
+        except TimeoutError as exc:
+            raise DeadlineError(
+                f"update to version {version}: the deadline passed during {what}; allow more time and send it again"
+            ) from exc
+
+    def _start_waiting(self) -> None:
+        """Hand requests to the server while it has room and its weights are defined."""
+        while self._waiting and not self._updating and self.weights_undefined is None and len(self._active) < self.config.max_num_seqs:
+            request = self._waiting.popleft()
+            active = _Active(request=request, name=next(self._names), response=self._response(request))
+            self._active[request.request_id] = active
+            self._busy_since = self._busy_since if self._busy_since is not None else time.monotonic()
+            self._start(self._run(active))
+
+    async def _run(self, active: _Active) -> None:
+        """Take a response piece by piece until the server has ended it."""
+        reason = await self._generate(active)
+        del self._active[active.request.request_id]
+        if not self._active and self._busy_since is not None:
+            self.counters.busy_s += time.monotonic() - self._busy_since
+            self._busy_since = None
+        self.publish([active.response.completion(active.request.request_id, reason)])
+        self._start_waiting()
+
+    async def _generate(self, active: _Active) -> str:
+        """Why it ended."""
+        body = responses.generate_body(
+            active.request,
+            active.name,
+            extra_eos=self.extra_eos,
+            vocab_size=self.vocab_size,
+            max_model_len=self.config.max_model_len,
+        )
+        async for piece in self.client.stream("/generate", body):
+            meta = piece["meta_info"]
+            self.counters.steps += 1
+            self.counters.generated_tokens += active.response.take(piece)
+            if not active.begun:
+                self.counters.prompt_tokens += meta.get("prompt_tokens", 0)
+                self.counters.cached_tokens += meta.get("cached_tokens", 0)
+                active.begun = True
+            if (ended := meta["finish_reason"]) is not None:
+                if active.response.stopped:
+                    return "stop"
+                if ended["type"] == "abort" and not active.aborted:
+                    raise RefusedError(f"it was aborted by the server: {ended}")
+                return str(ended["type"])
+            if active.response.stopped or active.aborted:
+                self._end(active)
+            self.publish([])
+        raise EngineDiedError("the server closed the connection")
+
+    def _end(self, active: _Active) -> None:
+        """Have the server end a request, as soon as it has begun."""
+
+        async def abort() -> None:
+            await self.client.post("/abort_request", {"rid": active.name})
+
+        if active.begun and active.aborting is None:
+            active.aborting = self._start(abort())
+
+    async def _score(self, sequence: tuple[int, ...]) -> tuple[float, ...]:
+        """One sequence."""
+        body = {
+            "rid": next(self._names),
+            "input_ids": list(sequence),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answer = await self.client.post("/generate", body)
+        return tuple(row[0] for row in answer["meta_info"]["input_token_logprobs"][1:])
+
+    def _response(self, request: GenerationRequest) -> responses.Response:
+        """An empty response to a request."""
+        texts, before = request.sampling.stop_strings, request.num_sampled_before
+        finder = None
+        if texts and self.decode is not None:
+            seen = request.prompt_token_ids[-min(before, reach(texts)) :].tolist() if before else ()
+            finder = StopFinder(self.decode, texts, seen)
+        return responses.Response(sampling=request.sampling, finder=finder, begun_at=self.version)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside; the engine is lost with it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # tasks that nobody refers to may vanish
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(f"SGLang's server gave no usable answer: {type(error).__name__}: {error}; start a new engine")
+
+
+def _next(arriving: Iterator[tuple[Bucket, ByteArray]]) -> tuple[Bucket, ByteArray] | None:
+    """The next bucket; None after the last."""
+    return next(arriving, None)

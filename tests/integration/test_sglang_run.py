@@ -1,0 +1,42 @@
+"""A whole small job with SGLang: the quickstart for a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.jobs import START_TIMEOUT_S, Running, shortened
+from tests.integration.test_sglang_engine import installed
+from tests.support.pace import until
+
+STEPS = 4
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_TIMEOUT_S)]
+
+
+def servers_of(model: Path) -> list[int]:
+    """Processes of SGLang that serve a model."""
+    commands = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, command in commands.items() if "sglang.launch_server" in command and str(model) in command]
+
+
+def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Path) -> None:
+    """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1, and top-k leaves them so."""
+    assert installed()
+    manifest = shortened("quickstart", model, steps=STEPS)
+    manifest["spec"]["components"][1]["engine"] = {"type": "SGLang", "maxRunningRequests": 64}
+    manifest["spec"]["rollout"]["topK"] = 10
+    run = Running(tmp_path / "job", manifest)
+    assert run.wait(2 * START_TIMEOUT_S) == 0, run.output
+    until("the server's processes end", lambda: not servers_of(model))
+    metrics = run.metrics()
+    assert len(metrics) == STEPS
+    for line in metrics:
+        assert line["sync/probe_max_abs_diff"] < 1e-3
+        assert line["train/ratio_min"] == pytest.approx(1.0, abs=1e-3)
+        assert line["train/ratio_max"] == pytest.approx(1.0, abs=1e-3)
+        assert line["rollout/possible_tokens_max"] <= 10
+        assert line["staleness/max"] == 0
+        assert 0 < line["reward/mean"] <= 1

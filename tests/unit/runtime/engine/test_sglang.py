@@ -1,0 +1,185 @@
+"""What goes to SGLang's server and comes from it, without a server."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.engine.sglang.arguments import command_line, server_arguments
+from rljob_runtime.engine.sglang.response import SEED_RANGE, Response, generate_body
+from rljob_runtime.engine.sglang.server import CPU_KERNELS, server_environment
+from rljob_runtime.engine.sglang.weights import shared, update_body
+from rljob_runtime.engine.stop_strings import StopFinder
+from rljob_runtime.errors import ModelError, RuntimeFault
+from rljob_runtime.records import GenerationRequest, Sampling, VersionSpan
+from rljob_runtime.weightsync.packing import plan_buckets
+from tests.support.records import ids, tokens
+
+MODEL = SimpleNamespace(vocab_size=100, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, num_hidden_layers=3)
+TOKEN_BYTES = 2 * 3 * 2 * 16 * 4
+
+
+def config(**changes: Any) -> EngineConfig:
+    return EngineConfig(model_path="m", max_model_len=32, kv_cache_bytes=TOKEN_BYTES * 40, threads=1, **changes)
+
+
+def body(sampling: Sampling, prompt: tuple[int, ...] = (1, 2, 3), seed: int = 5) -> dict[str, Any]:
+    request = GenerationRequest(request_id="r", prompt_token_ids=ids(*prompt), sampling=sampling, seed=seed)
+    return generate_body(request, "7.", extra_eos=9, vocab_size=100, max_model_len=32)
+
+
+def piece(new: list[int], *, ended: str | None = None, spans: Any = (), **meta: Any) -> dict[str, Any]:
+    versions = {"weight_versions": [{"version": str(v), "start": s, "end": e} for s, e, v in spans]} if ended else {}
+    reason = {"type": ended} if ended else None
+    plain = {"finish_reason": reason, "prompt_tokens": 3, "output_token_logprobs": [[-0.5 * t, t, None] for t in new]}
+    return {"output_ids": new, "meta_info": plain | versions | meta}
+
+
+def response(sampling: Sampling | None = None, finder: StopFinder | None = None) -> Response:
+    return Response(sampling=sampling or Sampling(max_tokens=8), finder=finder, begun_at=4)
+
+
+def test_a_request_asks_for_its_room_its_stops_and_the_whole_distribution() -> None:
+    asked = body(Sampling(max_tokens=50, stop_token_ids=(4, 9)), seed=SEED_RANGE + 3)
+    params = asked["sampling_params"]
+    assert (params["max_new_tokens"], params["stop_token_ids"], params["sampling_seed"]) == (29, [4, 9], 3)
+    assert "top_k" not in params
+    assert asked["return_sampling_mask"] is False
+
+
+@pytest.mark.parametrize(
+    ("sampling", "top_k"),
+    [
+        (Sampling(max_tokens=1, top_k=5), 5),
+        (Sampling(max_tokens=1, top_k=500), 100),
+        (Sampling(max_tokens=1, top_p=0.9), 100),
+        (Sampling(max_tokens=1, min_p=0.1), 100),
+    ],
+)
+def test_where_tokens_are_left_out_the_mask_brings_the_log_probs(sampling: Sampling, top_k: int) -> None:
+    asked = body(sampling)
+    assert asked["return_sampling_mask"] is True
+    assert asked["sampling_params"]["top_k"] == top_k
+
+
+def test_greedy_leaves_nothing_out() -> None:
+    assert body(Sampling(max_tokens=1, temperature=0.0, top_k=5))["return_sampling_mask"] is False
+
+
+def test_pieces_make_a_response_with_its_versions() -> None:
+    found = response()
+    assert [found.take(piece([7, 8])), found.take(piece([9], ended="length", spans=[(0, 2, 4), (2, 3, 5)]))] == [2, 1]
+    completion = found.completion("r", "length")
+    assert tokens(completion) == (7, 8, 9)
+    assert completion.segment.logprobs.tolist() == [-3.5, -4.0, -4.5]
+    assert completion.segment.version_spans == (VersionSpan(start=0, end=2, version=4), VersionSpan(start=2, end=3, version=5))
+
+
+def test_the_mask_and_its_log_probs_are_taken() -> None:
+    found = response(Sampling(max_tokens=8, top_k=2, returns_mask=True))
+    extra = {"output_token_sampling_logprobs": [-0.1, -0.2], "output_token_sampling_mask": [[7, 1], [8]]}
+    found.take(piece([7, 8], ended="length", spans=[(0, 2, 4)], **extra))
+    segment = found.completion("r", "length").segment
+    assert segment.logprobs == pytest.approx([-0.1, -0.2])
+    assert segment.sampling_mask is not None
+    assert (segment.sampling_mask.token_ids.tolist(), segment.sampling_mask.counts.tolist()) == ([7, 1, 8], [2, 1])
+
+
+def test_what_comes_behind_a_stop_string_is_left_out_with_its_versions() -> None:
+    found = response(finder=StopFinder(lambda all_ids: "".join(chr(96 + token) for token in all_ids), ["bc"]))
+    found.take(piece([1, 2]))
+    assert not found.stopped
+    found.take(piece([3, 4]))
+    assert found.stopped
+    found.take(piece([5, 6], ended="abort", spans=[(0, 2, 4), (2, 4, 5), (4, 6, 6)]))
+    completion = found.completion("r", "stop")
+    assert tokens(completion) == (1, 2, 3)
+    assert completion.segment.version_spans == (VersionSpan(start=0, end=2, version=4), VersionSpan(start=2, end=3, version=5))
+
+
+def test_the_repeated_token_of_an_abort_in_the_queue_is_not_taken() -> None:
+    found = response()
+    found.take(piece([7, 8]))
+    last = piece([8], ended="abort", spans=[(0, 2, 4)])
+    del last["meta_info"]["prompt_tokens"]
+    assert found.take(last) == 0
+    assert tokens(found.completion("r", "abort")) == (7, 8)
+
+
+def test_answers_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(RuntimeFault, match="2 tokens, 1 log-probs"):
+        response().take(piece([7, 8], output_token_logprobs=[[-1.0, 7, None]]))
+    found = response()
+    found.take(piece([7, 8], ended="length", spans=[(0, 1, 4)]))
+    with pytest.raises(RuntimeFault, match="no weight versions for the 2 tokens of request r"):
+        found.completion("r", "length")
+
+
+def test_only_tokens_whose_version_is_known_are_salvaged() -> None:
+    found = response()
+    found.take(piece([7, 8]))
+    saved = found.salvaged("r", 4)
+    assert (tokens(saved), saved.segment.version_spans) == ((7, 8), (VersionSpan(start=0, end=2, version=4),))
+    assert len(found.salvaged("r", 5).segment) == 0
+
+
+def test_arguments_of_the_server() -> None:
+    arguments = server_arguments(config(extra_args={"schedule_policy": "lpm"}), MODEL)
+    words = command_line(arguments)
+    assert arguments["max_total_tokens"] == 40
+    assert words[words.index("--schedule-policy") + 1] == "lpm"
+    assert "--disable-overlap-schedule" in words
+    assert "--disable-radix-cache" not in words
+    assert "--random-seed" not in words
+    assert "--disable-radix-cache" in command_line(server_arguments(config(enable_prefix_caching=False), MODEL))
+
+
+def test_options_as_words() -> None:
+    given = {"a_b": [1, "x"], "c": {"d": 2}, "e": True, "f": False, "g": None, "h": 0.5}
+    assert command_line(given) == ["--a-b", "1", "x", "--c", '{"d": 2}', "--e", "--h", "0.5"]
+
+
+def test_a_cache_that_holds_no_request_is_refused_with_the_size_that_does() -> None:
+    small = EngineConfig(model_path="m", max_model_len=32, kv_cache_bytes=TOKEN_BYTES * 31, threads=1)
+    with pytest.raises(ModelError, match=rf"holds 31 tokens .* may have 32; write at least {TOKEN_BYTES * 32}"):
+        server_arguments(small, MODEL)
+
+
+def test_a_bucket_travels_as_it_is() -> None:
+    (bucket,) = plan_buckets([("a", "float32", (2, 3)), ("b", "bfloat16", (5,))], 10_000).buckets
+    data = np.arange(bucket.size_bytes, dtype=np.uint8)
+    sent = update_body(bucket, shared(data), 2, "12")
+    assert (sent["weight_version"], sent["flush_cache"], len(sent["serialized_named_tensors"])) == ("12", False, 2)
+    content = pickle.loads(base64.b64decode(sent["serialized_named_tensors"][1]))
+    assert content["flattened_tensor"].numpy().tobytes() == data.tobytes()
+    described = [(m.name, m.shape, m.dtype, m.start_idx, m.end_idx) for m in content["metadata"]]
+    assert described == [("a", (2, 3), torch.float32, 0, 24), ("b", (5,), torch.bfloat16, 64, 74)]
+
+
+def test_the_stand_in_for_kernels_is_seen_where_cpu_cores_compute_alone() -> None:
+    assert server_environment(2)["PYTHONPATH"] == str(CPU_KERNELS)
+    assert server_environment(2)["OMP_NUM_THREADS"] == "2"
+    assert "PYTHONPATH" not in server_environment(None)
+
+
+def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
+    spec = importlib.util.spec_from_file_location("stand_in", CPU_KERNELS / "sgl_kernel" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    table = torch.zeros(3, 5, dtype=torch.int32)
+    kernels.assign_req_to_token_pool_cpu(
+        torch.tensor([2, 0]), table, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([11, 12, 13, 14]), 5
+    )
+    assert table.tolist() == [[13, 14, 0, 0, 0], [0, 0, 0, 0, 0], [0, 11, 12, 0, 0]]
+    with pytest.raises(NotImplementedError, match=r"sgl_kernel\.silu was called"):
+        kernels.silu(1)
