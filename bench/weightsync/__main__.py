@@ -26,6 +26,7 @@ from rljob_runtime.cluster.ray_cluster import RayWorker
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.shared_memory import prefix_of, remove
 from rljob_runtime.weightsync.transport import Transport, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
@@ -74,6 +75,7 @@ def measure(sizes_mib: list[int], sparse_mib: int, repeat: int) -> dict[str, Any
             return asyncio.run(_measure(fitting, sparse_mib, repeat, Path(folder)))
         finally:
             ray.shutdown()
+            remove(prefix_of(f"bench{os.getpid()}"))
 
 
 async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: Path) -> dict[str, Any]:

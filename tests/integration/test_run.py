@@ -13,7 +13,7 @@ import yaml
 
 from rljob_runtime.job.assemble import run_name
 from rljob_runtime.report import METRICS
-from rljob_runtime.weightsync.shared_memory import FOLDER
+from rljob_runtime.weightsync.shared_memory import FOLDER, prefix_of
 from tests.integration.jobs import LENGTH_REWARD, MASK_METRICS, RARE_METRICS, START_TIMEOUT_S, SWITCH_METRICS, Running, job
 from tests.layout.tree import ROOT
 
@@ -51,7 +51,7 @@ def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running
     assert yaml.safe_load((whole.run_dir / "spec.yaml").read_text())["spec"]["training"]["beta1"] == 0.9
     assert list((whole.run_dir / "tensorboard").iterdir())
     assert whole.left_behind() == []
-    assert list(FOLDER.glob(f"rljob-{run_name(whole.run_dir)}-*")) == []
+    assert list(FOLDER.glob(f"{prefix_of(run_name(whole.run_dir))}*")) == []
     assert all(m["sync/fell_back"] == m["sync/resent"] == 0 for m in metrics)
     assert all(m["sync/load_s"] < m["sync/stall_s"] for m in metrics)
     names = {p.name for p in (whole.run_dir / "model").iterdir()}
@@ -225,3 +225,4 @@ def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_pa
     assert done.returncode == 3, done.stdout + done.stderr
     assert "actor_infer-0 and the trainer disagree by" in done.stdout
     assert "the engine does not hold the trainer's weights" in done.stdout
+    assert list(FOLDER.glob(f"{prefix_of(run_name(tmp_path / 'run'))}*")) == []

@@ -41,6 +41,7 @@ from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import Driver
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
+from rljob_runtime.weightsync.shared_memory import prefix_of, remove
 
 SETTLE_TIMEOUT_S = 60.0
 """Deadline of one garbage collection in every worker."""
@@ -154,6 +155,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
             interrupt.ending = True
             with reporter.phase("stopping"):
                 await launch.shut_down(cluster, workers)
+                remove(prefix_of(assemble.run_name(attempt.folder.path)))  # of a trainer on this machine that did not get to do it
 
 
 async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, reporter: Reporter, interrupt: Interruption) -> None:

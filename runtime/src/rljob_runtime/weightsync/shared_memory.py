@@ -1,7 +1,8 @@
 """Shared memory of a node, by name: one process writes it, others read it where it lies.
 
 Segments are POSIX shared memory. Names begin with what the run calls itself, so that those of a crashed attempt are found and removed by
-the next one; before that, the resource tracker of the process that made one removes it when that process ends, however it does.
+the driver of its machine or by the next attempt; before that, the resource tracker of the process that made one removes it when that
+process ends, unless it is killed as well, as Ray does.
 """
 
 from __future__ import annotations
@@ -98,6 +99,11 @@ class Segments:
             segment.unlink()
             segment.close()
         self._made.clear()
+
+
+def prefix_of(run: str) -> str:
+    """How names of a run's segments begin."""
+    return f"rljob-{run}-"
 
 
 def remove(prefix: str) -> None:

@@ -20,7 +20,7 @@ from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Parcel, sealed
-from rljob_runtime.weightsync.shared_memory import Segments
+from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, Transport, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 
@@ -37,7 +37,7 @@ class SharedMemoryTransport:
         """Segments carry the name of the run."""
         self.warning: str | None = None
         self._settings = settings
-        self._prefix = f"rljob-{settings.run}-"
+        self._prefix = prefix_of(settings.run)
         self._segments = TURNS
         self._instead: Transport | None = None
 
