@@ -1,8 +1,8 @@
 """Shared memory of a node, by name: one process writes it, others read it where it lies.
 
-Segments are POSIX shared memory. Names begin with what the run calls itself, so that those of a crashed attempt are found and removed by
-the driver of its machine or by the next attempt; before that, the resource tracker of the process that made one removes it when that
-process ends, unless it is killed as well, as Ray does.
+Segments are POSIX shared memory, made and mapped through the file system that shows it: Python's own class starts a process that watches
+over them, which outlives a killed trainer. Names begin with what the run calls itself, so that the segments of a crashed attempt are found
+and removed by the driver of its machine or by the next attempt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import mmap
 import os
 import threading
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from rljob_runtime.errors import WeightSyncError
 ByteArray = npt.NDArray[np.uint8]
 
 FOLDER = Path("/dev/shm")
-"""Where the system shows POSIX shared memory as files; opened there, a segment is read-only and no second tracker would remove it."""
+"""Where the system shows POSIX shared memory as files."""
 
 _mapped: dict[str, mmap.mmap] = {}
 """Segments that this process reads."""
@@ -67,11 +66,12 @@ class Segments:
             WeightSyncError: the node has no shared memory, or not enough.
         """
         self._prefix = prefix
-        self._made: list[SharedMemory] = []
+        self._made: list[tuple[str, mmap.mmap]] = []
         remove(prefix)
         try:
             for _ in range(count):
-                self._made.append(_make(f"{prefix}{os.getpid()}-{next(_serials)}", size_bytes))
+                name = f"{prefix}{os.getpid()}-{next(_serials)}"
+                self._made.append((name, _make(name, size_bytes)))
         except OSError as error:
             self.close()
             raise WeightSyncError(
@@ -84,20 +84,17 @@ class Segments:
         return len(self._made)
 
     def array(self, index: int, size_bytes: int) -> ByteArray:
-        """The first bytes of a segment, to be written; must be let go of before :meth:`close`."""
-        buffer = self._made[index].buf
-        assert buffer is not None
-        return np.frombuffer(buffer, dtype=np.uint8)[:size_bytes]
+        """The first bytes of a segment, to be written."""
+        return np.frombuffer(self._made[index][1], dtype=np.uint8)[:size_bytes]
 
     def shared(self, index: int, size_bytes: int) -> SharedBytes:
         """The same for readers."""
-        return SharedBytes(segment=self._made[index].name, size_bytes=size_bytes)
+        return SharedBytes(segment=self._made[index][0], size_bytes=size_bytes)
 
     def close(self) -> None:
         """Remove them; who still reads keeps the memory until it lets go."""
-        for segment in self._made:
-            segment.unlink()
-            segment.close()
+        for name, _ in self._made:
+            (FOLDER / name).unlink(missing_ok=True)
         self._made.clear()
 
 
@@ -112,20 +109,18 @@ def remove(prefix: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _make(name: str, size_bytes: int) -> SharedMemory:
+def _make(name: str, size_bytes: int) -> mmap.mmap:
     """A segment whose memory is there: without that, the first write to a full file system ends the process (SIGBUS)."""
-    segment = SharedMemory(name, create=True, size=max(size_bytes, 1))
+    path, size_bytes = FOLDER / name, max(size_bytes, 1)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
-        descriptor = os.open(FOLDER / name, os.O_RDWR)
-        try:
-            os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
-        finally:
-            os.close(descriptor)
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        return mmap.mmap(descriptor, size_bytes)
     except OSError:
-        segment.unlink()
-        segment.close()
+        path.unlink()
         raise
-    return segment
+    finally:
+        os.close(descriptor)
 
 
 def _map(segment: str) -> mmap.mmap:
