@@ -39,7 +39,7 @@ TOLERANCE = 1e-4
 def new_model(*, tied: bool, seed: int) -> Qwen2ForCausalLM:
     """Random two-layer Qwen2; weights large enough that distributions are far from uniform. Only the tied one knows an end token.
 
-    Drawn from a generator of its own: the engine's thread draws from torch's global one while a test makes a model.
+    From a generator of its own: the engine's thread samples from torch's global one while a test makes a model.
     """
     config = Qwen2Config(
         vocab_size=VOCAB,
@@ -120,7 +120,7 @@ def expected_scores(model: Qwen2ForCausalLM, token_ids: Sequence[int]) -> list[f
 
 
 def expected_logprobs(model: Qwen2ForCausalLM, prompt: Sequence[int], sampling: Sampling, response: Sequence[int]) -> list[float]:
-    """What transformers gives for a drawn response after temperature, top-k, min-p and top-p."""
+    """What transformers gives for a sampled response after temperature, top-k, min-p and top-p."""
     rows = all_logprobs(model, [*prompt, *response], sampling.temperature)[len(prompt) - 1 : -1]
     found = []
     for row, token in zip(rows, response, strict=True):
