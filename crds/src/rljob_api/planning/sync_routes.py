@@ -32,8 +32,9 @@ from heapq import heapreplace
 
 from rljob_api.errors import PlacementError
 from rljob_api.planning.plan import Plan, PlannedComponent
-from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.components import EngineType, Role
 from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
+from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CHECK = "D11"
 """Check id of every problem here."""
@@ -278,11 +279,18 @@ def engines_elsewhere(plan: Plan) -> tuple[int, tuple[int, ...]]:
     return home, tuple(sorted(nodes - {home}))
 
 
-def chosen_backend(backend: SyncBackend, plan: Plan) -> SyncBackend:
-    """The transport of a job: what it asks for, or with Auto shared memory where one node has rank 0 and all engines."""
-    if backend is not SyncBackend.AUTO:
-        return backend
-    return SyncBackend.OBJECT_STORE if engines_elsewhere(plan)[1] else SyncBackend.SHARED_MEMORY
+def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
+    """The transport of a job: what it asks for, or with Auto shared memory where one node has rank 0 and all engines, which are vLLM."""
+    if spec.weight_sync.backend is not SyncBackend.AUTO:
+        return spec.weight_sync.backend
+    apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
+    return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
+
+
+def loads_whole_updates(spec: RLJobSpec) -> str | None:
+    """A rollout component whose engine, SGLang, takes no update bucket by bucket, as shared memory hands it over."""
+    rollouts = [component for _, component in spec.with_role(Role.ROLLOUT)]
+    return next((c.name for c in rollouts if c.engine is not None and c.engine.type is EngineType.SGLANG), None)
 
 
 def _out_of_reach(plan: SyncPlan) -> PlacementError:

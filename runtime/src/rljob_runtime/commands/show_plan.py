@@ -182,7 +182,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
             if not all(process.devices for component in (trainer, rollout) for process in component.processes):
                 continue
             sync = sync_plan_of(
-                chosen_backend(spec.weight_sync.backend, plan),
+                chosen_backend(spec, plan),
                 trainer,
                 rollout,
                 trainer_tensor_parallel_size=spec.training.tensor_parallel_size,

@@ -142,7 +142,7 @@ def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Work
     return JobWorkers(
         components=tuple(_component(spec, c, running[c.name], leases) for c in plan.components),
         arbiter=leases.arbiter,
-        sync_backend=chosen_backend(spec.weight_sync.backend, plan),
+        sync_backend=chosen_backend(spec, plan),
     )
 
 

@@ -145,9 +145,15 @@ class SglangEngine:
         return self._call(lambda: self._session.score(batch), timeout_s, f"scoring {len(batch)} sequences")
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
-        """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
+        """Make the engine's end of a transport; see ``Engine.prepare_receiver``.
+
+        Raises:
+            WeightSyncError: the transport loads buckets before the update is whole.
+        """
         with self._changed:
             self._raise_if_dead()
+        if settings.get("streams"):
+            raise WeightSyncError("SGLang takes a whole update, and this transport hands it over bucket by bucket; write ObjectStore")
         self._receiver = make_end(receiver, **settings)
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:

@@ -21,7 +21,8 @@ from rljob_runtime.engine.sglang.client import RefusedError, SglangClient
 from rljob_runtime.engine.stop_strings import Decode, StopFinder, reach
 from rljob_runtime.errors import DeadlineError, EngineDiedError, WeightSyncError
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning
-from rljob_runtime.weightsync.packing import ByteArray
+from rljob_runtime.weightsync.parcel import Payload
+from rljob_runtime.weightsync.shared_memory import SharedBytes
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 
@@ -186,7 +187,7 @@ class SglangSession:
         arriving = incoming.receive(deadline)
         while (arrived := await asyncio.to_thread(_next, arriving)) is not None:
             bucket, data = arrived
-            kept = await asyncio.to_thread(weights.shared, data)
+            kept = await asyncio.to_thread(weights.shared, data.view() if isinstance(data, SharedBytes) else data)
             body = weights.update_body(bucket, kept, self.config.tensor_parallel_size, str(version) if bucket.index == last else None)
             await call("/update_weights_from_tensor", body)
         await call("/end_weight_update", {})
@@ -305,6 +306,6 @@ class SglangSession:
             self.fail(f"SGLang's server gave no usable answer: {type(error).__name__}: {error}; start a new engine")
 
 
-def _next(arriving: Iterator[tuple[Bucket, ByteArray]]) -> tuple[Bucket, ByteArray] | None:
+def _next(arriving: Iterator[tuple[Bucket, Payload]]) -> tuple[Bucket, Payload] | None:
     """The next bucket; None after the last."""
     return next(arriving, None)
