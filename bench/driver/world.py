@@ -104,6 +104,13 @@ class Engine(Worker):
         )
         return Completion(request_id=request_id, segment=segment, finish_reason="stop")
 
+    def prepare_receiver(self, receiver: str, settings: Any) -> None:
+        """It takes whatever comes."""
+
+    def stats(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}
+
     def update(self, manifest: Any, version: int, timeout_s: float, on_running: str, *parts: Any) -> int:
         """Serve new weights."""
         self._version = version

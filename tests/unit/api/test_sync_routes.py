@@ -155,12 +155,12 @@ def test_auto_is_shared_memory_where_one_node_has_it_all(nodes: int, chosen: Syn
         {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "2-3"}},
         {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
     ]
-    placed = plan(RLJob.model_validate(document).spec)
-    assert chosen_backend(RLJob.model_validate(document).spec, placed) is chosen
+    placed = plan(RLJob.model_validate_json(json.dumps(document)).spec)
+    assert chosen_backend(RLJob.model_validate_json(json.dumps(document)).spec, placed) is chosen
     document["spec"]["weightSync"] = {"backend": "ObjectStore"}
-    assert chosen_backend(RLJob.model_validate(document).spec, placed) is SyncBackend.OBJECT_STORE
+    assert chosen_backend(RLJob.model_validate_json(json.dumps(document)).spec, placed) is SyncBackend.OBJECT_STORE
     document["spec"]["weightSync"] = {"backend": "SharedMemory"}
-    problems = [str(problem) for problem in weight_sync._shared_memory(RLJob.model_validate(document).spec, placed)]
+    problems = [str(problem) for problem in weight_sync._shared_memory(RLJob.model_validate_json(json.dumps(document)).spec, placed)]
     expected = 'spec.weightSync.backend: "SharedMemory": needs one node: the trainer\'s rank 0 is on node 0, engines are also on node 1; '
     assert problems == ([] if nodes == 1 else [expected + "write Auto or ObjectStore, or place all engines on the node of rank 0"])
 
@@ -168,10 +168,10 @@ def test_auto_is_shared_memory_where_one_node_has_it_all(nodes: int, chosen: Syn
 def test_sglang_gets_its_weights_through_the_object_store() -> None:
     document = manifest()
     document["spec"]["components"][1]["engine"] = {"type": "SGLang"}
-    spec = RLJob.model_validate(document).spec
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
     assert chosen_backend(spec, plan(spec)) is SyncBackend.OBJECT_STORE
     document["spec"]["weightSync"] = {"backend": "SharedMemory"}
-    spec = RLJob.model_validate(document).spec
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
     assert [str(problem) for problem in weight_sync._shared_memory(spec, plan(spec))] == [
         'spec.weightSync.backend: "SharedMemory": hands weights over bucket by bucket, '
         "and actor_infer's engine, SGLang, takes a whole update; write Auto or ObjectStore"
