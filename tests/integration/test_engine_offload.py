@@ -19,7 +19,7 @@ from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_e
 from rljob_runtime.errors import DeadlineError, EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import Sampling, VersionSpan
-from tests.integration.test_vllm_engine import (
+from tests.support.engine_contract import (
     TIMEOUT_S,
     config_for,
     drain,

@@ -26,7 +26,8 @@ from rljob_runtime.sampling_mask import SamplingMask, joined
 from rljob_runtime.training.microbatch import make_micro_batches
 from rljob_runtime.training.model import _token_logprobs
 from rljob_runtime.training.step import run_micro_batch
-from tests.integration.test_vllm_engine import VOCAB, drain, new_model, push, save, started
+from tests.integration.test_vllm_engine import started
+from tests.support.engine_contract import VOCAB, drain, new_model, push, save
 from tests.support.records import ids
 from tests.unit.api.manifests import manifest
 

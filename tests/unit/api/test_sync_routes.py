@@ -20,6 +20,8 @@ from rljob_api.planning.sync_routes import (
 from rljob_api.rules import weight_sync
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.operations import SyncBackend
+from rljob_api.validation import check
+from tests.layout.tree import ROOT
 from tests.unit.api.manifests import manifest
 
 SHARD_BACKENDS = [SyncBackend.NCCL, SyncBackend.IPC]
@@ -221,3 +223,8 @@ def test_a_plan_of_the_planner_has_routes() -> None:
     bare = dataclasses.replace(actor, processes=tuple(p._replace(devices=()) for p in actor.processes))
     with pytest.raises(PlacementError, match="trainer rank 0 has 0 devices, it needs 1"):
         sync_plan_of(SyncBackend.NCCL, bare, rollout, tensor_parallel_size=2)
+
+
+def test_a_job_that_only_validates_has_no_sync_to_choose_a_transport_for() -> None:
+    spec = check((ROOT / "examples" / "evaluate.yaml").read_text()).job.spec
+    assert chosen_backend(spec, plan(spec)) is SyncBackend.OBJECT_STORE

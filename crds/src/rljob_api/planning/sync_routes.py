@@ -283,6 +283,8 @@ def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
     """The transport of a job: what it asks for, or with Auto shared memory where one node has rank 0 and all engines, which are vLLM."""
     if spec.weight_sync.backend is not SyncBackend.AUTO:
         return spec.weight_sync.backend
+    if spec.validates_only:
+        return SyncBackend.OBJECT_STORE  # no trainer, no sync
     apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
     return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
 
