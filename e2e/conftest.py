@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +21,10 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.guard import require_allowed_context
-from e2e.jobs import CLAIM, ROOT
+from e2e.environment import needed
+from e2e.jobs import ROOT
 from e2e.kubectl import Kubectl
+from e2e.volumes import Volume, shared_volume
 
 NAMESPACE = "rljob-e2e"
 SYSTEM = "rljob-system"
@@ -74,12 +75,6 @@ def what_did_not_run(session: pytest.Session) -> str:
         f"{session.testsfailed} failed" if session.testsfailed else "",
     ]
     return "; ".join(filter(None, reasons))
-
-
-def needed(variable: str) -> str:
-    value = os.environ.get(variable)
-    assert value, f"{variable} is not set; `make e2e` sets it"
-    return value
 
 
 @pytest.fixture(scope="session")
@@ -150,68 +145,11 @@ def installation(kubectl: Kubectl, helm: Helm, chart_values: list[str]) -> Itera
             assert kubectl("get", "crd", "rljobs.rljob.dev", "-o", "name").strip(), "the CRD, and with it every job, outlives the chart"
 
 
-class Volume:
-    """Reads files of the shared volume through a pod that mounts it, which works on every cluster."""
-
-    POD = "inspector"
-
-    def __init__(self, kubectl: Kubectl) -> None:
-        self.kubectl = kubectl
-
-    def files(self, folder: str) -> list[str]:
-        """Relative paths of all files below a folder of the volume; empty if the folder does not exist."""
-        found = self.kubectl("exec", self.POD, "--", "sh", "-c", f"cd /volume/{folder} 2>/dev/null && find . -type f || true")
-        return sorted(line.removeprefix("./") for line in found.splitlines())
-
-    def read(self, path: str) -> str:
-        return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{path}")
-
-    def texts(self, folder: str, tests: str) -> list[str]:
-        """Contents of all files below a folder that match find's ``tests``; a file that a running job removes meanwhile is empty."""
-        show = """sh -c 'cat "$1" 2>/dev/null; printf "\\0"' _ {} \\;"""
-        script = f"cd /volume/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
-        return self.kubectl("exec", self.POD, "--", "sh", "-c", script).split("\0")[:-1]
-
-
 @pytest.fixture(scope="session")
 def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
-    """A ReadWriteMany volume for checkpoints: a PersistentVolume on a folder of the node, or one of a storage class."""
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CLAIM},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""},
-    }
-    storage_class = os.environ.get("RLJOB_E2E_STORAGE_CLASS")
-    folder = None
-    if storage_class:
-        claim["spec"]["storageClassName"] = storage_class
-    else:
-        folder = Path(tempfile.mkdtemp(prefix="rljob-e2e-volume-"))
-        folder.chmod(0o777)
-        claim["spec"]["volumeName"] = "rljob-e2e"
-        kubectl.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": "rljob-e2e"},
-                "spec": {
-                    "capacity": {"storage": "1Gi"},
-                    "accessModes": ["ReadWriteMany"],
-                    "persistentVolumeReclaimPolicy": "Retain",
-                    "hostPath": {"path": str(folder)},
-                    "claimRef": {"namespace": NAMESPACE, "name": CLAIM},
-                },
-            }
-        )
-    kubectl.apply(claim, inspector_pod())
-    kubectl("wait", "--for=condition=Ready", f"pod/{Volume.POD}", "--timeout=60s", timeout_s=90)
-    yield Volume(kubectl)
-    kubectl("delete", "pod", Volume.POD, "--grace-period=0", "--force")
-    if folder:
-        kubectl("delete", "pvc", CLAIM, "--wait=false")
-        kubectl("delete", "pv", "rljob-e2e", "--wait=false")
-        shutil.rmtree(folder)
+    """A ReadWriteMany volume for checkpoints, in the namespace of the scenarios."""
+    with shared_volume(kubectl) as made:
+        yield made
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -221,26 +159,3 @@ def begun(request: pytest.FixtureRequest, kubectl: Kubectl, installation: None) 
     if jobs:
         request.getfixturevalue("volume")
         kubectl.apply(*jobs)
-
-
-def inspector_pod() -> dict[str, object]:
-    """A restricted pod with the volume at /volume."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": Volume.POD},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [
-                {
-                    "name": "shell",
-                    "image": needed("RLJOB_E2E_OPERATOR_IMAGE"),
-                    "command": ["sleep", "3600"],
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": "work", "mountPath": "/volume"}],
-                }
-            ],
-            "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": CLAIM}}],
-        },
-    }

@@ -43,6 +43,14 @@ class Kubectl:
     def apply(self, *manifests: Mapping[str, Any], namespace: str | None = None) -> None:
         self("apply", "-f", "-", input=yaml.safe_dump_all(manifests), namespace=namespace)
 
+    def accepts(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether the server, with its webhooks, would take an object."""
+        try:
+            self("apply", "--dry-run=server", "-f", "-", input=yaml.safe_dump(manifest))
+        except KubectlError:
+            return False
+        return True
+
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
         return json.loads(self("get", kind, name, "-o", "json", namespace=namespace))
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from e2e.conftest import Volume
 from e2e.jobs import Manifest, example
 from e2e.kubectl import Kubectl
+from e2e.volumes import Volume
 
 NAME = "frozen-lake"
 STEPS = 4

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from e2e.conftest import NAMESPACE, Volume
+from e2e.conftest import NAMESPACE
 from e2e.jobs import Manifest, two_groups
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, metrics
+from e2e.volumes import Volume
 
 NAME = "drained"
 STEPS = 100_000

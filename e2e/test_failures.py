@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from e2e.conftest import Volume
 from e2e.jobs import quickstart, two_groups, with_code
 from e2e.kubectl import Kubectl
+from e2e.volumes import Volume
 
 BROKEN_REWARD = """
 import json

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import AUDIT_LOG, COLLECTED_AT, SYSTEM, needed, what_did_not_run
+from e2e.conftest import AUDIT_LOG, COLLECTED_AT, SYSTEM, what_did_not_run
+from e2e.environment import needed
 from e2e.kubectl import Kubectl
 from e2e.rights import Right, forbidden, granted, requests, roles_of, used
 

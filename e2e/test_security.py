@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from e2e.conftest import SYSTEM, Volume
+from e2e.conftest import SYSTEM
 from e2e.jobs import two_groups
 from e2e.kubectl import Kubectl
+from e2e.volumes import Volume
 
 SECRET = "s3cr3t-value-of-the-test"
 PROBE = """

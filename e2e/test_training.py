@@ -6,9 +6,10 @@ import contextlib
 import json
 import re
 
-from e2e.conftest import NAMESPACE, SYSTEM, Volume
+from e2e.conftest import NAMESPACE, SYSTEM
 from e2e.jobs import quickstart, two_groups
 from e2e.kubectl import Kubectl, KubectlError
+from e2e.volumes import Volume
 
 TRAINS_S = 420.0
 STARTS_S = 300.0

@@ -4,7 +4,7 @@
 
 .. code-block:: text
 
-    __main__ -> lifecycle.up    network -> control_plane -> containerd, images(pause) -> node -> kuberay
+    __main__ -> lifecycle.up    network -> control_plane -> containerd, images(pause) -> node -> kuberay -> kueue
              -> lifecycle.api   control_plane (etcd, kube-apiserver, kube-controller-manager), no root needed
              -> lifecycle.down  cleanup: recorded processes, then what they left
     every step -> state (what was started or made, written down before it is made)

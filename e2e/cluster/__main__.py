@@ -17,7 +17,7 @@ from e2e.cluster.versions import Mode
 _DESCRIPTION = """A real Kubernetes cluster on this machine, for tests: built from Go modules, no Docker, no registry.
 
   python -m e2e.cluster build            once: all programs into the cache (about 10 minutes cold on 2 cores, then nothing)
-  python -m e2e.cluster up               as root: one node, 16 virtual devices, KubeRay
+  python -m e2e.cluster up               as root: one node, 16 virtual devices, KubeRay, Kueue
   export KUBECONFIG=$(python -m e2e.cluster kubeconfig)
   kubectl get nodes
   python -m e2e.cluster down             stops and removes all of it

@@ -15,7 +15,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import DEFAULT_TIMEOUT_S, Kubectl
 from e2e.cluster.paths import state_folder
 from e2e.cluster.state import StateFolder
-from e2e.cluster.versions import Mode
+from e2e.cluster.versions import KUBERAY_CRDS, Mode
 
 _numbers = itertools.count(1)
 
@@ -32,7 +32,7 @@ class ApiServer:
 
     def __init__(self, folder: Path | None = None, *, crd_files: Sequence[Path] | None = None) -> None:
         self._folder = StateFolder(path=folder or state_folder(f"session-{os.getpid()}-{next(_numbers)}"))
-        self._crd_files = [*build.crd_files(), RLJOB_CRD] if crd_files is None else list(crd_files)
+        self._crd_files = [*build.module_files(KUBERAY_CRDS), RLJOB_CRD] if crd_files is None else list(crd_files)
         self._kubectl = Kubectl(kubeconfig=self._folder.kubeconfig)
 
     @property

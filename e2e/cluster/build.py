@@ -21,7 +21,7 @@ from pathlib import Path
 from e2e.cluster import shell
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import TOOLS, cache_root
-from e2e.cluster.versions import KUBERAY_MODULE, Mode, Program, linker_flags, output_name, program, programs, required_version, version
+from e2e.cluster.versions import MODULE_FILES, Mode, ModuleFiles, Program, linker_flags, output_name, program, programs, version
 
 Say = Callable[[str], None]
 
@@ -30,8 +30,6 @@ _DOWNLOAD_TIMEOUT_S = 900.0
 _GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOWORK": "off"}
 _BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-gcflags=all=-dwarf=false")
 """Without debug information, which the linker would drop (``-s -w``)."""
-KUBERAY_CRDS = ("rayclusters", "rayjobs", "rayservices", "raycronjobs")
-"""Plural names of the KubeRay resources whose CRDs are installed."""
 
 
 def silent(_text: str) -> None:
@@ -78,7 +76,7 @@ def require_built(mode: Mode) -> None:
 
 
 def build(mode: Mode, say: Say = silent) -> None:
-    """Build what ``mode`` needs and the cache lacks, and keep KubeRay's CRDs beside it.
+    """Build what ``mode`` needs and the cache lacks, and keep beside it the files of the same modules.
 
     Args:
         mode: what to build for.
@@ -87,11 +85,11 @@ def build(mode: Mode, say: Say = silent) -> None:
     Raises:
         ClusterError: no suitable Go, or a build failed.
     """
-    if not missing(mode) and not _missing_crds():
+    if not missing(mode) and not _missing_files(mode):
         return
     with _lock():
         absent = missing(mode)
-        if absent or _missing_crds():
+        if absent or _missing_files(mode):
             go = require_go()
             of_module: dict[str, list[Program]] = {}
             for item in map(program, absent):
@@ -100,7 +98,8 @@ def build(mode: Mode, say: Say = silent) -> None:
             with ThreadPoolExecutor(max_workers=len(of_module) or 1) as pool:
                 for done in [pool.submit(_build_module, go, items, say) for items in of_module.values()]:
                     done.result()
-            _keep_crds(go)
+            for item in _missing_files(mode):
+                _keep(go, item)
 
 
 def require_go() -> str:
@@ -138,33 +137,28 @@ def _build_module(go: str, items: list[Program], say: Say) -> None:
     say(f"built {what}: {time.monotonic() - started_s:.0f} s")
 
 
-def crd_files() -> list[Path]:
-    """KubeRay's CRDs in the cache, in the order of :data:`KUBERAY_CRDS`; :func:`build` puts them there."""
-    return [_crd_folder() / f"ray.io_{plural}.yaml" for plural in KUBERAY_CRDS]
+def module_files(item: ModuleFiles) -> list[Path]:
+    """Where these files lie in the cache, in their order; :func:`build` puts them there."""
+    folder = cache_root() / "manifests" / f"{item.program}-{version(item.program)}"
+    return [folder / Path(file).name for file in item.files]
 
 
-def _crd_folder() -> Path:
-    return cache_root() / "crds" / f"kuberay-{version('ray-operator')}"
+def _missing_files(mode: Mode) -> list[ModuleFiles]:
+    return [item for item in MODULE_FILES if mode in item.modes and not all(path.exists() for path in module_files(item))]
 
 
-def _missing_crds() -> bool:
-    return not all(path.exists() for path in crd_files())
-
-
-def _keep_crds(go: str) -> None:
-    """Copy KubeRay's CRDs out of its module, so that a cluster starts without Go."""
-    if not _missing_crds():
-        return
-    tools = TOOLS / "ray-operator"
-    wanted = required_version((tools / "go.mod").read_text(), KUBERAY_MODULE)
+def _keep(go: str, item: ModuleFiles) -> None:
+    """Copy files out of a module, so that a cluster starts without Go."""
+    owner = program(item.program)
     answer = shell.run(
-        [go, "mod", "download", "-json", f"{KUBERAY_MODULE}@{wanted}"], cwd=tools, env=_GO_ENVIRONMENT, timeout_s=_DOWNLOAD_TIMEOUT_S
-    )
-    source = Path(json.loads(answer)["Dir"]) / "config" / "crd" / "bases"
-    _crd_folder().mkdir(parents=True, exist_ok=True)
-    for target in crd_files():
+        [go, "mod", "download", "-json", f"{owner.module}@{version(owner.name)}"],
+        cwd=TOOLS / owner.folder, env=_GO_ENVIRONMENT, timeout_s=_DOWNLOAD_TIMEOUT_S,
+    )  # fmt: skip
+    source = Path(json.loads(answer)["Dir"])
+    for file, target in zip(item.files, module_files(item), strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(source / target.name, unfinished)
+        shutil.copyfile(source / file, unfinished)
         unfinished.rename(target)
 
 

@@ -17,7 +17,7 @@ from e2e.cluster.procfs import ProcessIdentity
 from e2e.cluster.state import State, StateFolder, all_folders
 
 # Whoever restarts things before the things. containerd too: its containers outlive it, and then nothing changes its notes any more.
-_STOP_FIRST = ("ray-operator", "kube-scheduler", "kube-controller-manager", "coredns", "kube-proxy", "kubelet", "containerd")
+_STOP_FIRST = ("kueue", "ray-operator", "kube-scheduler", "kube-controller-manager", "coredns", "kube-proxy", "kubelet", "containerd")
 _GRACE_S = 10.0
 _LOCK_DEADLINE_S = 120.0
 _UMOUNT_TIMEOUT_S = 30.0

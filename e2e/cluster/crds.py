@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.build import crd_files
+from e2e.cluster.build import module_files
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import Kubectl
 from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.versions import KUBERAY_CRDS
 from e2e.cluster.wait import wait_until
 
 RLJOB_CRD = REPOSITORY / "crds" / "rljobs.rljob.dev.yaml"
@@ -47,4 +48,4 @@ def install_all(kubectl: Kubectl) -> None:
     Raises:
         ClusterError: see :func:`install`.
     """
-    install(kubectl, [*crd_files(), RLJOB_CRD])
+    install(kubectl, [*module_files(KUBERAY_CRDS), RLJOB_CRD])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from e2e.cluster import crds, probe
-from e2e.cluster.build import binary, crd_files
+from e2e.cluster.build import binary, module_files
 from e2e.cluster.control_plane import LOOPBACK
 from e2e.cluster.kubectl import Kubectl
 from e2e.cluster.process import start, wait_ready
 from e2e.cluster.state import StateFolder
+from e2e.cluster.versions import KUBERAY_CRDS
 
 PORTS = ("ray-operator-health",)
 
@@ -20,7 +21,7 @@ def start_kuberay(folder: StateFolder) -> None:
     Raises:
         ClusterError: a CRD was refused, or the operator did not become ready.
     """
-    crds.install(Kubectl(kubeconfig=folder.kubeconfig), crd_files())
+    crds.install(Kubectl(kubeconfig=folder.kubeconfig), module_files(KUBERAY_CRDS))
     port = folder.require().ports["ray-operator-health"]
     operator = start(
         folder, "ray-operator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from e2e.cluster import build, cgroups, containerd, control_plane, crds, kuberay, network, node, packages, ports
+from e2e.cluster import build, cgroups, containerd, control_plane, crds, kuberay, kueue, network, node, packages, ports
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import Kubectl
 from e2e.cluster.procfs import ProcessIdentity
@@ -38,7 +38,7 @@ def api(folder: StateFolder, *, with_crds: bool, holder: ProcessIdentity | None 
 
 
 def up(folder: StateFolder, *, say: build.Say = build.silent) -> None:
-    """Start a whole cluster with one node, virtual devices and KubeRay; nothing if it runs already.
+    """Start a whole cluster with one node, virtual devices, KubeRay and Kueue; nothing if it runs already.
 
     Raises:
         ClusterError: not root, something is missing, not built, or did not become ready.
@@ -50,7 +50,7 @@ def up(folder: StateFolder, *, say: build.Say = build.silent) -> None:
         if _runs_already(folder, Mode.CLUSTER):
             return
         node.require_no_other_kubelet()
-        names = (*control_plane.API_PORTS, "kube-scheduler", *node.PORTS, *kuberay.PORTS)
+        names = (*control_plane.API_PORTS, "kube-scheduler", *node.PORTS, *kuberay.PORTS, *kueue.PORTS)
         folder.create(State(mode=Mode.CLUSTER, ports=ports.choose(names, address="0.0.0.0"), cgroups=cgroups.to_be_made()))
         _timed("network", lambda: network.create(folder), say)
         _timed("containerd", lambda: containerd.start_containerd(folder), say)
@@ -59,6 +59,7 @@ def up(folder: StateFolder, *, say: build.Say = build.silent) -> None:
         _timed("scheduler", lambda: control_plane.start_scheduler(folder), say)
         _timed("node", lambda: node.start_node(folder), say)
         _timed("KubeRay", lambda: kuberay.start_kuberay(folder), say)
+        _timed("Kueue", lambda: kueue.start_kueue(folder), say)
         _timed("devices", lambda: node.wait_for_devices(folder), say)
 
 

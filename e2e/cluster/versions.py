@@ -1,7 +1,8 @@
 """Which programs there are, and where their versions are written: the ``go.mod`` of each folder under ``tools/``, and nowhere else.
 
 Programs that can have the same libraries are in one module, so that these are compiled once: etcd and Helm in the versions that belong to
-this Kubernetes, and a CoreDNS with the plugins that the node uses. KubeRay has its own, because it is what the tests are about.
+this Kubernetes, and a CoreDNS with the plugins that the node uses. KubeRay and Kueue have their own, because they are what the tests are
+about: each with exactly the libraries that it was released with.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import TOOLS
 
 KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+KUEUE_MODULE = "sigs.k8s.io/kueue"
 
 
 class Mode(StrEnum):
@@ -23,7 +25,7 @@ class Mode(StrEnum):
     API = "api"
     """etcd, kube-apiserver and kube-controller-manager; no containers, no root."""
     CLUSTER = "cluster"
-    """Everything, with one node and KubeRay."""
+    """Everything, with one node, KubeRay and Kueue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,38 @@ PROGRAMS: tuple[Program, ...] = (
     _kubernetes("kube-proxy"),
     Program(name="coredns", folder="kubernetes", module=_COREDNS, package="./coredns"),
     Program(name="ray-operator", folder="ray-operator", module=KUBERAY_MODULE, package=KUBERAY_MODULE),
+    Program(name="kueue", folder="kueue", module=KUEUE_MODULE, package=f"{KUEUE_MODULE}/cmd/kueue"),
     Program(name="helm", folder="kubernetes", module=_HELM, package=f"{_HELM}/cmd/helm", modes=_ALL),
     Program(name="pause", folder="pause", module=None, package="."),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFiles:
+    """Files of a program's module that a cluster needs besides the program: its CRDs and webhooks."""
+
+    program: str
+    """Name of the program."""
+    files: tuple[str, ...]
+    """Paths inside the module; their last parts differ."""
+    modes: frozenset[Mode] = frozenset({Mode.CLUSTER})
+    """Where they are needed."""
+
+
+_KUEUE_CRDS = (
+    "admissionchecks", "clusterqueues", "cohorts", "localqueues", "multikueueclusters", "multikueueconfigs", "provisioningrequestconfigs",
+    "resourceflavors", "topologies", "workloadpriorityclasses", "workloads",
+)  # fmt: skip
+KUBERAY_CRDS = ModuleFiles(
+    program="ray-operator",
+    files=tuple(f"config/crd/bases/ray.io_{plural}.yaml" for plural in ("rayclusters", "rayjobs", "rayservices", "raycronjobs")),
+    modes=_ALL,
+)
+KUEUE_CRDS = ModuleFiles(
+    program="kueue", files=tuple(f"config/components/crd/bases/kueue.x-k8s.io_{plural}.yaml" for plural in _KUEUE_CRDS)
+)
+KUEUE_WEBHOOKS = ModuleFiles(program="kueue", files=("config/components/webhook/manifests.yaml",))
+MODULE_FILES = (KUBERAY_CRDS, KUEUE_CRDS, KUEUE_WEBHOOKS)
 
 
 def output_name(item: Program) -> str:

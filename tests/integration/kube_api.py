@@ -10,7 +10,7 @@ from e2e.cluster import build
 from e2e.cluster.api_server import ApiServer
 from e2e.cluster.crds import RLJOB_CRD
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.versions import Mode
+from e2e.cluster.versions import KUBERAY_CRDS, Mode
 
 __all__ = ["ApiServer", "api_server", "build_for", "namespace"]
 
@@ -31,7 +31,7 @@ def api_server() -> Iterator[ApiServer]:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no API server: {error}")
-    kuberay = [file for file in build.crd_files() if any(file.stem == f"ray.io_{plural}" for plural in CRDS)]
+    kuberay = [file for file in build.module_files(KUBERAY_CRDS) if any(file.stem == f"ray.io_{plural}" for plural in CRDS)]
     assert len(kuberay) == len(CRDS)
     with ApiServer(crd_files=[*kuberay, RLJOB_CRD]) as server:
         yield server

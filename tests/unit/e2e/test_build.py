@@ -33,7 +33,7 @@ def test_the_versions():
     kubernetes = dict.fromkeys(
         ("kube-apiserver", "kube-controller-manager", "kubectl", "kube-scheduler", "kubelet", "kube-proxy"), "v1.36.3"
     )
-    assert found == {**kubernetes, "etcd": "v3.6.8", "coredns": "v1.12.4", "ray-operator": "v1.6.2", "helm": "v4.2.4"}
+    assert found == {**kubernetes, "etcd": "v3.6.8", "coredns": "v1.12.4", "ray-operator": "v1.6.2", "helm": "v4.2.4", "kueue": "v0.15.2"}
 
 
 def test_the_api_mode_needs_what_tests_without_a_node_use_and_the_cluster_all():
