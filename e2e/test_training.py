@@ -13,6 +13,8 @@ from e2e.volumes import Volume
 
 TRAINS_S = 420.0
 STARTS_S = 300.0
+NODE_LOST_S = 150.0
+"""Until Ray knows that a node is gone, and the operator has made another attempt."""
 WIDENED = {
     "serviceaccount": ("automountServiceAccountToken", "", True),
     "role": ("rules", "/-", {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}),
@@ -92,7 +94,7 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     (worker,) = [p for p in kubectl.children(name, "pods") if p["metadata"]["labels"]["ray.io/group"] == "train"]
     with contextlib.suppress(KubectlError):  # its own process is among those killed
         kubectl("exec", worker["metadata"]["name"], "--container=ray", "--", "bash", "-c", "kill -9 -1")
-    kubectl.until("the second attempt", lambda: kubectl.get("rljob", name)["status"].get("attempt") == 2, 90, job=name)
+    kubectl.until("the second attempt", lambda: kubectl.get("rljob", name)["status"].get("attempt") == 2, NODE_LOST_S, job=name)
     failure = kubectl.get("rljob", name)["status"]["lastFailure"]
     assert failure["reason"] == "WorkerLost"
     assert any(lost in failure["message"] for lost in ("actor_train-0", "reward-0")), "both were in that pod; either may be reported first"

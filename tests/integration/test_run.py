@@ -98,6 +98,7 @@ def test_after_ctrl_c_and_after_a_kill_a_resumed_run_has_the_losses_of_an_uninte
 def test_a_killed_worker_fails_the_run_and_is_named(model: Path, tmp_path: Path, worker: str, role: str) -> None:
     manifest = job(model, steps=100_000)
     manifest["spec"]["rollout"]["maxEngineRestarts"] = 0
+    manifest["spec"]["failurePolicy"] = {"maxWorkerRestarts": 0}
     run = Running(tmp_path, manifest)
     run.until("the first checkpoint", lambda: bool(list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))))
     os.kill(run.worker_pid(worker), signal.SIGKILL)

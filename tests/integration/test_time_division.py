@@ -123,6 +123,7 @@ class Halted:
         job = shortened(TOGETHER, model, steps=STEPS, checkpoint={"everySteps": 1}, **HELD)
         job["spec"]["components"][1]["engine"]["kvCacheBytes"] = CACHE_BYTES
         job["spec"]["rollout"]["maxEngineRestarts"] = 0
+        job["spec"]["failurePolicy"] = {"maxWorkerRestarts": 0}
         job["spec"]["training"] |= training
         hold = folder / "hold"
         hold.touch()

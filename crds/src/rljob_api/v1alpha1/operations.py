@@ -160,6 +160,9 @@ class FailurePolicy(SpecModel):
     """Further attempts after the first; attempt numbers have at most two digits because they end derived names."""
     max_disruptions: Annotated[int, Field(ge=0, le=98)] = 98
     """Further attempts after those that ended as Evicted: drains, preemptions, lost nodes. They do not count as restarts."""
+    max_worker_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often lost processes of trainer, critic, reference, teacher, judges and rewards start again within an attempt: on their nodes,
+    from the newest checkpoint, while engines stay up. A lost node ends the attempt. For engines see rollout.maxEngineRestarts."""
     restart_backoff_seconds: Seconds = 10
     """Wait before the first restart; doubles with each further one, up to ten minutes. After a disruption it does not double."""
     rules: tuple[FailureRule, ...] = Field(default=(), max_length=32)

@@ -146,6 +146,9 @@ class Cluster(Protocol):
             StartupDeadlineError, WorkerLostError, WorkerFailedError.
         """
 
+    async def lost_node(self) -> str:
+        """Wait for as long as all nodes with workers are there; then which one is gone, in words."""
+
     async def start_standby(self, spec: WorkerSpec, timeout_s: float) -> StandbyWorker:
         """Start a process that does all it can for the worker of ``spec`` without its devices, and returns when it has done that.
 

@@ -48,6 +48,8 @@ NAMESPACE = "rljob"
 SAY_EVERY_S = 15.0
 """How often a wait for nodes reports what is missing."""
 PLACEMENT_WAIT_S = 1.0
+NODES_LOOK_S = 1.0
+"""How often :meth:`RayCluster.lost_node` looks; Ray itself needs up to half a minute to notice that a node is gone."""
 HEAD_RESOURCE = "node:__internal_head__"
 """Only Ray's head offers it; one without a rank is no node of the plan."""
 WATCH_S = 366 * 24 * 3600.0
@@ -183,6 +185,16 @@ class RayCluster:
         for worker in workers:
             if isinstance(worker, RayWorker):
                 worker.end()
+
+    async def lost_node(self) -> str:
+        """See the protocol."""
+        while True:
+            found = await asyncio.to_thread(ray.nodes)
+            there = {n["Labels"].get(NODE_RANK_LABEL) for n in found if n["Alive"]}
+            gone = [node for rank, node in self._nodes.items() if str(rank) not in there]
+            if gone:
+                return f"node {gone[0].rank} of group {gone[0].group} is gone"
+            await asyncio.sleep(NODES_LOOK_S)
 
     async def start_standby(self, spec: WorkerSpec, timeout_s: float) -> RayWorker:
         """See the protocol."""

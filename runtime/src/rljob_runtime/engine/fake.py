@@ -162,6 +162,12 @@ class FakeEngine:
             if request_id in self._running:
                 self._end(request_id, "abort")
 
+    def clear(self, timeout_s: float) -> None:
+        """End everything; see ``Engine.clear``."""
+        self._raise_if_dead()
+        self.abort(tuple(self._running))
+        self._finished = []
+
     def salvage(self) -> CompletionBatch:
         """What was not collected, and the rest as it stands; see ``Engine.salvage``."""
         for request_id in list(self._running):

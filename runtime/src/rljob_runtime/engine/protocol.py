@@ -121,6 +121,14 @@ class Engine(Protocol):
             EngineDiedError: the engine ended.
         """
 
+    def clear(self, timeout_s: float) -> None:
+        """End all requests and drop their responses: another driver, which knows none of them, begins.
+
+        Raises:
+            DeadlineError: a request did not end within ``timeout_s``.
+            EngineDiedError: the engine ended.
+        """
+
     def salvage(self) -> CompletionBatch:
         """What a lost engine still has: responses nobody collected, and unfinished ones as ``abort`` with the tokens sampled so far.
 

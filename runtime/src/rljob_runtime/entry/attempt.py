@@ -2,6 +2,7 @@
 
 ::
 
+                                                                 ┌──── a worker was lost (restarting.py) ────┐
     checked job, run folder, store -> Attempt -> Reporter -> launch (cluster, workers) ─┬> Driver -> model ─┬> summary
                                                                                         └> Evaluation ──────┘
                                                                        (training.steps: 0, which starts no trainer)
@@ -22,8 +23,9 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -33,9 +35,10 @@ from rljob_api.validation import CheckedJob
 from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.cluster.replaceable import processes
-from rljob_runtime.errors import ActiveDeadlineError, Evicted, Interrupted, RuntimeFault
+from rljob_runtime.errors import ActiveDeadlineError, Evicted, Interrupted, RuntimeFault, WorkerLostError
 from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
+from rljob_runtime.job.restarting import Restarts, end_others, start_again
 from rljob_runtime.job.worker_settings import devices_in_words, spec_fingerprint
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import Driver
@@ -143,8 +146,15 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
         try:
             async with _deadline(job.spec.active_deadline_seconds):
                 log_dir = attempt.folder.logs.resolve()
-                workers = await launch.launch(job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
-                await _train(attempt, cluster, workers, reporter, interrupt)
+                start = partial(launch.launch, job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
+                restarts = Restarts(job.spec.failure_policy.max_worker_restarts, partial(reporter.event, level=Level.WARNING))
+                workers = await start()
+                while (lost := await _train_or_lose(attempt, cluster, workers, reporter, interrupt, restarts)) is not None:
+                    with reporter.phase("ending workers"):
+                        kept = await end_others(workers, cluster, lost)
+                    attempt = _from_newest(attempt)
+                    reporter.rewind(attempt.state.step if attempt.state else 0)
+                    workers = await start_again(start(kept=kept), cluster, lost)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
                 raise interrupt.error("stopped at once, without a checkpoint of the step under way") from None
@@ -156,6 +166,32 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
             with reporter.phase("stopping"):
                 await launch.shut_down(cluster, workers)
                 remove(prefix_of(assemble.run_name(attempt.folder.path)))  # of a trainer on this machine that did not get to do it
+
+
+def _from_newest(attempt: Attempt) -> Attempt:
+    """The attempt as it goes on from its newest checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    newest = attempt.store.newest()
+    state = attempt.store.load(newest, spec_fingerprint(attempt.checked.job.spec)) if newest else None
+    return replace(attempt, resume_folder=newest, state=state)
+
+
+async def _train_or_lose(
+    attempt: Attempt, cluster: Cluster, workers: JobWorkers, reporter: Reporter, interrupt: Interruption, restarts: Restarts
+) -> WorkerLostError | None:
+    """Train to the end, or to the loss of a worker that may start again, which is returned."""
+    try:
+        await _train(attempt, cluster, workers, reporter, interrupt)
+    except WorkerLostError as error:
+        if interrupt.stop.is_set() or attempt.checked.job.spec.validates_only or not restarts.take(error, workers):
+            raise
+        return error
+    finally:
+        interrupt.orderly = False
+    return None
 
 
 async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, reporter: Reporter, interrupt: Interruption) -> None:
@@ -183,7 +219,7 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
     start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()
-    interrupt.orderly = False
+    interrupt.orderly = False  # what follows is ended at once
     await parts.publisher.close()
     if attempt.model_folder is None:
         reporter.event("the trained model is not written: no storage outlives the pods; set spec.storage", Level.WARNING)

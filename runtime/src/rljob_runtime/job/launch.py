@@ -92,9 +92,18 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
 
 
 async def launch(
-    job: RLJob, plan: Plan, cluster: Cluster, reporter: Reporter, job_folder: Path | None, log_dir: Path, sources: ModelSources
+    job: RLJob,
+    plan: Plan,
+    cluster: Cluster,
+    reporter: Reporter,
+    job_folder: Path | None,
+    log_dir: Path,
+    sources: ModelSources,
+    kept: Mapping[str, Sequence[Worker]] | None = None,
 ) -> JobWorkers:
     """Start the cluster, have every node download what lies on the Hub, start all workers; returns when all have loaded their model.
+
+    ``kept``: workers of components that run already, on this cluster (:func:`.restarting.end_others`); None: nothing runs yet.
 
     Raises:
         ClusterError, WorkerLostError, WorkerFailedError, ModelError, DownloadError, RewardSetupError, StartupDeadlineError.
@@ -105,15 +114,17 @@ async def launch(
     def left_s() -> float:
         return max(deadline - time.monotonic(), 1.0)
 
-    with reporter.phase("starting the Ray cluster"):
-        await cluster.start(plan, left_s(), reporter.event)
+    if kept is None:
+        with reporter.phase("starting the Ray cluster"):
+            await cluster.start(plan, left_s(), reporter.event)
     folders: Mapping[int, models.Folders] = {}
     if sources.models:
         with reporter.phase("downloading the model"):
             folders = await models.download(sources, spec, plan, cluster, left_s(), reporter.event)
-    running: dict[str, list[Worker]] = {}
+    running: dict[str, list[Worker]] = {name: list(workers) for name, workers in (kept or {}).items()}
+    starting = [component for component in plan.components if component.name not in running]
     with reporter.phase("loading model and engines"):
-        stages = device_sharing.start_stages(spec, plan)
+        stages = [[c for c in stage if c in starting] for stage in device_sharing.start_stages(spec, plan)]
         for stage in stages:
             specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders) for c in stage}
             started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
@@ -128,7 +139,7 @@ async def launch(
             await asyncio.gather(*(_serve(running[c.name], left_s()) for c in stage if ROLES[c.role].serves))
             if stage is not stages[-1]:
                 await device_sharing.release_devices(spec, stage, running, left_s())
-    for component in plan.components:
+    for component in starting:
         if (says := ROLES[component.role].says) is not None:
             reporter.event(f"{component.name}: {await running[component.name][0].call(says, timeout_s=left_s())}")
     leases = device_sharing.lease_devices(spec, plan, running, read_shape(models.with_folders(spec, sources.here)), reporter.switched)

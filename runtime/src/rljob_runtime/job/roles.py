@@ -115,6 +115,10 @@ class RoleDescription:
     replaceable: bool = False
     """Whether another process can take the place of a lost worker while the others go on: what it holds is elsewhere, or can begin again.
     Where nothing replaces it, other workers of the role take over."""
+    stays: bool = False
+    """Whether its workers go on where others that were lost start again: what they hold is sent again, or never changes."""
+    forgets: str | None = None
+    """Method, given seconds, that ends what such a worker does for the loop that broke off."""
     serves: bool = False
     """Whether its workers serve HTTP (``serve``) to others of the job, with a key of their component."""
     closes: bool = False
@@ -221,6 +225,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         start_stage=0,
         process_group=True,
         phase="reference log-probs of step {step}",
+        stays=True,
         scorings={Scoring(method="compute_logprobs", result="reference_logprobs"): lambda spec: True},
     ),
     Role.TEACHER: RoleDescription(
@@ -230,6 +235,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         start_stage=0,
         process_group=True,
         phase="teacher's log-probs of step {step}",
+        stays=True,
         scorings={Scoring(method="compute_logprobs", result="teacher_logprobs"): lambda spec: True},
     ),
     Role.TRAINER: RoleDescription(
@@ -263,9 +269,11 @@ ROLES: Mapping[Role, RoleDescription] = {
         lease=LeaseUnit.PROCESS,
         phase="generation for step {step}",
         replaceable=True,
+        stays=True,
+        forgets="clear",
     ),
     Role.REWARD: RoleDescription(settings=_reward_settings, closes=True, says="describe_sandbox"),
-    Role.JUDGE: RoleDescription(settings=_server_settings, serves=True, closes=True),
+    Role.JUDGE: RoleDescription(settings=_server_settings, serves=True, stays=True, closes=True),
     Role.ENVIRONMENT: RoleDescription(settings=_environment_settings, closes=True, reads_model=True, replaceable=True),
 }
 """Every role that a job may have today; a test compares it with what validation admits."""

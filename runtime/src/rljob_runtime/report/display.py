@@ -69,7 +69,7 @@ class Display(Protocol):
         """Called once, first. ``resumed_step`` is the last step that is kept, None for a new run."""
 
     def history(self, records: Sequence[StepRecord]) -> None:
-        """Called on resume with the steps that are kept, oldest first, before any ``step``."""
+        """Called on resume, and where a run goes on from a checkpoint, with the steps that are kept, oldest first."""
 
     def phase_started(self, name: str) -> None:
         """A start-up or closing phase begins; several may run at once."""

@@ -86,6 +86,7 @@ class LiveDisplay:
 
     def history(self, records: Sequence[StepRecord]) -> None:
         """Fill the sparklines with what came before the resume."""
+        self._records.clear()
         self._records.extend(records)
 
     def phase_started(self, name: str) -> None:

@@ -86,11 +86,21 @@ class Reporter:
         self._done = False
         self._late_error: RuntimeFault | None = None
         """What failed where it could not be raised; raised by the next ``record``."""
+        kept, before_s = self._open(resumed_step)
+        self._zero_s = clock() - before_s
+        self._started_s = clock()
+        display.started(info, folder.path, resumed_step)
+        if kept:
+            display.history(kept)
+        if ticker:
+            threading.Thread(target=self._tick_forever, name="rljob-report", daemon=True).start()
+
+    def _open(self, resumed_step: int | None) -> tuple[list[StepRecord], float]:
+        """Open all files behind the steps that are kept; returns the last of these, and the seconds spent before."""
+        folder, clock = self._folder, self._clock
         kept, before_s = self._prepare(resumed_step)
         before_switches_s, has_switches = drop_switches_after(folder.switches_jsonl, resumed_step or 0)
         before_s = max(before_s, before_switches_s)
-        self._zero_s = clock() - before_s
-        self._started_s = clock()
         self._metrics = MetricsWriter(folder.metrics_jsonl, clock=clock)
         self._timeline = JsonLinesWriter(folder.timeline_jsonl, clock=clock)
         self._switches = SwitchesWriter(folder.switches_jsonl, clock=clock)
@@ -99,11 +109,7 @@ class Reporter:
         self._events = JsonLinesWriter(folder.events_jsonl, clock=clock)
         purge = self._step + 1 if before_s > 0 else None
         self._tensorboard = TensorboardWriter(folder.tensorboard, purge_from_step=purge)
-        display.started(info, folder.path, resumed_step)
-        if kept:
-            display.history(kept)
-        if ticker:
-            threading.Thread(target=self._tick_forever, name="rljob-report", daemon=True).start()
+        return kept, before_s
 
     def _prepare(self, resumed_step: int | None) -> tuple[list[StepRecord], float]:
         """Write spec.yaml, truncate what an earlier attempt left; returns the last kept steps and the seconds spent before."""
@@ -165,6 +171,19 @@ class Reporter:
             bad = [name for name, value in record.metrics.items() if not math.isfinite(value)]
             if bad:
                 self.event(f"step {record.step}: {', '.join(bad)} not finite, kept as null", Level.WARNING)
+
+    def rewind(self, step: int) -> None:
+        """Forget the steps above ``step``: the run goes on from the checkpoint after it, with other workers.
+
+        Raises:
+            RuntimeFault: a file cannot be read or written.
+        """
+        with self._lock:
+            self._raise_late_error()
+            self._close_files()
+            self._step = step
+            kept, _ = self._open(step)
+            self._display.history(kept)
 
     def span(self, lane: str, phase: str, start_s: float, end_s: float, step: int) -> None:
         """Something took from ``start_s`` to ``end_s`` (readings of the clock) in ``lane`` (``trainer``, ``engine 0``, ``rewards``).

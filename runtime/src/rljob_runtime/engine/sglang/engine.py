@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
+from rljob_runtime.engine.clearing import clear
 from rljob_runtime.engine.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, OnOffload
 from rljob_runtime.engine.request_checks import RequestLimits
@@ -127,6 +128,10 @@ class SglangEngine:
         with self._changed:
             self._raise_if_dead()
         self._loop.call_soon_threadsafe(self._session.abort, tuple(request_ids))
+
+    def clear(self, timeout_s: float) -> None:
+        """End all requests and forget them; see ``Engine.clear``."""
+        clear(self, self._uncollected, timeout_s)
 
     def salvage(self) -> CompletionBatch:
         """What is left of a lost engine; see ``Engine.salvage``."""
@@ -298,6 +303,11 @@ class SglangEngine:
         task = self._loop.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _uncollected(self) -> frozenset[str]:
+        """Ids of requests whose responses nobody has collected."""
+        with self._changed:
+            return frozenset(self._known_ids)
 
     def _raise_if_dead(self) -> None:
         """Raise when the engine ended; call with the condition held."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rljob_runtime.engine.clearing import clear
 from rljob_runtime.engine.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.request_checks import RequestLimits
@@ -144,6 +145,10 @@ class VllmEngine:
         with self._changed:
             self._raise_if_dead()
             self._inbox.put(lambda loop: loop.abort(ids))
+
+    def clear(self, timeout_s: float) -> None:
+        """End all requests and forget them; see ``Engine.clear``."""
+        clear(self, self._uncollected, timeout_s)
 
     def salvage(self) -> CompletionBatch:
         """What is left of a lost engine; see ``Engine.salvage``. The engine's thread is not asked: it ended, or hangs."""
@@ -369,6 +374,11 @@ class VllmEngine:
     def _needs_update(self) -> bool:
         """Whether only an update can bring responses; with something offloaded the engine is merely at rest."""
         return self._weights_undefined is not None and all(state is Residence.ON_DEVICE for state in self._residence.values())
+
+    def _uncollected(self) -> frozenset[str]:
+        """Ids of requests whose responses nobody has collected."""
+        with self._changed:
+            return frozenset(self._known_ids)
 
     def _raise_if_dead(self) -> None:
         """Raise when the engine ended; call with the condition held."""
