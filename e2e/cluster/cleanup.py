@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from e2e.cluster import cgroups, network, node, process, procfs, shell
+from e2e.cluster import cgroups, kueue, network, node, process, procfs, shell
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import state_root
 from e2e.cluster.procfs import ProcessIdentity
@@ -28,7 +28,7 @@ _CNI_RESULTS = Path("/var/lib/cni/results")
 _CONTAINER_LOG_LINKS = Path("/var/log/containers")
 _SHARED_FOLDERS = (
     _CNI_RESULTS, _CNI_RESULTS.parent, _CONTAINER_LOG_LINKS, Path("/run/containerd/s"), Path("/run/containerd"),
-    node.FIXED_FILES[0].parent, node.FIXED_FILES[0].parent.parent,
+    node.FIXED_FILES[0].parent, node.FIXED_FILES[0].parent.parent, *list(kueue.FIXED_FILES[0].parents)[:3],
 )  # fmt: skip
 """Folders with fixed names that containerd, CNI and the kubelet make; removed when empty."""
 
@@ -150,7 +150,7 @@ def _remove_scattered_files(folder: StateFolder, state: State) -> None:
     for link in _CONTAINER_LOG_LINKS.glob("*.log"):
         if link.is_symlink() and link.readlink().is_relative_to(folder.path):
             link.unlink(missing_ok=True)
-    for file in node.FIXED_FILES:
+    for file in (*node.FIXED_FILES, *kueue.FIXED_FILES):
         file.unlink(missing_ok=True)
     for shared in _SHARED_FOLDERS:
         if shared.is_dir() and not any(shared.iterdir()):

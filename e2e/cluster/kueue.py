@@ -25,6 +25,9 @@ from e2e.cluster.versions import KUEUE_CRDS, KUEUE_WEBHOOKS
 PORTS = ("kueue-health", "kueue-webhook")
 NAMESPACE = "kueue-system"
 
+FIXED_FILES = (Path("/etc/kueue/metrics/certs/tls.crt"), Path("/etc/kueue/metrics/certs/tls.key"))
+"""Of a certificate that the manager reads even where it serves no metrics; nothing configures this place."""
+
 _CONVERTED = ("clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads")
 """Resources that the manager converts between versions of their API, as the release's kustomization lists them."""
 _ADMITTED = re.compile(r"/(mutate|validate)-(ray|kueue-x-k8s)-io-v[^-]+-(?P<kind>[a-z]+)")
@@ -90,8 +93,10 @@ def _configuration(folder: StateFolder) -> dict[str, object]:
     """The manager's configuration: the release's defaults, on loopback ports, for Ray only."""
     ports, certificates = folder.require().ports, control_plane.pki_of(folder)
     served = folder.folder("kueue-certificates")
-    for source, name in ((certificates.certificate(_WEBHOOK), "tls.crt"), (certificates.key(_WEBHOOK), "tls.key")):
-        (served / name).write_bytes(source.read_bytes())
+    for source, fixed in zip((certificates.certificate(_WEBHOOK), certificates.key(_WEBHOOK)), FIXED_FILES, strict=True):
+        fixed.parent.mkdir(parents=True, exist_ok=True)
+        for target in (fixed, served / fixed.name):
+            target.write_bytes(source.read_bytes())
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",

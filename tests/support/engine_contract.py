@@ -325,6 +325,14 @@ class EngineContract:
         assert len(cut.segment.logprobs) == len(tokens(cut)) == cut.segment.version_spans[-1].end
         assert engine.stats()["running"] == 0
 
+    def test_a_cleared_engine_has_forgotten_everything_and_takes_the_same_requests_again(self, engine: Engine) -> None:
+        engine.submit([endless("one"), endless("other")])
+        wait_for_tokens(engine, 1)
+        engine.clear(TIMEOUT_S)
+        assert collected(engine, 0.001) == []
+        again = generate(engine, [request(name, Sampling(max_tokens=2)) for name in ("one", "other")])
+        assert [len(tokens(again[name])) for name in ("one", "other")] == [2, 2]
+
     def test_scoring_runs_beside_generation_and_has_a_deadline(self, engine: Engine) -> None:
         engine.submit([endless(f"r{i}", i) for i in range(4)])
         wait_for_tokens(engine, 8)

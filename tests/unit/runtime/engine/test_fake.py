@@ -105,6 +105,15 @@ def test_scores_tell_versions_apart() -> None:
     assert engine.score([(1, 2, 3)], 1.0) != before
 
 
+def test_a_cleared_engine_takes_the_same_requests_again() -> None:
+    engine = FakeEngine(automatic=False)
+    engine.submit(requests(3))
+    engine.end(["r1"])
+    engine.clear(1.0)
+    engine.submit(requests(3))
+    assert len(unpack(engine.salvage())) == 3
+
+
 def test_a_dead_engine_still_gives_back_what_it_has() -> None:
     engine = FakeEngine(automatic=False)
     engine.submit(requests(3))
