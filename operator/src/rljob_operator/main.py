@@ -3,7 +3,10 @@
 ::
 
     kopf watches --on.event--> cache --key--> work queue --workers--> Reconciler --> API server
-    full lists (at startup, every five minutes) --^
+    full lists (at startup, every five minutes) --^               `---------- a term ---------'
+
+Watches and lists keep the cache current in every operator; queue and reconciler exist for a term, as long as the lease is held.
+A new term looks at every job. Without a lease there is one term.
 
 kopf keeps four watches alive and serves the liveness probe. It holds no state: no finalizers, timers, daemons, indexes or annotations.
 Watches on children and pods filter by the job's label on the server.
@@ -14,8 +17,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
+import os
 import signal
 import sys
+import uuid
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Final
@@ -29,7 +35,9 @@ from rljob_operator import logs
 from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube import KubernetesClient
+from rljob_operator.lease import Election, Leadership
 from rljob_operator.metrics import Metrics
+from rljob_operator.model import Key
 from rljob_operator.protocol import WATCHED, Kind, KubeClient
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.resync import Resync
@@ -41,19 +49,35 @@ DRAIN_S: Final = 20.0
 MAX_WATCH_AGE_S: Final = 180.0
 """A watch that has not delivered a known change for longer is dead; kopf itself reconnects a silent one after 70 s."""
 
+LEADER_POLL_S: Final = 0.1
+"""How often it is looked whether the lease was gained or lost."""
+END_OF_TERM_S: Final = 1.0
+"""How long reconciles in progress have to end once the lease is lost; they cannot write any more."""
+
 logger = logging.getLogger(__name__)
 
 
 class Operator:
     """The components of one operator process."""
 
-    def __init__(self, settings: Settings, client: KubeClient, metrics: Metrics, cache: Cache) -> None:
-        """Wire the components; :meth:`run` starts them."""
+    def __init__(self, settings: Settings, client: KubeClient, metrics: Metrics, cache: Cache, leadership: Leadership) -> None:
+        """Wire the components; :meth:`run` starts them. ``leadership`` is what ``client`` asks before a write."""
         self.settings = settings
         self.cache = cache
-        self.queue = WorkQueue(Reconciler(client, cache, settings, metrics).reconcile, workers=settings.workers, metrics=metrics)
-        self.resync = Resync(client, cache, self.queue.add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
+        self.queue: WorkQueue | None = None
+        """Of the current term; None while this process stands by."""
+        self.resync = Resync(client, cache, self._add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
         self.stop = asyncio.Event()
+        self.leadership = leadership
+        self._client = client
+        self._metrics = metrics
+        self._election: Election | None = None
+        if settings.lease:
+            self._election = Election(client, leadership, lease=settings.lease, identity=identity())
+        else:
+            leadership.extend(math.inf)
+        self._election_task: asyncio.Task[None] | None = None
+        self._terms_task: asyncio.Task[None] | None = None
         self._watches_stop = asyncio.Event()
         self._resync_task: asyncio.Task[None] | None = None
         metrics.watch_cache(cache.num_jobs_by_reason, cache.watch_ages_s)
@@ -73,30 +97,70 @@ class Operator:
             await asyncio.wait([listing])
             return
         listing.result()
-        logger.info("listed %d RLJobs; starting %d workers", len(self.cache.keys()), self.settings.workers)
-        resync = self.start()
+        logger.info("listed %d RLJobs", len(self.cache.keys()))
+        running = self.start()
         watches = asyncio.create_task(self._watch(), name="watches")
         try:
-            await asyncio.wait([watches, stop, resync], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([watches, stop, *running], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
+            ended = [task for task in running if task.done()]
             await self.drain()
             self._watches_stop.set()
             await watches
-        if resync.done() and not resync.cancelled():
-            resync.result()  # it only ends with an error
+        for task in ended:
+            task.result()  # it only ends with an error
 
-    def start(self) -> asyncio.Task[None]:
-        """Start the workers and the resync, whose task is returned."""
-        self.queue.start()
+    def start(self) -> list[asyncio.Task[None]]:
+        """Start resync, election and terms, whose tasks are returned; none of them ends by itself."""
         self._resync_task = asyncio.create_task(self.resync.run(), name="resync")
-        return self._resync_task
+        self._terms_task = asyncio.create_task(self._terms(), name="terms")
+        tasks = [self._resync_task, self._terms_task]
+        if self._election is not None:
+            self._election_task = asyncio.create_task(self._election.run(), name="election")
+            tasks.append(self._election_task)
+        return tasks
 
     async def drain(self) -> None:
-        """Stop the resync, and the workers once they have finished the reconciles in progress."""
-        if self._resync_task is not None:
-            self._resync_task.cancel()
-        await self.queue.stop(DRAIN_S)
+        """Finish the reconciles in progress, then hand the lease to another operator."""
+        for task in (self._resync_task, self._terms_task):
+            if task is not None:
+                task.cancel()
+        await self._end_term(DRAIN_S)
+        if self._election is not None and self._election_task is not None:
+            self._election_task.cancel()
+            await asyncio.wait([self._election_task])  # a renewal under way would come after the release
+            await self._election.release()
+
+    async def _terms(self) -> None:
+        """Begin a term whenever the lease is gained, and end it when it is lost."""
+        while True:
+            if self.leadership.holds() and self.queue is None:
+                self._begin_term()
+            elif not self.leadership.holds() and self.queue is not None:
+                logger.warning("the lease is lost; standing by")
+                await self._end_term(END_OF_TERM_S)
+            await asyncio.sleep(LEADER_POLL_S)
+
+    def _begin_term(self) -> None:
+        """Look at every job, with nothing remembered of an earlier term."""
+        reconciler = Reconciler(self._client, self.cache, self.settings, self._metrics)
+        self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics)
+        for key in self.cache.keys():
+            self.queue.add_from_resync(key)
+        self.queue.start()
+        self._metrics.leader.set(1)
+        logger.info("acting on %d RLJobs with %d workers", len(self.cache.keys()), self.settings.workers)
+
+    async def _end_term(self, deadline_s: float) -> None:
+        queue, self.queue = self.queue, None
+        self._metrics.leader.set(0)
+        if queue is not None:
+            await queue.stop(deadline_s)
+
+    def _add_from_resync(self, key: Key) -> None:
+        if self.queue is not None:
+            self.queue.add_from_resync(key)
 
     def handle_signals(self) -> None:
         """Shut down gracefully on SIGTERM and SIGINT."""
@@ -107,14 +171,15 @@ class Operator:
     def on_event(self, kind: Kind, event_type: str | None, obj: dict[str, Any]) -> None:
         """Handle one watch event."""
         key = self.cache.remove(kind, obj) if event_type == "DELETED" else self.cache.put(kind, obj, Source.WATCH)
-        if key is not None:
+        if key is not None and self.queue is not None:
             self.queue.add(key)
 
     def problems(self) -> list[str]:
         """Why this process is unhealthy and should be restarted."""
-        found = [] if self.queue.is_alive else ["a work queue worker has exited"]
-        if self._resync_task is None or self._resync_task.done():
-            found.append("the resync task has exited")
+        found = ["a work queue worker has exited"] if self.queue is not None and not self.queue.is_alive else []
+        for name, task in (("resync", self._resync_task), ("terms", self._terms_task), ("election", self._election_task)):
+            if (task is None and (name != "election" or self._election is not None)) or (task is not None and task.done()):
+                found.append(f"the {name} task has exited")
         for kind, age_s in self.cache.watch_ages_s().items():
             if age_s > MAX_WATCH_AGE_S:
                 found.append(f"the watch on {kind} has not delivered a known change for {age_s:.0f} s (limit {MAX_WATCH_AGE_S:g} s)")
@@ -206,15 +271,20 @@ async def run(settings: Settings) -> None:
     Raises:
         SettingsError: no access to a cluster, or a watched kind cannot be listed.
     """
-    metrics = Metrics()
-    client = await KubernetesClient.connect(max_in_flight=settings.requests, observe=metrics.observe_request)
+    metrics, leadership = Metrics(), Leadership()
+    client = await KubernetesClient.connect(max_in_flight=settings.requests, observe=metrics.observe_request, may_write=leadership.holds)
     server, _ = start_http_server(settings.metrics_port, registry=metrics.registry)
     try:
-        await Operator(settings, client, metrics, Cache()).run()
+        await Operator(settings, client, metrics, Cache(), leadership).run()
     finally:
         await client.close()
         await asyncio.to_thread(server.shutdown)
         server.server_close()
+
+
+def identity() -> str:
+    """Name of this process in the lease: the pod's, and what makes a restarted container another one."""
+    return f"{os.environ.get('HOSTNAME', 'operator')}_{uuid.uuid4()}"
 
 
 def describe_settings() -> str:

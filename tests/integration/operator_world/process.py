@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 class OperatorProcess:
     """Start, kill, start again; its log is one file over all starts."""
 
-    def __init__(self, kubeconfig: Path, log_file: Path, namespaces: str) -> None:
+    def __init__(self, kubeconfig: Path, log_file: Path, namespaces: str, lease: str = "") -> None:
         self.log_file = log_file
         self.health_port = free_port()
         self.metrics_port = free_port()
@@ -28,6 +28,7 @@ class OperatorProcess:
             "RLJOB_OPERATOR_RUNTIME_IMAGE": "example.com/rljob-runtime:test",
             "RLJOB_OPERATOR_RUNTIME_RAY_VERSION": "2.60.0",
             "RLJOB_OPERATOR_NAMESPACES": namespaces,
+            "RLJOB_OPERATOR_LEASE": lease,
             "RLJOB_OPERATOR_HEALTH_PORT": str(self.health_port),
             "RLJOB_OPERATOR_METRICS_PORT": str(self.metrics_port),
         }

@@ -14,6 +14,7 @@ from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs, main
 from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import NotFoundError, SettingsError, UnavailableError
+from rljob_operator.lease import LEASE_S, Leadership
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Key
 from rljob_operator.protocol import WATCHED, Kind
@@ -26,7 +27,7 @@ ENVIRONMENT = {"RLJOB_OPERATOR_RUNTIME_IMAGE": "image:1", "RLJOB_OPERATOR_RUNTIM
 
 
 def _operator(kube: FakeKube | None = None, settings: Settings = SETTINGS, cache: Cache | None = None) -> main.Operator:
-    return main.Operator(settings, kube or FakeKube(), Metrics(), cache or Cache())
+    return main.Operator(settings, kube or FakeKube(), Metrics(), cache or Cache(), Leadership())
 
 
 def _resource(kind: Kind) -> Any:
@@ -52,14 +53,45 @@ async def test_kopf_neither_posts_events_nor_watches_definitions():
     assert settings.watching.client_timeout > settings.watching.server_timeout > settings.watching.inactivity_timeout
 
 
-async def test_an_event_reaches_cache_and_queue_and_its_deletion_too():
-    operator = _operator()
-    obj = FakeKube().add(rljob())
-    operator.on_event(Kind.RLJOB, "ADDED", obj)
-    assert operator.cache.keys() == [Key(namespace="team", name="math")]
-    assert len(operator.queue) == 1
-    operator.on_event(Kind.RLJOB, "DELETED", {**obj, "metadata": {**obj["metadata"], "resourceVersion": "999"}})
-    assert operator.cache.keys() == []
+def test_an_event_reaches_cache_and_queue_and_its_deletion_too():
+    async def scenario() -> None:
+        operator = _operator()
+        operator.start()
+        await asyncio.sleep(1)
+        obj = FakeKube().add(rljob())
+        operator.on_event(Kind.RLJOB, "ADDED", obj)
+        assert operator.cache.keys() == [Key(namespace="team", name="math")]
+        assert operator.queue is not None
+        assert len(operator.queue) == 1
+        operator.on_event(Kind.RLJOB, "DELETED", {**obj, "metadata": {**obj["metadata"], "resourceVersion": "999"}})
+        assert operator.cache.keys() == []
+        await operator.drain()
+
+    run(scenario())
+
+
+def test_a_standby_learns_everything_writes_nothing_and_takes_over():
+    async def scenario() -> tuple[list[str], list[str], float]:
+        clock = asyncio.get_running_loop().time
+        kube, leadership = FakeKube(), Leadership(clock)
+        held = {"apiVersion": Kind.LEASE.api_version, "kind": "Lease", "metadata": {"namespace": "system", "name": "op"}}
+        kube.add(held | {"spec": {"holderIdentity": "other", "leaseDurationSeconds": LEASE_S}})
+        settings = replace(SETTINGS, lease="system/op")
+        operator = main.Operator(settings, kube, Metrics(), Cache(), leadership)
+        operator.start()
+        operator.on_event(Kind.RLJOB, "ADDED", kube.add(rljob()))
+        await asyncio.sleep(LEASE_S - 3)
+        idle, problems = list(kube.writes), operator.problems()
+        while "create RayJob math-a1" not in kube.writes:
+            await asyncio.sleep(0.1)
+        took_over_s = clock()
+        await operator.drain()
+        assert kube.one(Kind.LEASE, "op", "system")["spec"].get("holderIdentity") is None, "not released"
+        return idle, problems, took_over_s
+
+    idle, problems, took_over_s = run(scenario())
+    assert (idle, problems) == ([], [])
+    assert LEASE_S <= took_over_s <= LEASE_S + 5
 
 
 def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
@@ -68,6 +100,7 @@ def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
         operator = _operator(cache=Cache(lambda: clock[0]))
         before = operator.problems()
         operator.start()
+        await asyncio.sleep(1)
         healthy = operator.problems()
         operator.cache.put(Kind.RLJOB, FakeKube().add(rljob()), Source.OTHER)
         clock[0] = 181.0
@@ -76,7 +109,7 @@ def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
         return before, healthy, silent
 
     before, healthy, silent = run(scenario())
-    assert before == ["a work queue worker has exited", "the resync task has exited"]
+    assert before == ["the resync task has exited", "the terms task has exited"]
     assert healthy == []
     assert silent == ["the watch on RLJob has not delivered a known change for 181 s (limit 180 s)"]
 
@@ -140,6 +173,7 @@ def test_settings_are_read():
         ("LOG_LEVEL", "LOUD", "RLJOB_OPERATOR_LOG_LEVEL='LOUD' is not one of DEBUG, INFO, WARNING, ERROR"),
         ("LOG_FORMAT", "xml", "RLJOB_OPERATOR_LOG_FORMAT='xml' is not one of json, text"),
         ("NETWORK_POLICY", "yes", "RLJOB_OPERATOR_NETWORK_POLICY='yes' is not of type bool"),
+        ("LEASE", "system", "RLJOB_OPERATOR_LEASE='system' is not of the form namespace/name"),
         ("COLOUR", "red", "RLJOB_OPERATOR_COLOUR is not a known setting"),
     ],
 )

@@ -12,6 +12,7 @@ NAMES = {
     "rljob_operator_errors",
     "rljob_operator_requests",
     "rljob_operator_events_lost",
+    "rljob_operator_leader",
     "rljob_operator_missed_objects",
     "rljob_operator_jobs",
     "rljob_operator_watch_age_seconds",
