@@ -195,9 +195,9 @@ def _in_cluster() -> bool:
 
 
 def _path(kind: Kind, namespace: str | None) -> str:
-    """Path of a collection."""
+    """Path of a collection; without a namespace that of a cluster-scoped kind, or of all namespaces."""
     prefix = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
-    return f"{prefix}/{kind.plural}" if namespace is None else f"{prefix}/namespaces/{namespace}/{kind.plural}"
+    return f"{prefix}/{kind.plural}" if not namespace else f"{prefix}/namespaces/{namespace}/{kind.plural}"
 
 
 def _decode(action: str, status: int, data: bytes) -> Manifest:

@@ -8,6 +8,10 @@
 Watches and lists keep the cache current in every operator; queue and reconciler exist for a term, as long as the lease is held.
 A new term looks at every job. Without a lease there is one term.
 
+A watch that had to begin again from a list (410 Gone) may have missed deletions: its kind is compared with a full list at once. That it
+lists is seen in kopf's HTTP session. An error that kopf does not survive ends the process: the lease is released, and Kubernetes starts
+another one.
+
 kopf keeps four watches alive and serves the liveness probe. It holds no state: no finalizers, timers, daemons, indexes or annotations.
 Watches on children and pods filter by the job's label on the server.
 """
@@ -19,13 +23,15 @@ import asyncio
 import logging
 import math
 import os
+import random
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import aiohttp
 import kopf
 from prometheus_client import start_http_server
 
@@ -43,6 +49,9 @@ from rljob_operator.reconcile import Reconciler
 from rljob_operator.resync import Resync
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import WorkQueue
+
+if TYPE_CHECKING:
+    from rljob_operator.webhook import Webhook
 
 DRAIN_S: Final = 20.0
 """How long a shutdown waits for reconciles in progress."""
@@ -67,6 +76,7 @@ class Operator:
         self.queue: WorkQueue | None = None
         """Of the current term; None while this process stands by."""
         self.resync = Resync(client, cache, self._add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
+        self.gaps = Gaps(self.resync.note_gap)
         self.stop = asyncio.Event()
         self.leadership = leadership
         self._client = client
@@ -76,10 +86,13 @@ class Operator:
             self._election = Election(client, leadership, lease=settings.lease, identity=identity())
         else:
             leadership.extend(math.inf)
-        self._election_task: asyncio.Task[None] | None = None
-        self._terms_task: asyncio.Task[None] | None = None
+        self._webhook: Webhook | None = None
+        if settings.webhook:
+            from rljob_operator.webhook import Webhook  # cryptography takes 10 MB
+
+            self._webhook = Webhook(client, metrics, service=settings.webhook, port=settings.webhook_port, may_write=leadership.holds)
         self._watches_stop = asyncio.Event()
-        self._resync_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         metrics.watch_cache(cache.num_jobs_by_reason, cache.watch_ages_s)
 
     async def run(self) -> None:
@@ -112,25 +125,30 @@ class Operator:
             task.result()  # it only ends with an error
 
     def start(self) -> list[asyncio.Task[None]]:
-        """Start resync, election and terms, whose tasks are returned; none of them ends by itself."""
-        self._resync_task = asyncio.create_task(self.resync.run(), name="resync")
-        self._terms_task = asyncio.create_task(self._terms(), name="terms")
-        tasks = [self._resync_task, self._terms_task]
+        """Start resync, terms, election and webhook, whose tasks are returned; none of them ends by itself."""
+        parts = {"resync": self.resync.run(), "terms": self._terms()}
         if self._election is not None:
-            self._election_task = asyncio.create_task(self._election.run(), name="election")
-            tasks.append(self._election_task)
-        return tasks
+            parts["election"] = self._election.run()
+        if self._webhook is not None:
+            parts["webhook"] = self._webhook.run()
+        self._tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        return self._tasks
 
     async def drain(self) -> None:
         """Finish the reconciles in progress, then hand the lease to another operator."""
-        for task in (self._resync_task, self._terms_task):
-            if task is not None:
-                task.cancel()
+        await self._cancel("resync", "terms")
         await self._end_term(DRAIN_S)
-        if self._election is not None and self._election_task is not None:
-            self._election_task.cancel()
-            await asyncio.wait([self._election_task])  # a renewal under way would come after the release
+        if self._election is not None:
+            await self._cancel("election")  # a renewal under way would come after the release
             await self._election.release()
+        await self._cancel("webhook")
+
+    async def _cancel(self, *names: str) -> None:
+        tasks = [task for task in self._tasks if task.get_name() in names]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _terms(self) -> None:
         """Begin a term whenever the lease is gained, and end it when it is lost."""
@@ -176,10 +194,10 @@ class Operator:
 
     def problems(self) -> list[str]:
         """Why this process is unhealthy and should be restarted."""
-        found = ["a work queue worker has exited"] if self.queue is not None and not self.queue.is_alive else []
-        for name, task in (("resync", self._resync_task), ("terms", self._terms_task), ("election", self._election_task)):
-            if (task is None and (name != "election" or self._election is not None)) or (task is not None and task.done()):
-                found.append(f"the {name} task has exited")
+        found = [] if self._tasks else ["it has not started"]
+        found += [f"the {task.get_name()} task has exited" for task in self._tasks if task.done()]
+        if self.queue is not None and not self.queue.is_alive:
+            found.append("a work queue worker has exited")
         for kind, age_s in self.cache.watch_ages_s().items():
             if age_s > MAX_WATCH_AGE_S:
                 found.append(f"the watch on {kind} has not delivered a known change for {age_s:.0f} s (limit {MAX_WATCH_AGE_S:g} s)")
@@ -206,8 +224,9 @@ def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_via_client(**kwargs)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        info = kopf.login_via_client(**kwargs)
+        return None if info is None else observed_session(info, operator.gaps)
 
     @kopf.on.probe(registry=registry, id="problems", retries=1, errors=kopf.ErrorsMode.PERMANENT)
     async def probe(**_: Any) -> str:
@@ -226,6 +245,52 @@ def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
     for kind in WATCHED:
         watch(kind)
     return registry
+
+
+class Gaps:
+    """Tells lists of kopf that follow a gap in a watch from the first ones, which begin it."""
+
+    def __init__(self, note: Callable[[Kind], None]) -> None:
+        """``note`` is called with the kind whose watch begins again."""
+        self._note = note
+        self._begun: set[str] = set()
+
+    async def on_request(self, _session: Any, _context: Any, params: aiohttp.TraceRequestEndParams) -> None:
+        """Called after each of kopf's requests: a hook of aiohttp's."""
+        kind = _KINDS.get(params.url.name)
+        if kind is None or "watch" in params.url.query or "continue" in params.url.query or params.response.status != 200:
+            return
+        if params.url.path in self._begun:
+            self._note(kind)
+        self._begun.add(params.url.path)
+
+
+_KINDS: Final = {kind.plural: kind for kind in WATCHED}
+
+
+def observed_session(info: kopf.ConnectionInfo, gaps: Gaps) -> kopf.AiohttpSession:
+    """The session that kopf would make of its credentials, with its requests observed."""
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(gaps.on_request)
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
+        trace_configs=[trace],
+    )
+    return kopf.AiohttpSession(server=info.server, default_namespace=info.default_namespace, aiohttp_session=session)
+
+
+class EndlessBackoff:
+    """Seconds between tries of kopf's requests: 1, 2, 4 ... 30, less up to a half, without an end; an outage ends no watch."""
+
+    def __iter__(self) -> Iterator[float]:
+        """Begin at one second."""
+        delay_s = 1.0
+        while True:
+            yield delay_s * random.uniform(0.5, 1.0)
+            delay_s = min(2 * delay_s, 30.0)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -255,6 +320,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 100
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = EndlessBackoff()
     settings.queueing.idle_timeout = 0.1  # an idle task per object keeps its last event alive
     settings.execution.max_workers = 2
     settings.process.ultimate_exiting_timeout = 60

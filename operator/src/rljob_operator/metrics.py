@@ -44,6 +44,12 @@ class Metrics:
             ["error"],
             registry=self.registry,
         )
+        self.reviews = Counter(
+            PREFIX + "webhook_reviews",
+            "Requests to the validating webhook, by result: allowed, denied, unchecked (too many at once), malformed.",
+            ["result"],
+            registry=self.registry,
+        )
         self.leader = Gauge(
             PREFIX + "leader",
             "1 while this process acts on RLJobs; 0 while it stands by.",

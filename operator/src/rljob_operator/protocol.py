@@ -41,6 +41,10 @@ class Kind(StrEnum):
     """Status transitions of an RLJob, for users."""
     LEASE = "Lease"
     """Which of several operators acts."""
+    SECRET = "Secret"
+    """The webhook's certificates; no other Secret is ever read."""
+    WEBHOOK_CONFIGURATION = "ValidatingWebhookConfiguration"
+    """Which certificates the API server trusts. Cluster-scoped: its namespace is empty."""
 
     @property
     def api_version(self) -> str:
@@ -65,13 +69,15 @@ _RESOURCES = {
     Kind.NETWORK_POLICY: ("networking.k8s.io/v1", "networkpolicies"),
     Kind.EVENT: ("v1", "events"),
     Kind.LEASE: ("coordination.k8s.io/v1", "leases"),
+    Kind.SECRET: ("v1", "secrets"),
+    Kind.WEBHOOK_CONFIGURATION: ("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
 WATCHED = (Kind.RLJOB, Kind.RAYJOB, Kind.RAYCLUSTER, Kind.POD)
 """Kinds that the operator watches and caches."""
 
 
 class KubeClient(Protocol):
-    """The Kubernetes API as plain JSON, for namespaced kinds."""
+    """The Kubernetes API as plain JSON."""
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object, whose kind must be a :class:`Kind`, and return it as stored.

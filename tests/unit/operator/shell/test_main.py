@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import kopf
 import pytest
+from yarl import URL
 
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs, main
@@ -43,6 +46,79 @@ async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server()
         Kind.RAYCLUSTER: [JOB_LABEL],
         Kind.POD: [JOB_LABEL],
     }
+
+
+async def test_only_a_list_that_follows_another_is_a_gap():
+    noted: list[Kind] = []
+    gaps = main.Gaps(noted.append)
+
+    async def answered(url: str, status: int = 200) -> None:
+        response = SimpleNamespace(status=status)
+        await gaps.on_request(None, None, SimpleNamespace(url=URL(f"http://api{url}"), response=response))
+
+    await answered("/apis/rljob.dev/v1alpha1/rljobs?limit=100")
+    await answered("/apis/rljob.dev/v1alpha1/rljobs?limit=100&continue=x")
+    await answered("/apis/rljob.dev/v1alpha1/rljobs?watch=true&resourceVersion=5")
+    await answered("/apis/ray.io/v1/rayjobs?limit=100", 503)
+    await answered("/apis/ray.io/v1/rayjobs?limit=100")
+    await answered("/api/v1/namespaces/a/pods?limit=100")
+    await answered("/api/v1/namespaces/b/pods?limit=100")
+    assert noted == []
+    await answered("/apis/ray.io/v1/rayjobs?limit=100")
+    await answered("/api/v1/namespaces/b/pods?limit=100")
+    assert noted == [Kind.RAYJOB, Kind.POD]
+
+
+def test_a_gap_is_compared_at_once_and_many_gaps_seldom():
+    async def scenario() -> tuple[float, int]:
+        kube = FakeKube()
+        operator = _operator(kube)
+        kube.add(rljob())
+        await operator.resync.first()
+        kube.remove(Kind.RLJOB, "team", "math")
+        lists: list[Kind] = []
+        kube.fault = lambda verb, kind, name: lists.append(kind) if verb == "list" else None
+        running = asyncio.create_task(operator.resync.run())
+        clock = asyncio.get_running_loop().time
+        operator.resync.note_gap(Kind.RLJOB)
+        while operator.cache.keys():
+            await asyncio.sleep(0.1)
+        found_s = clock()
+        while clock() < 200:
+            operator.resync.note_gap(Kind.RLJOB)
+            await asyncio.sleep(0.5)
+        running.cancel()
+        return found_s, len(lists)
+
+    found_s, lists = run(scenario())
+    assert found_s < 1
+    assert lists < 20
+
+
+def test_a_list_after_a_gap_that_fails_is_tried_again():
+    async def scenario() -> float:
+        kube = FakeKube()
+        operator = _operator(kube)
+        kube.add(rljob())
+        await operator.resync.first()
+        kube.remove(Kind.RLJOB, "team", "math")
+        clock = asyncio.get_running_loop().time
+        kube.fault = lambda verb, kind, name: UnavailableError("list", 503, "no") if clock() < 5 else None
+        running = asyncio.create_task(operator.resync.run())
+        operator.resync.note_gap(Kind.RLJOB)
+        while operator.cache.keys():
+            await asyncio.sleep(0.1)
+        running.cancel()
+        return clock()
+
+    assert 5 <= run(scenario()) <= 10
+
+
+def test_the_pauses_between_tries_of_kopf_grow_and_never_end():
+    pauses = list(itertools.islice(main.EndlessBackoff(), 100))
+    assert 0.5 <= pauses[0] <= 1
+    assert all(15 <= pause <= 30 for pause in pauses[10:])
+    assert len(set(pauses)) == 100
 
 
 async def test_kopf_neither_posts_events_nor_watches_definitions():
@@ -109,7 +185,7 @@ def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
         return before, healthy, silent
 
     before, healthy, silent = run(scenario())
-    assert before == ["the resync task has exited", "the terms task has exited"]
+    assert before == ["it has not started"]
     assert healthy == []
     assert silent == ["the watch on RLJob has not delivered a known change for 181 s (limit 180 s)"]
 

@@ -16,6 +16,7 @@ NAMES = {
     "rljob_operator_missed_objects",
     "rljob_operator_jobs",
     "rljob_operator_watch_age_seconds",
+    "rljob_operator_webhook_reviews",
 }
 
 
