@@ -144,7 +144,7 @@ def test_two_releases_in_one_cluster_share_only_the_policy_that_protects_the_sta
         ("operator.logLevel=LOUD", "at '/operator/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
         ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("image.repository=registry.example/rljob-operator:1", "at '/image/repository'"),
-        ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("replicas=0", "at '/replicas': minimum: got 0, want 1"),
         ("serviceAccount.create=false", "serviceAccount.name: name an existing account, or set serviceAccount.create to true"),
     ],
 )

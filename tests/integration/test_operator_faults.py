@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,14 +103,46 @@ def test_answers_that_mean_try_again(world: World, operator: OperatorProcess, pr
     assert proxy.injected[status] >= 3
 
 
+def test_a_deletion_that_no_watch_delivers_is_found_at_once(world: World, operator: OperatorProcess, proxy: FaultyProxy):
+    """Every watch answers 410 Gone from now on: the lists after it show what is there, not what is gone."""
+    operator.start()
+    world.job("gone")
+    world.runs("gone-a1")
+    world.until_condition("gone", "Running", "True/Running")
+    proxy.watch_error = 410
+    proxy.cut_watches()
+    world.until("the watches began again", lambda: proxy.injected[410] >= 4)
+    began_s, lists = time.monotonic(), proxy.lists["rayjobs"]
+    world.kubectl("delete", "rayjob", "gone-a1")
+    world.until("the deletion is found", lambda: world.status("gone").get("lastFailure", {}).get("reason") == "ChildDeleted", 60)
+    seconds = time.monotonic() - began_s
+    print(f"found after {seconds:.1f} s with {proxy.lists['rayjobs'] - lists} lists of RayJobs")
+    assert proxy.lists["rayjobs"] - lists <= 2 * seconds + 4, "a hot loop of lists"
+    proxy.watch_error = None
+    world.job("later")
+    world.until_child("later-a1")
+
+
+def test_a_slow_api_server_only_takes_longer(world: World, operator: OperatorProcess, proxy: FaultyProxy):
+    operator.start()
+    proxy.delay_s = 1.5
+    world.job("slow")
+    world.runs("slow-a1")
+    world.rayjob_status("slow-a1", **SUCCEEDED)
+    world.until_condition("slow", "Succeeded", "True/Completed")
+    assert children(world, "slow") == [c.format("slow") for c in ALL_CHILDREN]
+
+
 def test_an_api_server_that_is_away_for_a_while(world: World, operator: OperatorProcess, proxy: FaultyProxy):
     operator.start()
     world.job("before")
     world.until_child("before-a1")
+    began_s = time.monotonic()
     proxy.rule = lambda method, path: refusal(503, "ServiceUnavailable")
     proxy.cut_watches()
     world.job("during")
-    world.until("the operator noticed", lambda: proxy.injected[503] >= 3)
+    world.until("the operator noticed", lambda: proxy.injected[503] >= 20)
+    assert time.monotonic() - began_s > 4, "a hot loop of requests"
     proxy.rule = lambda method, path: None
     child = world.until("RayJob during-a1", lambda: world.get("rayjob", "during-a1"), 60)
     assert child["metadata"]["labels"]["rljob.dev/attempt"] == "1"

@@ -105,7 +105,9 @@ class Scene:
     """An observation under construction."""
 
     def __init__(self) -> None:
-        self.job = JobView(key=Key(namespace="team", name=NAME), uid=UID, generation=1, created=T0, spec=spec(), status={}, deleting=False)
+        self.job = JobView(
+            key=Key(namespace="team", name=NAME), uid=UID, version="7", generation=1, created=T0, spec=spec(), status={}, deleting=False
+        )
         self.checked: CheckedJob | SpecInvalidError = checked()
         self.children: list[ChildView] = []
         self.pods: list[PodView] = []

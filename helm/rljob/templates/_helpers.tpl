@@ -36,6 +36,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* The user's affinity; several replicas prefer different machines unless it says otherwise. */}}
+{{- define "rljob.affinity" -}}
+{{- $affinity := deepCopy .Values.affinity }}
+{{- if and (gt (int .Values.replicas) 1) (not (hasKey $affinity "podAntiAffinity")) }}
+{{- $labels := dict "matchLabels" (include "rljob.selectorLabels" . | fromYaml) }}
+{{- $term := dict "weight" 100 "podAffinityTerm" (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $labels) }}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $term)) }}
+{{- end }}
+{{- toYaml $affinity }}
+{{- end }}
+
 {{/* All permissions of the operator, in each namespace it watches; `helm test` checks them. No secrets, no wildcards. */}}
 {{- define "rljob.rules" -}}
 # The jobs themselves: read, and delete when their TTL has expired.

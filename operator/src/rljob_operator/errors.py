@@ -9,7 +9,8 @@
         ├── AlreadyExistsError                 409 on create: an object of that name is there
         ├── ConflictError                      409 on update: a concurrent write -> reconcile again
         ├── RejectedError                      400, 403, 422: the request itself is rejected -> report it to the user
-        └── UnavailableError                   429, 5xx, no connection, timeout -> retry later
+        ├── UnavailableError                   429, 5xx, no connection, timeout -> retry later
+        └── NotLeaderError                     not sent: another operator may be the leader by now
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class ConflictError(KubeError):
 
 class RejectedError(KubeError):
     """Raised for 400, 403 and 422."""
+
+
+class NotLeaderError(KubeError):
+    """Raised instead of sending a write when this process does not hold the lease, or not surely any more."""
 
 
 class UnavailableError(KubeError):

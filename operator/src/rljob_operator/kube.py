@@ -24,6 +24,7 @@ from rljob_operator.errors import (
     ConflictError,
     KubeError,
     NotFoundError,
+    NotLeaderError,
     RejectedError,
     SettingsError,
     UnavailableError,
@@ -33,6 +34,8 @@ from rljob_operator.protocol import FIELD_MANAGER, Kind
 
 REQUEST_TIMEOUT_S: Final = 10.0
 """Timeout of one request, including the connection."""
+LEASE_TIMEOUT_S: Final = 4.0
+"""Timeout of a request for the lease: two failures in a row leave time for a third before it is lost."""
 LIST_TIMEOUT_S: Final = 60.0
 """Timeout of one page of a list."""
 PAGE_SIZE: Final = 100
@@ -49,10 +52,19 @@ class KubernetesClient:
     """The :class:`~rljob_operator.protocol.KubeClient` for a real cluster; create it with :meth:`connect`."""
 
     def __init__(
-        self, configuration: Configuration, *, max_in_flight: int, observe: Observer, request_timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        configuration: Configuration,
+        *,
+        max_in_flight: int,
+        observe: Observer,
+        may_write: Callable[[], bool] = lambda: True,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """Use a complete configuration; ``max_in_flight`` bounds concurrent requests and connections."""
-        configuration.connection_pool_maxsize = max_in_flight
+        """Use a complete configuration; ``max_in_flight`` bounds concurrent requests and connections, those for the lease apart.
+
+        ``may_write`` is asked right before a write is sent; the lease itself is always written.
+        """
+        configuration.connection_pool_maxsize = max_in_flight + 1
         # The API server sets no cookies, and a pod reaches it without a proxy: skip both look-ups on every request.
         session: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar()}
         if _in_cluster():
@@ -61,11 +73,13 @@ class KubernetesClient:
         self._api: Any = ApiClient(configuration)  # its methods have no types
         self._host = configuration.host
         self._slots = asyncio.Semaphore(max_in_flight)
+        self._lease_slot = asyncio.Semaphore(1)
         self._observe = observe
+        self._may_write = may_write
         self._request_timeout_s = request_timeout_s
 
     @classmethod
-    async def connect(cls, *, max_in_flight: int, observe: Observer) -> KubernetesClient:
+    async def connect(cls, *, max_in_flight: int, observe: Observer, may_write: Callable[[], bool] = lambda: True) -> KubernetesClient:
         """Connect to the cluster this pod runs in, or else to the current context of the kubeconfig.
 
         In a pod the token file is reread every minute, because tokens rotate.
@@ -84,7 +98,7 @@ class KubernetesClient:
             raise SettingsError(
                 f"cannot access a cluster: {error}; run the operator in a pod with a service account or set KUBECONFIG"
             ) from error
-        return cls(configuration, max_in_flight=max_in_flight, observe=observe)
+        return cls(configuration, max_in_flight=max_in_flight, observe=observe, may_write=may_write)
 
     async def create(self, manifest: Manifest) -> Manifest:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
@@ -149,13 +163,17 @@ class KubernetesClient:
     ) -> Manifest:
         """Send one request and return its answer as JSON."""
         action = f"{verb} {kind} {name}".rstrip()
-        timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
+        is_lease = kind is Kind.LEASE
+        timeout_s = (LEASE_TIMEOUT_S if is_lease else self._request_timeout_s) if timeout_s is None else timeout_s
         headers = {"Content-Type": content_type, "Accept": JSON, "User-Agent": FIELD_MANAGER}
-        status = 0
+        status, is_sent = 0, False
         try:
-            async with self._slots:
+            async with self._lease_slot if is_lease else self._slots:
                 # Also rereads the token file when due.
                 await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
+                if method != "GET" and not is_lease and not self._may_write():
+                    raise NotLeaderError(action, 0, "not sent, because this operator does not hold the lease")
+                is_sent = True
                 timeout = aiohttp.ClientTimeout(total=timeout_s)
                 response = await self._api.call_api(method, self._host + path, headers, body, _request_timeout=timeout)
                 data = await response.read()
@@ -165,7 +183,8 @@ class KubernetesClient:
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(action, 0, f"no connection to {self._host}: {error}") from error
         finally:
-            self._observe(verb, kind, status)
+            if is_sent:
+                self._observe(verb, kind, status)
         if status < 300:
             return _decode(action, status, data)
         raise _error(action, status, data, response.headers.get("Retry-After"))
@@ -176,9 +195,9 @@ def _in_cluster() -> bool:
 
 
 def _path(kind: Kind, namespace: str | None) -> str:
-    """Path of a collection."""
+    """Path of a collection; without a namespace that of a cluster-scoped kind, or of all namespaces."""
     prefix = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
-    return f"{prefix}/{kind.plural}" if namespace is None else f"{prefix}/namespaces/{namespace}/{kind.plural}"
+    return f"{prefix}/{kind.plural}" if not namespace else f"{prefix}/namespaces/{namespace}/{kind.plural}"
 
 
 def _decode(action: str, status: int, data: bytes) -> Manifest:

@@ -3,7 +3,14 @@
 ::
 
     kopf watches --on.event--> cache --key--> work queue --workers--> Reconciler --> API server
-    full lists (at startup, every five minutes) --^
+    full lists (at startup, every five minutes) --^               `---------- a term ---------'
+
+Watches and lists keep the cache current in every operator; queue and reconciler exist for a term, as long as the lease is held.
+A new term looks at every job. Without a lease there is one term.
+
+A watch that had to begin again from a list (410 Gone) may have missed deletions: its kind is compared with a full list at once. That it
+lists is seen in kopf's HTTP session. An error that kopf does not survive ends the process: the lease is released, and Kubernetes starts
+another one.
 
 kopf keeps four watches alive and serves the liveness probe. It holds no state: no finalizers, timers, daemons, indexes or annotations.
 Watches on children and pods filter by the job's label on the server.
@@ -14,12 +21,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
+import os
+import random
 import signal
 import sys
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import aiohttp
 import kopf
 from prometheus_client import start_http_server
 
@@ -29,17 +41,27 @@ from rljob_operator import logs
 from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import OperatorError
 from rljob_operator.kube import KubernetesClient
+from rljob_operator.lease import Election, Leadership
 from rljob_operator.metrics import Metrics
+from rljob_operator.model import Key
 from rljob_operator.protocol import WATCHED, Kind, KubeClient
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.resync import Resync
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import WorkQueue
 
+if TYPE_CHECKING:
+    from rljob_operator.webhook import Webhook
+
 DRAIN_S: Final = 20.0
 """How long a shutdown waits for reconciles in progress."""
 MAX_WATCH_AGE_S: Final = 180.0
 """A watch that has not delivered a known change for longer is dead; kopf itself reconnects a silent one after 70 s."""
+
+LEADER_POLL_S: Final = 0.1
+"""How often it is looked whether the lease was gained or lost."""
+END_OF_TERM_S: Final = 1.0
+"""How long reconciles in progress have to end once the lease is lost; they cannot write any more."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +69,30 @@ logger = logging.getLogger(__name__)
 class Operator:
     """The components of one operator process."""
 
-    def __init__(self, settings: Settings, client: KubeClient, metrics: Metrics, cache: Cache) -> None:
-        """Wire the components; :meth:`run` starts them."""
+    def __init__(self, settings: Settings, client: KubeClient, metrics: Metrics, cache: Cache, leadership: Leadership) -> None:
+        """Wire the components; :meth:`run` starts them. ``leadership`` is what ``client`` asks before a write."""
         self.settings = settings
         self.cache = cache
-        self.queue = WorkQueue(Reconciler(client, cache, settings, metrics).reconcile, workers=settings.workers, metrics=metrics)
-        self.resync = Resync(client, cache, self.queue.add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
+        self.queue: WorkQueue | None = None
+        """Of the current term; None while this process stands by."""
+        self.resync = Resync(client, cache, self._add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
+        self.gaps = Gaps(self.resync.note_gap)
         self.stop = asyncio.Event()
+        self.leadership = leadership
+        self._client = client
+        self._metrics = metrics
+        self._election: Election | None = None
+        if settings.lease:
+            self._election = Election(client, leadership, lease=settings.lease, identity=identity())
+        else:
+            leadership.extend(math.inf)
+        self._webhook: Webhook | None = None
+        if settings.webhook:
+            from rljob_operator.webhook import Webhook  # cryptography takes 10 MB
+
+            self._webhook = Webhook(client, metrics, service=settings.webhook, port=settings.webhook_port, may_write=leadership.holds)
         self._watches_stop = asyncio.Event()
-        self._resync_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         metrics.watch_cache(cache.num_jobs_by_reason, cache.watch_ages_s)
 
     async def run(self) -> None:
@@ -73,30 +110,75 @@ class Operator:
             await asyncio.wait([listing])
             return
         listing.result()
-        logger.info("listed %d RLJobs; starting %d workers", len(self.cache.keys()), self.settings.workers)
-        resync = self.start()
+        logger.info("listed %d RLJobs", len(self.cache.keys()))
+        running = self.start()
         watches = asyncio.create_task(self._watch(), name="watches")
         try:
-            await asyncio.wait([watches, stop, resync], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([watches, stop, *running], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
+            ended = [task for task in running if task.done()]
             await self.drain()
             self._watches_stop.set()
             await watches
-        if resync.done() and not resync.cancelled():
-            resync.result()  # it only ends with an error
+        for task in ended:
+            task.result()  # it only ends with an error
 
-    def start(self) -> asyncio.Task[None]:
-        """Start the workers and the resync, whose task is returned."""
-        self.queue.start()
-        self._resync_task = asyncio.create_task(self.resync.run(), name="resync")
-        return self._resync_task
+    def start(self) -> list[asyncio.Task[None]]:
+        """Start resync, terms, election and webhook, whose tasks are returned; none of them ends by itself."""
+        parts = {"resync": self.resync.run(), "terms": self._terms()}
+        if self._election is not None:
+            parts["election"] = self._election.run()
+        if self._webhook is not None:
+            parts["webhook"] = self._webhook.run()
+        self._tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        return self._tasks
 
     async def drain(self) -> None:
-        """Stop the resync, and the workers once they have finished the reconciles in progress."""
-        if self._resync_task is not None:
-            self._resync_task.cancel()
-        await self.queue.stop(DRAIN_S)
+        """Finish the reconciles in progress, then hand the lease to another operator."""
+        await self._cancel("resync", "terms")
+        await self._end_term(DRAIN_S)
+        if self._election is not None:
+            await self._cancel("election")  # a renewal under way would come after the release
+            await self._election.release()
+        await self._cancel("webhook")
+
+    async def _cancel(self, *names: str) -> None:
+        tasks = [task for task in self._tasks if task.get_name() in names]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _terms(self) -> None:
+        """Begin a term whenever the lease is gained, and end it when it is lost."""
+        while True:
+            if self.leadership.holds() and self.queue is None:
+                self._begin_term()
+            elif not self.leadership.holds() and self.queue is not None:
+                logger.warning("the lease is lost; standing by")
+                await self._end_term(END_OF_TERM_S)
+            await asyncio.sleep(LEADER_POLL_S)
+
+    def _begin_term(self) -> None:
+        """Look at every job, with nothing remembered of an earlier term."""
+        reconciler = Reconciler(self._client, self.cache, self.settings, self._metrics)
+        self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics)
+        for key in self.cache.keys():
+            self.queue.add_from_resync(key)
+        self.queue.start()
+        self._metrics.leader.set(1)
+        logger.info("acting on %d RLJobs with %d workers", len(self.cache.keys()), self.settings.workers)
+
+    async def _end_term(self, deadline_s: float) -> None:
+        queue, self.queue = self.queue, None
+        self._metrics.leader.set(0)
+        if queue is not None:
+            await queue.stop(deadline_s)
+
+    def _add_from_resync(self, key: Key) -> None:
+        if self.queue is not None:
+            self.queue.add_from_resync(key)
 
     def handle_signals(self) -> None:
         """Shut down gracefully on SIGTERM and SIGINT."""
@@ -107,14 +189,15 @@ class Operator:
     def on_event(self, kind: Kind, event_type: str | None, obj: dict[str, Any]) -> None:
         """Handle one watch event."""
         key = self.cache.remove(kind, obj) if event_type == "DELETED" else self.cache.put(kind, obj, Source.WATCH)
-        if key is not None:
+        if key is not None and self.queue is not None:
             self.queue.add(key)
 
     def problems(self) -> list[str]:
         """Why this process is unhealthy and should be restarted."""
-        found = [] if self.queue.is_alive else ["a work queue worker has exited"]
-        if self._resync_task is None or self._resync_task.done():
-            found.append("the resync task has exited")
+        found = [] if self._tasks else ["it has not started"]
+        found += [f"the {task.get_name()} task has exited" for task in self._tasks if task.done()]
+        if self.queue is not None and not self.queue.is_alive:
+            found.append("a work queue worker has exited")
         for kind, age_s in self.cache.watch_ages_s().items():
             if age_s > MAX_WATCH_AGE_S:
                 found.append(f"the watch on {kind} has not delivered a known change for {age_s:.0f} s (limit {MAX_WATCH_AGE_S:g} s)")
@@ -141,8 +224,9 @@ def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_via_client(**kwargs)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        info = kopf.login_via_client(**kwargs)
+        return None if info is None else observed_session(info, operator.gaps)
 
     @kopf.on.probe(registry=registry, id="problems", retries=1, errors=kopf.ErrorsMode.PERMANENT)
     async def probe(**_: Any) -> str:
@@ -161,6 +245,52 @@ def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
     for kind in WATCHED:
         watch(kind)
     return registry
+
+
+class Gaps:
+    """Tells lists of kopf that follow a gap in a watch from the first ones, which begin it."""
+
+    def __init__(self, note: Callable[[Kind], None]) -> None:
+        """``note`` is called with the kind whose watch begins again."""
+        self._note = note
+        self._begun: set[str] = set()
+
+    async def on_request(self, _session: Any, _context: Any, params: aiohttp.TraceRequestEndParams) -> None:
+        """Called after each of kopf's requests: a hook of aiohttp's."""
+        kind = _KINDS.get(params.url.name)
+        if kind is None or "watch" in params.url.query or "continue" in params.url.query or params.response.status != 200:
+            return
+        if params.url.path in self._begun:
+            self._note(kind)
+        self._begun.add(params.url.path)
+
+
+_KINDS: Final = {kind.plural: kind for kind in WATCHED}
+
+
+def observed_session(info: kopf.ConnectionInfo, gaps: Gaps) -> kopf.AiohttpSession:
+    """The session that kopf would make of its credentials, with its requests observed."""
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(gaps.on_request)
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
+        trace_configs=[trace],
+    )
+    return kopf.AiohttpSession(server=info.server, default_namespace=info.default_namespace, aiohttp_session=session)
+
+
+class EndlessBackoff:
+    """Seconds between tries of kopf's requests: 1, 2, 4 ... 30, less up to a half, without an end; an outage ends no watch."""
+
+    def __iter__(self) -> Iterator[float]:
+        """Begin at one second."""
+        delay_s = 1.0
+        while True:
+            yield delay_s * random.uniform(0.5, 1.0)
+            delay_s = min(2 * delay_s, 30.0)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -190,6 +320,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 100
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = EndlessBackoff()
     settings.queueing.idle_timeout = 0.1  # an idle task per object keeps its last event alive
     settings.execution.max_workers = 2
     settings.process.ultimate_exiting_timeout = 60
@@ -206,15 +337,20 @@ async def run(settings: Settings) -> None:
     Raises:
         SettingsError: no access to a cluster, or a watched kind cannot be listed.
     """
-    metrics = Metrics()
-    client = await KubernetesClient.connect(max_in_flight=settings.requests, observe=metrics.observe_request)
+    metrics, leadership = Metrics(), Leadership()
+    client = await KubernetesClient.connect(max_in_flight=settings.requests, observe=metrics.observe_request, may_write=leadership.holds)
     server, _ = start_http_server(settings.metrics_port, registry=metrics.registry)
     try:
-        await Operator(settings, client, metrics, Cache()).run()
+        await Operator(settings, client, metrics, Cache(), leadership).run()
     finally:
         await client.close()
         await asyncio.to_thread(server.shutdown)
         server.server_close()
+
+
+def identity() -> str:
+    """Name of this process in the lease: the pod's, and what makes a restarted container another one."""
+    return f"{os.environ.get('HOSTNAME', 'operator')}_{uuid.uuid4()}"
 
 
 def describe_settings() -> str:

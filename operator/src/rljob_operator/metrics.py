@@ -44,6 +44,17 @@ class Metrics:
             ["error"],
             registry=self.registry,
         )
+        self.reviews = Counter(
+            PREFIX + "webhook_reviews",
+            "Requests to the validating webhook, by result: allowed, denied, unchecked (too many at once), malformed.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.leader = Gauge(
+            PREFIX + "leader",
+            "1 while this process acts on RLJobs; 0 while it stands by.",
+            registry=self.registry,
+        )
         self.missed_objects = Counter(
             PREFIX + "missed_objects",
             "Objects whose change or deletion was found by a resync before the watch delivered it, by kind.",

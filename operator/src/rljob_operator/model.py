@@ -35,6 +35,8 @@ class JobView:
 
     key: Key
     uid: str
+    version: str
+    """metadata.resourceVersion: a status derived from this view is only written over this very version."""
     generation: int
     created: datetime
     spec: Mapping[str, Any]

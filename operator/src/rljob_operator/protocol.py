@@ -1,6 +1,7 @@
 """The part of the Kubernetes API that the operator uses. Implemented by :mod:`rljob_operator.kube`, and by an in-memory fake in tests.
 
-Methods raise the errors of :mod:`rljob_operator.errors` and no others; none of them retries, which is up to the work queue.
+Methods raise the errors of :mod:`rljob_operator.errors` and no others; none of them retries, which is up to the work queue. Every write
+raises NotLeaderError where this process may not write.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class Kind(StrEnum):
     """Who may connect to the pods of a job."""
     EVENT = "Event"
     """Status transitions of an RLJob, for users."""
+    LEASE = "Lease"
+    """Which of several operators acts."""
+    SECRET = "Secret"
+    """The webhook's certificates; no other Secret is ever read."""
+    WEBHOOK_CONFIGURATION = "ValidatingWebhookConfiguration"
+    """Which certificates the API server trusts. Cluster-scoped: its namespace is empty."""
 
     @property
     def api_version(self) -> str:
@@ -61,13 +68,16 @@ _RESOURCES = {
     Kind.ROLE_BINDING: ("rbac.authorization.k8s.io/v1", "rolebindings"),
     Kind.NETWORK_POLICY: ("networking.k8s.io/v1", "networkpolicies"),
     Kind.EVENT: ("v1", "events"),
+    Kind.LEASE: ("coordination.k8s.io/v1", "leases"),
+    Kind.SECRET: ("v1", "secrets"),
+    Kind.WEBHOOK_CONFIGURATION: ("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
 WATCHED = (Kind.RLJOB, Kind.RAYJOB, Kind.RAYCLUSTER, Kind.POD)
 """Kinds that the operator watches and caches."""
 
 
 class KubeClient(Protocol):
-    """The Kubernetes API as plain JSON, for namespaced kinds."""
+    """The Kubernetes API as plain JSON."""
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object, whose kind must be a :class:`Kind`, and return it as stored.
@@ -98,11 +108,13 @@ class KubeClient(Protocol):
         ...
 
     async def patch_merge(self, kind: Kind, namespace: str, name: str, patch: Manifest) -> Manifest:
-        """Apply a merge patch (RFC 7386) and return the object as stored; a ``metadata.uid`` in the patch is a precondition.
+        """Apply a merge patch (RFC 7386) and return the object as stored.
+
+        A ``metadata.uid`` or ``metadata.resourceVersion`` in the patch is a precondition.
 
         Raises:
             NotFoundError: it does not exist.
-            ConflictError: the UID does not match.
+            ConflictError: a precondition does not hold.
             RejectedError: the result is not valid.
             UnavailableError: retry later.
         """
@@ -111,11 +123,12 @@ class KubeClient(Protocol):
     async def apply_status(self, manifest: Manifest) -> Manifest:
         """Server-side apply the status of an RLJob as :data:`FIELD_MANAGER` and return the object as stored.
 
-        Fields of an earlier apply that this one lacks are removed; those of other managers stay. A ``metadata.uid`` is a precondition.
+        Fields of an earlier apply that this one lacks are removed; those of other managers stay. A ``metadata.uid`` or
+        ``metadata.resourceVersion`` is a precondition.
 
         Raises:
             NotFoundError: it does not exist.
-            ConflictError: the UID does not match.
+            ConflictError: a precondition does not hold.
             RejectedError: the status is not valid.
             UnavailableError: retry later.
         """

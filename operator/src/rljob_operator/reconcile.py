@@ -296,7 +296,8 @@ class Reconciler:
         new = status.render(observed, decision, now)
         if not status.changed(job.status, new):
             return
-        metadata = {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid}
+        # Its version is a precondition: a status derived from an older one, here or by an operator that has lost its lease, is void.
+        metadata = {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid, "resourceVersion": job.version}
         try:
             stored = await self._client.apply_status({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(new)})
         except NotFoundError:

@@ -1,15 +1,18 @@
-"""Full lists: once before the first decision, then every few minutes to find changes that a watch has missed.
+"""Full lists: once before the first decision, at once after a gap in a watch, and every few minutes in any case.
 
-A watch that was disconnected for longer than the API server keeps history restarts from a new list, which does not show what was
+A watch that was disconnected for longer than the API server keeps history (410 Gone) restarts from a new list, which does not show what was
 deleted in between; only a comparison with a full list does. Changes found before the watch delivered them are counted, and a watch that
 lags for too long fails the liveness probe.
+
+Gaps that follow each other are compared after growing pauses with jitter, so that watches that keep breaking cost few lists.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from rljob_api.naming import JOB_LABEL
@@ -24,6 +27,10 @@ PERIOD_S: Final = 300.0
 FIRST_DEADLINE_S: Final = 120.0
 """Timeout of the initial lists, including the wait for the API server and the CRDs."""
 RETRY_S: Final = 2.0
+FIRST_PAUSE_S: Final = 1.0
+"""Pause after the comparison that follows a gap."""
+MAX_PAUSE_S: Final = 32.0
+"""Longest pause, reached by doubling while gaps go on."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +47,13 @@ class Resync:
         self._add = add
         self._namespaces = namespaces
         self._metrics = metrics
+        self._gaps: set[Kind] = set()
+        self._has_gap = asyncio.Event()
+
+    def note_gap(self, kind: Kind) -> None:
+        """A watch of this kind began again from a list: deletions may be missing."""
+        self._gaps.add(kind)
+        self._has_gap.set()
 
     async def first(self) -> None:
         """List everything; retries while the API server or a CRD is missing.
@@ -61,22 +75,42 @@ class Resync:
                 return
 
     async def run(self) -> None:
-        """Compare every five minutes until cancelled."""
+        """Compare a kind after a gap in its watch, and all kinds every five minutes, until cancelled."""
+        clock_s = asyncio.get_running_loop().time
+        full_s, pause_s, quiet_s = clock_s() + PERIOD_S, FIRST_PAUSE_S, 0.0
         while True:
-            await asyncio.sleep(PERIOD_S)
-            await self.compare()
+            try:
+                async with asyncio.timeout_at(full_s):
+                    await self._has_gap.wait()
+            except TimeoutError:
+                await self.compare(WATCHED)
+                full_s = clock_s() + PERIOD_S
+                continue
+            if clock_s() > quiet_s:
+                pause_s = FIRST_PAUSE_S
+            self._has_gap.clear()
+            gaps, self._gaps = self._gaps, set()
+            logger.info("watches began again from a list: %s; comparing with full lists", ", ".join(sorted(gaps)))
+            for kind in await self.compare(sorted(gaps)):
+                self.note_gap(kind)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            quiet_s = clock_s() + 2 * pause_s
 
-    async def compare(self) -> None:
-        """Compare once. A failed list is only logged; the next one will do."""
-        for kind in WATCHED:
+    async def compare(self, kinds: Iterable[Kind]) -> list[Kind]:
+        """Compare once. Returns the kinds that could not be listed."""
+        failed = []
+        for kind in kinds:
             try:
                 missed = await self._list(kind)
             except KubeError as error:
                 logger.warning("resync skipped: %s", error)
+                failed.append(kind)
                 continue
             if missed:
                 self._metrics.missed_objects.labels(kind).inc(missed)
                 logger.info("resync found %d changed %ss before the watch delivered them", missed, kind)
+        return failed
 
     async def _list(self, kind: Kind) -> int:
         """List one kind. Returns the number of objects that had changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -27,6 +28,12 @@ class Settings:
     """Maximum number of concurrent reconciles."""
     requests: int = 16
     """Maximum number of concurrent requests to the API server."""
+    lease: str = ""
+    """Lease "namespace/name" that operators take turns by; empty: this process is the only operator."""
+    webhook: str = ""
+    """Validating webhook: "namespace/name" of its Service and Secret; empty: none."""
+    webhook_port: int = 9443
+    """Port of the validating webhook."""
     health_port: int = 8080
     """Port of /healthz."""
     metrics_port: int = 8081
@@ -74,7 +81,11 @@ def _out_of_range(values: Mapping[str, object]) -> list[str]:
     for name, choices in (("log_level", ("DEBUG", "INFO", "WARNING", "ERROR")), ("log_format", ("json", "text"))):
         if values.get(name, choices[0]) not in choices:
             problems.append(f"RLJOB_OPERATOR_{name.upper()}={values[name]!r} is not one of {', '.join(choices)}")
-    for name, most in (("workers", 256), ("requests", 256), ("health_port", 65535), ("metrics_port", 65535)):
+    for name in ("lease", "webhook"):
+        place = str(values.get(name, ""))
+        if place and not re.fullmatch(r"[a-z0-9-]+/[a-z0-9.-]+", place):
+            problems.append(f"RLJOB_OPERATOR_{name.upper()}={place!r} is not of the form namespace/name")
+    for name, most in (("workers", 256), ("requests", 256), ("webhook_port", 65535), ("health_port", 65535), ("metrics_port", 65535)):
         value = values.get(name, 1)
         if isinstance(value, int) and not 1 <= value <= most:
             problems.append(f"RLJOB_OPERATOR_{name.upper()}={value} is not between 1 and {most}")

@@ -38,6 +38,7 @@ def job_view(raw: Raw) -> JobView:
     return JobView(
         key=Key(namespace=_text(metadata, "namespace"), name=_text(metadata, "name")),
         uid=_text(metadata, "uid"),
+        version=_text(metadata, "resourceVersion"),
         generation=_int(metadata, "generation", 0),
         created=_created(metadata),
         spec=_map(raw, "spec"),

@@ -11,7 +11,7 @@ event                       effect
 key added twice             reconciled once
 key added by a resync       queued behind all events
 key added while processed   reconciled once more, afterwards
-error                       retried after 0.1 s, 0.2 s, ... 60 s, or after the server's Retry-After; a success resets the backoff
+error                       retried after 0.1 s, 0.2 s, ... 60 s, less up to a quarter, or the server's Retry-After; a success resets it
 Retry-After                 nothing wakes the key earlier
 too many keys               they wait; a queued key takes about a hundred bytes, further events for it nothing
 ==========================  ==================================================================================================
@@ -23,6 +23,7 @@ import asyncio
 import heapq
 import itertools
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -53,12 +54,21 @@ def utc_now() -> datetime:
 class WorkQueue:
     """The queue and its workers. Belongs to one event loop, whose clock it uses."""
 
-    def __init__(self, reconcile: Reconcile, *, workers: int, metrics: Metrics, clock: Callable[[], datetime] = utc_now) -> None:
-        """Nothing runs before :meth:`start`; ``clock`` is what next checks are relative to."""
+    def __init__(
+        self,
+        reconcile: Reconcile,
+        *,
+        workers: int,
+        metrics: Metrics,
+        clock: Callable[[], datetime] = utc_now,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """Nothing runs before :meth:`start`; ``clock`` is what next checks are relative to; ``jitter`` (0 to 1) spreads retries."""
         self._reconcile = reconcile
         self._num_workers = workers
         self._metrics = metrics
         self._clock = clock
+        self._jitter = jitter
         self._ready: asyncio.PriorityQueue[tuple[int, int, Key | None]] = asyncio.PriorityQueue()
         self._queued: dict[Key, int] = {}
         """Queued keys with their priority; a queue entry with another priority is stale and is skipped."""
@@ -182,7 +192,8 @@ class WorkQueue:
         """Log an error and schedule the retry."""
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
-        delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 20))
+        # An outage fails many jobs at once; without jitter they would all come back at once.
+        delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 20)) * (1.0 - 0.25 * self._jitter())
         if isinstance(error, UnavailableError) and error.retry_after_s is not None:
             delay_s = max(delay_s, error.retry_after_s)
             self._throttled_until[key] = asyncio.get_running_loop().time() + delay_s

@@ -40,7 +40,12 @@ class FaultyProxy:
 
     def __init__(self, kubectl: str, kubeconfig: Path, folder: Path) -> None:
         self.rule: Rule = lambda method, path: None
+        self.watch_error: int | None = None
+        """Code of the ERROR event with which every watch ends at once, or None."""
+        self.delay_s = 0.0
         self.injected: Counter[int] = Counter()
+        self.lists: Counter[str] = Counter()
+        """Plural of a kind -> lists asked for."""
         self._upstream_port, self.port = free_port(), free_port()
         self._upstream = subprocess.Popen(
             [kubectl, f"--kubeconfig={kubeconfig}", "proxy", f"--port={self._upstream_port}"], stdout=subprocess.DEVNULL
@@ -114,6 +119,14 @@ class FaultyProxy:
         if answer is not None:
             self.injected[answer.status] += 1
             return answer
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if request.method == "GET" and "watch" not in request.query:
+            self.lists[request.path.rpartition("/")[2]] += 1
+        if self.watch_error is not None and "watch" in request.query:
+            self.injected[self.watch_error] += 1
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": self.watch_error, "message": "injected"}
+            return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n", content_type="application/json")
         url = f"http://127.0.0.1:{self._upstream_port}{request.raw_path}"
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP | {"host", "accept-encoding"}}
         is_watch = "watch" in request.query

@@ -18,16 +18,20 @@ from tests.support.ports import free_port
 class OperatorProcess:
     """Start, kill, start again; its log is one file over all starts."""
 
-    def __init__(self, kubeconfig: Path, log_file: Path, namespaces: str) -> None:
+    def __init__(self, kubeconfig: Path, log_file: Path, namespaces: str, lease: str = "", webhook: str = "") -> None:
         self.log_file = log_file
         self.health_port = free_port()
         self.metrics_port = free_port()
+        self.webhook_port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("KUBE")} | {
             "KUBECONFIG": str(kubeconfig),
             "RLJOB_OPERATOR_RUNTIME_IMAGE": "example.com/rljob-runtime:test",
             "RLJOB_OPERATOR_RUNTIME_RAY_VERSION": "2.60.0",
             "RLJOB_OPERATOR_NAMESPACES": namespaces,
+            "RLJOB_OPERATOR_LEASE": lease,
+            "RLJOB_OPERATOR_WEBHOOK": webhook,
+            "RLJOB_OPERATOR_WEBHOOK_PORT": str(self.webhook_port),
             "RLJOB_OPERATOR_HEALTH_PORT": str(self.health_port),
             "RLJOB_OPERATOR_METRICS_PORT": str(self.metrics_port),
         }

@@ -31,6 +31,7 @@ def view(job: CheckedJob, namespace: str = "team-rl") -> JobView:
     return JobView(
         key=Key(namespace=namespace, name=job.job.metadata.name),
         uid="5f0c1f2e-0000-4000-8000-000000000001",
+        version="7",
         generation=1,
         created=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         spec=json.loads(job.job.spec.model_dump_json(by_alias=True)),

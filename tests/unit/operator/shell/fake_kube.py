@@ -78,7 +78,7 @@ class FakeKube:
     async def patch_merge(self, kind: Kind, namespace: str, name: str, patch: Manifest) -> Manifest:
         self._before("patch", kind, name)
         obj = self._find(kind, namespace, name)
-        self._precondition(obj, patch.get("metadata", {}).get("uid"))
+        self._precondition(obj, patch.get("metadata", {}))
         body = {key: value for key, value in patch.items() if not (key == "status" and kind in WITH_STATUS)}
         stored = self._store(kind, _merge(obj, body))
         self._after_write(f"patch {kind} {name}")
@@ -94,7 +94,7 @@ class FakeKube:
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> Manifest | None:
         self._before("delete", kind, name)
-        self._precondition(self._find(kind, namespace, name), uid)
+        self._precondition(self._find(kind, namespace, name), {"uid": uid})
         held = self.remove(kind, namespace, name)
         self._after_write(f"delete {kind} {name}")
         return held
@@ -145,7 +145,7 @@ class FakeKube:
         """Server-side apply of a status, with force."""
         kind, metadata = Kind(manifest["kind"]), manifest["metadata"]
         obj = self._find(kind, metadata["namespace"], metadata["name"])
-        self._precondition(obj, metadata.get("uid"))
+        self._precondition(obj, metadata)
         if extra := set(manifest) - {"apiVersion", "kind", "metadata", "status"}:
             raise RejectedError("apply_status", 422, f"status alone can be written here, not {extra}")
         owned = self._owned[kind, metadata["namespace"], metadata["name"]]
@@ -186,9 +186,11 @@ class FakeKube:
         except KeyError:
             raise NotFoundError(f"{kind} {name}", 404, f'{kind.plural} "{name}" not found') from None
 
-    def _precondition(self, obj: Manifest, uid: str | None) -> None:
-        if uid is not None and uid != obj["metadata"]["uid"]:
-            raise ConflictError(obj["metadata"]["name"], 409, f"the UID in the precondition ({uid}) is not {obj['metadata']['uid']}")
+    def _precondition(self, obj: Manifest, wanted: Manifest) -> None:
+        for field in ("uid", "resourceVersion"):
+            if wanted.get(field) not in (None, obj["metadata"][field]):
+                text = f"the {field} in the precondition ({wanted[field]}) is not {obj['metadata'][field]}"
+                raise ConflictError(obj["metadata"]["name"], 409, text)
 
     def _store(self, kind: Kind, obj: Manifest, event: str = "MODIFIED") -> Manifest:
         where = (kind, obj["metadata"]["namespace"], obj["metadata"]["name"])

@@ -19,6 +19,7 @@ from rljob_operator.errors import (
     AlreadyExistsError,
     ConflictError,
     NotFoundError,
+    NotLeaderError,
     RejectedError,
     SettingsError,
     UnavailableError,
@@ -200,6 +201,22 @@ async def test_requests_under_way_are_bounded(client, server):
     await asyncio.gather(*(client.create(RAYJOB) for _ in range(20)))
     assert len(server.requests) == 20
     assert 1 < server.most_at_once <= 3
+
+
+async def test_without_the_lease_nothing_is_written_but_the_lease(server):
+    seen: list[tuple[str, str, int]] = []
+    made = kube.KubernetesClient(
+        Configuration(host=server.url), max_in_flight=1, observe=lambda *request: seen.append(request), may_write=lambda: False
+    )
+    with pytest.raises(NotLeaderError, match="does not hold the lease"):
+        await made.create(RAYJOB)
+    with pytest.raises(NotLeaderError):
+        await made.delete(Kind.RAYJOB, "team", "math-a1", "uid")
+    await made.get(Kind.RAYJOB, "team", "math-a1")
+    await made.patch_merge(Kind.LEASE, "team", "op", {"spec": {}})
+    await made.close()
+    assert [request[0] for request in server.requests] == ["GET", "PATCH"]
+    assert [verb for verb, _, _ in seen] == ["get", "patch"]
 
 
 async def test_the_token_file_is_read_again_when_it_was_rotated(server, monkeypatch, tmp_path):

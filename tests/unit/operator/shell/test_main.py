@@ -2,18 +2,22 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import kopf
 import pytest
+from yarl import URL
 
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs, main
 from rljob_operator.cache import Cache, Source
 from rljob_operator.errors import NotFoundError, SettingsError, UnavailableError
+from rljob_operator.lease import LEASE_S, Leadership
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Key
 from rljob_operator.protocol import WATCHED, Kind
@@ -26,7 +30,7 @@ ENVIRONMENT = {"RLJOB_OPERATOR_RUNTIME_IMAGE": "image:1", "RLJOB_OPERATOR_RUNTIM
 
 
 def _operator(kube: FakeKube | None = None, settings: Settings = SETTINGS, cache: Cache | None = None) -> main.Operator:
-    return main.Operator(settings, kube or FakeKube(), Metrics(), cache or Cache())
+    return main.Operator(settings, kube or FakeKube(), Metrics(), cache or Cache(), Leadership())
 
 
 def _resource(kind: Kind) -> Any:
@@ -44,6 +48,79 @@ async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server()
     }
 
 
+async def test_only_a_list_that_follows_another_is_a_gap():
+    noted: list[Kind] = []
+    gaps = main.Gaps(noted.append)
+
+    async def answered(url: str, status: int = 200) -> None:
+        response = SimpleNamespace(status=status)
+        await gaps.on_request(None, None, SimpleNamespace(url=URL(f"http://api{url}"), response=response))
+
+    await answered("/apis/rljob.dev/v1alpha1/rljobs?limit=100")
+    await answered("/apis/rljob.dev/v1alpha1/rljobs?limit=100&continue=x")
+    await answered("/apis/rljob.dev/v1alpha1/rljobs?watch=true&resourceVersion=5")
+    await answered("/apis/ray.io/v1/rayjobs?limit=100", 503)
+    await answered("/apis/ray.io/v1/rayjobs?limit=100")
+    await answered("/api/v1/namespaces/a/pods?limit=100")
+    await answered("/api/v1/namespaces/b/pods?limit=100")
+    assert noted == []
+    await answered("/apis/ray.io/v1/rayjobs?limit=100")
+    await answered("/api/v1/namespaces/b/pods?limit=100")
+    assert noted == [Kind.RAYJOB, Kind.POD]
+
+
+def test_a_gap_is_compared_at_once_and_many_gaps_seldom():
+    async def scenario() -> tuple[float, int]:
+        kube = FakeKube()
+        operator = _operator(kube)
+        kube.add(rljob())
+        await operator.resync.first()
+        kube.remove(Kind.RLJOB, "team", "math")
+        lists: list[Kind] = []
+        kube.fault = lambda verb, kind, name: lists.append(kind) if verb == "list" else None
+        running = asyncio.create_task(operator.resync.run())
+        clock = asyncio.get_running_loop().time
+        operator.resync.note_gap(Kind.RLJOB)
+        while operator.cache.keys():
+            await asyncio.sleep(0.1)
+        found_s = clock()
+        while clock() < 200:
+            operator.resync.note_gap(Kind.RLJOB)
+            await asyncio.sleep(0.5)
+        running.cancel()
+        return found_s, len(lists)
+
+    found_s, lists = run(scenario())
+    assert found_s < 1
+    assert lists < 20
+
+
+def test_a_list_after_a_gap_that_fails_is_tried_again():
+    async def scenario() -> float:
+        kube = FakeKube()
+        operator = _operator(kube)
+        kube.add(rljob())
+        await operator.resync.first()
+        kube.remove(Kind.RLJOB, "team", "math")
+        clock = asyncio.get_running_loop().time
+        kube.fault = lambda verb, kind, name: UnavailableError("list", 503, "no") if clock() < 5 else None
+        running = asyncio.create_task(operator.resync.run())
+        operator.resync.note_gap(Kind.RLJOB)
+        while operator.cache.keys():
+            await asyncio.sleep(0.1)
+        running.cancel()
+        return clock()
+
+    assert 5 <= run(scenario()) <= 10
+
+
+def test_the_pauses_between_tries_of_kopf_grow_and_never_end():
+    pauses = list(itertools.islice(main.EndlessBackoff(), 100))
+    assert 0.5 <= pauses[0] <= 1
+    assert all(15 <= pause <= 30 for pause in pauses[10:])
+    assert len(set(pauses)) == 100
+
+
 async def test_kopf_neither_posts_events_nor_watches_definitions():
     settings = main.kopf_settings()
     assert settings.persistence.diffbase_storage.build(body={"spec": {}}) == {}
@@ -52,14 +129,45 @@ async def test_kopf_neither_posts_events_nor_watches_definitions():
     assert settings.watching.client_timeout > settings.watching.server_timeout > settings.watching.inactivity_timeout
 
 
-async def test_an_event_reaches_cache_and_queue_and_its_deletion_too():
-    operator = _operator()
-    obj = FakeKube().add(rljob())
-    operator.on_event(Kind.RLJOB, "ADDED", obj)
-    assert operator.cache.keys() == [Key(namespace="team", name="math")]
-    assert len(operator.queue) == 1
-    operator.on_event(Kind.RLJOB, "DELETED", {**obj, "metadata": {**obj["metadata"], "resourceVersion": "999"}})
-    assert operator.cache.keys() == []
+def test_an_event_reaches_cache_and_queue_and_its_deletion_too():
+    async def scenario() -> None:
+        operator = _operator()
+        operator.start()
+        await asyncio.sleep(1)
+        obj = FakeKube().add(rljob())
+        operator.on_event(Kind.RLJOB, "ADDED", obj)
+        assert operator.cache.keys() == [Key(namespace="team", name="math")]
+        assert operator.queue is not None
+        assert len(operator.queue) == 1
+        operator.on_event(Kind.RLJOB, "DELETED", {**obj, "metadata": {**obj["metadata"], "resourceVersion": "999"}})
+        assert operator.cache.keys() == []
+        await operator.drain()
+
+    run(scenario())
+
+
+def test_a_standby_learns_everything_writes_nothing_and_takes_over():
+    async def scenario() -> tuple[list[str], list[str], float]:
+        clock = asyncio.get_running_loop().time
+        kube, leadership = FakeKube(), Leadership(clock)
+        held = {"apiVersion": Kind.LEASE.api_version, "kind": "Lease", "metadata": {"namespace": "system", "name": "op"}}
+        kube.add(held | {"spec": {"holderIdentity": "other", "leaseDurationSeconds": LEASE_S}})
+        settings = replace(SETTINGS, lease="system/op")
+        operator = main.Operator(settings, kube, Metrics(), Cache(), leadership)
+        operator.start()
+        operator.on_event(Kind.RLJOB, "ADDED", kube.add(rljob()))
+        await asyncio.sleep(LEASE_S - 3)
+        idle, problems = list(kube.writes), operator.problems()
+        while "create RayJob math-a1" not in kube.writes:
+            await asyncio.sleep(0.1)
+        took_over_s = clock()
+        await operator.drain()
+        assert kube.one(Kind.LEASE, "op", "system")["spec"].get("holderIdentity") is None, "not released"
+        return idle, problems, took_over_s
+
+    idle, problems, took_over_s = run(scenario())
+    assert (idle, problems) == ([], [])
+    assert LEASE_S <= took_over_s <= LEASE_S + 5
 
 
 def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
@@ -68,6 +176,7 @@ def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
         operator = _operator(cache=Cache(lambda: clock[0]))
         before = operator.problems()
         operator.start()
+        await asyncio.sleep(1)
         healthy = operator.problems()
         operator.cache.put(Kind.RLJOB, FakeKube().add(rljob()), Source.OTHER)
         clock[0] = 181.0
@@ -76,7 +185,7 @@ def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
         return before, healthy, silent
 
     before, healthy, silent = run(scenario())
-    assert before == ["a work queue worker has exited", "the resync task has exited"]
+    assert before == ["it has not started"]
     assert healthy == []
     assert silent == ["the watch on RLJob has not delivered a known change for 181 s (limit 180 s)"]
 
@@ -140,6 +249,7 @@ def test_settings_are_read():
         ("LOG_LEVEL", "LOUD", "RLJOB_OPERATOR_LOG_LEVEL='LOUD' is not one of DEBUG, INFO, WARNING, ERROR"),
         ("LOG_FORMAT", "xml", "RLJOB_OPERATOR_LOG_FORMAT='xml' is not one of json, text"),
         ("NETWORK_POLICY", "yes", "RLJOB_OPERATOR_NETWORK_POLICY='yes' is not of type bool"),
+        ("LEASE", "system", "RLJOB_OPERATOR_LEASE='system' is not of the form namespace/name"),
         ("COLOUR", "red", "RLJOB_OPERATOR_COLOUR is not a known setting"),
     ],
 )

@@ -12,9 +12,11 @@ NAMES = {
     "rljob_operator_errors",
     "rljob_operator_requests",
     "rljob_operator_events_lost",
+    "rljob_operator_leader",
     "rljob_operator_missed_objects",
     "rljob_operator_jobs",
     "rljob_operator_watch_age_seconds",
+    "rljob_operator_webhook_reviews",
 }
 
 

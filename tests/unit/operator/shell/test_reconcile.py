@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_operator.errors import ConflictError, KubeError, RejectedError, UnavailableError
-from rljob_operator.protocol import Kind
+from rljob_operator.protocol import WATCHED, Kind
 from tests.unit.operator.shell.world import KEY, World, rljob
 
 RETRYING = {"maxRestarts": 3}
@@ -141,7 +141,7 @@ def test_a_deletion_that_no_watch_delivered_is_found_by_a_resync():
         world.kube.remove(Kind.RAYJOB, "team", "math-a1")
         await world.settle(hours=0.1)
         assert world.status()["attempt"] == 1
-        await world.resync.compare()
+        await world.resync.compare(WATCHED)
         await world.settle(hours=1)
         return world
 

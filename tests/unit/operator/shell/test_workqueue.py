@@ -47,7 +47,7 @@ class Recorder:
 
 
 def _queue(look: Look, workers: int = 2) -> WorkQueue:
-    queue = WorkQueue(look, workers=workers, metrics=Metrics(), clock=now)
+    queue = WorkQueue(look, workers=workers, metrics=Metrics(), clock=now, jitter=lambda: 0.0)
     queue.start()
     return queue
 
@@ -287,7 +287,7 @@ def test_errors_and_reconciles_are_counted():
         look = Recorder()
         look.answers = [UnavailableError("x", 500, "no")]
         metrics = Metrics()
-        queue = WorkQueue(look, workers=1, metrics=metrics, clock=now)
+        queue = WorkQueue(look, workers=1, metrics=metrics, clock=now, jitter=lambda: 0.0)
         queue.start()
         queue.add(A)
         await asyncio.sleep(1)
