@@ -15,25 +15,26 @@ from e2e.kubectl import Kubectl
 
 
 class Volume:
-    """Reads files of the shared volume through a pod that mounts it, which works on every cluster."""
+    """Reads run folders of a namespace on its shared volume through a pod that mounts it, which works on every cluster."""
 
     POD = "inspector"
 
     def __init__(self, kubectl: Kubectl) -> None:
         self.kubectl = kubectl
+        self._root = f"/volume/{kubectl.namespace}"
 
     def files(self, folder: str) -> list[str]:
-        """Relative paths of all files below a folder of the volume; empty if the folder does not exist."""
-        found = self.kubectl("exec", self.POD, "--", "sh", "-c", f"cd /volume/{folder} 2>/dev/null && find . -type f || true")
+        """Relative paths of all files below a run folder, or a folder in it; empty if the folder does not exist."""
+        found = self.kubectl("exec", self.POD, "--", "sh", "-c", f"cd {self._root}/{folder} 2>/dev/null && find . -type f || true")
         return sorted(line.removeprefix("./") for line in found.splitlines())
 
     def read(self, path: str) -> str:
-        return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{path}")
+        return self.kubectl("exec", self.POD, "--", "cat", f"{self._root}/{path}")
 
     def texts(self, folder: str, tests: str) -> list[str]:
         """Contents of all files below a folder that match find's ``tests``; a file that a running job removes meanwhile is empty."""
         show = """sh -c 'cat "$1" 2>/dev/null; printf "\\0"' _ {} \\;"""
-        script = f"cd /volume/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
+        script = f"cd {self._root}/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
         return self.kubectl("exec", self.POD, "--", "sh", "-c", script).split("\0")[:-1]
 
 
