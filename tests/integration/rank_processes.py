@@ -96,10 +96,10 @@ def masked(batch: TrainBatch, vocab: int) -> TrainBatch:
     return dataclasses.replace(batch, sampling_mask=SamplingMask(token_ids=ids, counts=counts))
 
 
-def packed_weights(worker: PolicyWorker, bucket_bytes: int = 50_000) -> Arrays:
-    """What engines would get, by name, on rank 0; empty elsewhere."""
+def packed_weights(worker: PolicyWorker, bucket_bytes: int = 50_000, *, adapters: bool = False) -> Arrays:
+    """What engines would get, or those that serve adapters, by name, on rank 0; empty elsewhere."""
     arrays: Arrays = {}
-    for bucket in plan_buckets(worker.weight_specs(), bucket_bytes).buckets:
+    for bucket in plan_buckets(worker.adapter_specs() if adapters else worker.weight_specs(), bucket_bytes).buckets:
         data = worker.pack_bucket(bucket)
         if data is not None:
             arrays |= {name: tensor.float().numpy().copy() for name, tensor in unpack(bucket, data)}

@@ -229,6 +229,13 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) ->
     worker.load(StateKind)
     assert all(torch.equal(a, b) for a, b in zip(before, shards(worker), strict=True))
     arrays |= {f"packed/{key}": value for key, value in packed_weights(worker, 20_000).items()}
+    full = full_weights(worker)
+    sent = packed_weights(worker, 2_000, adapters=True)
+    for key, value in sent.items():
+        layer, end = key.rsplit(".lora_", 1)
+        whole = full[f"{layer}.lora_{end[0].lower()}"] * (1.0 if end[0] == "A" else LORA.alpha / LORA.rank)
+        assert np.array_equal(value, whole.numpy()), key
+    assert len(sent) == (2 * 2 * 7 if rank == 0 else 0)
     worker.export_hf(base / name / f"{dp}x{tp}" / "export")
     worker.save_checkpoint(base / name / f"{dp}x{tp}" / "checkpoint")
     if dp * tp == 2:  # the checkpoint of the layout before

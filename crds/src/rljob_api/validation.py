@@ -134,6 +134,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *rollout.RULES,
     *sglang.RULES,
     *trainer.RULES,
+    *weight_sync.RULES,
     *validation_only.RULES,
 )
 """Rules between fields, each independent of the others."""

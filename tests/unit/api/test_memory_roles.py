@@ -136,3 +136,15 @@ def test_adapters_of_some_layers_and_the_models_that_have_none() -> None:
     few = LAYERS * 8 * (HIDDEN + QUERY + HIDDEN + KV)
     assert terms(device(estimate, 0), TRAIN, "actor_train")["float32 adapters"] == few // 2 * 4
     assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["float32 weights"] == (PARAMETERS - HEAD) // 2 * 4
+
+
+def test_served_adapters_travel_alone_and_lie_padded_in_the_engine() -> None:
+    def at_sync(**weight_sync: str) -> dict[str, int]:
+        estimate, sync = estimated(model={"lora": {"rank": 12}}, weightSync=weight_sync), memory.Phase.WEIGHT_SYNC
+        return terms(device(estimate, 0), sync, "actor_train") | terms(device(estimate, 4), sync, "actor_infer")
+
+    sizes = [HIDDEN + QUERY, 2 * (HIDDEN + KV), QUERY + HIDDEN, 3 * (HIDDEN + INNER)]
+    merged, served = at_sync(), at_sync(adapters="Served")
+    assert "adapters" not in merged
+    assert served["adapters"] == LAYERS * 16 * sum(sizes) * 2
+    assert served["weight buckets"] < merged["weight buckets"]

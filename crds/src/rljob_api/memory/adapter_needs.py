@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.memory.adapters import adapter_parameters
 from rljob_api.memory.model import Kind, Need, ProcessNeeds
-from rljob_api.memory.shape import DecoderShape
 from rljob_api.memory.training_needs import MASTER_BYTES, PolicyNeeds, process_need
 from rljob_api.memory.units import ceil_div, show_count
 
@@ -21,14 +21,7 @@ class AdapterNeeds(PolicyNeeds):
     @property
     def adapter_parameters(self) -> int:
         """Parameters of all adapters; of a mixture's experts those that one token passes. 0 where sizes are not known."""
-        decoder, lora = self.shape.decoder, self.spec.model.lora
-        if decoder is None or lora is None:
-            return 0
-        sizes = _linear_sizes(decoder)
-        named = set(lora.target_modules)
-        # a module that is not known here may be any of them
-        chosen = named if named and named <= set(sizes) else set(sizes)
-        return decoder.num_layers * lora.rank * sum(sum(sizes[name]) for name in chosen)
+        return adapter_parameters(self.spec, self.shape)
 
     def trained(self) -> ProcessNeeds:
         """Needs of a frozen policy with trained adapters, whose merged weights go to the engines."""
@@ -77,17 +70,3 @@ class AdapterNeeds(PolicyNeeds):
     def _last(self, *, trained: bool) -> tuple[Need, ...]:
         """The head is frozen and has no gradient."""
         return tuple(need for need in super(AdapterNeeds, self)._last(trained=trained) if need.name != "gradient of the head")
-
-
-def _linear_sizes(decoder: DecoderShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of the linear layers of one decoder layer, by their names in transformers."""
-    hidden, query, kv, inner = decoder.hidden_size, decoder.query_size, decoder.kv_size, decoder.intermediate_size
-    return {
-        "q_proj": (hidden, query),
-        "k_proj": (hidden, kv),
-        "v_proj": (hidden, kv),
-        "o_proj": (query, hidden),
-        "gate_proj": (hidden, inner),
-        "up_proj": (hidden, inner),
-        "down_proj": (inner, hidden),
-    }

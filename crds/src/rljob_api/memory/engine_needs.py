@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.adapters import padded_rank, serves_adapters
 from rljob_api.dtypes import DTYPE_BYTES, engine_dtype
+from rljob_api.memory.adapters import adapter_parameters
 from rljob_api.memory.model import Kind, KVCapacity, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.training_needs import largest_bucket
@@ -66,7 +68,7 @@ class EngineNeeds:
 
     def needs(self) -> ProcessNeeds:
         """States, work and the capacity of its cache."""
-        fixed = (self._process(), self._weights(), *self._reserve())
+        fixed = (self._process(), self._weights(), *self._adapters(), *self._reserve())
         cache, capacity = self._cache(fixed)
         states = (*fixed, *cache)
         return ProcessNeeds(
@@ -103,6 +105,16 @@ class EngineNeeds:
             num_bytes=ceil_div(parameters, shards) * self._number,
             remedy="a larger engine.tensorParallelSize",
         )
+
+    def _adapters(self) -> tuple[Need, ...]:
+        """Those that are served, padded to a rank of the engine's; of each pair one half is whole on every device."""
+        lora = self.spec.model.lora
+        if lora is None or not serves_adapters(self.spec):
+            return ()
+        parameters = adapter_parameters(self.spec, self.shape) // lora.rank * padded_rank(lora.rank)
+        formula = f"{show_count(parameters)} x {self._number} B"
+        remedy = "a smaller model.lora.rank"
+        return (Need(kind=Kind.WEIGHT, name="adapters", formula=formula, num_bytes=parameters * self._number, remedy=remedy),)
 
     def _reserve(self) -> tuple[Need, ...]:
         """The profiled forward pass: a layer's tensors for a full prefill, and logits of all requests in float32, three times."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapter_needs import AdapterNeeds
+from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.engine_needs import EngineNeeds
 from rljob_api.memory.model import (
     Kind,
@@ -327,7 +328,7 @@ class _Estimator:
 
     def _travelling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""
-        number, parameters = DTYPE_BYTES[sync_dtype(self._spec)], self._shape.parameters
+        number, parameters = DTYPE_BYTES[sync_dtype(self._spec)], sent_parameters(self._spec, self._shape)
         formula = f"{show_count(parameters)} x {number} B, once per node"
         need = Need(kind=Kind.WORKSPACE, name="weights in shared memory", formula=formula, num_bytes=parameters * number)
         return (Term(component="weight sync", need=need),)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
+from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
@@ -402,7 +403,7 @@ class CriticNeeds(PolicyNeeds):
 
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
-    """Bytes of the largest bucket of a weight sync: bucketBytes, or the embedding where that is larger, at most all weights."""
+    """Bytes of the largest bucket of a weight sync: bucketBytes, or the embedding where that is larger, at most all that travels."""
     number = DTYPE_BYTES[sync_dtype(spec)]
     embedding = 0 if shape.decoder is None else shape.decoder.embedding_parameters * number
-    return min(shape.parameters * number, max(spec.weight_sync.bucket_bytes, embedding))
+    return min(sent_parameters(spec, shape) * number, max(spec.weight_sync.bucket_bytes, embedding))

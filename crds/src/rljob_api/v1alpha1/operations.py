@@ -79,6 +79,15 @@ THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, Sy
 """Backends by which rank 0 packs whole tensors into buckets of its host."""
 
 
+class AdapterSync(StrEnum):
+    """What engines get of adapters."""
+
+    MERGED = "Merged"
+    """Whole weights with the adapters added: what the trainer computes with, to the bit, at the engine's full speed."""
+    SERVED = "Served"
+    """Only the adapters, which the engine computes beside the weights of the model's folder."""
+
+
 class Probe(SpecModel):
     """The check that trainer and engines compute the same log-probs after a sync."""
 
@@ -114,6 +123,9 @@ class WeightSync(SpecModel):
     """Which transport. SharedMemory is tested when the run starts; where it fails, ObjectStore takes its place, with a warning."""
     delta: Delta | None = None
     """Send only what changed; when not set all weights travel. Worth it where a network lies between, not within a node."""
+    adapters: AdapterSync = AdapterSync.MERGED
+    """What engines get where model.lora is set. Served sends some percent of the bytes and costs generation speed, on CPU devices most of
+    it; needs vLLM, and a rank of at most 512."""
     bucket_bytes: Annotated[int, Field(ge=1024, le=17_179_869_184)] = 268_435_456
     """Size up to which tensors are packed together."""
     timeout_seconds: Seconds = 300

@@ -41,6 +41,17 @@ class EngineResidenceError(RuntimeFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAdapters:
+    """Adapters that updates bring instead of the model's own weights."""
+
+    rank: int
+    slot_rank: int
+    """Rank that the engine has room for, not below ``rank``."""
+    target_modules: tuple[str, ...] = ()
+    """Linear layers of the decoder layers by their last name; empty: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How to start one engine."""
 
@@ -78,6 +89,8 @@ class EngineConfig:
     release: Literal["never", "discard", "copy"] = "never"
     """Whether ``offload`` works, and what becomes of the weights: ``discard`` drops them (the next update brings them), ``copy`` keeps them
     in host memory (CUDA only). Other than ``never`` makes vLLM allocate through its sleep-mode allocator on CUDA."""
+    adapters: ServedAdapters | None = None
+    """Compute with adapters beside the weights of ``model_path``; updates then bring these alone."""
     start_timeout_s: float = 600.0
     """Limit for loading the model and a first warm-up request."""
     extra_args: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_api.adapters import serves_adapters
 from rljob_api.dtypes import engine_dtypes, sync_dtype
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
@@ -209,7 +210,8 @@ async def _publisher(job: _Job, fleet: EngineFleet, reporter: Reporter, run_fold
     prompts = (await asyncio.to_thread(job.source)).next(spec.weight_sync.probe.sequences)
     if job.environments:
         prompts = await episodes.first_prompts(job.workers, prompts)
-    parameters = await trainers[0].call("weight_specs", timeout_s=IO_TIMEOUT_S)
+    described = "adapter_specs" if serves_adapters(spec) else "weight_specs"
+    parameters = await trainers[0].call(described, timeout_s=IO_TIMEOUT_S)
     sent = [(name, sync_dtype(spec).value, shape) for name, _, shape in parameters]
     return WeightPublisher(
         trainers=trainers,

@@ -2,7 +2,7 @@
 
 One flat gather per bucket to rank 0, not one per parameter. Tensor parallelism divides a parameter by rows or columns into equal parts,
 and FSDP2 cuts each part along its first dimension into ``ceil(rows / dp ranks)`` rows per rank: each rank has one block of the full tensor,
-whose bytes land in the bucket. Adapters do not travel: their layers' weights go out merged, so that engines see an ordinary model.
+whose bytes land in the bucket. Layers with adapters go out merged, so that engines see an ordinary model, or the adapters alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, TensorSlot
 from rljob_runtime.training.lora import ADAPTER_NAMES, LoraLinear, merged_weight
 from rljob_runtime.training.parallel import Layout, divided_dimension, layout_of, local_tensor
+from rljob_runtime.weightsync.adapters import LORA_A, LORA_B
 from rljob_runtime.weightsync.packing import as_byte_tensor, pack
 
 ByteArray = npt.NDArray[np.uint8]
@@ -47,6 +48,11 @@ def weight_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
     return [(name, dtype, tuple(p.shape)) for name, p in _engine_parameters(model)]
 
 
+def adapter_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
+    """The same of the adapters, by the names of :mod:`rljob_runtime.weightsync.adapters`."""
+    return [(name, dtype, tuple(p.shape)) for name, p in _adapters(model)]
+
+
 def pack_bucket(model: nn.Module, bucket: Bucket, out: ByteArray | None = None) -> ByteArray | None:
     """Gather the bucket's parameters on rank 0 and pack them; all ranks must call it with the same bucket.
 
@@ -61,13 +67,13 @@ def pack_bucket(model: nn.Module, bucket: Bucket, out: ByteArray | None = None) 
     Raises:
         WeightSyncError: the bucket names a parameter this model lacks, or of another shape.
     """
-    parameters = dict(_engine_parameters(model))
+    parameters = dict([*_engine_parameters(model), *_adapters(model)])
     for slot in bucket.slots:
         parameter = parameters.get(slot.name)
         if parameter is None or tuple(parameter.shape) != slot.shape:
             found = "missing" if parameter is None else f"of shape {tuple(parameter.shape)}"
             raise WeightSyncError(
-                f"bucket {bucket.index}: {slot.name} {slot.shape} is {found} in the trainer; plan the manifest from its weight_specs"
+                f"bucket {bucket.index}: {slot.name} {slot.shape} is {found} in the trainer; plan the manifest from its specs"
             )
     if out is None and dist.get_rank() == 0:
         out = np.zeros(bucket.size_bytes, dtype=np.uint8)  # zeros: the gaps between slots count in checksums
@@ -125,10 +131,25 @@ def _engine_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if name.rpartition(".")[2] not in ADAPTER_NAMES)
 
 
+def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those that are trained, by the names they travel under."""
+    ends = dict(zip(ADAPTER_NAMES, (LORA_A, LORA_B), strict=True))
+    for name, parameter in model.named_parameters():
+        layer, _, last = name.rpartition(".")
+        if last in ends:
+            yield layer + ends[last], parameter
+
+
 def _shard(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's block of a weight, merged where it has adapters; a collective then."""
+    """This rank's block of a weight, merged where it has adapters (a collective then); or of an adapter, with the scale in ``B``."""
     with torch.no_grad():  # the shard itself: through autograd, or a DTensor's detach, this would take longer than the copy of a small one
         shard = local_tensor(parameter).detach()
+    if name.endswith(LORA_A):
+        return shard
+    if name.endswith(LORA_B):
+        adapted = model.get_submodule(name.removesuffix(LORA_B))
+        assert isinstance(adapted, LoraLinear)
+        return shard * adapted.scale
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or not isinstance(module := model.get_submodule(owner), LoraLinear):
         return shard

@@ -153,6 +153,10 @@ class PolicyWorker(ModelRank):
         """(Hugging Face name, dtype, full shape) of every parameter an engine needs; input of ``packing.plan_buckets``."""
         return weights.weight_specs(self.model, self.config.dtype)
 
+    def adapter_specs(self) -> list[weights.WeightSpec]:
+        """The same of the adapters, for engines that serve them; see :mod:`rljob_runtime.weightsync.adapters`."""
+        return weights.adapter_specs(self.model, self.config.dtype)
+
     def pack_bucket(self, bucket: Bucket, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8] | None:
         """Current weights of one bucket as bytes on rank 0, None elsewhere; all ranks must call it.
 

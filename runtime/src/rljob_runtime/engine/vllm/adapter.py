@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.adapters import padded_rank, serves_adapters
 from rljob_api.dtypes import engine_dtype
 from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
 from rljob_runtime.engine.adapter import missing_package
-from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.engine.protocol import EngineConfig, ServedAdapters
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.engine.vllm import arguments, environment
 from rljob_runtime.offload.states import StateKind
@@ -55,6 +56,7 @@ class VllmAdapter:
             seed=spec.seed,
             threads=num_threads if on_cpu else None,
             start_timeout_s=spec.startup_deadline_seconds,
+            adapters=_served(spec),
             release="discard" if releases_devices else "never",
             extra_args=passed,
             extra_args_path=f"spec.components[{[c.name for c in spec.components].index(component.name)}].engine.extraArgs",
@@ -67,6 +69,14 @@ class VllmAdapter:
     def argument_problems(self, path: str, arguments_given: Mapping[str, Any]) -> Sequence[FieldError]:
         """What vLLM's own parser refuses, asked in a child process: importing vLLM changes the process that does it."""
         return arguments.problems_in_child(path, arguments_given)
+
+
+def _served(spec: RLJobSpec) -> ServedAdapters | None:
+    """Adapters that engines of the job serve."""
+    lora = spec.model.lora
+    if lora is None or not serves_adapters(spec):
+        return None
+    return ServedAdapters(rank=lora.rank, slot_rank=padded_rank(lora.rank), target_modules=lora.target_modules)
 
 
 ADAPTER = VllmAdapter()

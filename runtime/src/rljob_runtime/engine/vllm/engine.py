@@ -33,6 +33,7 @@ from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, Mode
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.packed import CompletionBatch, pack
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, WeightManifest
+from rljob_runtime.weightsync.adapters import fitting
 from rljob_runtime.weightsync.transport import IncomingUpdate, Receiver, make_end
 from rljob_runtime.weightsync.transports.object_store import PackedReceiver
 
@@ -180,7 +181,9 @@ class VllmEngine:
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""
-        incoming = self._receiver.begin(manifest, version, with_tied_head(self._expected, manifest))
+        adapters = self._config.adapters
+        expected = with_tied_head(self._expected, manifest) if adapters is None else fitting(manifest, self._expected, adapters.rank)
+        incoming = self._receiver.begin(manifest, version, expected)
         with self._changed:
             self._raise_if_dead()
             self._incoming = incoming

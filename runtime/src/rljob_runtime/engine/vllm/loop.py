@@ -26,6 +26,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from rljob_runtime.engine.expected_parameters import expected_parameters
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.engine.stop_strings import StopFinder, decoder, reach
@@ -34,10 +35,12 @@ from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.sampling import MAX_LISTED, sampling_params
+from rljob_runtime.engine.vllm.served_adapters import ADAPTER, install_empty, install_received, reload_model
 from rljob_runtime.engine.vllm.updating import WeightUpdates
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
+from rljob_runtime.weightsync.adapters import linear_layers
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
@@ -75,7 +78,7 @@ class VllmLoop:
         self.vocab_size: int = self._engine.model_config.get_vocab_size()
         self.version = 0
         self._core.set_weight_version("0")
-        self._weights = WeightUpdates(self._core, self.process_ended)
+        self._weights = WeightUpdates(self._core, self.process_ended, None if config.adapters is None else install_received)
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
         self._memory: EngineMemory
@@ -99,6 +102,9 @@ class VllmLoop:
         self._scores: dict[str, tuple[_ScoreJob, int]] = {}
         self._num_scores = 0
         self._score_params = self._validated(SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False))
+        self._adapter = None if config.adapters is None else ADAPTER
+        if self._adapter is not None:
+            self._core.collective_rpc(install_empty)
         self._warm_up()
 
     def close(self) -> None:
@@ -305,7 +311,17 @@ class VllmLoop:
         """
         wanted = self.residence.to_load(kinds)
         _raise_if_past(deadline, "load")
-        return self._switch("load", wanted, deadline)
+        report = self._switch("load", wanted, deadline)
+        if StateKind.PARAMS in wanted and self._discards and self._adapter is not None:
+            self._reload_model(deadline)  # the next update brings adapters alone
+        return report
+
+    def _reload_model(self, deadline: float) -> None:
+        """Bring back the weights that updates do not bring."""
+        try:
+            self._core.collective_rpc(reload_model, max(0.0, deadline - time.monotonic()))
+        except Exception as exc:
+            raise RuntimeFault(f"the model's weights could not be read again: {type(exc).__name__}: {exc}") from exc
 
     def memory(self) -> MemorySnapshot:
         """Memory of all workers, summed."""
@@ -363,7 +379,7 @@ class VllmLoop:
                 sampling_params=params,
                 pooling_params=None,
                 arrival_time=arrival,
-                lora_request=None,
+                lora_request=self._adapter,
                 cache_salt=salt,
                 data_parallel_rank=None,
             )
@@ -448,5 +464,18 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "max_logprobs": MAX_LISTED,
         "weight_transfer_config": WeightTransferConfig(backend=weight_receiver.BACKEND),
         "disable_log_stats": True,
+        **_adapter_args(config),
     }
     return EngineArgs(**(own | dict(config.extra_args)))
+
+
+def _adapter_args(config: EngineConfig) -> dict[str, Any]:
+    """What makes room for adapters.
+
+    Layers are named also where all have adapters: vLLM would adapt the head too, whose CPU kernel cannot compute log-probs of prompts.
+    """
+    adapters = config.adapters
+    if adapters is None:
+        return {}
+    named = adapters.target_modules or linear_layers(expected_parameters(config.model_path, config.trust_remote_code))
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapters.slot_rank, "lora_target_modules": list(named)}

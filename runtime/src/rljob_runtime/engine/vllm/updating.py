@@ -22,8 +22,15 @@ DEVICE_ERRORS = ("CUDA error", "NCCL error")
 class WeightUpdates:
     """Brings one update after the other into the model. Not thread-safe."""
 
-    def __init__(self, core: Any, process_ended: Callable[[], bool]) -> None:
-        """``core`` is vLLM's engine core; ``process_ended``: whether a process that computes a shard of the model has ended."""
+    def __init__(self, core: Any, process_ended: Callable[[], bool], then: Callable[[Any], None] | None = None) -> None:
+        """Wire the parts.
+
+        Args:
+            core: vLLM's engine core.
+            process_ended: whether a process that computes a shard of the model has ended.
+            then: what every worker does at the end of an update.
+        """
+        self._then = then
         self._core = core
         self._process_ended = process_ended
         self._open: IncomingUpdate | None = None
@@ -67,6 +74,8 @@ class WeightUpdates:
         """Put what was loaded in place; errors are those of :meth:`load`."""
         try:
             self._rpc("finish_weight_update", (), incoming.version, deadline)
+            if self._then is not None:
+                self._rpc(self._then, (), incoming.version, deadline)
         finally:
             self._open = None
         self._core.set_weight_version(str(incoming.version))
@@ -78,17 +87,18 @@ class WeightUpdates:
         self.finished += 1
         self.last_s = time.perf_counter() - self._opened_s
 
-    def _rpc(self, method: str, arguments: tuple[object, ...], version: int, deadline: float) -> None:
-        """Call a method of every worker; vLLM's errors become ours here."""
+    def _rpc(self, method: str | Callable[[Any], None], arguments: tuple[object, ...], version: int, deadline: float) -> None:
+        """Call a method of every worker, or a function with it; vLLM's errors become ours here."""
+        name = method if isinstance(method, str) else method.__name__
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise DeadlineError(f"update to version {version}: the deadline passed before {method}; allow more time and send it again")
+            raise DeadlineError(f"update to version {version}: the deadline passed before {name}; allow more time and send it again")
         try:
             self._core.collective_rpc(method, left_s, arguments)
         except Exception as exc:
             if self._process_ended() or _is_fatal(exc):
-                raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {method}: {exc}") from exc
-            raise WeightSyncError(f"update to version {version}: vLLM failed in {method}: {exc}; send a full update") from exc
+                raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {name}: {exc}") from exc
+            raise WeightSyncError(f"update to version {version}: vLLM failed in {name}: {exc}; send a full update") from exc
 
 
 def _is_fatal(error: Exception) -> bool:

@@ -10,7 +10,7 @@ CUDA graphs stay valid and the order of buckets does not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from rljob_runtime.engine.vllm.served_adapters import repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
@@ -69,6 +70,8 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         super().__init__(config, vllm_config, device, model)
         self._required = frozenset(name for name, _ in model.named_parameters())
         self._loaded: set[str] = set()
+        self._adapters: dict[str, torch.Tensor] | None = None if vllm_config.lora_config is None else {}
+        """What came of an update of adapters; None: updates bring weights."""
 
     def init_transfer_engine(self, init_info: ReceiverInit) -> None:
         """Nothing to open."""
@@ -79,6 +82,9 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         vLLM leaves layers that were only partly loaded as they are when a new update starts, counts the old pieces again and would
         finish such a layer before all of the new pieces came. So what they hold is dropped here.
         """
+        if self._adapters is not None:
+            self._adapters.clear()
+            return
         self._loaded.clear()
         for layer in self.model.modules():
             info = get_layerwise_info(layer)
@@ -88,12 +94,15 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: BucketUpdate) -> None:
-        """Load one bucket: one copy to the device, then views of it through the model's own loader.
+        """Load one bucket: one copy to the device, then views of it through the model's own loader; adapters wait for the end.
 
         Raises:
             WeightSyncError: with ``last`` when parameters of the model were in no bucket.
         """
         data: torch.Tensor = as_byte_tensor(view(update_info.payload))
+        if self._adapters is not None:
+            self._adapters |= {name: tensor.clone() for name, tensor in unpack(update_info.bucket, data)}
+            return
         if self.device.type != "cpu":
             data = data.to(self.device)
         loaded: set[str] | None = self.model.load_weights(unpack(update_info.bucket, data))
@@ -114,20 +123,16 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
                         bound.arguments[name] = value.clone()
 
     def finish_weight_update(self) -> None:
-        """Pack what was loaded for the kernels and put it into the original storage."""
+        """Pack what was loaded for the kernels and put it into the original storage; adapters wait for :func:`install_received`."""
+        if self._adapters is not None:
+            return
         finalize_layerwise_reload(self.model, self.model_config)
-        self._repack_shared_weights()
+        repack_shared_weights(self.model)
+
+    def take_adapters(self) -> dict[str, torch.Tensor]:
+        """All that the last update brought; they are the caller's now."""
+        taken, self._adapters = self._adapters or {}, {}
+        return taken
 
     def shutdown(self) -> None:
         """Nothing to close."""
-
-    def _repack_shared_weights(self) -> None:
-        """Renew the packed copies of weights that two layers share.
-
-        Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed
-        weight. Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
-        """
-        for layer in self.model.modules():
-            weight: Any = getattr(layer, "weight", None)
-            if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
-                layer.quant_method.process_weights_after_loading(layer)
