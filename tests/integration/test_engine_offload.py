@@ -16,15 +16,13 @@ import torch
 from rljob_runtime.engine.protocol import EngineResidenceError
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
-from rljob_runtime.errors import DeadlineError, EngineDiedError, ModelError, WeightSyncError
-from rljob_runtime.offload.states import Residence, StateKind
-from rljob_runtime.records import Sampling, VersionSpan
+from rljob_runtime.errors import EngineDiedError, ModelError, WeightSyncError
+from rljob_runtime.records import Sampling
 from tests.support.engine_contract import (
     TIMEOUT_S,
     config_for,
     drain,
     endless,
-    expected_scores,
     generate,
     manifest_of,
     new_model,
@@ -35,11 +33,9 @@ from tests.support.engine_contract import (
     wait_for_tokens,
     weights,
 )
+from tests.support.offload_contract import BOTH, CACHE, CACHE_BYTES, PARAMS, OffloadContract
 from tests.support.records import collected, tokens
 
-PARAMS, CACHE = StateKind.PARAMS, StateKind.KV_CACHE
-BOTH = frozenset({PARAMS, CACHE})
-CACHE_BYTES = 32 << 20
 MIB = 1 << 20
 
 
@@ -86,6 +82,10 @@ def seeded(engine: VllmEngine) -> list[tuple[tuple[int, ...], tuple[float, ...]]
     asked = [request(f"r{seed}", Sampling(max_tokens=20), seed, (5, 17, 33) * (1 + 50 * (seed % 2))) for seed in range(8)]
     found = generate(engine, asked)
     return [(tokens(found[r.request_id]), found[r.request_id].segment.logprobs.tolist()) for r in asked]
+
+
+class TestVllmOffload(OffloadContract):
+    """The contract of all engines that give their memory back."""
 
 
 @pytest.mark.parametrize("kind", ["untied", "tied"])
@@ -141,35 +141,6 @@ def test_storages_packed_copies_and_cache_are_gone_while_away(engine: VllmEngine
     engine.load(BOTH, TIMEOUT_S)
     assert [parameter.untyped_storage().nbytes() for parameter in model.parameters()] == sizes
     assert all(layer.kv_cache.any().item() is False for layer in attention)
-
-
-def test_while_away_requests_wait_and_questions_are_answered_or_refused(engine: VllmEngine) -> None:
-    version = engine.version()
-    engine.offload(BOTH, TIMEOUT_S)
-    assert engine.residence() == dict.fromkeys(BOTH, Residence.OFFLOADED)
-    assert engine.offload(BOTH, TIMEOUT_S).freed_bytes == {}
-    engine.submit([request("waits", Sampling(max_tokens=2)), request("leaves", Sampling(max_tokens=2))])
-    engine.abort(["leaves"])
-    assert drain(engine, 1)["leaves"].finish_reason == "abort"
-    assert collected(engine, 0.2) == []
-    assert (engine.version(), engine.stats()["waiting"]) == (version, 1)
-    with pytest.raises(EngineResidenceError, match="score: the engine's kv_cache, params are not on the device; load them first"):
-        engine.score([(1, 2)], TIMEOUT_S)
-    # Bytes may come before the memory they go to, but go nowhere.
-    model, tensors = new_model(tied=False, seed=4), weights(new_model(tied=False, seed=4))
-    manifest = manifest_of(tensors)
-    engine.begin_update(manifest, version + 1)
-    for bucket in manifest.buckets:
-        engine.load_bucket(bucket.index, packed(bucket, tensors))
-    with pytest.raises(WeightSyncError, match="the engine's weights are offloaded; load params, then finish the update again"):
-        engine.finish_update(TIMEOUT_S)
-    engine.load({PARAMS}, TIMEOUT_S)
-    assert collected(engine, 0.2) == []
-    assert engine.finish_update(TIMEOUT_S) == version + 1
-    assert collected(engine, 0.2) == []
-    engine.load({CACHE}, TIMEOUT_S)
-    assert drain(engine, 1)["waits"].segment.version_spans == (VersionSpan(start=0, end=2, version=version + 1),)
-    assert engine.score([(5, 6, 7)], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, (5, 6, 7)), abs=1e-4)
 
 
 def test_a_loaded_engine_refuses_to_answer_until_a_full_update_succeeds(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,22 +202,6 @@ def test_running_responses_refuse_abort_or_go_on_as_they_would_have(engine: Vllm
     engine.load({CACHE}, TIMEOUT_S)
     again = generate(engine, [endless("r2", 2)])["r2"]
     assert tokens(again) == tokens(whole["r2"])  # the cache alone went and came; the weights had stayed
-
-
-def test_the_cache_alone_comes_back_empty_and_nothing_is_looked_up_in_it(engine: VllmEngine) -> None:
-    expected = seeded(engine)  # prompts with equal beginnings longer than a block
-    off = engine.offload({CACHE}, TIMEOUT_S)
-    assert off.freed_bytes.keys() == {CACHE}
-    assert off.after.allocated_bytes > 0
-    assert engine.load({CACHE}, TIMEOUT_S).undefined == frozenset()
-    assert seeded(engine) == expected
-
-
-def test_a_deadline_that_passed_changes_nothing(engine: VllmEngine) -> None:
-    with pytest.raises(DeadlineError, match="offload"):
-        engine.offload(BOTH, -1.0)
-    assert set(engine.residence().values()) == {Residence.ON_DEVICE}
-    assert len(seeded(engine)) == 8
 
 
 def test_weights_cannot_be_kept_on_a_cpu(engine: VllmEngine, tmp_path: Path) -> None:

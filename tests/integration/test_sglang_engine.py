@@ -11,8 +11,10 @@ import psutil
 import pytest
 import torch
 
+from rljob_runtime.engine.protocol import EngineResidenceError
 from rljob_runtime.engine.sglang import arguments, interpreter
 from rljob_runtime.engine.sglang import weights as sent
+from rljob_runtime.engine.sglang.client import RefusedError
 from rljob_runtime.engine.sglang.engine import SglangEngine
 from rljob_runtime.errors import EngineDiedError, SetupError, WeightSyncError
 from rljob_runtime.records import Sampling, VersionSpan
@@ -38,6 +40,7 @@ from tests.support.engine_contract import (
     wait_for_tokens,
     weights,
 )
+from tests.support.offload_contract import BOTH, CACHE_BYTES, PARAMS, OffloadContract
 from tests.support.pace import until
 from tests.support.records import collected, tokens
 
@@ -91,6 +94,53 @@ class TestSglang(EngineContract):
     """The contract of all engines."""
 
     stops_at_once = False
+
+
+@pytest.fixture(scope="module")
+def leaving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    """One that gives its memory back."""
+    yield from started(tmp_path_factory, release="discard", kv_cache_bytes=CACHE_BYTES)
+
+
+class TestSglangOffload(OffloadContract):
+    """The contract of all engines that give their memory back."""
+
+    @pytest.fixture
+    def engine(self, leaving: SglangEngine) -> SglangEngine:
+        leaving.load(BOTH, TIMEOUT_S)
+        push(leaving, new_model(tied=False, seed=0), leaving.version() + 1)
+        return leaving
+
+    def test_a_move_that_breaks_off_ends_the_engine(self, engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Last of the class: the engine is dead afterwards."""
+
+        async def refused(path: str, body: object, timeout_s: float | None = None) -> object:
+            if path == "/resume_memory_occupation":
+                raise RefusedError("no room")
+            return await post(path, body, timeout_s)
+
+        engine.offload(BOTH, TIMEOUT_S)
+        engine.submit([endless("never", 0)])
+        post = engine._session.client.post
+        monkeypatch.setattr(engine._session.client, "post", refused)
+        for call in (lambda: engine.load(BOTH, TIMEOUT_S), lambda: collected(engine, TIMEOUT_S), lambda: engine.score([(1, 2)], TIMEOUT_S)):
+            with pytest.raises(EngineDiedError, match=r"load of kv_cache, params broke off half-way: RefusedError: no room; start a new"):
+                call()
+
+
+@pytest.mark.slow
+def test_weights_that_are_kept_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for engine in started(tmp_path_factory, release="copy", kv_cache_bytes=CACHE_BYTES):
+        expected = engine.score([(5, 6, 7, 8)], TIMEOUT_S)
+        off = engine.offload(BOTH, TIMEOUT_S)
+        assert off.copied_bytes == {PARAMS: off.freed_bytes[PARAMS]}
+        assert engine.load(BOTH, TIMEOUT_S).undefined == frozenset()
+        assert engine.score([(5, 6, 7, 8)], TIMEOUT_S) == expected
+
+
+def test_an_engine_that_keeps_its_memory_refuses_to_release(engine: SglangEngine) -> None:
+    with pytest.raises(EngineResidenceError, match="release='never'"):
+        engine.offload(BOTH, TIMEOUT_S)
 
 
 def test_more_requests_than_the_server_takes_at_once_all_come_back(engine: SglangEngine) -> None:

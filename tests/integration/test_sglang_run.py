@@ -22,10 +22,11 @@ def servers_of(model: Path) -> list[int]:
     return [pid for pid, command in commands.items() if "sglang.launch_server" in command and str(model) in command]
 
 
-def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Path) -> None:
-    """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1, and top-k leaves them so."""
+@pytest.mark.parametrize("example", ["quickstart", "quickstart-collocated"])
+def test_the_quickstart_trains_on_what_sglang_samples(example: str, model: Path, tmp_path: Path) -> None:
+    """Log-probs of engine and trainer agree after every sync, so on-policy ratios are 1; top-k and time-division leave them so."""
     assert installed()
-    manifest = shortened("quickstart", model, steps=STEPS)
+    manifest = shortened(example, model, steps=STEPS)
     manifest["spec"]["components"][1]["engine"] = {"type": "SGLang", "maxRunningRequests": 64}
     manifest["spec"]["rollout"]["topK"] = 10
     run = Running(tmp_path / "job", manifest)
@@ -40,3 +41,7 @@ def test_the_quickstart_trains_on_what_sglang_samples(model: Path, tmp_path: Pat
         assert line["rollout/possible_tokens_max"] <= 10
         assert line["staleness/max"] == 0
         assert 0 < line["reward/mean"] <= 1
+        assert (line.get("offload/bytes", 0) > 0) is (example == "quickstart-collocated")
+    moved = [row for row in run.rows("switches.jsonl") if row.get("worker") == "actor_infer-0" and row.get("after")]
+    if example == "quickstart-collocated":
+        assert {row["after"]["allocated"] == 0 for row in moved} == {True, False}, "the server's memory left, and came back"

@@ -54,11 +54,13 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
         "mem_fraction_static": "write engine.memoryFraction",
         "disable_radix_cache": "write engine.prefixCaching",
         "disable_cuda_graph": "write engine.enforceEager",
+        "enable_memory_saver": "write spec.offload",
+        "enable_weights_cpu_backup": "write spec.offload",
         **dict.fromkeys(
             (
                 *("host", "port", "api_key", "admin_api_key", "device", "load_format", "skip_tokenizer_init", "random_seed"),
                 *("disable_overlap_schedule", "incremental_streaming_output", "stream_interval", "sampling_backend"),
-                *("sampling_mask_max_tokens", "weight_version", "enable_memory_saver"),
+                *("sampling_mask_max_tokens", "weight_version"),
             ),
             "remove it",
         ),

@@ -10,7 +10,7 @@ from rljob_api.planning.environment import device_type, node_group
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Component, Engine, EngineType, Role
 from rljob_api.v1alpha1.nodes import DeviceType
-from rljob_api.v1alpha1.operations import Residency, UpdateMode
+from rljob_api.v1alpha1.operations import UpdateMode
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
@@ -45,16 +45,6 @@ def _parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
             yield _error(f"spec.components[{index}].engine.tensorParallelSize", engine.tensor_parallel_size, problem, "write 1, or VLLM")
 
 
-def _sharing(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
-    """On CPU, and without its own memory saver, SGLang answers a release with success and frees nothing."""
-    for index, component, engine in _components(spec):
-        others = plan.components[index].shares_devices_with
-        if component.role is Role.ROLLOUT and others and spec.offload.residency is Residency.SWITCHING:
-            problem = f"cannot take its weights and cache off devices that {component.name} shares with {', '.join(others)}"
-            remedy = "place it on devices of its own, or write VLLM"
-            yield _error(f"spec.components[{index}].engine.type", engine.type, problem, remedy)
-
-
 def _components(spec: RLJobSpec) -> Iterator[tuple[int, Component, Engine]]:
     for index, component in enumerate(spec.components):
         if component.engine is not None and component.engine.type is EngineType.SGLANG:
@@ -64,5 +54,5 @@ def _components(spec: RLJobSpec) -> Iterator[tuple[int, Component, Engine]]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_judges, _in_flight, _seeded)
 """Rules between fields, each independent of the others."""
 
-PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_parallel, _sharing)
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_parallel,)
 """Rules that need to know where processes run."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import importlib.util
 import pickle
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +16,13 @@ import torch
 
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.sglang.arguments import command_line, server_arguments
+from rljob_runtime.engine.sglang.memory import LedgerMemory, ReportedMemory
 from rljob_runtime.engine.sglang.response import SEED_RANGE, Response, generate_body
 from rljob_runtime.engine.sglang.server import CPU_KERNELS, server_environment
 from rljob_runtime.engine.sglang.weights import shared, update_body
 from rljob_runtime.engine.stop_strings import StopFinder
 from rljob_runtime.errors import ModelError, RuntimeFault
+from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import GenerationRequest, Sampling, VersionSpan
 from rljob_runtime.weightsync.packing import plan_buckets
 from tests.support.records import ids, tokens
@@ -183,3 +187,54 @@ def test_the_stand_in_writes_cache_places_and_refuses_everything_else() -> None:
     assert table.tolist() == [[13, 14, 0, 0, 0], [0, 0, 0, 0, 0], [0, 11, 12, 0, 0]]
     with pytest.raises(NotImplementedError, match=r"sgl_kernel\.silu was called"):
         kernels.silu(1)
+
+
+def loaded_stand_in() -> Any:
+    spec = importlib.util.spec_from_file_location("saver_stand_in", CPU_KERNELS / "torch_memory_saver" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module.TorchMemorySaver()
+
+
+def test_the_memory_savers_stand_in_frees_what_was_made_inside_and_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv("RLJOB_MEMORY_LEDGER", str(ledger))
+    saver, outside = loaded_stand_in(), torch.ones(8)
+    with saver.region("weights", enable_cpu_backup=True):
+        layer = torch.nn.Linear(16, 16, bias=False)
+        gone = torch.ones(1000)
+        del gone
+        outside.add_(1)
+    with saver.region("kv_cache"):
+        cache = torch.ones(64)
+    memory = LedgerMemory(ledger)
+    full = {StateKind.KV_CACHE: 256, StateKind.PARAMS: 1024}
+    assert memory.held(()) == full
+    before, row = layer.weight.detach().clone(), layer.weight[3]
+    saver.pause("weights")
+    assert memory.held(()) == full | {StateKind.PARAMS: 0}
+    saver.pause("kv_cache")
+    assert (layer.weight.untyped_storage().nbytes(), cache.untyped_storage().nbytes()) == (0, 0)
+    assert outside.tolist() == [2.0] * 8
+    saver.resume("kv_cache")
+    saver.resume("weights")
+    assert memory.held(()) == full
+    assert torch.equal(layer.weight, before)
+    assert torch.equal(row, before[3])
+    assert not cache.any()
+
+
+def test_what_a_server_on_accelerators_holds_is_what_its_start_took() -> None:
+    usage = {"weight": 1.5, "kvcache": 0.25, "graph": {}}
+    memory = ReportedMemory({"tp_size": 2, "internal_states": [{"memory_usage": usage}]})
+    assert memory.held(()) == {StateKind.KV_CACHE: 2**29, StateKind.PARAMS: 3 * 2**30}
+    assert memory.held([StateKind.PARAMS]) == {StateKind.KV_CACHE: 2**29, StateKind.PARAMS: 0}
+
+
+@pytest.mark.parametrize(("release", "saver", "backup"), [("never", False, False), ("discard", True, False), ("copy", True, True)])
+def test_a_server_that_is_to_leave_starts_with_its_memory_saver(release: str, saver: bool, backup: bool) -> None:
+    made = server_arguments(config(release=release), MODEL)
+    assert (made["enable_memory_saver"], made["enable_weights_cpu_backup"]) == (saver, backup)

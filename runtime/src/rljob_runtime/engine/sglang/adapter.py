@@ -11,6 +11,7 @@ from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
 from rljob_runtime.engine.protocol import EngineConfig
+from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.engine.sglang import arguments, interpreter
 from rljob_runtime.errors import SetupError
 from rljob_runtime.offload.states import StateKind
@@ -26,8 +27,7 @@ class SglangAdapter:
     factory: str = "rljob_runtime.engine.sglang.engine:SglangEngine"
     concurrency: int = 4
     """Collecting, submitting, watching, and one call of a weight sync."""
-    releases: frozenset[StateKind] = frozenset()
-    """SGLang 0.5.23 answers a release with success and frees nothing unless torch_memory_saver is loaded, which needs CUDA's driver."""
+    releases: frozenset[StateKind] = ENGINE_KINDS
     spares_lost: bool = True
 
     def lacking(self) -> str | None:
@@ -39,7 +39,7 @@ class SglangAdapter:
         return None
 
     def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> EngineConfig:
-        """Settings of one engine."""
+        """Settings of one engine; one that releases its devices drops its weights, the next update brings them."""
         engine = component.engine or Engine()
         return EngineConfig(
             model_path=spec.model.path,
@@ -56,6 +56,7 @@ class SglangAdapter:
             enable_prefix_caching=engine.prefix_caching,
             threads=num_threads if on_cpu else None,
             start_timeout_s=spec.startup_deadline_seconds,
+            release="discard" if releases_devices else "never",
             extra_args=dict(engine.extra_args),
             extra_args_path=f"spec.components[{[c.name for c in spec.components].index(component.name)}].engine.extraArgs",
         )

@@ -52,6 +52,8 @@ def server_arguments(config: EngineConfig, model_config: Any) -> dict[str, Any]:
         "sampling_mask_max_tokens": int(model_config.vocab_size),
         "weight_version": "0",
         "log_level": "warning",
+        "enable_memory_saver": config.release != "never",
+        "enable_weights_cpu_backup": config.release == "copy",
     }
     if config.kv_cache_bytes is not None:
         own["max_total_tokens"] = _cache_tokens(config, model_config)

@@ -11,10 +11,13 @@ What a transport brings early is kept by the calling threads and loaded in ``fin
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
@@ -23,12 +26,13 @@ from rljob_runtime.engine.clearing import clear
 from rljob_runtime.engine.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, OnOffload
 from rljob_runtime.engine.request_checks import RequestLimits
-from rljob_runtime.engine.residence import EngineResidence
+from rljob_runtime.engine.residence import names
 from rljob_runtime.engine.sglang.arguments import command_line, server_arguments
 from rljob_runtime.engine.sglang.client import SglangClient
 from rljob_runtime.engine.sglang.interpreter import sglang_python
+from rljob_runtime.engine.sglang.memory import LedgerMemory, ReportedMemory, ServerMemory
 from rljob_runtime.engine.sglang.server import SglangServer, server_environment
-from rljob_runtime.engine.sglang.session import SglangSession
+from rljob_runtime.engine.sglang.session import SWITCH_GRACE_S, SglangSession
 from rljob_runtime.engine.stop_strings import decoder
 from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, RuntimeFault, WeightSyncError
@@ -81,11 +85,17 @@ class SglangEngine:
         self._stats: Mapping[str, float] = {}
         self._receiver: Receiver = PackedReceiver()
         self._incoming: IncomingUpdate | None = None
-        self._residence = EngineResidence(releasable=False)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._folder = Path(tempfile.mkdtemp(prefix="rljob-sglang-"))
+        ledger = self._folder / "ledger.json" if config.release != "never" and config.threads is not None else None
         arguments = command_line(server_arguments(config, model_config))
-        self._server = SglangServer(python, arguments, server_environment(config.threads), self._fail)
+        self._server = SglangServer(python, arguments, server_environment(config.threads, ledger), self._fail)
         self._server.wait_until_healthy(config.start_timeout_s)
+        self._memory: ServerMemory | None = None
+        """Where it can be given back."""
+        if config.release != "never":
+            self._memory = LedgerMemory(ledger) if ledger is not None else ReportedMemory(self._server.info())
+        self._last_bytes = 0
         self._session = SglangSession(
             client=SglangClient(self._server.url),
             config=config,
@@ -96,6 +106,7 @@ class SglangEngine:
             fail=self._fail,
         )
         self._stats = self._session.stats()
+        self._residence = self._session.residence.states()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rljob-sglang", daemon=True)
         self._thread.start()
@@ -191,26 +202,31 @@ class SglangEngine:
         return self.finish_update(timeout_s, on_running)
 
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
-        """Refused but for nothing: see ``SglangAdapter.releases``."""
-        self._residence.to_offload(kinds)
-        return self._unmoved("offload")
+        """Give memory back; see ``Engine.offload``."""
+        wanted, deadline = frozenset(kinds), time.monotonic() + timeout_s
+        return self._switch("offload", lambda: self._session.offload(wanted, on_running, deadline), timeout_s, wanted)
 
     def load(self, kinds: Collection[StateKind], timeout_s: float) -> SwitchReport:
-        """Everything is on the device at all times."""
-        self._residence.to_load(kinds)
-        return self._unmoved("load")
+        """Take memory again; see ``Engine.load``."""
+        wanted, deadline = frozenset(kinds), time.monotonic() + timeout_s
+        return self._switch("load", lambda: self._session.load(wanted, deadline), timeout_s, wanted)
 
     def residence(self) -> Mapping[StateKind, Residence]:
         """Where weights and cache are."""
         with self._changed:
             self._raise_if_dead()
-            return self._residence.states()
+            return dict(self._residence)
 
     def memory(self) -> MemorySnapshot:
-        """Resident memory of the server's processes; on an accelerator what they hold there is not known to this process, and 0."""
+        """Weights and cache of an engine that gives them back, as its server counts them.
+
+        Of another one the resident memory of the server's processes; on an accelerator what they hold there is not known then, and 0.
+        """
+        resident = self._server.resident_bytes()
+        if self._memory is not None:
+            return self._snapshot(self._held())
         with self._changed:
             self._raise_if_dead()
-        resident = self._server.resident_bytes()
         on_device = resident if self._config.threads is not None else 0
         return MemorySnapshot(
             allocated_bytes=on_device, reserved_bytes=on_device, peak_bytes=on_device, host_rss_bytes=resident, pinned_bytes=0
@@ -240,12 +256,51 @@ class SglangEngine:
             asyncio.run_coroutine_threadsafe(self._session.client.close(), self._loop).result(SHUTDOWN_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SHUTDOWN_TIMEOUT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
         if self._thread.is_alive():
             raise DeadlineError(f"the SGLang thread did not end within {SHUTDOWN_TIMEOUT_S:.0f} s; end the process")
 
-    def _unmoved(self, direction: str) -> SwitchReport:
-        here = self.memory()
-        return SwitchReport(direction=direction, copied_bytes={}, freed_bytes={}, elapsed_s=0.0, before=here, after=here)
+    def _switch(
+        self, direction: str, move: Callable[[], Coroutine[Any, Any, frozenset[StateKind]]], timeout_s: float, kinds: frozenset[StateKind]
+    ) -> SwitchReport:
+        """Have the session move memory, measured. One that has begun gets the session's own grace."""
+        before_held = self._held()
+        before = self._snapshot(before_held)
+        begin = time.perf_counter()
+        moved = self._call(move, max(timeout_s, 0.0) + 3 * SWITCH_GRACE_S, f"the {direction} of {names(kinds)}")
+        elapsed_s = time.perf_counter() - begin
+        after_held = self._held()
+        freed = {kind: abs(before_held[kind] - after_held[kind]) for kind in sorted(moved)} if self._memory is not None else {}
+        with self._changed:
+            undefined = moved & {StateKind.PARAMS} if direction == "load" and self._session.weights_undefined is not None else frozenset()
+        return SwitchReport(
+            direction=direction,
+            copied_bytes={kind: size for kind, size in freed.items() if kind is StateKind.PARAMS and self._config.release == "copy"},
+            freed_bytes=freed,
+            elapsed_s=elapsed_s,
+            before=before,
+            after=self._snapshot(after_held),
+            undefined=undefined,
+        )
+
+    def _held(self) -> dict[StateKind, int]:
+        """Bytes on the device by kind; nothing where that is not known."""
+        with self._changed:
+            self._raise_if_dead()
+            away = [kind for kind, state in self._residence.items() if state is not Residence.ON_DEVICE]
+        return {} if self._memory is None else self._memory.held(away)
+
+    def _snapshot(self, held: Mapping[StateKind, int]) -> MemorySnapshot:
+        """Memory with so much on the device."""
+        on_device = sum(held.values())
+        peak, self._last_bytes = max(self._last_bytes, on_device), on_device
+        return MemorySnapshot(
+            allocated_bytes=on_device,
+            reserved_bytes=on_device,
+            peak_bytes=peak,
+            host_rss_bytes=self._server.resident_bytes(),
+            pinned_bytes=0,
+        )
 
     def _publish(self, finished: Sequence[Completion]) -> None:
         """Hand finished responses and the session's state to the other threads; on the event loop."""
@@ -254,7 +309,9 @@ class SglangEngine:
             self._finished += finished
             self._stats = stats
             self._version = self._session.version
-            self._weights_undefined = self._session.weights_undefined
+            self._residence = self._session.residence.states()
+            # With something offloaded the engine is merely at rest.
+            self._weights_undefined = None if self._session.residence.away() else self._session.weights_undefined
             if finished or self._weights_undefined is not None:
                 self._changed.notify_all()
 

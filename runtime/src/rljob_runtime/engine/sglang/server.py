@@ -5,6 +5,7 @@ It listens on the loopback interface only: whoever reaches its port may change i
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -14,11 +15,12 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from rljob_runtime.cluster.ports import group_port
-from rljob_runtime.errors import DeadlineError, ModelError
+from rljob_runtime.errors import DeadlineError, EngineDiedError, ModelError
 
 HOST = "127.0.0.1"
 CPU_KERNELS = Path(__file__).with_name("cpu_kernels")
@@ -31,8 +33,8 @@ _END_S = 20.0
 _KEPT_LINES = 40
 
 
-def server_environment(threads: int | None) -> dict[str, str]:
-    """Variables of the server; with ``threads`` CPU cores compute."""
+def server_environment(threads: int | None, ledger: Path | None = None) -> dict[str, str]:
+    """Variables of the server; with ``threads`` CPU cores compute, and ``ledger`` says what it holds."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "NO_PROXY": f"{HOST},localhost",
@@ -41,6 +43,8 @@ def server_environment(threads: int | None) -> dict[str, str]:
     }
     if threads is not None:
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(CPU_KERNELS)}
+    if ledger is not None:
+        variables["RLJOB_MEMORY_LEDGER"] = str(ledger)
     return variables
 
 
@@ -89,6 +93,19 @@ class SglangServer:
             time.sleep(_POLL_S)
         raise ModelError(f"SGLang's server ended with exit code {self._process.returncode} while it started. {self._said()}")
 
+    def info(self) -> Mapping[str, Any]:
+        """What it says of itself.
+
+        Raises:
+            EngineDiedError: it does not answer.
+        """
+        try:
+            with _opener().open(f"{self.url}/server_info", timeout=_HEALTH_TIMEOUT_S) as answer:
+                found: Mapping[str, Any] = json.load(answer)
+        except OSError as exc:
+            raise EngineDiedError(f"SGLang's server did not say what it holds: {exc}; start a new engine") from exc
+        return found
+
     def resident_bytes(self) -> int:
         """Memory of its processes."""
         try:
@@ -124,9 +141,14 @@ class SglangServer:
         return "The end of its log:\n" + "\n".join(self._lines)
 
 
+def _opener() -> urllib.request.OpenerDirector:
+    """Without the environment's proxies."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def _is_healthy(url: str) -> bool:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=_HEALTH_TIMEOUT_S) as answer:
+        with _opener().open(url, timeout=_HEALTH_TIMEOUT_S) as answer:
             return int(answer.status) == 200
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False

@@ -1,7 +1,8 @@
 """The part of the SGLang engine that only its event loop touches: which requests the server has, and what is done to it between them.
 
 At most ``max_num_seqs`` requests are with the server, the others wait here, where an abort or an update does not have to look for them. An
-update retracts what runs: the server puts it back into its queue with its tokens, and computes keys and values again under the new weights.
+update retracts what runs: the server puts it back into its queue with its tokens, and computes keys and values again under the new
+weights. So does an offload that keeps it; while memory is away the server stays paused.
 """
 
 from __future__ import annotations
@@ -10,20 +11,29 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_runtime.engine.protocol import EngineConfig
+import aiohttp
+
+from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
+from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.engine.sglang import response as responses
 from rljob_runtime.engine.sglang import weights
 from rljob_runtime.engine.sglang.client import RefusedError, SglangClient
+from rljob_runtime.engine.sglang.memory import tags
 from rljob_runtime.engine.stop_strings import Decode, StopFinder, reach
 from rljob_runtime.errors import DeadlineError, EngineDiedError, WeightSyncError
+from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.records import Bucket, Completion, GenerationRequest, OnRunning
 from rljob_runtime.weightsync.parcel import Payload
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 from rljob_runtime.weightsync.transport import IncomingUpdate
+
+SWITCH_GRACE_S = 30.0
+"""Least time for a switch that has begun: given up half-way the engine would be lost."""
 
 
 @dataclass(slots=True)
@@ -75,6 +85,7 @@ class SglangSession:
 
     def __post_init__(self) -> None:
         """Nothing runs yet."""
+        self.residence = EngineResidence(releasable=self.config.release != "never")
         self._waiting: deque[GenerationRequest] = deque()
         self._active: dict[str, _Active] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,7 +93,8 @@ class SglangSession:
         """The server aborts by the beginning of a name: the full stop keeps 1 from ending 10."""
         self._scoring = 0
         self._changed = asyncio.Condition()
-        self._updating = False
+        self._busy = False
+        """Whether an update or a switch is under way."""
         self._server_updates = False
         """Whether an update of the server's was begun and not ended."""
         self._busy_since: float | None = None
@@ -128,10 +140,13 @@ class SglangSession:
         """Log-probs of tokens 1..n-1 of each sequence; from the first token on, so that no cached prefix is used.
 
         Raises:
+            EngineResidenceError: weights or cache are offloaded.
             WeightSyncError: an update broke off.
         """
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._updating)
+            await self._changed.wait_for(lambda: not self._busy)
+            if (refusal := self.residence.refusal("score")) is not None:
+                raise EngineResidenceError(refusal)
             if self.weights_undefined is not None:
                 raise WeightSyncError(f"score: {self.weights_undefined}; send a full update")
             self._scoring += 1
@@ -146,33 +161,105 @@ class SglangSession:
         """Load a full set of weights between two steps of the server.
 
         Raises:
-            WeightSyncError: refused before anything changed, or the server failed to load: the weights are undefined then.
+            WeightSyncError: refused before anything changed, also because the weights are offloaded, or the server failed to load: the
+                weights are undefined then.
             DeadlineError: the deadline passed.
         """
         version = incoming.version
+        self.residence.check_update(version)
         if on_running == "keep" and self.config.enable_prefix_caching:
             raise WeightSyncError(
                 f"update to version {version} with 'keep': SGLang cannot drop cached prefixes of the old weights while responses run; "
                 "write engine.prefixCaching: false, or overlap.updateMode: Interrupt"
             )
-        async with self._changed:
-            await self._in_time(self._changed.wait_for(lambda: not self._scoring and not self._updating), version, deadline, "scoring")
-            self._updating = True
-        begin = time.perf_counter()
-        undefined: str | None = f"the update to version {version} broke off"
+        async with self._alone(f"update to version {version}", deadline):
+            self.residence.check_update(version)
+            begin = time.perf_counter()
+            undefined: str | None = f"the update to version {version} broke off"
+            try:
+                await self._replace_weights(incoming, on_running, deadline)
+                self.version, undefined = version, None
+                self.counters.updates += 1
+                self.counters.update_s = time.perf_counter() - begin
+            finally:
+                self.weights_undefined = undefined
+        return version
+
+    async def offload(self, kinds: Collection[StateKind], on_running: OnOffload, deadline: float) -> frozenset[StateKind]:
+        """Have the server give memory back between two steps; see ``Engine.offload``.
+
+        Returns:
+            The kinds that left.
+
+        Raises:
+            EngineResidenceError: refused, nothing changed.
+            DeadlineError: not begun before the deadline.
+            EngineDiedError: broke off half-way.
+        """
+        wanted = self.residence.to_offload(kinds)
+        async with self._alone("offload", deadline):
+            if wanted and on_running == "refuse":
+                check_running(sum(active.begun for active in self._active.values()))
+            elif wanted and on_running == "abort":
+                self.abort([request.request_id for request in self._waiting] + list(self._active))
+                async with self._changed:
+                    await _in_time(self._changed.wait_for(lambda: not self._active), "offload", deadline, "the end of aborted responses")
+            if wanted:
+                if StateKind.PARAMS in wanted and self.config.release == "discard":
+                    self.weights_undefined = self.weights_undefined or DISCARDED
+                with self.residence.moving(wanted, Residence.OFFLOADED):
+                    calls = (("/pause_generation", {"mode": "retract"}), ("/release_memory_occupation", {"tags": tags(wanted)}))
+                    await self._switch("offload", wanted, calls, deadline)
+        return wanted
+
+    async def load(self, kinds: Collection[StateKind], deadline: float) -> frozenset[StateKind]:
+        """Have the server take memory again; see ``Engine.load``. Returns and raises as :meth:`offload`."""
+        wanted = self.residence.to_load(kinds)
+        async with self._alone("load", deadline):
+            if wanted:
+                with self.residence.moving(wanted, Residence.ON_DEVICE):
+                    await self._switch("load", wanted, (("/resume_memory_occupation", {"tags": tags(wanted)}),), deadline)
+                if not self.residence.away() and self.weights_undefined is None:
+                    await self._switch("load", wanted, (("/continue_generation", {}),), deadline)
+        return wanted
+
+    async def _switch(
+        self, direction: str, wanted: frozenset[StateKind], calls: Sequence[tuple[str, Mapping[str, object]]], deadline: float
+    ) -> None:
+        """Calls of the server that move memory; the engine is lost where one fails.
+
+        Raises:
+            EngineDiedError: one did.
+        """
+        left_s = max(SWITCH_GRACE_S, deadline - time.monotonic())
         try:
-            await self._replace_weights(incoming, on_running, deadline)
-            self.version, undefined = version, None
-            self.counters.updates += 1
-            self.counters.update_s = time.perf_counter() - begin
+            async with asyncio.timeout(left_s):
+                for path, body in calls:
+                    await self.client.post(path, body)
+        except (RefusedError, TimeoutError, aiohttp.ClientError, OSError) as exc:
+            why = f"{type(exc).__name__}: {exc}" if str(exc) else f"no answer within {left_s:.0f} s"
+            reason = f"SGLang's {direction} of {names(wanted)} broke off half-way: {why}; start a new engine"
+            self.fail(reason)
+            raise EngineDiedError(reason) from exc
+
+    @asynccontextmanager
+    async def _alone(self, what: str, deadline: float) -> AsyncIterator[None]:
+        """Nothing is scored inside the block, no other update or switch is under way, and nothing new goes to the server.
+
+        Raises:
+            DeadlineError: what is under way did not end in time.
+        """
+        async with self._changed:
+            await _in_time(self._changed.wait_for(lambda: not self._scoring and not self._busy), what, deadline, "scoring")
+            self._busy = True
+        try:
+            yield
         finally:
-            self.weights_undefined = undefined
             async with self._changed:
-                self._updating = False
+                self._busy = False
                 self._changed.notify_all()
             self.publish([])
             self._start_waiting()
-        return version
 
     async def _replace_weights(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> None:
         """Pause, load bucket after bucket, drop what was computed with the old weights, go on."""
@@ -192,6 +279,8 @@ class SglangSession:
             await call("/update_weights_from_tensor", body)
         await call("/end_weight_update", {})
         self._server_updates = False
+        if self.residence.away():  # the cache left empty, and the server goes on when it is back
+            return
         if on_running == "recompute":
             await call("/flush_cache", {})
         await call("/continue_generation", {})
@@ -201,24 +290,17 @@ class SglangSession:
 
         async def call(path: str, body: dict[str, object]) -> None:
             try:
-                await self._in_time(self.client.post(path, body), version, deadline, path)
+                await _in_time(self.client.post(path, body), f"update to version {version}", deadline, path)
             except RefusedError as exc:
                 raise WeightSyncError(f"update to version {version}: {exc}; send a full update") from exc
 
         return lambda path, body: asyncio.ensure_future(call(path, body))
 
-    async def _in_time(self, wait: object, version: int, deadline: float, what: str) -> None:
-        """Wait until ``deadline``, a ``time.monotonic`` value."""
-        try:
-            await asyncio.wait_for(wait, max(deadline - time.monotonic(), 0.0))  # type: ignore[arg-type]
-        except TimeoutError as exc:
-            raise DeadlineError(
-                f"update to version {version}: the deadline passed during {what}; allow more time and send it again"
-            ) from exc
-
     def _start_waiting(self) -> None:
-        """Hand requests to the server while it has room and its weights are defined."""
-        while self._waiting and not self._updating and self.weights_undefined is None and len(self._active) < self.config.max_num_seqs:
+        """Hand requests to the server while it has room, all of its memory, and its weights are defined."""
+        if self._busy or self.residence.away() or self.weights_undefined is not None:
+            return
+        while self._waiting and len(self._active) < self.config.max_num_seqs:
             request = self._waiting.popleft()
             active = _Active(request=request, name=next(self._names), response=self._response(request))
             self._active[request.request_id] = active
@@ -229,6 +311,8 @@ class SglangSession:
         """Take a response piece by piece until the server has ended it."""
         reason = await self._generate(active)
         del self._active[active.request.request_id]
+        async with self._changed:
+            self._changed.notify_all()
         if not self._active and self._busy_since is not None:
             self.counters.busy_s += time.monotonic() - self._busy_since
             self._busy_since = None
@@ -304,6 +388,18 @@ class SglangSession:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(f"SGLang's server gave no usable answer: {type(error).__name__}: {error}; start a new engine")
+
+
+async def _in_time(wait: Awaitable[object], what: str, deadline: float, during: str) -> None:
+    """Wait until ``deadline``, a ``time.monotonic`` value.
+
+    Raises:
+        DeadlineError: it passed.
+    """
+    try:
+        await asyncio.wait_for(wait, max(deadline - time.monotonic(), 0.0))
+    except TimeoutError as exc:
+        raise DeadlineError(f"{what}: the deadline passed during {during}; allow more time and send it again") from exc
 
 
 def _next(arriving: Iterator[tuple[Bucket, Payload]]) -> tuple[Bucket, Payload] | None:
