@@ -25,7 +25,7 @@ SUSPENDS_S = 180.0
 
 
 def objects() -> list[Manifest]:
-    """Quota for one job of two devices, where a job of higher priority preempts."""
+    """A namespace, and quota for one job of two devices, where a job of higher priority preempts."""
     quotas = [{"name": name, "nominalQuota": quota} for name, quota in (("cpu", "64"), ("memory", "256Gi"), (DEVICE, "2"))]
     group = {"coveredResources": [q["name"] for q in quotas], "flavors": [{"name": "default", "resources": quotas}]}
     return [
@@ -41,12 +41,6 @@ def objects() -> list[Manifest]:
                 "resourceGroups": [group],
             },
         },
-        {
-            "apiVersion": QUEUES,
-            "kind": "LocalQueue",
-            "metadata": {"name": "default", "namespace": NAMESPACE},
-            "spec": {"clusterQueue": "research"},
-        },
         {"apiVersion": QUEUES, "kind": "WorkloadPriorityClass", "metadata": {"name": URGENT}, "value": 1000},
     ]
 
@@ -57,11 +51,13 @@ def queued(kubectl: Kubectl, installation: None) -> Iterator[Kubectl]:
     made = objects()
     kubectl.until("Kueue's webhooks answer", lambda: kubectl.accepts(made[1]), 30)
     kubectl.apply(*made)
-    yield Kubectl(kubectl.binary, kubectl.kubeconfig, NAMESPACE)
+    inside = Kubectl(kubectl.binary, kubectl.kubeconfig, NAMESPACE)
+    queue = {"apiVersion": QUEUES, "kind": "LocalQueue", "metadata": {"name": "default"}, "spec": {"clusterQueue": "research"}}
+    inside.apply(queue)
+    yield inside
     kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
     for item in reversed(made[1:]):
-        if item["kind"] != "LocalQueue":
-            kubectl("delete", item["kind"], item["metadata"]["name"])
+        kubectl("delete", item["kind"], item["metadata"]["name"])
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +85,14 @@ def trains_beyond(kubectl: Kubectl, job: str, step: int) -> int:
 def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_volume: Volume):
     name = "patient"
     queued.apply(two_groups(name, steps=100_000, checkpoint_every=0))
-    trained = trains_beyond(queued, name, 0)
+    trains_beyond(queued, name, 0)
     assert ray_job(queued, name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "default", "Kueue gave it the namespace's queue"
 
     urgent = two_groups(URGENT, steps=3)
     urgent["spec"]["queue"] = {"name": "default", "priorityClass": URGENT}
     queued.apply(urgent)
     queued.until("the first job is preempted", lambda: is_queued(queued, name), SUSPENDS_S, job=name)
+    trained = queued.step(name)
     queued.wait(URGENT, "Succeeded", TRAINS_S)
     trained = trains_beyond(queued, name, trained)
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES

@@ -75,6 +75,13 @@ def resumed(suspended: Scene) -> Scene:
     return suspended.spec(suspend=False)
 
 
+def without_children(before: Scene) -> Scene:
+    """The same job after its RayJob was deleted."""
+    before.children.clear()
+    before.pods.clear()
+    return before
+
+
 CASES = [
     # --- before the first attempt
     Case(name="a new job gets its first attempt", scene=scene(), expected=waits("Starting"), actions={"create_attempt": 1}),
@@ -633,16 +640,33 @@ CASES = [
     ),
     Case(name="an admitted queued job runs", scene=scene().queued().running(), expected=RUNS),
     Case(
-        name="a queued job gives its quota back when it is suspended",
+        name="the suspension of a queued job is recorded first",
         scene=scene().queued().suspended().running(),
+        expected=waits("Suspended", Suspended="False Suspended"),
+        actions={"next_check": at(60)},
+    ),
+    Case(
+        name="then its quota is given back",
+        scene=scene().queued().suspended().running().written(),
         expected=waits("Suspended", Suspended="False Suspended"),
         actions={"delete_children": ("math-grpo-a1",)},
     ),
     Case(
         name="so does one of a namespace whose jobs all go through Kueue",
-        scene=scene().suspended().child(1, "Running", job_status="RUNNING", queue="default"),
+        scene=scene().suspended().child(1, "Running", job_status="RUNNING", queue="default").written(),
         expected=waits("Suspended", Suspended="False Suspended"),
         actions={"delete_children": ("math-grpo-a1",)},
+    ),
+    Case(
+        name="a job that is resumed before its suspension has gone further runs on",
+        scene=resumed(scene().queued().suspended().running().written()),
+        expected=RUNS,
+    ),
+    Case(
+        name="one that is resumed after the deletion starts again, whatever else the status did not see",
+        scene=resumed(without_children(scene().queued().suspended().running().written())),
+        expected=waits("Starting"),
+        actions={"create_attempt": 1},
     ),
     Case(
         name="a RayJob that Kueue's webhook suspended is Kueue's",

@@ -4,12 +4,15 @@
 spec.suspend, queue   RayJob                                        action
 ====================  ============================================  ==============================================
 true, no queue        live, not suspended                           patch suspend: true
-true, queue           live                                          delete it: Kueue resumes what it has admitted
+true, queue           live                                          record that, then delete it: Kueue resumes what it has admitted
 true, any             suspended, or none live                       held; Suspended=True once the nodes are released
 false, any            deleted while it was suspended                made again, for the same attempt
 false, no queue       suspended                                     patch suspend: false (see ``resume``)
 false, queue          suspended                                     held as Queued; only Kueue resumes it
 ====================  ============================================  ==============================================
+
+The RayJob is deleted only when the stored condition names the suspension: whatever happens between deletion and next status, like
+a user who resumes the job at that moment, the missing RayJob is then known to be the operator's own doing (``Situation.is_parked``).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.vocabulary import Reason
 from rljob_operator.policies import handover
 from rljob_operator.policies.situation import Situation
@@ -34,6 +38,8 @@ class Hold:
     """RayJob to delete, whose quota in its queue is given back so."""
     to_suspend: str | None = None
     """RayJob to suspend."""
+    is_unrecorded: bool = False
+    """Whether the suspension has to be in the status before the RayJob is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +62,10 @@ def hold(situation: Situation) -> Hold | None:
     if child is None:
         return Hold(reason=reason, is_released=True, message=why)
     if situation.options.suspend and situation.is_queued:
-        to_delete = None if child.deleting else child.name
-        return Hold(reason=reason, is_released=False, message=f"{why} RayJob {child.name} is being deleted.", to_delete=to_delete)
+        is_recorded = situation.stored[ConditionType.SUSPENDED].reason is Reason.SUSPENDED
+        message = f"{why} RayJob {child.name} is being deleted."
+        to_delete = child.name if is_recorded and not child.deleting else None
+        return Hold(reason=reason, is_released=False, message=message, to_delete=to_delete, is_unrecorded=not is_recorded)
     to_suspend = None if child.suspend or child.deleting else child.name
     # A RayJob that was created suspended goes through Initializing and Suspending without ever having a pod.
     is_released = child.suspend and (child.deployment_status == "Suspended" or not situation.pods)
