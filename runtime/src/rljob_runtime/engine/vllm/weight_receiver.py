@@ -26,6 +26,8 @@ from rljob_runtime.weightsync.parcel import view
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm.config import VllmConfig
     from vllm.config.weight_transfer import WeightTransferConfig
 
@@ -116,18 +118,20 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
     def finish_weight_update(self) -> None:
         """Pack what was loaded for the kernels and put it into the original storage."""
         finalize_layerwise_reload(self.model, self.model_config)
-        self._repack_shared_weights()
+        repack_shared_weights(self.model)
 
     def shutdown(self) -> None:
         """Nothing to close."""
 
-    def _repack_shared_weights(self) -> None:
-        """Renew the packed copies of weights that two layers share.
 
-        Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed
-        weight. Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
-        """
-        for layer in self.model.modules():
-            weight: Any = getattr(layer, "weight", None)
-            if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
-                layer.quant_method.process_weights_after_loading(layer)
+def repack_shared_weights(model: torch.nn.Module) -> None:
+    """Renew the packed copies of weights that two layers share, after a reload.
+
+    Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed weight.
+    Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
+    """
+    layers: Iterator[Any] = model.modules()
+    for layer in layers:
+        weight = getattr(layer, "weight", None)
+        if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)
