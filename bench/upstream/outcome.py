@@ -14,13 +14,12 @@ from rljob_api.validation import check
 from rljob_convert import convert
 from rljob_convert.conversion import Converted
 
-AGENTS, ENGINES, EXPERTS = "agents", "SGLang in time-division", "mixture of experts"
+AGENTS, EXPERTS = "agents", "mixture of experts"
 OUT = "not planned: images, sound, robots"
 BROKEN = "upstream: takes in a file that is not there"
 OPEN = "open"
 _OWNERS = (
     (r"waits for (advantages of turns|episodes whose turns are prompts|engines that look for texts)", AGENTS),
-    (r"cannot take its weights and cache off devices", ENGINES),
     (r"into this configuration, which is not beside the first file", BROKEN),
 )
 _INDEX, _NUMBER = re.compile(r"\[[0-9]+\]"), re.compile(r"[0-9]+")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,20 +83,22 @@ def classifier(policy: Path, folder: Path) -> tuple[Path, Callable[[str], float]
     return folder, score
 
 
-def test_models_on_devices_of_the_job_judge_and_end_with_it(model: Path, tmp_path: Path) -> None:
-    """Real vLLM behind its own server, twice: the tiny model judges by answering the question again, another one scores by its class."""
-    template = tmp_path / "chat.jinja"
+def judged(model: Path, folder: Path, *, together: bool) -> tuple[dict[str, Any], Callable[[str], float]]:
+    """A job whose responses two models score, on devices of their own or on the trainer's and engine's, and what one of them scores."""
+    template = folder / "chat.jinja"
     template.write_text(CHAT_TEMPLATE)
-    scorer, expected = classifier(model, tmp_path / "scorer")
+    scorer, expected = classifier(model, folder / "scorer")
     engine = {"extraArgs": {"chat_template": str(template), "max_model_len": 128}, "prefixCaching": False}
+    train, infer, grader, score = ("0", "0", "0", "0") if together else ("0", "1", "2", "3")
     places = [
-        *PLACES[:2],
+        {"name": "actor_train", "role": "Trainer", "placement": {"ranks": train}, "threadsPerWorker": 1},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": infer}, "threadsPerWorker": 1},
         {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
-        {"name": "grader_model", "role": "Judge", "placement": {"ranks": "2"}, "model": {"path": str(model)}, "engine": engine},
+        {"name": "grader_model", "role": "Judge", "placement": {"ranks": grader}, "model": {"path": str(model)}, "engine": engine},
         {
             "name": "scorer_model",
             "role": "Judge",
-            "placement": {"ranks": "3"},
+            "placement": {"ranks": score},
             "model": {"path": str(scorer)},
             "engine": {"extraArgs": {"max_model_len": 128}, "prefixCaching": False},
         },
@@ -110,8 +113,19 @@ def test_models_on_devices_of_the_job_judge_and_end_with_it(model: Path, tmp_pat
         {"name": "grader", "type": "LLMJudge", "judge": judge},
         {"name": "scorer", "type": "RewardModel", "rewardModel": {"component": "scorer_model", "template": "{question}{response}"}},
     ]
-    groups = [{"name": "local", "devicesPerNode": 4, "deviceResource": "cpu"}]
-    run = Running(tmp_path, job(model, steps=2, rewards=rewards, components=places, nodeGroups=groups))
+    groups = [{"name": "local", "devicesPerNode": 1 if together else 4, "deviceResource": "cpu"}]
+    sections: dict[str, Any] = {"offload": {"residency": "Switching"}} if together else {}
+    return job(model, steps=2, rewards=rewards, components=places, nodeGroups=groups, **sections), expected
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+def test_models_on_devices_of_the_job_judge_and_end_with_it(together: bool, model: Path, tmp_path: Path) -> None:
+    """Real vLLM behind its own server, twice: the tiny model judges by answering the question again, another one scores by its class.
+
+    Together they take turns with trainer and engine on one device, and score the same.
+    """
+    manifest, expected = judged(model, tmp_path, together=together)
+    run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
     for name in ("grader", "scorer"):
@@ -123,3 +137,8 @@ def test_models_on_devices_of_the_job_judge_and_end_with_it(model: Path, tmp_pat
         assert row["parts"]["scorer"] == pytest.approx(expected(row["prompt"] + row["response"]), abs=2e-3)
     assert len({row["parts"]["scorer"] for row in rows}) > 1, "a score that does not depend on the response shows nothing"
     assert run.left_behind() == []
+    if together:
+        moved = [row for row in run.rows("switches.jsonl") if row.get("worker") in ("grader_model-0", "scorer_model-0")]
+        loads = [row["after"]["allocated"] for row in moved if row.get("direction") == "load"]
+        assert len(loads) == 2 * len(metrics)
+        assert min(loads) > 0

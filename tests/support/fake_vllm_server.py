@@ -14,7 +14,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("model", "served-model-name", "host", "dtype"):
+    for name in ("model", "served-model-name", "host", "dtype", "middleware"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("port", "tensor-parallel-size", "max-num-seqs", "seed", "kv-cache-memory-bytes"):
         parser.add_argument(f"--{name}", required=True, type=int)

@@ -39,6 +39,7 @@ def make_job_workers(
     *,
     log: list[str] | None = None,
     leased_engines: Sequence[int] = (),
+    judges_displace_engines: bool = False,
     tensor_parallel_size: int = 1,
     trainer_scores: Sequence[str] = (),
     names: Mapping[Role, str] | None = None,
@@ -48,7 +49,8 @@ def make_job_workers(
 
     Args:
         log: takes the beginning and end of every lease.
-        leased_engines: ranks of rollout workers that share devices.
+        leased_engines: ranks of rollout workers that share devices; judges always do.
+        judges_displace_engines: with engines.
         tensor_parallel_size: of the trainer.
         trainer_scores: results of the passes that the trainer makes over a step before its update.
         names: of components; those not listed are called as their role.
@@ -59,7 +61,7 @@ def make_job_workers(
         workers = by_role.get(role.value.lower(), ())
         if not workers:
             continue
-        leased = leased_engines if role is Role.ROLLOUT else ()
+        leased = {Role.ROLLOUT: leased_engines, Role.JUDGE: range(len(workers))}.get(role, ())
         name = (names or {}).get(role, role.value.lower())
         components.append(
             Component(
@@ -72,4 +74,4 @@ def make_job_workers(
                 survivable=description.replaceable,
             )
         )
-    return JobWorkers(components=tuple(components))
+    return JobWorkers(components=tuple(components), judges_displace_engines=judges_displace_engines)

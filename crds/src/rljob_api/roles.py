@@ -44,8 +44,6 @@ class RoleTraits:
     """Whether it has gradients and an optimizer, and divides a mini-batch's samples over its processes."""
     has_own_model: bool = False
     """Whether its model is another than ``spec.model``: it is not in the memory estimate."""
-    keeps_devices: bool = False
-    """Whether it never leaves its devices, which therefore are its own."""
     publishes_weights: bool = False
     """Whether engines get their weights from it; its rank 0 gathers them."""
 
@@ -83,7 +81,7 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
         Role.TEACHER: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), has_own_model=True),
         Role.REWARD: RoleTraits(runs_on=RunsOn.CPU),
         Role.ENVIRONMENT: RoleTraits(runs_on=RunsOn.CPU_OR_HARDWARE),
-        Role.JUDGE: RoleTraits(runs_on=RunsOn.DEVICES, has_engine=True, has_own_model=True, keeps_devices=True),
+        Role.JUDGE: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), has_engine=True, has_own_model=True),
     }
 )
 """Every role, in the order in which ``mode: Auto`` names and places them."""

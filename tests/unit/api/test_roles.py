@@ -51,7 +51,7 @@ def test_offload_fields_are_fields_of_the_manifest() -> None:
 def test_traits_agree_with_each_other(role: Role) -> None:
     traits = TRAITS[role]
     assert traits.holds_model is (traits.runs_on is RunsOn.DEVICES) is not traits.takes_workers
-    assert bool(traits.offload_fields) is (traits.holds_model and not traits.keeps_devices)
+    assert bool(traits.offload_fields) is traits.holds_model
     assert not (traits.has_engine and traits.is_trained)
     assert traits.max_components is None or traits.max_components >= traits.min_components
     assert (role in AUTO_ROLES) is traits.is_auto_placed

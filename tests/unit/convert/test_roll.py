@@ -61,7 +61,7 @@ actor_infer:
 
     def test_rewards_become_one_component_with_the_sum_of_workers(self) -> None:
         spec = spec_of((cases.FOLDER / "roll-rlvr-full.yaml").read_text(), folder=cases.FOLDER)
-        assert component(spec, "reward")["placement"] == {"workers": 8 + 8 + 4}
+        assert component(spec, "reward")["placement"] == {"workers": 8 + 8 + 1}
         assert [reward["type"] for reward in spec["rewards"]] == ["Code", "MathRule", "LLMJudge"]
 
     @pytest.mark.parametrize(("ratio", "mapping"), [(0, "list(range(0,8))"), (1, "list(range(0,16))")])

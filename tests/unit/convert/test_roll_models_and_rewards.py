@@ -69,7 +69,13 @@ def test_a_reward_model_reads_what_the_policy_was_given_and_said() -> None:
     text = f"exp_name: a\nrewards: {{helpful: {{worker_cls: roll.pipeline.base_worker.RewardWorker, {model}}}}}"
     (reward,) = spec_of(text)["rewards"]
     assert (reward["type"], reward["rewardModel"]["template"]) == ("RewardModel", "{prompt}{response}")
-    assert reward["rewardModel"]["endpoint"]["model"] == "some/reward"
+    assert reward["rewardModel"]["component"] == "helpful_model"
+    served = component(spec_of(text), "helpful_model")
+    assert (served["role"], served["placement"], served["model"]) == (
+        "Judge",
+        {"deviceMapping": "list(range(4,8))"},
+        {"path": "some/reward"},
+    )
     assert "becomes a RewardModel" in notes(text, "rewards.helpful.worker_cls")[0].why
 
 
@@ -90,19 +96,52 @@ class TestJudges:
         assert "Secret rljob-secrets" in notes(text, "rewards.llm_judge.judge_api_key")[0].why
         assert "sk-secret-1" not in str(convert("roll", text))
 
-    @pytest.mark.parametrize("kind", ["inference", "cluster"])
-    def test_a_model_on_devices_is_to_be_served(self, kind: str) -> None:
+    def test_a_model_on_devices_becomes_a_judge_there(self) -> None:
         judge, text = self.judge(
-            f"judge_model_type: {kind}, judge_prompt: Qwen2.5-7B-Instruct-RLVR-prompt, model_args: {{model_name_or_path: some/judge}}, "
+            "judge_model_type: inference, judge_prompt: Qwen2.5-7B-Instruct-RLVR-prompt, model_args: {model_name_or_path: some/judge}, "
             "generating_args: {max_new_tokens: 100, top_p: 0.8, top_k: 50, temperature: 0.8, num_beams: 1, num_return_sequences: 1}, "
-            "device_mapping: 'list(range(4,8))'"
+            "strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.7, max_model_len: 8000, "
+            "tensor_parallel_size: 2, block_size: 16}}, device_mapping: 'list(range(0,4))'"
         )
-        assert judge["endpoint"] == {"url": "http://judge:8000/v1", "model": "some/judge"}
+        assert judge["component"] == "llm_judge_model"
         assert judge["sampling"] == {"temperature": 0.8, "top_p": 0.8, "top_k": 50, "max_tokens": 100}
+        spec = spec_of(text)
+        assert component(spec, "llm_judge_model") == {
+            "name": "llm_judge_model",
+            "role": "Judge",
+            "placement": {"deviceMapping": "list(range(0,4))", "devicesPerWorker": 2},
+            "model": {"path": "some/judge"},
+            "engine": {"tensorParallelSize": 2, "memoryFraction": 0.7, "extraArgs": {"max_model_len": 8000}},
+        }
+        assert component(spec, "reward")["placement"] == {"workers": 1}
+        assert notes(text, "rewards.llm_judge.strategy_args.strategy_config.block_size")[0].kind is NoteKind.DROPPED
+
+    def test_rewards_of_a_cluster_ask_its_one_model(self) -> None:
+        worker = f"worker_cls: {WORKERS}.llm_judge_reward_worker.LLMJudgeRewardWorker, judge_model_type: cluster, world_size: 4"
+        model = "reward_model: {model_args: {model_name_or_path: some/judge}, device_mapping: '[6, 7]', num_gpus_per_worker: 2}"
+        spec = spec_of(f"exp_name: a\nrewards: {{one: {{{worker}}}, two: {{{worker}}}}}\n{model}")
+        assert [reward["judge"]["component"] for reward in spec["rewards"]] == ["reward_model"] * 2
+        assert component(spec, "reward_model")["placement"] == {"deviceMapping": "[6, 7]", "devicesPerWorker": 2}
+        assert component(spec, "reward")["placement"] == {"workers": 8}
+
+    def test_models_that_judge_on_the_same_devices_share_their_memory(self) -> None:
+        def reward(fraction: float) -> str:
+            engine = f"strategy_args: {{strategy_config: {{gpu_memory_utilization: {fraction}}}}}"
+            model = "model_args: {model_name_or_path: some/reward}, device_mapping: 'list(range(0,4))'"
+            return f"{{worker_cls: roll.pipeline.base_worker.RewardWorker, {model}, {engine}}}"
+
+        text = f"exp_name: a\nrewards: {{one: {reward(0.8)}, two: {reward(0.3)}}}"
+        spec = spec_of(text)
+        assert [component(spec, f"{name}_model")["engine"]["memoryFraction"] for name in ("one", "two")] == [0.45, 0.3]
+        (note,) = notes(text, "rewards.one.strategy_args.strategy_config.gpu_memory_utilization")
+        assert "becomes 0.45" in note.why
+
+    def test_a_model_whose_devices_are_not_named_is_to_be_served(self) -> None:
+        judge, text = self.judge("judge_model_type: inference, model_args: {model_name_or_path: some/judge}")
+        assert judge["endpoint"] == {"url": "http://judge:8000/v1", "model": "some/judge"}
         (note,) = notes(text, "rewards.llm_judge.judge_model_type")
         assert (note.kind, "has to be served" in note.why) == (NoteKind.ASSUMED, True)
         assert "vllm serve some/judge" in note.remedy
-        assert component(spec_of(text), "reward")["placement"] == {"workers": 4}
 
     def test_each_of_many_processes_may_ask(self) -> None:
         assert "limits" not in self.judge("world_size: 64")[0]

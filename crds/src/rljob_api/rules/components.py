@@ -40,14 +40,6 @@ def _own_models(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(f"{path}.model", None, f"a {component.role} has spec.model", "remove it")
 
 
-def _devices_of_their_own(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
-    for index, component in enumerate(plan.components):
-        if TRAITS[component.role].keeps_devices and component.shares_devices_with:
-            problem = f"gives {component.name} devices that {', '.join(component.shares_devices_with)} also uses, and it never leaves them"
-            remedy = "place it on devices of its own, or serve its model elsewhere and name it in judge.endpoint"
-            yield _error(f"spec.components[{index}].placement", None, problem, remedy)
-
-
 def _measured(spec: RLJobSpec) -> Iterator[FieldError]:
     if spec.measured is not None and all(c.placement.mode is not PlacementChoice.AUTO for c in spec.components):
         problem = "has no effect, no component has placement: {mode: Auto}"
@@ -105,7 +97,6 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     _on_cpu_alone,
-    _devices_of_their_own,
     _hardware_roles,
     _partial,
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
 from rljob_api.vocabulary import KLPlacement
@@ -86,8 +87,8 @@ def _without_rewards(spec: RLJobSpec) -> Iterator[FieldError]:
 def _host_memory(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """Shares of host memory follow from the size of ``spec.model``."""
     limit = spec.offload.host_memory_bytes
-    for component in plan.with_role(Role.TEACHER):
-        if limit is not None and component.shares_devices_with:
+    for component in plan.components:
+        if limit is not None and component.shares_devices_with and TRAITS[component.role].has_own_model:
             problem = (
                 f"is divided among components by the size of spec.model, and {component.name} on shared devices has a model of its own"
             )

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.planning.environment import device_type, node_group
 from rljob_api.planning.plan import Plan
 from rljob_api.rules.pods import environments
 from rljob_api.rules.secret_names import looks_secret
-from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.components import Engine, Role
 from rljob_api.v1alpha1.data import Reward
 from rljob_api.v1alpha1.judges import Judge, JudgeEndpoint, JudgeParser, RewardModel
+from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import RewardType
 
@@ -191,5 +193,26 @@ def _shares(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_judges, _servers)
 """Rules between fields, each independent of the others."""
 
-PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_shares,)
+
+def _together(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Judges that share an accelerator are on it at the same time: a response is scored by all of them."""
+    on: dict[int, list[tuple[int, float]]] = {}
+    for index, component in spec.with_role(Role.JUDGE):
+        engine = component.engine or Engine()
+        for process in plan.components[index].processes:
+            if engine.kv_cache_bytes is None and device_type(node_group(spec, plan, process)) is not DeviceType.CPU:
+                for device in process.devices:
+                    on.setdefault(device, []).append((index, engine.memory_fraction))
+    reported: set[int] = set()
+    for sharing in on.values():
+        total, (index, fraction) = sum(fraction for _, fraction in sharing), sharing[-1]
+        if total > 1 and index not in reported:
+            reported.add(index)
+            names = " and ".join(spec.components[i].name for i, _ in sharing)
+            problem = f"is too much: {names} score at the same time on the same devices, and take {total:.2f} of their memory together"
+            remedy = f"write {0.9 / len(sharing):.2f} or less for each, or place them on different devices"
+            yield _error(f"spec.components[{index}].engine.memoryFraction", fraction, problem, remedy)
+
+
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_shares, _together)
 """Rules that need to know how many processes there are."""

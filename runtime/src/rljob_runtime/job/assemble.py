@@ -37,6 +37,7 @@ from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
 from rljob_runtime.loop.evaluation import Evaluation
+from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.episodes import Environments
@@ -44,6 +45,7 @@ from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.overlap.reward_router import RewardRouter
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.scheduler import RolloutConfig, RolloutScheduler, ScoreResponses
+from rljob_runtime.overlap.scoring_gate import ScoringGate
 from rljob_runtime.overlap.tasks import TaskOrder
 from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.packed import RewardBatch
@@ -81,6 +83,8 @@ class _Job:
     """Of an agentic job."""
     score: ScoreResponses | None
     """None where environments score."""
+    gate: ScoringGate | None
+    """In front of what judges on shared devices score."""
     preparing: list[Pending]
     """Calls of reward workers, under way."""
 
@@ -91,7 +95,15 @@ class _Job:
         tokenizer = await asyncio.to_thread(load_tokenizer, with_folders(spec, sources.here))
         environments = await episodes.environments(spec, workers, reporter)
         score = None if environments else _router(spec, workers).score if spec.rewards else unscored
-        return cls(spec=spec, workers=workers, tokenizer=tokenizer, environments=environments, score=score, preparing=preparing)
+        gate = None
+        if score is not None and workers.leased_judges:
+            gate = ScoringGate(score)
+            score = gate.score
+        return cls(spec=spec, workers=workers, tokenizer=tokenizer, environments=environments, score=score, gate=gate, preparing=preparing)
+
+    def judging(self, fleet: EngineFleet) -> Judging | None:
+        """When judges on shared devices score; None where there are none."""
+        return None if self.gate is None else Judging(workers=self.workers, gate=self.gate, fleet=fleet)
 
     def source(self) -> PromptSource | TaskOrder:
         """Training prompts, from the first one on. Reads files."""
@@ -157,6 +169,7 @@ async def assemble(
         validator=await asyncio.to_thread(job.validator, scheduler.fleet) if spec.validation.every_steps else None,
         checkpoints=store,
         journal=journal,
+        judging=job.judging(scheduler.fleet),
         reporter=reporter,
     )
     await gather_all(job.preparing, IO_TIMEOUT_S)
@@ -183,6 +196,7 @@ async def assemble_evaluation(spec: RLJobSpec, workers: JobWorkers, reporter: Re
         validator=validator,
         reporter=reporter,
         decode=partial(decode, job.tokenizer),
+        judging=job.judging(fleet),
         router=None if job.environments is None else job.environments.router,
     )
 

@@ -89,11 +89,17 @@ def device_uses(spec: RLJobSpec, plan: Plan) -> Callable[[PlannedComponent, Plan
 
 
 def start_stages(spec: RLJobSpec, plan: Plan) -> list[list[PlannedComponent]]:
-    """Components that start together, stage by stage: a single stage unless an engine has to measure what others left free."""
+    """Components that start together, stage by stage: a single stage unless an engine has to measure what others left free.
+
+    A server on shared devices measures that, too, and leaves as soon as it is up: it starts alone, behind the policies.
+    """
     if not switches(spec, plan):
         return [list(plan.components)]
-    stages = sorted({ROLES[component.role].start_stage for component in plan.components})
-    return [[c for c in plan.components if ROLES[c.role].start_stage == stage] for stage in stages]
+    early = [component for component in plan.components if ROLES[component.role].start_stage == 0]
+    first = [component for component in early if not ROLES[component.role].serves]
+    alone = [component for component in early if ROLES[component.role].serves and component.shares_devices_with]
+    last = [component for component in plan.components if component not in (*first, *alone)]
+    return [stage for stage in (first, *([component] for component in alone), last) if stage]
 
 
 async def release_devices(

@@ -22,6 +22,7 @@ from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.planning.sync_routes import chosen_backend
 from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.cluster.replaceable import ReplaceableWorker
@@ -154,7 +155,13 @@ def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Work
         components=tuple(_component(spec, c, running[c.name], leases) for c in plan.components),
         arbiter=leases.arbiter,
         sync_backend=chosen_backend(spec, plan),
+        judges_displace_engines=_judges_displace_engines(plan),
     )
+
+
+def _judges_displace_engines(plan: Plan) -> bool:
+    engines = {device for component in plan.with_role(Role.ROLLOUT) for device in component.device_set()}
+    return any(engines & component.device_set() for component in plan.with_role(Role.JUDGE))
 
 
 def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Worker], leases: device_sharing.DeviceLeases) -> Component:

@@ -242,7 +242,8 @@ def _models_of_nodes(spec: RLJobSpec, plan: Plan, sources: ModelSources) -> dict
     shared = {named.path for named in _named(spec) if named.component is None}
     wanted: dict[int, set[str]] = {}
     for component in plan.components:
-        if ROLES[component.role].state_kinds or ROLES[component.role].reads_model:
+        role = ROLES[component.role]
+        if (role.state_kinds and not role.serves) or role.reads_model:
             paths = {own[component.name]} if component.name in own else shared
             for process in component.processes:
                 wanted.setdefault(process.node_rank, set()).update(paths)

@@ -120,7 +120,7 @@ class RoleDescription:
     forgets: str | None = None
     """Method, given seconds, that ends what such a worker does for the loop that broke off."""
     serves: bool = False
-    """Whether its workers serve HTTP (``serve``) to others of the job, with a key of their component."""
+    """Whether its workers serve HTTP (``serve``) to others of the job, with a key of their component. They bring their model themselves."""
     closes: bool = False
     """Whether its workers end processes of their own, and are asked to (``close``) before they are ended."""
     says: str | None = None
@@ -199,7 +199,14 @@ def _reward_settings(context: WorkerContext) -> WorkerSettings:
 def _server_settings(context: WorkerContext) -> WorkerSettings:
     component = worker_settings.component_spec(context.spec, context.component.name)
     log_file = context.log_dir / f"{component.name}-{context.process.rank}-server.log"
-    server = vllm_server(context.spec, component, on_cpu=context.on_cpu, num_threads=context.num_threads, log_file=log_file)
+    server = vllm_server(
+        context.spec,
+        component,
+        on_cpu=context.on_cpu,
+        num_threads=context.num_threads,
+        log_file=log_file,
+        releases_devices=context.devices.releases,
+    )
     return WorkerSettings(factory=server.factory, kwargs=server.kwargs, environment=server.env)
 
 
@@ -273,7 +280,16 @@ ROLES: Mapping[Role, RoleDescription] = {
         forgets="clear",
     ),
     Role.REWARD: RoleDescription(settings=_reward_settings, closes=True, says="describe_sandbox"),
-    Role.JUDGE: RoleDescription(settings=_server_settings, serves=True, stays=True, closes=True),
+    Role.JUDGE: RoleDescription(
+        settings=_server_settings,
+        state_kinds=frozenset({StateKind.PARAMS}),
+        lease=LeaseUnit.COMPONENT,
+        start_stage=0,
+        phase="scores of step {step}",
+        serves=True,
+        stays=True,
+        closes=True,
+    ),
     Role.ENVIRONMENT: RoleDescription(settings=_environment_settings, closes=True, reads_model=True, replaceable=True),
 }
 """Every role that a job may have today; a test compares it with what validation admits."""

@@ -21,6 +21,7 @@
 | validation under way     | its responses and rewards      | training.stepTimeoutSeconds          | the last one scored     |
 | train_step               | all trainer and critic ranks   | training.stepTimeoutSeconds          | the slowest rank        |
 | publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
+| judging                  | scores under way               | of each question, times its retries  | the last one's answer   |
 | workers' watch           | the end of a worker            | the whole run                        | a dead process          |
 
 Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. With more, engines go on while the trainer
@@ -34,10 +35,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rljob_runtime.cluster.host import collect_settled
 from rljob_runtime.cluster.protocol import gather_all
@@ -45,7 +46,9 @@ from rljob_runtime.errors import Evicted, Interrupted, WorkerLostError
 from rljob_runtime.journal.writing import Journal, NoJournal
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
+from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.step_metrics import generated_tokens, group_metrics, rollout_metrics
+from rljob_runtime.loop.step_times import StepTimes
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.updates import Updates
 from rljob_runtime.loop.watching import run_beside, watch_workers
@@ -61,6 +64,8 @@ from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 IO_TIMEOUT_S = 1800.0
 """Deadline of writing or reading a checkpoint or a model on the trainer's side."""
+READY_S = 0.05
+"""For a batch that is whole to be taken."""
 LOOK_S = 1.0
 """How often a wait for a validation looks whether engines are left."""
 NO_DEADLINE_S = 366 * 24 * 3600.0
@@ -100,40 +105,9 @@ class Parts:
     validator: Validator | None = None
     checkpoints: Checkpoints
     journal: Journal = field(default_factory=NoJournal)
+    judging: Judging | None = None
+    """None: no judge shares devices."""
     reporter: Reporter
-
-
-@dataclass(slots=True)
-class _Times:
-    """Readings of the clock in one step, each phase's end."""
-
-    started_s: float
-    generated_s: float = 0.0
-    taken_s: float = 0.0
-    ready_s: float = 0.0
-    """Engines that share devices have released them."""
-    scored_s: float = 0.0
-    trained_s: float = 0.0
-    saved_s: float = 0.0
-    validated_s: float = 0.0
-    synced_s: float = 0.0
-
-    def phases(self) -> list[tuple[str, str, float, float]]:
-        """Lane, phase, start and end of each."""
-        return [
-            ("rollout", "generate", self.started_s, self.generated_s),
-            ("rewards", "reward", self.generated_s, self.taken_s),
-            ("trainer", "score", self.ready_s, self.scored_s),
-            ("trainer", "train", self.scored_s, self.trained_s),
-            ("trainer", "checkpoint", self.trained_s, self.saved_s),
-            ("rollout", "validate", self.saved_s, self.validated_s),
-            ("weights", "sync", self.validated_s, self.synced_s),
-        ]
-
-    def metrics(self) -> dict[str, float]:
-        """Seconds of the step and of each phase; a validation reports its own time, most of which runs beside the training."""
-        seconds = {f"time/{phase}_s": end - start for _, phase, start, end in self.phases() if phase != "validate"}
-        return {"time/step_s": self.synced_s - self.started_s} | seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +138,8 @@ class Driver:
         self._saved_step = start_step if start_step else -1
         self._step_ended_s = 0.0
         self._validating: asyncio.Task[Validated] | None = None
+        self._displaced = False
+        """Whether judges have been on the engines' devices since the last sync."""
 
     async def run(self) -> None:
         """Train to the last step.
@@ -213,7 +189,8 @@ class Driver:
     async def _generate(self, outcome: _Outcome) -> list[Group] | None:
         """The next batch, or None when the run is to stop.
 
-        Engines give up their devices half-way, with what they have sampled, when one of them has to be replaced on devices that it shares.
+        Engines give up their devices half-way, with what they have sampled, when one of them has to be replaced on devices that it shares,
+        and for judges.
         """
         groups: list[Group] | None = None
         while True:
@@ -224,15 +201,25 @@ class Driver:
                     outcome.taken_s = time.monotonic()
                 if groups is None and self._stop.is_set():
                     return None
-                if groups is None:
-                    continue
-                if not self._leased_engines:
+                if groups is not None and not self._leased_engines:
                     return groups
-                outcome.probe = await self._probe(self._step)
+                if groups is not None or self._awaits_scores:  # the engines leave
+                    outcome.probe = outcome.probe or await self._probe(self._step)
+                validated = await self._end_validation() if groups is not None else None
+            if groups is None and self._displaced:
+                groups = await self._take(READY_S)
+                outcome.taken_s = time.monotonic()
+            if groups is not None and validated is None and (self._validating is None or self._validating.done()):
                 validated = await self._end_validation()
-                if validated is not None:
-                    outcome.validated = validated
-                    return groups
+            if groups is not None and validated is not None:
+                outcome.validated = validated
+                return groups
+
+    @property
+    def _awaits_scores(self) -> bool:
+        """Whether the engines leave their devices for judges."""
+        judging = self._parts.judging
+        return judging is not None and judging.awaited and not self._parts.supervisor.wanted.is_set()
 
     @property
     def _leased_engines(self) -> tuple[int, ...]:
@@ -241,22 +228,29 @@ class Driver:
 
     @asynccontextmanager
     async def _generating(self) -> AsyncIterator[None]:
-        """All engines can answer inside the block; afterwards those that share devices with others run nothing."""
-        scheduler = self._parts.scheduler
+        """All engines can answer inside the block; afterwards those that share devices with others run nothing.
+
+        Judges score in the block, or, on devices of engines, after it.
+        """
+        scheduler, judging = self._parts.scheduler, self._parts.judging
         async with AsyncExitStack() as leases:
             while True:
-                if self._parts.supervisor.wanted.is_set():
-                    await self._publish(self._step, again=True)  # others dropped their weights when they left the devices for it
+                if self._displaced or self._parts.supervisor.wanted.is_set():
+                    await self._publish(self._step, again=True)  # they dropped their weights when they left the devices
                 try:
                     await leases.enter_async_context(self._parts.workers.generating(self._step + 1))
                     break
                 except WorkerLostError as error:
                     if not self._parts.supervisor.replaces(error):
                         raise
+            if judging is not None:
+                await leases.enter_async_context(judging.beside(self._step + 1))
             scheduler.resume(self._leased_engines)
             yield
             await scheduler.pause(self._leased_engines, f"training of step {self._step + 1}", at_once=self._stop.is_set())
         await self._parts.supervisor.free_devices()
+        if judging is not None and not self._stop.is_set() and (self._step < self._config.total_steps or self._validating is not None):
+            self._displaced |= await judging.phase(self._step + 1)
 
     async def _publish_first(self) -> None:
         """Serve the starting weights, so that a resumed run samples from what it resumed."""
@@ -286,6 +280,7 @@ class Driver:
                 if not parts.supervisor.replaces(error):
                     raise
             else:
+                self._displaced = False
                 return report
 
     async def _begin_generating(self) -> None:
@@ -307,8 +302,8 @@ class Driver:
             self._parts.reporter.event(warning, Level.WARNING)
         return report
 
-    async def _take(self) -> list[Group] | None:
-        """The next batch, or None when the run is to stop or an engine needs its shared devices to itself."""
+    async def _take(self, at_most_s: float | None = None) -> list[Group] | None:
+        """The next batch, or None: the run is to stop, an engine or judges need shared devices, or ``at_most_s`` have passed."""
         take = asyncio.ensure_future(
             self._parts.scheduler.buffer.take(
                 self._config.groups_per_step,
@@ -317,9 +312,11 @@ class Driver:
                 what=f"batch of step {self._step + 1}",
             )
         )
-        breaks = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._parts.supervisor.wanted)]
+        breaks: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._parts.supervisor.wanted)]
+        if (judging := self._parts.judging) is not None:
+            breaks.append(asyncio.ensure_future(judging.wanted(self._is_generated)))
         try:
-            await asyncio.wait({take, *breaks}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({take, *breaks}, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set() or not take.done():
                 return None
             return take.result()
@@ -327,13 +324,17 @@ class Driver:
             for task in (take, *breaks):
                 task.cancel()
 
+    def _is_generated(self) -> bool:
+        """Whether a batch lacks nothing but scores."""
+        return self._parts.scheduler.num_generated >= self._config.groups_per_step
+
     async def _train_on(self, groups: list[Group], outcome: _Outcome) -> None:
         """One step: score, train, checkpoint when due, publish, let the next batch begin, report.
 
         ``outcome`` has what was found while the engines had the devices.
         """
         version = self._step
-        times = _Times(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
+        times = StepTimes(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
         probing = None  # must pass before anything is kept
         if not self._leased_engines:
             probing = asyncio.ensure_future(self._probe(version))
@@ -352,7 +353,8 @@ class Driver:
         due = every and self._step % every == 0 and self._step < self._config.total_steps
         checkpoint = await self._write_checkpoint() if due else None
         times.saved_s = time.monotonic()
-        outcome.validated |= await self._end_validation() or {}  # each version is validated whole
+        async with self._judged():
+            outcome.validated |= await self._end_validation() or {}  # each version is validated whole
         times.validated_s = time.monotonic()
         outcome.sync = await self._publish(self._step)
         times.synced_s = self._step_ended_s = time.monotonic()
@@ -368,6 +370,11 @@ class Driver:
         await asyncio.to_thread(_let_go, groups, prepared, fleet.num_running + fleet.num_waiting)
         await self._complete(checkpoint)
 
+    def _judged(self) -> AbstractAsyncContextManager[None]:
+        """The validation under way can be scored inside the block, where judges share devices with others than engines."""
+        judging = self._parts.judging
+        return nullcontext() if judging is None or self._validating is None else judging.beside(self._step)
+
     def _begin_validation(self) -> None:
         """Validate the weights just published, when due, beside whatever follows."""
         if self._parts.validator is not None and self._validation_due and self._validating is None:
@@ -379,7 +386,7 @@ class Driver:
         return validator is not None and validator.config.due(self._step, last=self._config.total_steps)
 
     async def _end_validation(self) -> dict[str, float] | None:
-        """Metrics of the validation under way; empty when there is none, or none can end; None: an engine has to be replaced first."""
+        """Metrics of the validation under way; empty when there is none, or none can end; None: an engine or judges need the devices."""
         if self._validating is None:
             return {}
         parts = self._parts
@@ -387,7 +394,7 @@ class Driver:
             await asyncio.wait({self._validating}, timeout=LOOK_S)
             if self._validating.done():
                 break
-            if parts.supervisor.wanted.is_set():
+            if parts.supervisor.wanted.is_set() or (parts.judging is not None and parts.judging.holds_up):
                 return None
             if parts.publisher.is_awaited and not parts.scheduler.fleet.serves:
                 self._validating.cancel()
@@ -406,10 +413,12 @@ class Driver:
             async with self._generating():
                 self._begin_validation()
                 metrics = await self._end_validation()
+            if metrics is None and self._validating is not None and self._validating.done():
+                metrics = await self._end_validation()
             if metrics is not None:
                 return metrics
 
-    async def _report(self, groups: list[Group], outcome: _Outcome, prepared: Prepared, times: _Times) -> None:
+    async def _report(self, groups: list[Group], outcome: _Outcome, prepared: Prepared, times: StepTimes) -> None:
         reporter, counters = self._parts.reporter, self._parts.scheduler.take_counters()
         self._parts.journal.reported(self._step)
         if problem := self._parts.journal.take_problem():

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 
+from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.watching import run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
 from rljob_runtime.overlap.environment_router import EnvironmentRouter
 from rljob_runtime.overlap.fleet import EngineFleet
-from rljob_runtime.overlap.validation import Validator
+from rljob_runtime.overlap.validation import Validated, Validator
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report import Decode, Reporter
 
@@ -38,9 +39,15 @@ class Evaluation:
         validator: Validator,
         reporter: Reporter,
         decode: Decode,
+        judging: Judging | None = None,
         router: EnvironmentRouter | None = None,
     ) -> None:
-        """Wire the parts; ``decode`` makes texts of the responses that are kept to be read, ``router`` where episodes are played."""
+        """Wire the parts.
+
+        ``decode`` makes texts of the responses that are kept to be read, ``judging`` is there where judges share devices, ``router`` where
+        episodes are played.
+        """
+        self._judging = judging
         self._router = router
         self._workers = workers
         self._fleet = fleet
@@ -62,7 +69,25 @@ class Evaluation:
             await run_beside(self._validate(), beside)
 
     async def _validate(self) -> None:
-        async with self._workers.generating(0):
-            validated = await self._validator.run(0)
+        validated = await self._validated()
         self._reporter.record(StepRecord(step=0, version=0, metrics=validated.metrics))
         await asyncio.to_thread(self._reporter.trajectories, 0, validated.trajectories, self._decode)
+
+    async def _validated(self) -> Validated:
+        """Responses and, beside or after them, their scores."""
+        judging = self._judging
+        if judging is None:
+            async with self._workers.generating(0):
+                return await self._validator.run(0)
+        validating = asyncio.ensure_future(self._validator.run(0))
+        try:
+            async with self._workers.generating(0), judging.beside(0):
+                wanted = asyncio.ensure_future(judging.wanted())
+                try:
+                    await asyncio.wait({validating, wanted}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    wanted.cancel()
+            await judging.phase(0)
+            return await validating
+        finally:
+            validating.cancel()

@@ -3,6 +3,7 @@
 ::
 
     generating(n)        engines hold the devices they share: weights and KV cache; engines on devices of their own never wait
+    judging(n)           judges and reward models hold the devices they share
     component.leased(n)  that component holds its devices with all its state: scoring, an update, a checkpoint
     syncing(n)           trainer and engines hold theirs together, with weights alone
 
@@ -76,6 +77,8 @@ class JobWorkers:
     """Arbiter of the devices that several components share; None: there are none."""
     sync_backend: SyncBackend = SyncBackend.OBJECT_STORE
     """How weights reach the engines from where the trainer's rank 0 is."""
+    judges_displace_engines: bool = False
+    """Whether a judge uses a device of an engine."""
 
     def with_role(self, role: Role) -> tuple[Component, ...]:
         """All components of a role."""
@@ -113,6 +116,11 @@ class JobWorkers:
         return tuple(worker for component in self.with_role(Role.ENVIRONMENT) for worker in component.workers)
 
     @property
+    def leased_judges(self) -> tuple[Component, ...]:
+        """Judges that share devices."""
+        return tuple(component for component in self.with_role(Role.JUDGE) if component.group.shares_devices)
+
+    @property
     def leased_engines(self) -> tuple[int, ...]:
         """Indexes of the engines that release their devices while other components compute there."""
         leased: list[int] = []
@@ -133,6 +141,14 @@ class JobWorkers:
         async with AsyncExitStack() as leases:
             for rollout in self.with_role(Role.ROLLOUT):
                 await leases.enter_async_context(rollout.leased(step))
+            yield
+
+    @asynccontextmanager
+    async def judging(self, step: int) -> AsyncIterator[None]:
+        """All judges can answer inside the block."""
+        async with AsyncExitStack() as leases:
+            for judge in self.leased_judges:
+                await leases.enter_async_context(judge.leased(step))
             yield
 
     @asynccontextmanager

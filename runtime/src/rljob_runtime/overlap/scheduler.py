@@ -164,6 +164,7 @@ class RolloutScheduler:
         """Of groups that are not in the buffer yet."""
         self._room = asyncio.Event()
         self._scoring: set[asyncio.Task[None]] = set()
+        self._unscored = 0
         self._scoring_failed: asyncio.Future[None] | None = None
         self._counters = RolloutCounters()
         self._filtered_in_row: list[float] = []
@@ -186,6 +187,11 @@ class RolloutScheduler:
     def unfinished(self) -> Collection[int]:
         """Ids of the groups that were admitted and are neither trained nor released."""
         return self._prompts.in_flight
+
+    @property
+    def num_generated(self) -> int:
+        """Groups of which everything is generated and that were not taken yet, scored or not."""
+        return self._unscored + len(self.buffer)
 
     def restore(self, recovered: Recovered) -> None:
         """Go on with what an earlier attempt had finished; once, before :meth:`run`."""
@@ -351,6 +357,7 @@ class RolloutScheduler:
         if complete and self._score is None:
             self._sort_out_all(complete)
         elif complete:
+            self._unscored += len(complete)
             task = asyncio.create_task(self._score_groups(complete))
             self._scoring.add(task)
             task.add_done_callback(self._scored)
@@ -381,6 +388,7 @@ class RolloutScheduler:
         self._counters.reward_s += now_s() - started
         for (group, index, _), result in zip(members, results, strict=True):
             group.rewards[index] = result
+        self._unscored -= len(groups)
         self._sort_out_all(groups)
 
     def _sort_out_all(self, groups: Sequence[_OpenGroup]) -> None:

@@ -91,7 +91,12 @@ class Job:
     def _start(self, planned_component: Any, process: Any) -> None:
         role = planned_component.role
         is_engine = role is Role.ROLLOUT
-        kinds = {Role.TRAINER: (PARAMS, GRADS, OPTIMIZER, OTHER), Role.REFERENCE: (PARAMS, OTHER), Role.ROLLOUT: (PARAMS, KV)}.get(role, ())
+        kinds = {
+            Role.TRAINER: (PARAMS, GRADS, OPTIMIZER, OTHER),
+            Role.REFERENCE: (PARAMS, OTHER),
+            Role.ROLLOUT: (PARAMS, KV),
+            Role.JUDGE: (PARAMS,),
+        }.get(role, ())
         held: dict[str, int] = {}
         for need in self.needs(planned_component, process).states if self.needs is not None and kinds else ():
             held[need.kind] = held.get(need.kind, 0) + need.num_bytes
@@ -189,6 +194,31 @@ def test_policies_that_share_nothing_are_no_clients() -> None:
     )
     _, clients = leased(spec, plan)
     assert set(clients) == {"ref", "infer-0"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "clients", "displaces"),
+    [
+        ("0", [["train"], ["judge"], ["infer", "reward"]], {"train", "judge"}, False),
+        ("1", [["train"], ["judge"], ["infer", "reward"]], {"infer-0", "judge"}, True),
+        ("0-1", [["train"], ["judge"], ["infer", "reward"]], {"train", "infer-0", "judge"}, True),
+        ("3", [["infer", "judge", "reward", "train"]], set(), False),
+    ],
+)
+def test_a_judge_on_shared_devices_starts_alone_and_is_a_client(
+    ranks: str, stages: list[list[str]], clients: set[str], displaces: bool
+) -> None:
+    model = {"model": {"path": "owner/judge"}}
+    judge = component("judge", "Judge", ranks, **model)
+    spec, plan = planned(
+        document(component("train", "Trainer", "0"), component("infer", "Rollout", "1"), judge, offload={"residency": "Switching"})
+    )
+    assert [sorted(c.name for c in stage) for stage in device_sharing.start_stages(spec, plan)] == stages
+    assert [use.releases for use in use_of(spec, plan, "judge")] == [ranks != "3"] * len(plan.component("judge").processes)
+    workers, found = leased(spec, plan)
+    assert set(found) == clients
+    assert workers.judges_displace_engines is displaces
+    assert [judge.group.name for judge in workers.leased_judges] == ["judge"] * (ranks != "3")
 
 
 def test_engines_that_share_a_device_among_themselves_alone_need_no_lease() -> None:

@@ -27,7 +27,8 @@ def test_a_description_is_consistent(role: Role) -> None:
     assert description.rederived_kinds <= description.state_kinds
     assert description.trains == (description.checkpoint_folder is not None), "what is trained is saved"
     assert not description.scorings or on_devices
-    assert description.process_group == (description.lease is LeaseUnit.COMPONENT), "collectives compute under one lease"
+    collective = description.lease is LeaseUnit.COMPONENT and not description.serves
+    assert description.process_group == collective, "collectives compute under one lease"
     assert "{step}" in description.phase or not on_devices
 
 

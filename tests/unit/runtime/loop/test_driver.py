@@ -16,11 +16,14 @@ from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.loop.driver import Driver, LoopConfig
+from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.replacement import ReplacementLimits
 from rljob_runtime.loop.supervisor import EngineSupervisor, SharedDevices
 from rljob_runtime.overlap.scheduler import RolloutScheduler
+from rljob_runtime.overlap.scoring_gate import ScoringGate
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
-from rljob_runtime.records import GenerationRequest, Sampling
+from rljob_runtime.packed import RewardBatch
+from rljob_runtime.records import GenerationRequest, RewardResult, Sampling
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig
@@ -64,6 +67,9 @@ class Run:
     leased_engines: tuple[int, ...] = ()
     leases: list[str] = field(default_factory=list)
     validation: ValidationConfig | None = None
+    judges: str = ""
+    """Devices that judges share: of ``engines``, or of ``others``; empty: there are no judges."""
+    scores: ScriptedRewards = field(default_factory=ScriptedRewards)
     goes_on: bool = False
     """Whether something may be in the folder, without a checkpoint."""
     stall_timeout_s: float = 60.0
@@ -101,10 +107,15 @@ class Run:
             shared=SharedDevices(engines=frozenset(self.leased_engines), forget=forget, clear=clear, settle=settle),
         )
 
-    def validator(self, scheduler: RolloutScheduler) -> Validator:
+    def validator(self, scheduler: RolloutScheduler, gate: ScoringGate | None) -> Validator:
         assert self.validation is not None
-        prompts = CountingPrompts().next(3)
-        return Validator(fleet=scheduler.fleet, prompts=prompts, score=ScriptedRewards().score, config=self.validation)
+        prompts, score = CountingPrompts().next(3), ScriptedRewards().score if gate is None else gate.score
+        return Validator(fleet=scheduler.fleet, prompts=prompts, score=score, config=self.validation)
+
+    async def scored(self, batch: RewardBatch) -> list[RewardResult]:
+        """Written down between the leases."""
+        self.leases.append("scores")
+        return await self.scores.score(batch)
 
     def drive(self) -> None:
         asyncio.run(self._drive())
@@ -120,6 +131,15 @@ class Run:
         engines = [self.engine, *self.others]
         with Reporter(folder, INFO, _nowhere(), resumed_step=start or None, packages={}, ticker=False) as reporter:
             supervisor = self.supervisor(reporter)
+            gate = ScoringGate(self.scored) if self.judges else None
+            workers = make_job_workers(
+                trainer=[self.trainer],
+                rollout=engines,
+                leased_engines=self.leased_engines,
+                judge=[ServingEngine("judge-0")] if self.judges else [],
+                judges_displace_engines=self.judges == "engines",
+                log=self.leases,
+            )
             scheduler = make_scheduler(
                 engines,
                 make_gate(BATCH, self.lag, STEPS, version=start),
@@ -129,15 +149,17 @@ class Run:
                 first_prompt=first_prompt,
                 done=done,
                 on_lost=supervisor.lost,
+                score=self.scores.score if gate is None else gate.score,
             )
             scheduler.restore(opened.recovered)
             parts = make_parts(
-                make_job_workers(trainer=[self.trainer], rollout=engines, leased_engines=self.leased_engines, log=self.leases),
+                workers,
                 scheduler,
                 supervisor,
                 reporter,
                 probe=PROBE,
-                validator=self.validator(scheduler) if self.validation is not None else None,
+                validator=self.validator(scheduler, gate) if self.validation is not None else None,
+                judging=None if gate is None else Judging(workers=workers, gate=gate, fleet=scheduler.fleet),
                 checkpoints=self.store if self.shared else NoCheckpoints(),
                 journal=opened.journal,
             )
@@ -177,6 +199,72 @@ def test_engines_on_the_trainers_devices_release_them_while_it_works_and_the_oth
     assert len(asked["engine-1"]) >= 1
     assert all(0 <= m["staleness/max"] <= 1 for m in run.metrics())
     assert all(m["time/engine_pause_s"] >= 0 for m in run.metrics())
+
+
+def inner(leases: list[str], name: str) -> list[list[str]]:
+    """What happened inside each lease of a group for scoring or generation."""
+    found: list[list[str]] = []
+    for entry in leases:
+        if entry.startswith(f"{name}: ") and entry.endswith(" begins"):
+            found.append([])
+        elif entry.startswith(f"{name}: ") and entry.endswith(" ends"):
+            found.append(["end"])
+        elif found:
+            found[-1].append(entry)
+    return [entries for entries in found if entries[:1] != ["end"]]
+
+
+def phases(leases: list[str]) -> list[str]:
+    """Leases in the order of their beginnings, without their steps, and scores."""
+    begun = [entry.removesuffix(" begins") for entry in leases if not entry.endswith(" ends")]
+    return [entry.split(" for ")[0].split(" of ")[0].split(" after ")[0] for entry in begun]
+
+
+GENERATION, SCORES, TRAINING = "rollout: generation", "judge: scores", "trainer: training"
+SYNC = ["trainer: weight sync", "rollout: weight sync"]
+
+
+def test_judges_on_the_engines_devices_score_when_all_is_generated(tmp_path: Path) -> None:
+    run = Run(tmp_path, leased_engines=(0,), judges="engines")
+    run.drive()
+    found = phases(run.leases)
+    assert set(found[: found.index(GENERATION)]) == set(SYNC)
+    step = [GENERATION, SCORES, *["scores"] * found[: found.index(TRAINING)].count("scores"), TRAINING, *SYNC]
+    assert found == [*SYNC, *step * STEPS, GENERATION, TRAINING]
+    assert all("rollout" not in entry for entries in inner(run.leases, "judge") for entry in entries[: entries.index("scores")])
+    assert len(run.metrics()) == STEPS
+
+
+def test_judges_on_the_engines_devices_come_again_for_what_replaces_a_dropped_group(tmp_path: Path) -> None:
+    """The engines have dropped their weights for the judge, so that these are sent once more."""
+    run = Run(tmp_path, leased_engines=(0,), judges="engines", scores=ScriptedRewards(lambda name: name.startswith("1/")))
+    run.drive()
+    found = [entry for entry in phases(run.leases) if entry != "scores"]
+    again = [GENERATION, SCORES, *SYNC, GENERATION, SCORES, TRAINING]
+    assert found[len(SYNC) : len(SYNC) + len(again)] == again
+    assert len(run.metrics()) == STEPS
+    assert sum(m["rollout/groups_dropped"] for m in run.metrics()) == 1
+
+
+def test_judges_beside_the_engines_score_while_these_generate(tmp_path: Path) -> None:
+    run = Run(tmp_path, leased_engines=(0,), judges="others")
+    run.drive()
+    found = [entry for entry in phases(run.leases) if entry != "scores"]
+    assert found == [*SYNC, *[GENERATION, SCORES, TRAINING, *SYNC] * STEPS, GENERATION, SCORES, TRAINING]
+    held = ""
+    for entry in run.leases:
+        assert entry != "scores" or held == "judge"
+        held = entry.split(":")[0] if entry.endswith("begins") else "" if entry.startswith("judge") else held
+
+
+@pytest.mark.parametrize(("judges", "leased", "lag"), [("engines", (0,), 0), ("engines", (0,), 1), ("others", (0,), 0), ("others", (), 1)])
+def test_a_validation_is_scored_wherever_judges_are(tmp_path: Path, judges: str, leased: tuple[int, ...], lag: float) -> None:
+    validation = replace(VALIDATION, every_steps=1)
+    others = [ServingEngine("engine-1", seed=3)] if leased and lag else []
+    run = Run(tmp_path, leased_engines=leased, judges=judges, lag=lag, validation=validation, others=others)
+    run.drive()
+    assert [m["validation/prompts"] for m in run.metrics()] == [3.0] * STEPS
+    assert all(0 <= m["staleness/max"] <= lag for m in run.metrics())
 
 
 def test_engines_begin_before_the_trainer_scores_the_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

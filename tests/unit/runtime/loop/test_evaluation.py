@@ -12,12 +12,14 @@ import pytest
 
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.loop.evaluation import Evaluation
+from rljob_runtime.loop.judging import Judging
 from rljob_runtime.loop.replacement import ReplacementLimits
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.overlap.environment_router import EnvironmentRouter
 from rljob_runtime.overlap.episodes import EnvironmentRules, Environments
 from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
 from rljob_runtime.overlap.routing import Capacity
+from rljob_runtime.overlap.scoring_gate import ScoringGate
 from rljob_runtime.overlap.tasks import VALIDATION, TaskOrder
 from rljob_runtime.overlap.validation import ValidationConfig, Validator
 from rljob_runtime.records import Sampling
@@ -52,8 +54,13 @@ class WatchedEngine(ScriptedEngine):
         await asyncio.Event().wait()
 
 
-def evaluate(folder: Path, *engines: WatchedEngine, restarts: int = 0, games: ScriptedEnvironments | None = None) -> tuple[str, list[str]]:
-    """Run one to its end, with episodes where there are ``games``; what was displayed, and the leases."""
+def evaluate(
+    folder: Path, *engines: WatchedEngine, restarts: int = 0, games: ScriptedEnvironments | None = None, judges: str = ""
+) -> tuple[str, list[str]]:
+    """Run one to its end, with episodes where there are ``games``; what was displayed, and the leases.
+
+    ``judges`` share devices with ``engines``, or with others.
+    """
     out, log = io.StringIO(), list[str]()
     info = RunInfo(job_name="job", model="m", algorithm="validation only", devices="-", total_steps=0, seed=0, spec_yaml="a: 1\n")
     display = PlainDisplay(out, clock=lambda: 0.0, every_s=1.0)
@@ -71,14 +78,17 @@ def evaluate(folder: Path, *engines: WatchedEngine, restarts: int = 0, games: Sc
         config = FleetConfig(capacities=(Capacity(slots=2),) * len(made), stall_timeout_s=10.0)
         fleet = EngineFleet(made, config=config, on_lost=supervisor.lost)
         supervisor.connect(fleet, None)
-        validator = Validator(fleet=fleet, prompts=CountingPrompts().next(3), score=ScriptedRewards().score, config=CONFIG)
+        gate = ScoringGate(ScriptedRewards().score)
+        score = gate.score if judges else ScriptedRewards().score
+        validator = Validator(fleet=fleet, prompts=CountingPrompts().next(3), score=score, config=CONFIG)
         router = None
         if games is not None:
             router = EnvironmentRouter([games], timeouts_s={"lake": 10.0})  # type: ignore[list-item]
             played = Environments(router=router, rules={"lake": EnvironmentRules()})
             validator = Validator(fleet=fleet, prompts=TASKS, environments=played, config=CONFIG)
         with Reporter(RunFolder.open(folder, FolderMode.NEW), info, display, packages={}, ticker=False) as reporter:
-            workers = make_job_workers(rollout=made, log=log)
+            asked = [WatchedEngine("judge-0")] if judges else []
+            workers = make_job_workers(rollout=made, judge=asked, judges_displace_engines=judges == "engines", log=log)
             evaluation = Evaluation(
                 workers=workers,
                 fleet=fleet,
@@ -86,6 +96,7 @@ def evaluate(folder: Path, *engines: WatchedEngine, restarts: int = 0, games: Sc
                 validator=validator,
                 reporter=reporter,
                 decode=first_ids if router is None else no_texts,
+                judging=Judging(workers=workers, gate=gate, fleet=fleet) if judges else None,
                 router=router,
             )
             await evaluation.run()
@@ -115,6 +126,16 @@ def test_every_prompt_is_answered_once_and_the_scores_are_everywhere(tmp_path: P
     assert sorted((row["group_id"], row["sample_index"]) for row in kept) == [(group, index) for group in range(3) for index in range(2)]
     assert {(row["version_first"], row["version_last"]) for row in kept} == {(0, 0)}
     assert "best to worst, from trajectories/step-000000.jsonl" in report
+
+
+@pytest.mark.parametrize("judges", ["engines", "others"])
+def test_judges_on_shared_devices_score_after_the_engines_or_beside_them(tmp_path: Path, judges: str) -> None:
+    _, leases = evaluate(tmp_path / "run", WatchedEngine(), judges=judges)
+    engines = ["rollout: generation for step 0 begins", "rollout: generation for step 0 ends"]
+    scores = ["judge: scores of step 0 begins", "judge: scores of step 0 ends"]
+    assert leases == ([*engines, *scores] if judges == "engines" else [engines[0], *scores, engines[1]])
+    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (row["validation/prompts"], row["validation/errors"]) == (3, 0)
 
 
 def test_another_engine_takes_over_and_without_one_the_run_fails(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rljob_api import paths
 from rljob_convert.common import SECRET_NAME, Section, compact
+from rljob_convert.roll.judge_places import SERVED
 from rljob_convert.source import Source
 
 WORKER, DOMAIN = "LLMJudgeRewardWorker", "llm_judge"
@@ -41,14 +42,17 @@ def is_judge(worker: str, domain: str) -> bool:
     return worker == WORKER or (not worker and domain == DOMAIN)
 
 
-def judge_reward(source: Source, where: paths.Parts, num_workers: int) -> Section:
-    """Type and judge of a reward that ``num_workers`` processes compute, each of which may ask at any time."""
+def judge_reward(source: Source, where: paths.Parts, num_workers: int, component: str | None) -> Section:
+    """Type and judge of a reward that ``num_workers`` processes compute, each of which may ask at any time.
+
+    ``component`` serves its model; None: it is served elsewhere.
+    """
     kind = source.choice(_TYPES, *where, "judge_model_type") or _API
     _note_prompt(source, where)
-    endpoint = _endpoint(source, where, kind)
+    asked = _asked(source, where, kind, component)
     parser = {"pattern": "(?i)yes", "values": {"yes": 1.0}, "otherwise": 0.0}
     sampling = _sampling(source, where, kind)
-    judge = {"endpoint": endpoint, "template": _TEMPLATE, "sampling": sampling, "parser": parser}
+    judge = {**asked, "template": _TEMPLATE, "sampling": sampling, "parser": parser}
     if num_workers > IN_FLIGHT:
         judge["limits"] = {"inFlight": num_workers}
     return {"type": "LLMJudge", "judge": judge}
@@ -59,12 +63,21 @@ def is_reward_model(worker: str) -> bool:
     return worker == MODEL_WORKER
 
 
-def model_reward(source: Source, where: paths.Parts, num_workers: int) -> Section:
-    """Type and model of such a reward: it reads prompt and response as the policy does."""
+def judging_section(source: Source, where: tuple[str, ...], domain: str) -> tuple[str, ...] | None:
+    """The section of the model on devices that a reward asks; None: it asks none of the file's."""
+    worker = str(source.peek(*where, "worker_cls") or "").rsplit(".", 1)[-1]
+    kind = source.peek(*where, "judge_model_type")
+    if is_reward_model(worker) or (is_judge(worker, domain) and kind == "inference"):
+        return where
+    return SERVED if is_judge(worker, domain) and kind == "cluster" else None
+
+
+def model_reward(source: Source, where: paths.Parts, num_workers: int, component: str | None) -> Section:
+    """Type and model of such a reward: it reads prompt and response as the policy does; arguments as of :func:`judge_reward`."""
     at = (*where, "worker_cls")
     why = "becomes a RewardModel, whose server gets the text of prompt and response where ROLL passes the policy's token ids"
     source.differs(at, why, "check that the model has the policy's tokenizer, or write rewardModel.template")
-    section: Section = {"endpoint": _endpoint(source, where, "inference"), "template": "{prompt}{response}"}
+    section: Section = {**_asked(source, where, "inference", component), "template": "{prompt}{response}"}
     if num_workers > IN_FLIGHT:
         section["limits"] = {"inFlight": num_workers}
     return {"type": "RewardModel", "rewardModel": section}
@@ -80,6 +93,15 @@ def key_variables(source: Source, where: paths.Parts) -> list[Section]:
     return [{"name": KEY_VARIABLE, "valueFrom": {"secretKeyRef": {"name": SECRET_NAME, "key": KEY_VARIABLE}}}]
 
 
+def _asked(source: Source, where: paths.Parts, kind: str, component: str | None) -> Section:
+    if component is None:
+        return {"endpoint": _endpoint(source, where, kind)}
+    own = (*where, "model_args", "model_name_or_path")
+    if source.has(*own) and source.peek(*own) == source.peek(*SERVED, *own[-2:]):
+        source.take(*own)
+    return {"component": component}
+
+
 def _endpoint(source: Source, where: paths.Parts, kind: str) -> Section:
     if kind == _API:
         url_at, model_at = (*where, "judge_api_url"), (*where, "judge_model_name")
@@ -89,8 +111,8 @@ def _endpoint(source: Source, where: paths.Parts, kind: str) -> Section:
         return compact({"url": url, "model": model, "apiKeyEnv": key})
     model_at = (*where, "model_args", "model_name_or_path")
     model = source.text(*model_at, limit=256) or source.assume(model_at, "judge", "the file names no model", "set judge.endpoint.model")
-    why = "the judge's model has to be served beside the job: RLJob's judges share no devices with other components"
-    remedy = f"run `vllm serve {model}` and set judge.endpoint.url, or add a component with role Judge on devices of its own"
+    why = "the judge's model has to be served beside the job: the file does not say on which devices"
+    remedy = f"run `vllm serve {model}` and set judge.endpoint.url, or add a component with role Judge"
     source.assume((*where, "judge_model_type"), SERVED_URL, why, remedy)
     return {"url": SERVED_URL, "model": model}
 

@@ -61,7 +61,7 @@ def convert(source: Source, name: str | None) -> Section:
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
         "data": None if is_agentic else _data(source, validates=validated > 0),
-        "rewards": None if is_agentic else _rewards(source, placed.num_reward_workers, is_measured=is_measured),
+        "rewards": None if is_agentic else _rewards(source, placed, is_measured=is_measured),
         "environments": environments.environments(source, numbers, validates=validated > 0) if is_agentic else None,
         "algorithm": compact({**without_repeats(source, learning, generation), "offPolicy": correction}),
         "rollout": generation,
@@ -77,8 +77,8 @@ def convert(source: Source, name: str | None) -> Section:
     return common.manifest(job, spec)
 
 
-def _rewards(source: Source, num_workers: int, *, is_measured: bool) -> list[Section]:
-    found = rewards(source, num_workers)
+def _rewards(source: Source, placed: Placed, *, is_measured: bool) -> list[Section]:
+    found = rewards(source, placed.num_reward_workers, placed.judges)
     return measuring(source, found) if is_measured else found
 
 

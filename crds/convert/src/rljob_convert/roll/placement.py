@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api import paths
@@ -13,7 +13,8 @@ from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
 from rljob_convert.roll.distillation import Distilled
-from rljob_convert.roll.judges import key_variables
+from rljob_convert.roll.judge_places import SERVED, JudgeModel, fraction_limits, judge_component
+from rljob_convert.roll.judges import judging_section, key_variables
 from rljob_convert.source import Source
 
 GROUP = "gpu"
@@ -38,6 +39,8 @@ class Placed:
     num_reward_workers: int
     sharing: frozenset[str]
     """Roles that have a device in common with others."""
+    judges: Mapping[tuple[str, ...], str]
+    """Components that serve the models of rewards, by the rewards' places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,12 @@ def place(
         components.append(_component(source, "critic", "Critic", mapped["critic"]))
     elif source.keys("critic"):
         source.drop(("critic",), "only adv_estimator gae has a critic")
-    components += _cpu_components(source, is_agentic=is_agentic)
+    judges = {} if is_agentic else _judges(source)
+    models = list({model.name: model for model in judges.values()}.values())
+    limits = fraction_limits(models)
+    components += [judge_component(source, model, limits.get(model.name)) for model in models]
+    mapped |= {model.name: _Mapping(text=model.mapping, devices=model.devices) for model in models}
+    components += _cpu_components(source, judges, is_agentic=is_agentic)
     groups = [_node_group(source, [device for mapping in mapped.values() for device in mapping.devices])]
     secrets = [variable for component in components for variable in component.pop("_secrets", [])]
     _group_env(source, groups, secrets)
@@ -83,6 +91,7 @@ def place(
         num_engines=len(rollout.devices) // size,
         num_reward_workers=sum(c["placement"]["workers"] for c in components if c["role"] == "Reward"),
         sharing=sharing,
+        judges={where: model.name for where, model in judges.items()},
     )
 
 
@@ -242,7 +251,20 @@ def _reference(source: Source, trainer: _Mapping, *, needs_reference: bool) -> _
     return None
 
 
-def _cpu_components(source: Source, *, is_agentic: bool) -> list[Section]:
+def _judges(source: Source) -> dict[tuple[str, ...], JudgeModel]:
+    """Models on devices that rewards ask, by the rewards' places; rewards of type ``cluster`` ask one together."""
+    found: dict[tuple[str, ...], JudgeModel] = {}
+    for where in reward_places(source):
+        section = judging_section(source, where, where[-1])
+        mapping = None if section is None else _mapping(source, *section)
+        if section is not None and mapping is not None and mapping.devices:
+            taken = {model.name for model in found.values() if model.where != section}
+            name = common.component_name("reward_model" if section == SERVED else f"{section[-1]}_model", taken)
+            found[where] = JudgeModel(name=name, where=section, mapping=mapping.text, devices=mapping.devices)
+    return found
+
+
+def _cpu_components(source: Source, judges: Mapping[tuple[str, ...], JudgeModel], *, is_agentic: bool) -> list[Section]:
     if is_agentic:
         for key in ("reward", "rewards"):
             if source.has(key):
@@ -250,7 +272,8 @@ def _cpu_components(source: Source, *, is_agentic: bool) -> list[Section]:
                 source.drop((key,), why, "call a judge that is served elsewhere from the environment")
         return [_environment_component(source)]
     components: list[Section] = []
-    counts = [_reward_workers(source, where) for where in reward_places(source)]
+    asking = {where for where, model in judges.items() if model.where == where}
+    counts = [1 if where in asking else _reward_workers(source, where) for where in reward_places(source)]
     if source.keys("reward"):
         counts.append(_reward_workers(source, ("reward",)))
     if len(counts) > 1:
@@ -289,7 +312,6 @@ def _reward_workers(source: Source, where: paths.Parts) -> int:
     source.differs(
         (*where, "device_mapping"),
         f"RLJob's rewards run on CPU: {workers} CPU workers instead, and these devices are free",
-        "serve a judge's model there, and set judge.endpoint.url to its address",
     )
     if source.has(*where, "world_size"):
         source.drop((*where, "world_size"), f"ROLL overwrites it with devices / devices per worker = {workers}")

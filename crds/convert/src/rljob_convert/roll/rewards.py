@@ -53,14 +53,17 @@ def chooses_by_tag(source: Source) -> bool:
     return len(reward_places(source)) > 1
 
 
-def rewards(source: Source, num_workers: int) -> list[Section]:
-    """The rewards; one that no verifier of RLJob's computes is a Function to write. ``num_workers`` processes compute them."""
+def rewards(source: Source, num_workers: int, judges: Mapping[tuple[str, ...], str]) -> list[Section]:
+    """The rewards; one that no verifier of RLJob's computes is a Function to write.
+
+    ``num_workers`` processes compute them, ``judges`` are components that serve the models of some, by their place.
+    """
     result: list[Section] = []
     by_tag = chooses_by_tag(source)
     for where in reward_places(source):
         domain = str(where[-1])
         name = common.label(domain, "reward", (reward["name"] for reward in result))
-        reward = _reward(source, where, domain, name, num_workers)
+        reward = _reward(source, where, domain, name, num_workers, judges.get(where))
         tags = _tags(source, where, by_tag=by_tag)
         result.append(compact({"name": name, "type": reward["type"], "sources": tags, **reward}))
     if not result:
@@ -69,14 +72,14 @@ def rewards(source: Source, num_workers: int) -> list[Section]:
     return result
 
 
-def _reward(source: Source, where: paths.Parts, domain: str, name: str, num_workers: int) -> Section:
+def _reward(source: Source, where: paths.Parts, domain: str, name: str, num_workers: int, judge: str | None) -> Section:
     worker = source.text(*where, "worker_cls", limit=512)
     at = where if worker is None else (*where, "worker_cls")
     kind = _DOMAINS.get(domain, "") if worker is None else worker.rsplit(".", 1)[-1]
     if is_judge(kind, domain):
-        return judge_reward(source, where, num_workers)
+        return judge_reward(source, where, num_workers, judge)
     if is_reward_model(kind):
-        return model_reward(source, where, num_workers)
+        return model_reward(source, where, num_workers, judge)
     rule = _WORKERS.get(kind)
     if rule is not None:
         source.differs(at, f"{kind} becomes {rule.type}: {rule.differs}", "check the scores of rljob.rewards")

@@ -1,6 +1,7 @@
 """vLLM's own OpenAI-compatible server as a worker: the model of a judge, or a reward model, on devices of the job.
 
-The server is a process of its own (``server_child.py`` ends it with this worker); whoever has its key may ask it.
+The server is a process of its own (``server_child.py`` ends it with this worker); whoever has its key may ask it. Where it shares devices
+it gives its memory back as a whole, weights and cache: by vLLM's sleep (level 1: weights in host memory), on CPU by :mod:`.server_memory`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from rljob_runtime.errors import ModelError, StartupDeadlineError
+from rljob_runtime.errors import ModelError, OffloadError, StartupDeadlineError
+from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
 
+_CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
+"""Makes vLLM's server take calls that move its memory; the guard asks for the key there, too."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """Read by vLLM's server; a key among its arguments would be shown to every user of the node."""
 _CHILD = "rljob_runtime.engine.server_child"
@@ -25,6 +30,10 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 _POLL_S = 0.2
 _END_S = 20.0
 _SHOWN_CHARACTERS = 2000
+_MOVE_TIMEOUT_S = 600.0
+"""Of one call that moves memory; whoever asks for it has an earlier deadline."""
+_GUARD = "rljob_runtime.engine.vllm.server_guard.Guard"
+_EXTENSION = "rljob_runtime.engine.vllm.server_memory.MovableMemory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,10 @@ class ServerConfig:
     seed: int = 0
     classifies: bool = False
     """Whether it serves a classification model at ``/classify`` instead of completions."""
+    releases: bool = False
+    """Whether it gives its memory back when asked to."""
+    on_cpu: bool = False
+    """Whether CPU cores compute."""
     extra_args: Mapping[str, object] = field(default_factory=dict)
     """By vLLM's own names, with underscores."""
     log_file: Path
@@ -68,20 +81,25 @@ class ServerConfig:
             "enable_prefix_caching": self.enable_prefix_caching,
             "enforce_eager": self.enforce_eager or None,
             "seed": self.seed,
+            "middleware": _GUARD,
             **({"runner": "pooling", "convert": "classify"} if self.classifies else {}),
+            **({"worker_extension_cls": _EXTENSION} if self.releases else {}),
+            **({"enable_sleep_mode": True} if self.releases and not self.on_cpu else {}),
             **self.extra_args,
         }
         return [word for name, value in given.items() if value is not None for word in _option(name.replace("_", "-"), value)]
 
 
 class VllmServer:
-    """One engine behind HTTP."""
+    """One engine behind HTTP; nothing is asked of it while its memory is away."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Nothing starts before :meth:`serve`."""
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._served: tuple[str, str] | None = None
+        self._url = ""
+        self._is_away = False
 
     def serve(self, host: str, port: int, key: str, timeout_s: float) -> None:
         """Start the server and wait until it answers.
@@ -91,18 +109,70 @@ class VllmServer:
             StartupDeadlineError: it did not answer within ``timeout_s``.
         """
         command = [sys.executable, "-m", _CHILD, sys.executable, "-m", _SERVER, *self._config.arguments(host, port)]
+        env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self._config.releases else {})
         with self._config.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=os.environ | {KEY_VARIABLE: key}, start_new_session=True
-            )
-        self._wait_until_healthy(f"http://{host}:{port}/health", time.monotonic() + timeout_s, timeout_s)
-        self._served = (f"http://{host}:{port}/v1", key)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True)
+        self._url = f"http://{host}:{port}"
+        self._wait_until_healthy(f"{self._url}/health", time.monotonic() + timeout_s, timeout_s)
+        self._served = (f"{self._url}/v1", key)
 
     def served(self) -> tuple[str, str]:
         """Base URL and key, after :meth:`serve`."""
         if self._served is None:
             raise RuntimeError(f"{self._config.name}: served was called before serve")
         return self._served
+
+    def offload(self, kinds: Collection[StateKind]) -> SwitchReport:
+        """Give weights and cache back, once what is being answered has ended.
+
+        Raises:
+            OffloadError: the server did not do it; it is of no use any more.
+        """
+        calls = ("/reset_prefix_cache", _rpc("rljob_release")) if self._config.on_cpu else ("/sleep?level=1&mode=wait",)
+        return self._move("offload", calls if kinds and not self._is_away else (), is_away=bool(kinds) or self._is_away)
+
+    def load(self, kinds: Collection[StateKind]) -> SwitchReport:
+        """Take them again; errors as of :meth:`offload`."""
+        calls = (_rpc("rljob_restore"),) if self._config.on_cpu else ("/wake_up",)
+        return self._move("load", calls if kinds and self._is_away else (), is_away=self._is_away and not kinds)
+
+    def _move(self, direction: str, calls: Collection[str | tuple[str, str]], *, is_away: bool) -> SwitchReport:
+        before, begin = self._memory(), time.perf_counter()
+        for call in calls:
+            self._call(call)
+        elapsed_s, after = time.perf_counter() - begin, self._memory()
+        self._is_away = is_away
+        freed = {StateKind.PARAMS: abs(before.allocated_bytes - after.allocated_bytes)} if calls else {}
+        return SwitchReport(
+            direction=direction,
+            copied_bytes={} if self._config.on_cpu else _copied(freed, before, after),
+            freed_bytes=freed,
+            elapsed_s=elapsed_s,
+            before=before,
+            after=after,
+        )
+
+    def _memory(self) -> MemorySnapshot:
+        """Memory of the server's workers, summed."""
+        workers = self._call(_rpc("rljob_snapshot"))["results"]
+        return MemorySnapshot(**{f.name: sum(int(worker[f.name]) for worker in workers) for f in fields(MemorySnapshot)})
+
+    def _call(self, call: str | tuple[str, str]) -> Any:
+        """One of the server's calls: a path, or ``/collective_rpc`` with a method of its workers."""
+        path, method = call if isinstance(call, tuple) else (call, None)
+        body = b"" if method is None else json.dumps({"method": method}).encode()
+        _, key = self.served()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url + path, data=body, headers=headers, method="POST")
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_MOVE_TIMEOUT_S) as answer:
+                text = answer.read()
+        except OSError as error:  # also what is refused, and a connection that ends
+            what = method or path
+            raise OffloadError(
+                f"{self._config.name}: vLLM's server did not answer {what}: {error}; log: {self._config.log_file}"
+            ) from error
+        return json.loads(text) if text else None
 
     def close(self) -> None:
         """End the server; may be called twice."""
@@ -128,6 +198,15 @@ class VllmServer:
         said = config.log_file.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
         ended = f"vLLM's server for {config.model_path} ended with exit code {process.returncode}"
         raise ModelError(f"{config.name}: {ended}; log: {config.log_file}\n{said}")
+
+
+def _rpc(method: str) -> tuple[str, str]:
+    return "/collective_rpc", method
+
+
+def _copied(freed: Mapping[StateKind, int], before: MemorySnapshot, after: MemorySnapshot) -> dict[StateKind, int]:
+    """What travelled: the host's part of it; the cache is dropped."""
+    return {kind: abs(before.pinned_bytes - after.pinned_bytes) for kind in freed}
 
 
 def _is_healthy(url: str) -> bool:

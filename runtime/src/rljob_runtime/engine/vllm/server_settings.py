@@ -15,8 +15,10 @@ from rljob_runtime.engine.vllm.server import ServerConfig
 _FACTORY = "rljob_runtime.engine.vllm.server:VllmServer"
 
 
-def vllm_server(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, log_file: Path) -> EngineWorker:
-    """The worker of one engine; ``log_file`` receives what the server prints."""
+def vllm_server(
+    spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, log_file: Path, releases_devices: bool = False
+) -> EngineWorker:
+    """The worker of one engine; ``log_file`` receives what the server prints, ``releases_devices`` lets it leave its devices."""
     engine, model = component.engine or Engine(), component.model
     if model is None:
         raise ValueError(f"{component.name} has no model; validation lets no such component through")
@@ -34,10 +36,14 @@ def vllm_server(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_thre
         enforce_eager=engine.enforce_eager or on_cpu,
         seed=spec.seed,
         classifies=scores_by_class(spec, component.name),
+        releases=releases_devices,
+        on_cpu=on_cpu,
         extra_args=engine.extra_args,
         log_file=log_file,
     )
     env = {"VLLM_NO_USAGE_STATS": "1"}
     if on_cpu:  # threads are left unbound: several engines share the cores; nothing is compiled
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "TORCHDYNAMO_DISABLE": "1"}
+    if on_cpu and releases_devices:  # whose cache can be taken down and set up again
+        env |= {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     return EngineWorker(factory=_FACTORY, kwargs={"config": config}, env=env, concurrency=1)
