@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import Plan, PlannedComponent
-from rljob_api.planning.sync_routes import chosen_backend
+from rljob_api.planning.sync_routes import chosen_backend, chosen_senders
 from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import DeviceType
@@ -143,6 +143,7 @@ def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Work
         components=tuple(_component(spec, c, running[c.name], leases) for c in plan.components),
         arbiter=leases.arbiter,
         sync_backend=chosen_backend(spec, plan),
+        sync_senders=chosen_senders(spec, plan),
     )
 
 

@@ -76,6 +76,8 @@ class JobWorkers:
     """Arbiter of the devices that several components share; None: there are none."""
     sync_backend: SyncBackend = SyncBackend.OBJECT_STORE
     """How weights reach the engines from where the trainer's rank 0 is."""
+    sync_senders: tuple[int, ...] = (0,)
+    """Trainer ranks that pack and send them."""
 
     def with_role(self, role: Role) -> tuple[Component, ...]:
         """All components of a role."""
