@@ -27,6 +27,7 @@ from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.shared_memory import prefix_of, remove
+from rljob_runtime.weightsync.shares import bucket_bytes
 from rljob_runtime.weightsync.transport import Transport, TransportSettings
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
@@ -87,7 +88,7 @@ async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: P
         await trainer.call("take_model", mib << 20, timeout_s=TIMEOUT_S)
         row: dict[str, Any] = {"mib": mib, "memcpy_s": memcpy_s(mib << 20, repeat)}
         for name, (make, generates) in TRANSPORTS.items():
-            row[name] = await _syncs(trainer, engines, make, generates, mib << 20, repeat, changed=1.0, dense_above=None)
+            row[name] = await syncs([trainer], engines, make, generates, mib << 20, repeat)
         row["safetensors"] = await _fastest(lambda: _by_file(trainer, engines, folder), repeat)
         row["objects"] = await _fastest(lambda: _by_objects(trainer, engines), repeat)
         sizes.append(row)
@@ -97,31 +98,33 @@ async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: P
         row = {"changed": changed}
         for name, (make, generates) in TRANSPORTS.items():
             for kind, dense_above in (("dense", None), ("sparse", 1.0)):
-                row[f"{name}, {kind}"] = await _syncs(
-                    trainer, engines, make, generates, sparse_mib << 20, repeat, changed=changed, dense_above=dense_above
+                row[f"{name}, {kind}"] = await syncs(
+                    [trainer], engines, make, generates, sparse_mib << 20, repeat, changed=changed, dense_above=dense_above
                 )
         changes.append(row)
         sys.stderr.write(f"{changed:.1%}: " + ", ".join(f"{k} {v['seconds']:.3f} s" for k, v in row.items() if isinstance(v, dict)) + "\n")
     return {"sizes": sizes, "changes": changes}
 
 
-async def _syncs(
-    trainer: RayWorker,
+async def syncs(
+    trainers: list[RayWorker],
     engines: list[RayWorker],
     make: Callable[[TransportSettings], Transport],
     generates: bool,
     size_bytes: int,
     repeat: int,
     *,
-    changed: float,
-    dense_above: float | None,
+    changed: float = 1.0,
+    dense_above: float | None = None,
+    senders: tuple[int, ...] = (0,),
 ) -> dict[str, float]:
     """The fastest of some syncs, the first two of which are not counted; engines hold the same afterwards."""
-    transport = make(TransportSettings(run=f"bench{os.getpid()}", while_generating=generates, dense_above=dense_above))
+    settings = TransportSettings(run=f"bench{os.getpid()}", while_generating=generates, dense_above=dense_above, senders=senders)
+    transport = make(settings)
     publisher = WeightPublisher(
-        trainers=[trainer],
+        trainers=trainers,
         engines=engines,
-        manifest=plan_buckets(specs(size_bytes), BUCKET_BYTES),
+        manifest=plan_buckets(specs(size_bytes), bucket_bytes(size_bytes, BUCKET_BYTES, len(trainers))),
         transport=transport,
         timeout_s=TIMEOUT_S,
         probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
@@ -129,7 +132,7 @@ async def _syncs(
     )
     found = []
     for version in range(1, repeat + 3):
-        await trainer.call("step", changed, timeout_s=TIMEOUT_S)
+        await gather_all([trainer.start("step", changed) for trainer in trainers], TIMEOUT_S)
         report = await publisher.publish(version)
         found.append({"seconds": report.elapsed_s} | await publisher.measured(report))
     sums = await gather_all([engine.start("weights") for engine in engines], TIMEOUT_S)

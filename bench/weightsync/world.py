@@ -1,19 +1,23 @@
-"""A trainer of one rank and engines whose models are plain memory, each a process; all that lies between them is a job's."""
+"""Trainer ranks and engines whose models are plain memory, each a process; all that lies between them is a job's."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 
 from rljob_runtime.cluster.host import WorkerHost
 from rljob_runtime.cluster.ray_cluster import CALLS, WATCH, RayWorker
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
+from rljob_runtime.training.parallel import Layout, make_mesh
+from rljob_runtime.training.weights import pack_buckets
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import checksum, view
 from rljob_runtime.weightsync.transport import ByteArray, IncomingUpdate, Receiver, Sender, make_end
@@ -29,23 +33,31 @@ def specs(size_bytes: int) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 class Trainer:
-    """Packs what a step has changed."""
+    """Packs what a step has changed; several ranks hold rows of every tensor each, and gather them as a job's do."""
 
-    rank, world_size = 0, 1
-
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         """Without weights."""
         torch.set_num_threads(1)
+        self.rank, self.world_size = rank, world_size
         self._tensors: dict[str, torch.Tensor] = {}
+        self._model: _Rows | None = None
         self._sender: Sender | None = None
+
+    def join(self, host: str, port: int) -> None:
+        """The process group of all ranks."""
+        dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=self.rank, world_size=self.world_size)
 
     def take_model(self, size_bytes: int) -> None:
         """Weights of another size."""
         random = torch.Generator().manual_seed(0)
         self._tensors = {
-            name: torch.randint(-(2**15), 2**15, shape, generator=random, dtype=torch.int16).view(torch.bfloat16)
+            name: torch.randint(-(2**15), 2**15, shape, generator=random, dtype=torch.int16)
+            .view(torch.bfloat16)
+            .chunk(self.world_size)[self.rank]
             for name, _, shape in specs(size_bytes)
         }
+        if self.world_size > 1:
+            self._model = _Rows(self._tensors, Layout(mesh=make_mesh(torch.device("cpu"), 1)))
 
     def step(self, changed: float) -> None:
         """Change the lowest bit of a part of all numbers, evenly spread."""
@@ -53,8 +65,11 @@ class Trainer:
             bits = tensor.view(torch.int16).view(-1)
             bits[:: max(round(1 / changed), 1)] ^= 1
 
-    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
-        """As a trainer of one rank does."""
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+        """As a trainer rank does."""
+        if self._model is not None:
+            return pack_buckets(cast(Any, self._model), buckets, out)
+        bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         pack(bucket, self._tensors, out)
         return out
@@ -84,6 +99,26 @@ class Trainer:
     def objects(self) -> dict[str, torch.Tensor]:
         """All weights as objects, for Ray to pickle."""
         return self._tensors
+
+
+class _Rows:
+    """What the packing of a trainer rank asks of its model: parameters of which this rank has rows."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
+        """Tensors of all ranks together are the whole ones."""
+        self.layout = layout
+        self._parameters = [
+            (name, DTensor.from_local(tensor, layout.mesh, [Shard(0)], run_check=False)) for name, tensor in tensors.items()
+        ]
+
+    def named_parameters(self) -> Sequence[tuple[str, DTensor]]:
+        """In order of the model."""
+        return self._parameters
+
+    def get_submodule(self, name: str) -> torch.nn.Module:
+        """No layer has adapters."""
+        del name
+        return torch.nn.Identity()
 
 
 class Engine:
@@ -168,12 +203,31 @@ class Engine:
             np.copyto(self._weights[bucket.index], data)
 
 
-def start(kind: str, count: int, folder: Path) -> list[RayWorker]:
-    """Workers of a class of this module, each in a process."""
+def start(
+    kind: str,
+    count: int,
+    folder: Path,
+    *,
+    nodes: Sequence[str] = (),
+    settings: Sequence[Mapping[str, Any]] = (),
+    env: Mapping[str, str] | None = None,
+) -> list[RayWorker]:
+    """Workers of a class of this module, each in a process.
+
+    Args:
+        kind: of the class.
+        count: how many.
+        folder: for their logs; made where it is not there.
+        nodes: a Ray resource of the node of each, as many as workers; anywhere when empty.
+        settings: arguments of each; none when empty.
+        env: variables of their processes.
+    """
+    folder.mkdir(exist_ok=True)
     host = ray.remote(concurrency_groups={CALLS: 1, WATCH: 1})(WorkerHost)
-    names = [f"{kind}-{index}" for index in range(count)]
-    logs = [str(folder / f"{name}.log") for name in names]
-    return [
-        RayWorker(name, log, host.options(num_cpus=0).remote(name, f"{__name__}:{kind}", {}, {}, log))
-        for name, log in zip(names, logs, strict=True)
-    ]
+    workers = []
+    for index in range(count):
+        name, given = f"{kind}-{index}", dict(settings[index]) if settings else {}
+        log = str(folder / f"{name}.log")
+        made = host.options(num_cpus=0, resources={nodes[index]: 0.001} if nodes else {})
+        workers.append(RayWorker(name, log, made.remote(name, f"{__name__}:{kind}", given, dict(env or {}), log)))
+    return workers

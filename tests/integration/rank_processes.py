@@ -100,7 +100,7 @@ def packed_weights(worker: PolicyWorker, bucket_bytes: int = 50_000, *, adapters
     """What engines would get, or those that serve adapters, by name, on rank 0; empty elsewhere."""
     arrays: Arrays = {}
     for bucket in plan_buckets(worker.adapter_specs() if adapters else worker.weight_specs(), bucket_bytes).buckets:
-        data = worker.pack_bucket(bucket)
+        data = worker.pack_buckets({0: bucket})
         if data is not None:
             arrays |= {name: tensor.float().numpy().copy() for name, tensor in unpack(bucket, data)}
     return arrays

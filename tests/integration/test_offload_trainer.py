@@ -69,7 +69,7 @@ def trace(worker: PolicyWorker, between: Callable[[int], None]) -> list[str]:
         between(step)
         found.append(worker.compute_logprobs(*sequences(), 1.0).tobytes().hex())
         between(step)
-        packed = worker.pack_bucket(bucket)
+        packed = worker.pack_buckets({0: bucket})
         assert packed is not None
         found.append(packed.tobytes().hex())
         between(step)
@@ -100,7 +100,7 @@ def test_a_trained_worker_refuses_what_it_cannot_do(start: StartPolicy, tmp_path
     worker.train_step([batch_of(0)], 0)
     worker.offload([StateKind.OPTIMIZER])
     worker.compute_logprobs(*sequences(), 1.0)
-    worker.pack_bucket(bucket)
+    worker.pack_buckets({0: bucket})
     with pytest.raises(
         OffloadError, match=r"policy worker 0 of 1: train_step needs its state on cpu, but optimizer is Offloaded; load it first"
     ):
@@ -110,7 +110,7 @@ def test_a_trained_worker_refuses_what_it_cannot_do(start: StartPolicy, tmp_path
     uses: dict[str, Callable[[], object]] = {
         "train_step": lambda: worker.train_step([batch_of(0)], 0),
         "compute_logprobs": lambda: worker.compute_logprobs(*sequences(), 1.0),
-        "pack_bucket": lambda: worker.pack_bucket(bucket),
+        "pack_buckets": lambda: worker.pack_buckets({0: bucket}),
         "save_checkpoint": lambda: worker.save_checkpoint(tmp_path / "out"),
         "load_checkpoint": lambda: worker.load_checkpoint(tmp_path / "in"),
         "export_hf": lambda: worker.export_hf(tmp_path / "export"),

@@ -315,7 +315,7 @@ def test_packed_bytes_are_the_weights(start: StartPolicy, dtype: str) -> None:
     assert len(manifest.buckets) > 1
     received: dict[str, torch.Tensor] = {}
     for bucket in manifest.buckets:
-        data = worker.pack_bucket(bucket)
+        data = worker.pack_buckets({0: bucket})
         assert data is not None
         received |= {name: tensor.clone() for name, tensor in unpack(bucket, data)}
     expected = full_weights(worker)
@@ -343,7 +343,7 @@ def test_bucket_of_another_model_is_refused(start: StartPolicy) -> None:
     worker = start()
     (bucket,) = plan_buckets([("model.norm.weight", "float32", (25,))], 4096).buckets
     with pytest.raises(WeightSyncError, match=r"model.norm.weight \(25,\) is of shape \(24,\)"):
-        worker.pack_bucket(bucket)
+        worker.pack_buckets({0: bucket})
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])

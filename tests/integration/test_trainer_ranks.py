@@ -25,6 +25,8 @@ from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
+from rljob_runtime.weightsync.parcel import checksum
+from rljob_runtime.weightsync.shares import shared_out
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 from tests.support.trainers import VOCAB, save_model, tiny_qwen2
@@ -92,10 +94,21 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
 
         metrics = [worker.train_step([make_batch(rank, world_size, seed)], step=seed) for seed in range(2)]
         manifest = plan_buckets(worker.weight_specs(), bucket_bytes=6000)
+        checksums: dict[int, int] = {}
         for bucket in manifest.buckets:
-            data = worker.pack_bucket(bucket)
+            data = worker.pack_buckets({0: bucket})
             assert (data is not None) is (rank == 0)
             arrays |= {} if data is None else {f"packed/{name}": tensor.numpy().copy() for name, tensor in unpack(bucket, data)}
+        for part in shared_out(manifest, range(world_size)):  # each rank its own, several at the same time
+            data = worker.pack_buckets(part)
+            assert (data is not None) is (rank in part)
+            if data is not None:
+                own = part[rank]
+                checksums |= {own.index: checksum(data)}
+        for index, bucket in enumerate(manifest.buckets):
+            whole = worker.pack_buckets({index % world_size: bucket})
+            assert (whole is None) is (index not in checksums)
+            assert whole is None or checksum(whole) == checksums[index]
         arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[attr-defined]
         worker.save_checkpoint(out / "checkpoint")
         worker.export_hf(out / "export")

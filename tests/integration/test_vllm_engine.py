@@ -84,7 +84,7 @@ def push_shared(engine: VllmEngine, model: Qwen2ForCausalLM, version: int) -> No
         pack(bucket, tensors, data)
         return sealed(version, data, segments.shared(bucket.index % 2, bucket.size_bytes))
 
-    test = {"streams": True, "test": written(manifest.buckets[0])}
+    test = {"streams": True, "tests": [written(manifest.buckets[0])]}
     engine.prepare_receiver("rljob_runtime.weightsync.transports.shared_memory:SharedReceiver", test)
     engine.begin_update(manifest, version)
     for bucket in manifest.buckets:
@@ -147,7 +147,7 @@ def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(eng
     first = manifest.buckets[0]
     pack(first, weights(model), segments.array(0, first.size_bytes))
     parcel = sealed(old + 1, segments.array(0, first.size_bytes), segments.shared(0, first.size_bytes))
-    engine.prepare_receiver("rljob_runtime.weightsync.transports.shared_memory:SharedReceiver", {"streams": True, "test": parcel})
+    engine.prepare_receiver("rljob_runtime.weightsync.transports.shared_memory:SharedReceiver", {"streams": True, "tests": [parcel]})
     engine.begin_update(manifest, old + 1)
     engine.load_bucket(0, parcel)
     generated = engine.stats()["generated_tokens"]

@@ -104,7 +104,7 @@ async def loop(pair: Pair, arbiter: DeviceArbiter | None) -> list[Any]:
         (metrics,) = await trainer.call("train_step", [batch_of(step), batch_of(step + 100)], step)
         async with trainer.resident(WEIGHTS):
             (scored,) = await trainer.call("compute_logprobs", *sequences(), 1.0, include=WEIGHTS)
-            (packed,) = await trainer.call("pack_bucket", bucket, include=[StateKind.PARAMS])
+            (packed,) = await trainer.call("pack_buckets", {0: bucket}, include=[StateKind.PARAMS])
         found += [expected.tobytes(), metrics["train/grad_norm"].hex(), scored.tobytes(), packed.tobytes()]
         if step == 1:
             await trainer.offload_states()

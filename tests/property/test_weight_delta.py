@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ class Trainer:
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in self.tensors.items()]
 
-    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray:
+        bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         pack(bucket, self.tensors, out)
         return out
@@ -150,10 +151,10 @@ def encoded(changed: float, dense_above: float, dtype: torch.dtype = torch.bfloa
     trainer.tensors = {"weight": trainer._bits((100, 100)).view(dtype)}
     bucket = plan_buckets(trainer.specs, 2**20).buckets[0]
     encoder = DeltaEncoder(dense_above)
-    data, base = encoder.encode(4, bucket, trainer.pack_bucket(bucket))
+    data, base = encoder.encode(4, bucket, trainer.pack_buckets({0: bucket}))
     assert (data.size, base) == (bucket.size_bytes, None)
     trainer.tensors["weight"].view(trainer.integers)[: int(100 * changed)] ^= 1
-    data, base = encoder.encode(5, bucket, trainer.pack_bucket(bucket))
+    data, base = encoder.encode(5, bucket, trainer.pack_buckets({0: bucket}))
     return data.size, base, bucket.size_bytes
 
 
@@ -172,8 +173,8 @@ def test_an_engine_refuses_changes_of_weights_that_it_does_not_have() -> None:
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    first = sealed(1, *encoder.encode(1, bucket, trainer.pack_bucket(bucket))[:1])
-    data, base = encoder.encode(2, bucket, trainer.pack_bucket(bucket))
+    first = sealed(1, *encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[:1])
+    data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
     second = sealed(2, data, base=base)
     with pytest.raises(WeightSyncError, match="changes from weights v1 to v2, and this engine has none of it; send it whole"):
         images.apply(bucket, second)
@@ -190,9 +191,9 @@ def test_changed_bytes_of_a_sparse_bucket_are_found_before_they_are_applied() ->
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    before = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.pack_bucket(bucket))[0])).copy()
+    before = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[0])).copy()
     trainer.step(0.05)
-    data, base = encoder.encode(2, bucket, trainer.pack_bucket(bucket))
+    data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
     parcel = sealed(2, data, base=base)
     data[-1] ^= 1
     with pytest.raises(CorruptedWeightsError):

@@ -14,6 +14,7 @@ from rljob_api.planning.sync_routes import (
     TrainerLayout,
     Transport,
     chosen_backend,
+    chosen_senders,
     sync_plan,
     sync_plan_of,
 )
@@ -146,6 +147,57 @@ def test_object_store_sends_everything_from_rank_0_and_one_copy_to_a_node() -> N
     figures = routed.figures
     assert (figures.same_device, figures.same_node, figures.network) == (0, 0.5, 0.5)
     assert (figures.busiest_rank, figures.busiest_share, figures.ideal_share) == (0, 1.0, 0.25)
+
+
+def test_several_senders_share_whole_tensors_out_and_each_sends_its_part_once_to_a_node() -> None:
+    layout = engines((0, 1), (16, 17), (18, 19), (8, 9), tensor=2)
+    routed = sync_plan(SyncBackend.OBJECT_STORE, trainer(range(6, 10)), layout, senders=(0, 2))
+    near, far = Transport.SAME_NODE, Transport.NETWORK
+    found = {(r.source_rank, r.engine): (r.share, r.transport) for r in routed.routes()}
+    assert {key: transport for key, (_, transport) in found.items()} == {
+        **{(0, engine): transport for engine, transport in enumerate([near, far, near, far])},
+        **{(2, engine): transport for engine, transport in enumerate([far, far, near, near])},
+    }
+    assert {share for share, _ in found.values()} == {0.5}
+    assert (routed.figures.network, routed.figures.busiest_share) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sync", "senders"),
+    [
+        (1, {}, (0,)),
+        (1, {"senders": "Every"}, (0, 1, 2, 3)),
+        (2, {}, (0, 2)),
+        (2, {"senders": "Every"}, (0, 1, 2, 3)),
+        (2, {"senders": "First"}, (0,)),
+    ],
+)
+def test_auto_lets_one_rank_of_each_of_the_trainers_nodes_send(nodes: int, sync: dict[str, str], senders: tuple[int, ...]) -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": nodes, "devicesPerNode": 4 // nodes}, {"name": "b", "devicesPerNode": 1}]
+    document["spec"]["components"] = [
+        {"name": "actor_train", "role": "Trainer", "placement": {"nodeGroups": ["a"], "ranks": "0-3"}},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"nodeGroups": ["b"], "ranks": "0"}},
+        {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+    ]
+    document["spec"]["weightSync"] = sync
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
+    assert chosen_senders(spec, plan(spec)) == senders
+
+
+def test_shared_memory_has_senders_of_its_node_alone() -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": 2, "devicesPerNode": 3}]
+    document["spec"]["components"] = [
+        {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0-3"}},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "2"}},
+        {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+    ]
+    for sync, senders in (({}, (0,)), ({"senders": "Every"}, (0, 1, 2))):
+        document["spec"]["weightSync"] = sync
+        spec = RLJob.model_validate_json(json.dumps(document)).spec
+        assert chosen_backend(spec, plan(spec)) is SyncBackend.SHARED_MEMORY
+        assert chosen_senders(spec, plan(spec)) == senders
 
 
 @pytest.mark.parametrize(("nodes", "chosen"), [(1, SyncBackend.SHARED_MEMORY), (2, SyncBackend.OBJECT_STORE)])

@@ -19,16 +19,18 @@ SIZE = 32 << 20
 def test_engines_have_what_the_trainer_packs_and_count_what_travelled() -> None:
     trainer, engine, manifest = Trainer(), Engine(), plan_buckets(specs(SIZE), 8 << 20)
     trainer.take_model(SIZE)
-    trainer.prepare_sender(f"{STREAMED}:SharedSender", manifest, {"prefix": f"rljob-b{os.getpid()}-", "segments": 2, "dense_above": 1.0})
+    trainer.prepare_sender(
+        f"{STREAMED}:SharedSender", manifest, {"prefix": f"rljob-b{os.getpid()}-", "senders": (0,), "segments": 2, "dense_above": 1.0}
+    )
     test = trainer.send_weights(-1, 0)
-    engine.prepare_receiver(f"{STREAMED}:SharedReceiver", {"streams": True, "test": test, "sparse": True})
+    engine.prepare_receiver(f"{STREAMED}:SharedReceiver", {"streams": True, "tests": [test], "sparse": True})
     for version, changed in ((1, 1.0), (2, 0.01)):
         trainer.step(changed)
         engine.begin_update(manifest, version)
         for bucket in manifest.buckets:
             engine.load_bucket(bucket.index, trainer.send_weights(version, bucket.index))
         assert engine.finish_update(1.0, "recompute") == version
-        assert engine.weights() == [checksum(trainer.pack_bucket(bucket)) for bucket in manifest.buckets]
+        assert engine.weights() == [checksum(trainer.pack_buckets({0: bucket})) for bucket in manifest.buckets]
         assert engine.stats()["update_bytes"] == pytest.approx(SIZE if version == 1 else SIZE * 0.03, rel=0.01)
     trainer.close_sender()
 

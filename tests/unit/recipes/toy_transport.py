@@ -45,7 +45,7 @@ class WireSender:
 
     def send(self, version: int, part: int) -> None:
         for bucket in self._manifest.buckets:
-            data = self._source.pack_bucket(bucket)
+            data = self._source.pack_buckets({0: bucket})
             for wire in self._wires if data is not None else ():
                 WIRES[wire].put(data)
 

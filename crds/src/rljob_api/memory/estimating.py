@@ -36,6 +36,7 @@ from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import CriticNeeds, PolicyNeeds, ReferenceNeeds
 from rljob_api.memory.units import show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.planning.sync_routes import chosen_senders
 from rljob_api.quantities import rounded_down
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
@@ -228,6 +229,7 @@ class _Estimator:
         self._spec, self._plan, self._shape = spec, plan, shape
         self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
         self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
+        self._num_senders = len(chosen_senders(spec, plan))
         self._num_engines = sum(component.world_size for component in plan.with_role(Role.ROLLOUT))
 
     def device(self, situation: Situation) -> PoolEstimate | None:
@@ -318,7 +320,14 @@ class _Estimator:
                 on_cuda=_on_cuda(group),
                 limit_bytes=_bytes(group.device_memory) if _on_cuda(group) else None,
             ).needs()
-        policy = self._needs_of(component)(spec=self._spec, shape=self._shape, world_size=processes, on_cuda=_on_cuda(group), first=first)
+        policy = self._needs_of(component)(
+            spec=self._spec,
+            shape=self._shape,
+            world_size=processes,
+            on_cuda=_on_cuda(group),
+            first=first,
+            senders=self._num_senders,
+        )
         return policy.trained() if traits.is_trained else policy.frozen()
 
     def _needs_of(self, component: Component) -> type[PolicyNeeds]:

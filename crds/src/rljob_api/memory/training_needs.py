@@ -54,6 +54,8 @@ class PolicyNeeds:
     on_cuda: bool
     first: bool
     """Whether it is rank 0, which gathers weights to send them."""
+    senders: int = 1
+    """Trainer ranks that do; of several each is taken for one."""
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
@@ -332,9 +334,9 @@ class PolicyNeeds:
             size, count = 2 * bucket, "2 buckets"
         elif self.data == 1:
             size, count = bucket, "1 bucket"
-        else:  # own shards three times: cast, in one piece, padded; on rank 0 everybody's as well
-            size, count = 3 * ceil_div(bucket, self.data), f"3 / {self.data} buckets"
-            if self.first:
+        else:  # own shards of every sender's bucket three times: cast, in one piece, padded; on a sender everybody's of its own as well
+            size, count = 3 * self.senders * ceil_div(bucket, self.data), f"{3 * self.senders} / {self.data} buckets"
+            if self.first or self.senders > 1:
                 size, count = size + bucket, f"1 + {count}"
         formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
         return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)

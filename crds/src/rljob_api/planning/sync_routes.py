@@ -16,7 +16,8 @@ map (strided engines on the trainer's devices), the routes that stay on a device
 A shard here is whole: FSDP cuts it further over the replicas, which an all-gather undoes before it is sent. Parameters that are not
 cut, such as norms, travel with each engine shard's first piece; figures leave them out.
 
-SharedMemory and ObjectStore move whole tensors: all trainer ranks gather, rank 0 packs (:data:`PACKING_RANK`), every engine loads all.
+SharedMemory and ObjectStore move whole tensors: all trainer ranks gather, senders (:func:`chosen_senders`) pack their part of them, every
+engine loads all.
 
 Invariants: every engine shard gets every atom it needs exactly once (ONCE), from a rank that holds it (HELD). Time and memory grow with
 the routes, at most ``T/E + 2`` per engine device; whole tensors have one per engine.
@@ -33,13 +34,11 @@ from heapq import heapreplace
 from rljob_api.errors import PlacementError
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1.components import EngineType, Role
-from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, Senders, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CHECK = "D11"
 """Check id of every problem here."""
-PACKING_RANK = 0
-"""The one trainer rank that gives whole tensors to the object store, as the runtime's weight publisher does."""
 
 
 class Transport(StrEnum):
@@ -170,6 +169,8 @@ class SyncPlan:
     num_atoms: int
     """L."""
     figures: SyncFigures
+    senders: tuple[int, ...]
+    """Ranks that share whole tensors out among them."""
     sources: tuple[int, ...] = field(repr=False)
     """Source rank of every route in order, as many for each engine; empty for whole tensors, as the next."""
     transports: bytes = field(repr=False)
@@ -205,39 +206,46 @@ class SyncPlan:
                     )
 
     def _whole(self) -> Iterator[SyncRoute]:
-        """The store brings one copy to a node; further engines there read it, and so do those where it was packed."""
-        source = self.trainer.ranks[PACKING_RANK]
-        has_copy = {source.node_rank}
+        """From each sender its part. The store brings one copy to a node, which all engines there read, as do those where it was packed."""
+        present = {(rank, self.trainer.ranks[rank].node_rank) for rank in self.senders}
         for engine, devices in enumerate(self.engines.engines):
             node = devices[0].node_rank
-            yield SyncRoute(
-                source_rank=PACKING_RANK,
-                source=source,
-                engine=engine,
-                engine_shard=None,
-                stage=None,
-                first_atom=0,
-                end_atom=self.num_atoms,
-                share=1.0,
-                transport=Transport.SAME_NODE if node in has_copy else Transport.NETWORK,
-            )
-            has_copy.add(node)
+            for rank in self.senders:
+                yield SyncRoute(
+                    source_rank=rank,
+                    source=self.trainer.ranks[rank],
+                    engine=engine,
+                    engine_shard=None,
+                    stage=None,
+                    first_atom=0,
+                    end_atom=self.num_atoms,
+                    share=1 / len(self.senders),
+                    transport=Transport.SAME_NODE if (rank, node) in present else Transport.NETWORK,
+                )
+                present.add((rank, node))
 
 
-def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayout) -> SyncPlan:
+def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayout, senders: tuple[int, ...] = (0,)) -> SyncPlan:
     """Choose the source of every piece that an engine needs. Deterministic; ids of nodes and devices only count as equal or not.
+
+    Args:
+        backend: how weights travel.
+        trainer: who has them.
+        engines: who needs them.
+        senders: trainer ranks that pack, with backends that move whole tensors.
 
     Raises:
         PlacementError: D11, IPC would have to cross nodes.
     """
     is_whole = backend in THROUGH_HOST_MEMORY
-    sources, transports, figures = ((), b"", _figures_of_whole(trainer, engines)) if is_whole else _choose(trainer, engines)
+    sources, transports, figures = ((), b"", _figures_of_whole(trainer, engines, senders)) if is_whole else _choose(trainer, engines)
     plan = SyncPlan(
         backend=backend,
         trainer=trainer,
         engines=engines,
         num_atoms=math.lcm(trainer.tensor_parallel_size, engines.tensor_parallel_size),
         figures=figures,
+        senders=senders if is_whole else (),
         sources=sources,
         transports=transports,
     )
@@ -251,6 +259,7 @@ def sync_plan_of(
     trainer: PlannedComponent,
     rollout: PlannedComponent,
     *,
+    senders: tuple[int, ...] = (0,),
     trainer_tensor_parallel_size: int = 1,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
@@ -269,6 +278,7 @@ def sync_plan_of(
         backend,
         TrainerLayout(ranks=ranks, tensor_parallel_size=trainer_tensor_parallel_size),
         EngineLayout(engines=engines, tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size),
+        senders,
     )
 
 
@@ -287,6 +297,21 @@ def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
         return SyncBackend.OBJECT_STORE  # no trainer, no sync
     apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
     return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
+
+
+def chosen_senders(spec: RLJobSpec, plan: Plan) -> tuple[int, ...]:
+    """Trainer ranks that pack and send: of all, or with shared memory of those on its node, those that the job asks for."""
+    if spec.validates_only:
+        return (0,)
+    nodes = [process.node_rank for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes]
+    ranks = list(range(len(nodes)))
+    if chosen_backend(spec, plan) is SyncBackend.SHARED_MEMORY:
+        ranks = [rank for rank in ranks if nodes[rank] == nodes[0]]
+    if spec.weight_sync.senders is Senders.EVERY:
+        return tuple(ranks)
+    if spec.weight_sync.senders is Senders.FIRST:
+        return (0,)
+    return tuple(nodes.index(node) for node in dict.fromkeys(nodes[rank] for rank in ranks))
 
 
 def loads_whole_updates(spec: RLJobSpec) -> str | None:
@@ -384,9 +409,9 @@ def _figures(atoms: Sequence[int], sent: Sequence[int]) -> SyncFigures:
     )
 
 
-def _figures_of_whole(trainer: TrainerLayout, engines: EngineLayout) -> SyncFigures:
-    """Every node but the packing rank's fetches the tensors once, whatever its number of engines."""
-    fetched = len({devices[0].node_rank for devices in engines.engines} - {trainer.ranks[PACKING_RANK].node_rank})
-    sent = [0] * len(trainer.ranks)
-    sent[PACKING_RANK] = 1
-    return _figures([0, len(engines.engines) - fetched, fetched], sent)
+def _figures_of_whole(trainer: TrainerLayout, engines: EngineLayout, senders: Sequence[int]) -> SyncFigures:
+    """Every node fetches a sender's part once, whatever its number of engines, but for the sender's own."""
+    nodes = {devices[0].node_rank for devices in engines.engines}
+    fetched = sum(len(nodes - {trainer.ranks[rank].node_rank}) for rank in senders)
+    sent = [int(rank in senders) for rank in range(len(trainer.ranks))]
+    return _figures([0, len(engines.engines) * len(senders) - fetched, fetched], sent)

@@ -75,8 +75,19 @@ class SyncBackend(StrEnum):
     """Shared accelerator memory on one host."""
 
 
+class Senders(StrEnum):
+    """Which trainer ranks pack and send."""
+
+    AUTO = "Auto"
+    """Rank 0 where one node has all trainer ranks, else the first rank of each of its nodes, which share the network's load."""
+    FIRST = "First"
+    """Rank 0."""
+    EVERY = "Every"
+    """All, each its part; with SharedMemory those on the node of rank 0."""
+
+
 THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, SyncBackend.OBJECT_STORE})
-"""Backends by which rank 0 packs whole tensors into buckets of its host."""
+"""Backends by which senders pack whole tensors into buckets of their hosts."""
 
 
 class AdapterSync(StrEnum):
@@ -109,7 +120,8 @@ class Probe(SpecModel):
 class Delta(SpecModel):
     """Syncs that bring only the numbers that changed, bit by bit, since the one before, in the engine's dtype.
 
-    Trainer rank 0 and every engine keep a copy of the weights in host memory for it. An engine that is new gets all of them.
+    Every sender keeps a copy of its part of the weights in host memory for it, every engine one of all. An engine that is new gets all of
+    them.
     """
 
     dense_above: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
@@ -121,6 +133,8 @@ class WeightSync(SpecModel):
 
     backend: SyncBackend = SyncBackend.AUTO
     """Which transport. SharedMemory is tested when the run starts; where it fails, ObjectStore takes its place, with a warning."""
+    senders: Senders = Senders.AUTO
+    """Trainer ranks that share the buckets out among them. More of them help where the trainer has several nodes."""
     delta: Delta | None = None
     """Send only what changed; when not set all weights travel. Worth it where a network lies between, not within a node."""
     adapters: AdapterSync = AdapterSync.MERGED

@@ -170,7 +170,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
     Raises:
         PlacementError: they cannot, in the way that spec.weightSync asks for.
     """
-    from rljob_api.planning.sync_routes import chosen_backend, sync_plan_of
+    from rljob_api.planning.sync_routes import chosen_backend, chosen_senders, sync_plan_of
     from rljob_runtime.plan_view import routes_of
 
     spec, plan = checked.job.spec, checked.plan
@@ -185,6 +185,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
                 chosen_backend(spec, plan),
                 trainer,
                 rollout,
+                senders=chosen_senders(spec, plan),
                 trainer_tensor_parallel_size=spec.training.tensor_parallel_size,
                 tensor_parallel_size=engine.tensor_parallel_size if engine else 1,
                 pipeline_parallel_size=engine.pipeline_parallel_size if engine else 1,

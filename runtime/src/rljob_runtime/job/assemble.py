@@ -52,9 +52,10 @@ from rljob_runtime.packed import RewardBatch
 from rljob_runtime.records import Prompt, RewardResult
 from rljob_runtime.report import Level, Reporter
 from rljob_runtime.rewards.judging.config import Served
-from rljob_runtime.weightsync.packing import plan_buckets
+from rljob_runtime.weightsync.packing import plan_buckets, tensor_bytes
 from rljob_runtime.weightsync.probe import ProbeLimits, default_limits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
+from rljob_runtime.weightsync.shares import bucket_bytes
 from rljob_runtime.weightsync.transport import TransportSettings
 from rljob_runtime.weightsync.transports import transport
 
@@ -227,11 +228,12 @@ async def _publisher(job: _Job, fleet: EngineFleet, reporter: Reporter, run_fold
     described = "adapter_specs" if serves_adapters(spec) else "weight_specs"
     parameters = await trainers[0].call(described, timeout_s=IO_TIMEOUT_S)
     sent = [(name, sync_dtype(spec).value, shape) for name, _, shape in parameters]
+    total_bytes = sum(tensor_bytes(*tensor) for tensor in sent)
     return WeightPublisher(
         trainers=trainers,
         engines=job.workers.engines,
-        manifest=plan_buckets(sent, spec.weight_sync.bucket_bytes),
-        transport=transport(job.workers.sync_backend, _transport_settings(spec, run_folder)),
+        manifest=plan_buckets(sent, bucket_bytes(total_bytes, spec.weight_sync.bucket_bytes, len(job.workers.sync_senders))),
+        transport=transport(job.workers.sync_backend, _transport_settings(spec, job.workers.sync_senders, run_folder)),
         timeout_s=spec.weight_sync.timeout_seconds,
         probe=_probe(spec, prompts),
         on_running="keep" if spec.overlap.update_mode is UpdateMode.IN_FLIGHT else "recompute",
@@ -247,11 +249,12 @@ def run_name(folder: Path | None) -> str:
     return hashlib.sha256(run.encode()).hexdigest()[:RUN_DIGITS]
 
 
-def _transport_settings(spec: RLJobSpec, run_folder: Path | None) -> TransportSettings:
+def _transport_settings(spec: RLJobSpec, senders: tuple[int, ...], run_folder: Path | None) -> TransportSettings:
     delta = spec.weight_sync.delta
     return TransportSettings(
         run=run_name(run_folder),
         while_generating=spec.overlap.update_mode is not UpdateMode.DRAIN,
+        senders=senders,
         dense_above=delta.dense_above if delta is not None else None,
     )
 

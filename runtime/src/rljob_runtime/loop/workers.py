@@ -79,6 +79,8 @@ class JobWorkers:
     """How weights reach the engines from where the trainer's rank 0 is."""
     judges_displace_engines: bool = False
     """Whether a judge uses a device of an engine."""
+    sync_senders: tuple[int, ...] = (0,)
+    """Trainer ranks that pack and send them."""
 
     def with_role(self, role: Role) -> tuple[Component, ...]:
         """All components of a role."""

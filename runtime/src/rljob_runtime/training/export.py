@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from rljob_runtime.errors import CheckpointError
-from rljob_runtime.training.weights import pack_bucket, weight_specs
+from rljob_runtime.training.weights import pack_buckets, weight_specs
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 
 GATHER_BYTES = 256 * 2**20
@@ -48,7 +48,7 @@ def export_hf(folder: Path, model: PreTrainedModel, source: Path, dtype: str) ->
     """
     state: dict[str, torch.Tensor] = {}
     for bucket in plan_buckets(weight_specs(model, dtype), GATHER_BYTES).buckets:
-        data = pack_bucket(model, bucket)
+        data = pack_buckets(model, {0: bucket})
         if data is not None:
             state.update(unpack(bucket, data))
     kept = {name for name, _ in model.named_buffers()} & model.state_dict().keys()

@@ -1,13 +1,14 @@
 """The trainer's half of a weight update: names, dtypes, shapes, and packed bytes of each bucket.
 
-One flat gather per bucket to rank 0, not one per parameter. Tensor parallelism divides a parameter by rows or columns into equal parts,
-and FSDP2 cuts each part along its first dimension into ``ceil(rows / dp ranks)`` rows per rank: each rank has one block of the full tensor,
-whose bytes land in the bucket. Layers with adapters go out merged, so that engines see an ordinary model, or the adapters alone.
+One flat gather per bucket to the rank that sends it, not one per parameter; several at the same time to several ranks. Tensor parallelism
+divides a parameter by rows or columns into equal parts, and FSDP2 cuts each part along its first dimension into ``ceil(rows / dp ranks)``
+rows per rank: each rank has one block of the full tensor, whose bytes land in the bucket. Layers with adapters go out merged, so that
+engines see an ordinary model, or the adapters alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,21 +54,49 @@ def adapter_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
     return [(name, dtype, tuple(p.shape)) for name, p in _adapters(model)]
 
 
-def pack_bucket(model: nn.Module, bucket: Bucket, out: ByteArray | None = None) -> ByteArray | None:
-    """Gather the bucket's parameters on rank 0 and pack them; all ranks must call it with the same bucket.
+def pack_buckets(model: nn.Module, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+    """Gather buckets at the same time, each on a rank of its own, which packs it; all ranks must call it with the same buckets.
 
     Args:
         model: sharded, and resharded after its last forward.
-        bucket: what goes where; values are cast to the slots' dtypes before they travel.
-        out: where rank 0 packs, for example shared memory; None makes a fresh array.
+        buckets: by rank; what goes where. Values are cast to the slots' dtypes before they travel.
+        out: where this rank packs, for example shared memory; None makes a fresh array.
 
     Returns:
-        uint8, shape (bucket.size_bytes,) on rank 0; None on the others.
+        uint8, shape (size_bytes of its bucket,) on a rank that has one; None on the others.
 
     Raises:
-        WeightSyncError: the bucket names a parameter this model lacks, or of another shape.
+        WeightSyncError: a bucket names a parameter this model lacks, or of another shape.
     """
     parameters = dict([*_engine_parameters(model), *_adapters(model)])
+    for bucket in buckets.values():
+        _check(bucket, parameters)
+    own = buckets.get(dist.get_rank())
+    if out is None and own is not None:
+        out = np.zeros(own.size_bytes, dtype=np.uint8)  # zeros: the gaps between slots count in checksums
+    layout = layout_of(model) if dist.get_world_size() > 1 else None
+    gathered: _Gathered | None = None
+    begun = []
+    for rank, bucket in buckets.items():
+        shards = {slot.name: _shard(model, slot.name, parameters[slot.name]) for slot in bucket.slots}
+        if layout is None:
+            assert out is not None
+            pack(bucket, shards, out)
+            return out
+        begun.append(_begin_gather(bucket, shards, parameters, layout, rank))
+        gathered = begun[-1] if bucket is own else gathered
+    for one in begun:
+        one.work.wait()
+    if own is None:
+        return None
+    assert out is not None
+    assert gathered is not None
+    for blocks, data in zip(gathered.held, gathered.received or (), strict=True):
+        _place(own, blocks, data.cpu(), as_byte_tensor(out))
+    return out
+
+
+def _check(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
     for slot in bucket.slots:
         parameter = parameters.get(slot.name)
         if parameter is None or tuple(parameter.shape) != slot.shape:
@@ -75,29 +104,6 @@ def pack_bucket(model: nn.Module, bucket: Bucket, out: ByteArray | None = None) 
             raise WeightSyncError(
                 f"bucket {bucket.index}: {slot.name} {slot.shape} is {found} in the trainer; plan the manifest from its specs"
             )
-    if out is None and dist.get_rank() == 0:
-        out = np.zeros(bucket.size_bytes, dtype=np.uint8)  # zeros: the gaps between slots count in checksums
-    shards = {slot.name: _shard(model, slot.name, parameters[slot.name]) for slot in bucket.slots}
-    if dist.get_world_size() == 1:
-        assert out is not None
-        pack(bucket, shards, out)
-        return out
-    layout = layout_of(model)
-    divided = {slot.name: divided_dimension(parameters[slot.name]) for slot in bucket.slots}
-    held = [
-        [block_of(slot, divided[slot.name], layout, dp_rank, tp_rank) for slot in bucket.slots]
-        for dp_rank in range(layout.dp_size)
-        for tp_rank in range(layout.tp_size)
-    ]
-    mine = held[dist.get_rank()]
-    pieces = [_as_bytes(shards[slot.name], slot.dtype)[: block.size_bytes] for slot, block in zip(bucket.slots, mine, strict=True)]
-    gathered = _gather(pieces, [sum(block.size_bytes for block in blocks) for blocks in held])
-    if gathered is None:
-        return None
-    assert out is not None
-    for blocks, data in zip(held, gathered, strict=True):
-        _place(bucket, blocks, data, as_byte_tensor(out))
-    return out
 
 
 def block_of(slot: TensorSlot, divided: int | None, layout: Layout, dp_rank: int, tp_rank: int) -> Block:
@@ -168,19 +174,37 @@ def _as_bytes(shard: torch.Tensor, dtype: str) -> torch.Tensor:
     return shard.to(getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
 
 
-def _gather(pieces: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor] | None:
-    """Each rank's pieces, one flat uint8 tensor per rank, on rank 0; None elsewhere.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gathered:
+    """A gather under way."""
 
-    Args:
-        pieces: of this rank, flat uint8.
-        sizes: bytes of all pieces together, by rank; all travel as the longest.
-    """
-    flat = torch.cat(pieces)
-    sent = torch.zeros(max(sizes), dtype=torch.uint8, device=flat.device)
+    held: list[list[Block]]
+    """By rank: what it has of each slot."""
+    sent: torch.Tensor
+    """Kept until it has travelled."""
+    received: list[torch.Tensor] | None
+    """By rank, flat uint8, once ``work`` is done; None on ranks that get nothing."""
+    work: dist.Work
+
+
+def _begin_gather(
+    bucket: Bucket, shards: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter], layout: Layout, destination: int
+) -> _Gathered:
+    """Send this rank's blocks of a bucket to one rank; all travel as the longest of any rank."""
+    divided = {slot.name: divided_dimension(parameters[slot.name]) for slot in bucket.slots}
+    held = [
+        [block_of(slot, divided[slot.name], layout, dp_rank, tp_rank) for slot in bucket.slots]
+        for dp_rank in range(layout.dp_size)
+        for tp_rank in range(layout.tp_size)
+    ]
+    mine = held[dist.get_rank()]
+    flat = torch.cat([_as_bytes(shards[slot.name], slot.dtype)[: b.size_bytes] for slot, b in zip(bucket.slots, mine, strict=True)])
+    sent = torch.zeros(max(sum(block.size_bytes for block in blocks) for blocks in held), dtype=torch.uint8, device=flat.device)
     sent[: flat.numel()] = flat
-    received = [torch.empty_like(sent) for _ in sizes] if dist.get_rank() == 0 else None
-    dist.gather(sent, received, dst=0)
-    return None if received is None else [r.cpu() for r in received]
+    received = [torch.empty_like(sent) for _ in held] if dist.get_rank() == destination else None
+    work = dist.gather(sent, received, dst=destination, async_op=True)
+    assert work is not None
+    return _Gathered(held=held, sent=sent, received=received, work=work)
 
 
 def _place(bucket: Bucket, blocks: list[Block], data: torch.Tensor, out: torch.Tensor) -> None:

@@ -157,19 +157,19 @@ class PolicyWorker(ModelRank):
         """The same of the adapters, for engines that serve them; see :mod:`rljob_runtime.weightsync.adapters`."""
         return weights.adapter_specs(self.model, self.config.dtype)
 
-    def pack_bucket(self, bucket: Bucket, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8] | None:
-        """Current weights of one bucket as bytes on rank 0, None elsewhere; all ranks must call it.
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8] | None:
+        """Current weights of this rank's bucket as bytes, None where it has none; all ranks must call it with the same arguments.
 
         Args:
-            bucket: of a manifest planned from :meth:`weight_specs`.
-            out: where rank 0 packs, uint8, at least ``bucket.size_bytes``; None makes a fresh array.
+            buckets: by rank, of a manifest planned from :meth:`weight_specs` or :meth:`adapter_specs`.
+            out: where this rank packs, uint8, at least as large as its bucket; None makes a fresh array.
 
         Raises:
-            WeightSyncError: the bucket does not fit the model.
+            WeightSyncError: a bucket does not fit the model.
             OffloadError: weights are off the device.
         """
-        model = self._require(WEIGHTS, "pack_bucket").model
-        return weights.pack_bucket(model, bucket, out)
+        model = self._require(WEIGHTS, "pack_buckets").model
+        return weights.pack_buckets(model, buckets, out)
 
     def prepare_sender(self, sender: str, manifest: WeightManifest, settings: Mapping[str, Any]) -> None:
         """Make this rank's end of a weight transport; all ranks must call it.

@@ -19,7 +19,7 @@ time: collectives such as NCCL. *Handles*: ``send`` returns a handle on every ra
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -48,8 +48,8 @@ class WeightSource(Protocol):
     def world_size(self) -> int:
         """Number of trainer ranks."""
 
-    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray | None:
-        """Present weights of a bucket as bytes on rank 0, None elsewhere; a collective of all ranks."""
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+        """Present weights of a rank's own bucket as bytes, None on ranks without one; a collective of all ranks, by rank."""
 
 
 class Sender(Protocol):
@@ -140,6 +140,8 @@ class TransportSettings:
     """Tells what it names on a machine from what other runs do: the same for every attempt of the run, letters and digits."""
     while_generating: bool
     """Whether engines generate during a sync."""
+    senders: tuple[int, ...] = (0,)
+    """Trainer ranks that pack and send, at the same time."""
     dense_above: float | None = None
     """Part of a bucket's numbers from which on it travels whole; None: always."""
 
@@ -225,6 +227,18 @@ class SyncLink:
     def update_whole(self, version: int, *parts: Pending) -> dict[int, Pending]:
         """Begin ``update`` on every engine: all that one call can bring, as soon as ``parts`` are there."""
         return self.on_engines("update", self.manifest, version, self.timeout_s, self._on_running, *parts)
+
+    async def send_whole(self, version: int, sender: int) -> dict[int, int]:
+        """Bring a manifest of one bucket in one call of each side, which all start at once; returns the versions served, by engine."""
+        packed = self.on_trainers("send_weights", version, 0)
+        updating = self.update_whole(version, packed[sender])
+        await self.others_done(packed, (sender,))
+        return await self.engines_done(updating, packed[sender])
+
+    async def others_done(self, packed: Sequence[Pending], senders: Collection[int]) -> None:
+        """Wait for trainer ranks that sent nothing; what the others sent is awaited with the engines that take it."""
+        if others := [call for rank, call in enumerate(packed) if rank not in senders]:
+            await self.trainers_done(others)
 
     def finish(self) -> dict[int, Pending]:
         """Begin ``finish_update`` on every engine: the weights go into place between two steps."""

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import FOLDER, Segments, SharedBytes, remove
 from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
+from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 from tests.support.pace import HANG_S
 
@@ -110,11 +111,12 @@ def test_changed_bytes_are_found() -> None:
 
 
 class Trainer:
-    """Weights are random bytes by version."""
+    """A rank of a trainer whose weights are random bytes by version."""
 
-    rank, world_size = 0, 1
+    world_size = 1
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self.version = 0
         self._sender: Any = None
 
@@ -129,7 +131,15 @@ class Trainer:
     def send_weights(self, version: int, part: int) -> Any:
         return self._sender.send(version, part)
 
-    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
+    def whole(self, bucket: Bucket) -> bytes:
+        packed = self.pack_buckets({self.rank: bucket})
+        assert packed is not None
+        return bytes(packed)
+
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+        if self.rank not in buckets:
+            return None
+        bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         random = np.random.default_rng([self.version, bucket.index])
         for slot in bucket.slots:
@@ -141,51 +151,82 @@ class Elsewhere(FakeEngine):
     """On another node than planned."""
 
     def prepare_receiver(self, receiver: str, settings: Any) -> None:
-        if "test" in settings:
+        if "tests" in settings:
             raise WeightSyncError("shared memory x cannot be read by process 1")
         super().prepare_receiver(receiver, settings)
 
 
-def run(engines: list[FakeEngine], bucket_bytes: int, *, while_generating: bool) -> tuple[Trainer, SharedMemoryTransport, list[int]]:
-    trainer = Trainer()
+def run(
+    engines: list[FakeEngine],
+    bucket_bytes: int,
+    *,
+    while_generating: bool,
+    ranks: int = 1,
+    senders: tuple[int, ...] = (0,),
+    kind: Callable[[TransportSettings], Any] = SharedMemoryTransport,
+    dense_above: float | None = None,
+) -> tuple[list[Trainer], Any, list[int]]:
+    trainers = [Trainer(rank) for rank in range(ranks)]
     workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(engines)]
-    training = InProcessWorker("trainer-0", trainer)
+    training = [InProcessWorker(f"trainer-{trainer.rank}", trainer) for trainer in trainers]
     link = SyncLink(
-        trainers=[training],
+        trainers=training,
         engines=workers,
         manifest=plan_buckets(TENSORS, bucket_bytes),
         timeout_s=HANG_S,
         on_running="recompute",
         goes_on_without=lambda engine, error: False,
     )
-    transport = SharedMemoryTransport(TransportSettings(run=PREFIX.split("-")[1], while_generating=while_generating))
+    run = PREFIX.split("-")[1]
+    transport = kind(TransportSettings(run=run, while_generating=while_generating, senders=senders, dense_above=dense_above))
     counts = []
 
     async def sync() -> None:
         await transport.prepare(link)
         for version in (1, 2, 3):
-            trainer.version = version
+            for trainer in trainers:
+                trainer.version = version
             assert await transport.transfer(version, link) == dict.fromkeys(range(len(engines)), version)
             counts.append(len(left()))
             for engine in engines:
                 assert [(b.index, bytes(d)) for b, d in engine.received] == [
-                    (bucket.index, bytes(trainer.pack_bucket(bucket))) for bucket in link.manifest.buckets
+                    (bucket.index, trainers[0].whole(bucket)) for bucket in link.manifest.buckets
                 ]
 
     try:
         asyncio.run(sync())
     finally:
-        for worker in (training, *workers):
+        for worker in (*training, *workers):
             worker.stop()
-    return trainer, transport, counts
+    return trainers, transport, counts
 
 
 @pytest.mark.parametrize(("while_generating", "bucket_bytes", "segments"), [(False, 128, 2), (True, 128, 7), (False, 10_000, 1)])
 def test_every_engine_reads_the_same_segments(while_generating: bool, bucket_bytes: int, segments: int) -> None:
-    trainer, transport, counts = run([FakeEngine(), FakeEngine()], bucket_bytes, while_generating=while_generating)
+    (trainer,), transport, counts = run([FakeEngine(), FakeEngine()], bucket_bytes, while_generating=while_generating)
     assert transport.warning is None
     assert counts == [segments] * 3
     trainer.close_sender()
+    assert left() == []
+
+
+@pytest.mark.parametrize("kind", [SharedMemoryTransport, ObjectStoreTransport])
+@pytest.mark.parametrize("dense_above", [None, 0.5])
+@pytest.mark.parametrize(("ranks", "senders", "num_engines"), [(2, (0, 1), 1), (1, (0,), 2), (4, (0, 1, 2, 3), 2), (4, (0, 2), 1)])
+@pytest.mark.parametrize("while_generating", [False, True])
+def test_every_sender_brings_its_part(
+    kind: Any, dense_above: float | None, ranks: int, senders: tuple[int, ...], num_engines: int, while_generating: bool
+) -> None:
+    engines = [FakeEngine() for _ in range(num_engines)]
+    trainers, transport, counts = run(
+        engines, 128, while_generating=while_generating, ranks=ranks, senders=senders, kind=kind, dense_above=dense_above
+    )
+    assert transport.warning is None
+    if kind is SharedMemoryTransport:
+        parts = -(-7 // len(senders))
+        assert counts == [7 if while_generating or (parts == 2 and len(senders) == 4) else 2 * len(senders)] * 3
+    for trainer in trainers:
+        trainer.close_sender()
     assert left() == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,8 @@ class Trainer:
         self.corrupts -= 1
         return Parcel(version=version, checksum=parcel.checksum ^ 1, payload=parcel.payload, base=parcel.base)
 
-    def pack_bucket(self, bucket: Bucket, out: ByteArray | None = None) -> ByteArray:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray:
+        bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         for slot in bucket.slots:
             out[slot.offset_bytes : slot.offset_bytes + slot.size_bytes] = self.value

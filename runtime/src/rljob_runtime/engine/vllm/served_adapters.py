@@ -15,6 +15,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.request import LoRARequest
 
+from rljob_runtime.engine.vllm.packed_weights import repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.weightsync.adapters import LORA_A, LORA_B, layer_of
 from rljob_runtime.weightsync.assembly import shorten
@@ -70,19 +71,6 @@ def reload_model(worker: Any) -> None:
     worker.model_runner.reload_weights()
     repack_shared_weights(worker.model_runner.get_model())
     install_empty(worker)
-
-
-def repack_shared_weights(model: torch.nn.Module) -> None:
-    """Renew the packed copies of weights that two layers share.
-
-    Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed
-    weight. Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
-    """
-    for layer in model.modules():
-        weight: Any = getattr(layer, "weight", None)
-        if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
-            quant_method: Any = layer.quant_method
-            quant_method.process_weights_after_loading(layer)
 
 
 def _replace(manager: Any, adapter: LoRAModel) -> None:

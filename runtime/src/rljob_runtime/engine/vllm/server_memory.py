@@ -13,7 +13,7 @@ import torch
 from vllm.platforms import current_platform
 
 from rljob_runtime.engine.vllm import memory
-from rljob_runtime.engine.vllm.weight_receiver import repack_shared_weights
+from rljob_runtime.engine.vllm.packed_weights import repack_shared_weights
 
 
 class MovableMemory:

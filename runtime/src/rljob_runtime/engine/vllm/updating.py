@@ -35,6 +35,8 @@ class WeightUpdates:
         self._process_ended = process_ended
         self._open: IncomingUpdate | None = None
         self._opened_s = 0.0
+        self._loaded = 0
+        """Buckets of the open one; several senders' come in any order."""
         self.undefined: str | None = None
         """Why nothing may be generated until a full update succeeds; None in normal times."""
         self.finished = 0
@@ -59,12 +61,12 @@ class WeightUpdates:
             if not self.is_open(incoming):
                 if self._open is not None:  # nobody sends the rest; vLLM begins no update before it has ended this one
                     self._rpc("finish_weight_update", (), self._open.version, deadline)
-                self._open, self._opened_s = incoming, time.perf_counter()
+                self._open, self._opened_s, self._loaded = incoming, time.perf_counter(), 0
                 self.undefined = f"the update to version {incoming.version} broke off"
                 self._rpc("start_weight_update", (), incoming.version, deadline)
-            last = len(incoming.manifest.buckets) - 1
             for bucket, payload in incoming.receive(deadline):
-                update = {"bucket": bucket, "payload": payload, "last": bucket.index == last}
+                self._loaded += 1
+                update = {"bucket": bucket, "payload": payload, "last": self._loaded == len(incoming.manifest.buckets)}
                 self._rpc("update_weights", (update,), incoming.version, deadline)
         except BaseException:
             self._open = None

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from rljob_runtime.engine.vllm.served_adapters import repack_shared_weights
+from rljob_runtime.engine.vllm.packed_weights import repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
@@ -27,8 +27,6 @@ from rljob_runtime.weightsync.parcel import view
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vllm.config import VllmConfig
     from vllm.config.weight_transfer import WeightTransferConfig
 
@@ -138,16 +136,3 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
 
     def shutdown(self) -> None:
         """Nothing to close."""
-
-
-def repack_shared_weights(model: torch.nn.Module) -> None:
-    """Renew the packed copies of weights that two layers share, after a reload.
-
-    Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed weight.
-    Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
-    """
-    layers: Iterator[Any] = model.modules()
-    for layer in layers:
-        weight = getattr(layer, "weight", None)
-        if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
-            layer.quant_method.process_weights_after_loading(layer)

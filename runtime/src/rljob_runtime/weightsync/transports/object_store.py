@@ -1,17 +1,20 @@
 """Packed buckets through the cluster's object store: shared memory on one host, the network between hosts.
 
-Per bucket: all trainer ranks gather, rank 0 packs, every engine takes; while engines take bucket i the trainer packs bucket i + 1. The
-bucket travels from rank 0 to the engines as one object, and never through the driver. What fits one bucket is packed and loaded by one
-call each, which all start at once.
+Per part (``shares``): all trainer ranks gather, each sender packs its bucket, every engine takes them; while engines take the buckets of
+one part the trainer packs those of the next. A bucket travels from its sender to the engines as one object, once to each node, and never
+through the driver. What fits one bucket is packed and loaded by one call each, which all start at once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 
 
@@ -27,50 +30,47 @@ class ObjectStoreTransport:
     async def prepare(self, link: SyncLink) -> None:
         """Give trainer ranks the manifest, and engines an end that takes buckets as they come."""
         dense_above = self._settings.dense_above
-        made = link.on_trainers("prepare_sender", f"{__name__}:{PackedSender.__name__}", link.manifest, {"dense_above": dense_above})
+        settings = {"senders": self._settings.senders, "dense_above": dense_above}
+        made = link.on_trainers("prepare_sender", f"{__name__}:{PackedSender.__name__}", link.manifest, settings)
         receiver = {"sparse": dense_above is not None}
         ends = link.on_engines("prepare_receiver", f"{__name__}:{PackedReceiver.__name__}", receiver)
         await link.trainers_done(made)
         await link.engines_done(ends)
 
     async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
-        """Pack and take bucket after bucket, one ahead."""
+        """Pack and take part after part, one ahead."""
         if len(link.manifest.buckets) == 1:
-            packed = link.on_trainers("send_weights", version, 0)
-            updating = link.update_whole(version, packed[0])
-            await link.trainers_done(packed[1:])
-            return await link.engines_done(updating, packed[0])
-        loading: dict[int, Pending] = {}
-        given: Pending | None = None
+            return await link.send_whole(version, self._settings.senders[0])
+        loading: list[tuple[dict[int, Pending], Pending]] = []
         begun = link.on_engines("begin_update", link.manifest, version)
-        for bucket in link.manifest.buckets:
-            packed = link.on_trainers("send_weights", version, bucket.index)
+        for part, owned in enumerate(shared_out(link.manifest, self._settings.senders)):
+            packed = link.on_trainers("send_weights", version, part)
             await link.engines_done(begun)
             begun = {}
-            await link.engines_done(loading, given)
-            given = packed[0]
-            loading = link.on_engines("load_bucket", bucket.index, given)
-            if len(packed) > 1:
-                await link.trainers_done(packed[1:])
-        await link.engines_done(loading, given)
+            for calls, given in loading:
+                await link.engines_done(calls, given)
+            loading = [(link.on_engines("load_bucket", bucket.index, packed[rank]), packed[rank]) for rank, bucket in owned.items()]
+            await link.others_done(packed, owned)
+        for calls, given in loading:
+            await link.engines_done(calls, given)
         return await link.engines_done(link.finish())
 
 
 class PackedSender:
-    """A trainer rank's end: a part is a bucket, whose bytes rank 0 returns."""
+    """A trainer rank's end: a part is one bucket of every sender, whose bytes it returns."""
 
-    def __init__(self, source: WeightSource, manifest: WeightManifest, *, dense_above: float | None) -> None:
-        """Keep the rank and the layout; ``dense_above`` as in the settings."""
+    def __init__(self, source: WeightSource, manifest: WeightManifest, *, senders: Sequence[int], dense_above: float | None) -> None:
+        """Keep the rank and the layout; ``senders`` and ``dense_above`` as in the settings."""
         self._source = source
-        self._manifest = manifest
+        self._parts = shared_out(manifest, senders)
         self._delta = None if dense_above is None else DeltaEncoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
-        """One bucket on rank 0, None elsewhere."""
-        bucket = self._manifest.buckets[part]
-        packed = self._source.pack_bucket(bucket)
+        """Its bucket on a sender that has one, None elsewhere."""
+        packed = self._source.pack_buckets(self._parts[part])
         if packed is None:
             return None
+        bucket = self._parts[part][self._source.rank]
         data, base = (packed, None) if self._delta is None else self._delta.encode(version, bucket, packed)
         return sealed(version, data, base=base)
 

@@ -1,16 +1,18 @@
-"""Packed buckets in shared memory of the one node that has trainer rank 0 and all engines.
+"""Packed buckets in shared memory of the one node that has trainer rank 0, all other senders and all engines.
 
-Rank 0 packs into a segment, and every engine process and each rank of its tensor parallelism reads it there: one copy per node, of which
-nothing but the name travels. Where engines have nothing to do during a sync, two segments take turns: a bucket is loaded into the models
-while the next one is packed. Where they generate meanwhile, each bucket has a segment of its own, so that they stop only to load.
+A sender packs into a segment of its own, and every engine process and each rank of its tensor parallelism reads it there: one copy per
+node, of which nothing but the name travels. Where engines have nothing to do during a sync, two segments of each sender take turns: a
+bucket is loaded into the models while the next one is packed. Where they generate meanwhile, each bucket has a segment of its own, so that
+they stop only to load.
 
-What is packed first is a test: engines that read other bytes than rank 0 wrote (other nodes than planned, no shared memory, not enough
+What every sender packs first is a test: engines that read other bytes than it wrote (other nodes than planned, no shared memory, not enough
 of it) get their weights through the object store, and the transport says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_runtime.cluster.protocol import Pending
@@ -21,11 +23,12 @@ from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import clear_gaps
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
+from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, Transport, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 
 TURNS = 2
-"""Segments that take turns: one is packed while the other is loaded."""
+"""Segments of a sender that take turns: one is packed while the other is loaded."""
 TEST_VERSION = -1
 TEST_PART = 0
 
@@ -44,7 +47,7 @@ class SharedMemoryTransport:
     async def prepare(self, link: SyncLink) -> None:
         """Make segments and ends, and let the first bucket through; where that fails, prepare the object store."""
         self.warning, self._instead = None, None
-        number = len(link.manifest.buckets)
+        number = len(shared_out(link.manifest, self._settings.senders))
         self._segments = number if self._settings.while_generating else min(TURNS, number)
         try:
             await self._prepare(link)
@@ -56,14 +59,19 @@ class SharedMemoryTransport:
     async def _prepare(self, link: SyncLink) -> None:
         settings: Mapping[str, Any] = {
             "prefix": self._prefix,
+            "senders": self._settings.senders,
             "segments": self._segments,
             "dense_above": self._settings.dense_above,
         }
         made = link.on_trainers("prepare_sender", f"{__name__}:{SharedSender.__name__}", link.manifest, settings)
         await link.trainers_done(made)
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
-        streams, sparse = self._segments < len(link.manifest.buckets), self._settings.dense_above is not None
-        receiver = {"streams": streams, "test": packed[0], "sparse": sparse}
+        parts = len(shared_out(link.manifest, self._settings.senders))
+        receiver = {
+            "streams": self._segments < parts,
+            "tests": [parcel for parcel in packed if parcel is not None],
+            "sparse": self._settings.dense_above is not None,
+        }
         await link.engines_done(link.on_engines("prepare_receiver", f"{__name__}:{SharedReceiver.__name__}", receiver))
 
     async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
@@ -71,55 +79,62 @@ class SharedMemoryTransport:
         if self._instead is not None:
             return await self._instead.transfer(version, link)
         if len(link.manifest.buckets) == 1:
-            packed = link.on_trainers("send_weights", version, 0)
-            updating = link.update_whole(version, packed[0])
-            await link.trainers_done(packed[1:])
-            return await link.engines_done(updating, packed[0])
+            return await link.send_whole(version, self._settings.senders[0])
         begun = link.on_engines("begin_update", link.manifest, version)
-        loading: list[tuple[dict[int, Pending], Pending]] = []
-        for bucket in link.manifest.buckets:
-            if bucket.index >= self._segments:
-                await link.engines_done(*loading[bucket.index - self._segments])
-            packed = link.on_trainers("send_weights", version, bucket.index)
+        loading: list[list[tuple[dict[int, Pending], Pending]]] = []
+        for part, owned in enumerate(shared_out(link.manifest, self._settings.senders)):
+            if part >= self._segments:
+                for calls, given in loading[part - self._segments]:
+                    await link.engines_done(calls, given)
+            packed = link.on_trainers("send_weights", version, part)
             await link.engines_done(begun)
             begun = {}
-            loading.append((link.on_engines("load_bucket", bucket.index, packed[0]), packed[0]))
-            if len(packed) > 1:
-                await link.trainers_done(packed[1:])
-        for calls, given in loading[-self._segments :]:
+            loading.append([(link.on_engines("load_bucket", bucket.index, packed[rank]), packed[rank]) for rank, bucket in owned.items()])
+            await link.others_done(packed, owned)
+        for calls, given in itertools.chain(*loading[-self._segments :]):
             await link.engines_done(calls, given)
         return await link.engines_done(link.finish())
 
 
 class SharedSender:
-    """A trainer rank's end: a part is a bucket, which rank 0 packs into one of its segments."""
+    """A trainer rank's end: a part is one bucket of every sender, which it packs into one of its segments."""
 
-    def __init__(self, source: WeightSource, manifest: WeightManifest, *, prefix: str, segments: int, dense_above: float | None) -> None:
-        """Make the segments, on rank 0.
+    def __init__(
+        self,
+        source: WeightSource,
+        manifest: WeightManifest,
+        *,
+        prefix: str,
+        senders: Sequence[int],
+        segments: int,
+        dense_above: float | None,
+    ) -> None:
+        """Make the segments of a sender; other ranks have none.
 
         Raises:
             WeightSyncError: the node has no shared memory, or not enough.
         """
         self._source = source
-        self._manifest = manifest
-        largest = max(bucket.size_bytes for bucket in manifest.buckets)
-        self._segments = Segments(prefix, segments, largest) if source.rank == 0 else None
+        self._parts = shared_out(manifest, senders)
+        own = [part[source.rank].size_bytes for part in self._parts if source.rank in part]
+        self._segments = Segments(f"{prefix}{source.rank}-", min(segments, len(own)), max(own)) if own else None
         self._delta = None if dense_above is None else DeltaEncoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
-        """Where one bucket lies, on rank 0; None elsewhere."""
-        bucket = self._manifest.buckets[part]
-        if self._segments is None:
-            self._source.pack_bucket(bucket)
+        """Where its bucket lies, on a sender that has one; None elsewhere."""
+        owned = self._parts[part]
+        bucket = owned.get(self._source.rank)
+        if bucket is None or self._segments is None:
+            self._source.pack_buckets(owned)
             return None
         index = part % len(self._segments)
         base = None
         if self._delta is None or version == TEST_VERSION:
             data = self._segments.array(index, bucket.size_bytes)
             clear_gaps(bucket, data)
-            self._source.pack_bucket(bucket, data)
+            self._source.pack_buckets(owned, data)
         else:
-            packed = self._source.pack_bucket(bucket)
+            packed = self._source.pack_buckets(owned)
             assert packed is not None
             sparse, base = self._delta.encode(version, bucket, packed)
             data = self._segments.array(index, sparse.size)
@@ -135,13 +150,14 @@ class SharedSender:
 class SharedReceiver:
     """An engine's end."""
 
-    def __init__(self, *, streams: bool, test: Parcel, sparse: bool = False) -> None:
-        """Read a first bucket; ``sparse``: later ones may bring only what changed.
+    def __init__(self, *, streams: bool, tests: Sequence[Parcel], sparse: bool = False) -> None:
+        """Read the first bucket of every sender; ``sparse``: later ones may bring only what changed.
 
         Raises:
             WeightSyncError: it cannot be read here, or is not what the sender wrote.
         """
-        test.check("the first bucket")
+        for test in tests:
+            test.check("the first bucket of a sender")
         self._streams = streams
         self._images = Images() if sparse else None
 

@@ -1,0 +1,21 @@
+"""The packed copies of weights that vLLM's kernels on CPU multiply with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def repack_shared_weights(model: torch.nn.Module) -> None:
+    """Renew the packed copies of weights that two layers share.
+
+    Tied embeddings are processed through one of their two layers only; on CPU the other keeps multiplying with the old packed
+    weight. Layers that gave their weight away to the packed copy (an empty weight) were processed by the reload.
+    """
+    for layer in model.modules():
+        weight: Any = getattr(layer, "weight", None)
+        if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
+            quant_method: Any = layer.quant_method
+            quant_method.process_weights_after_loading(layer)
