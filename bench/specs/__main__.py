@@ -59,6 +59,7 @@ def main() -> int:
         console.print(f"{finding}\n  {json.dumps(document, ensure_ascii=True)[:3000]}", highlight=False, markup=False, soft_wrap=True)
     outcomes = Counter(verdict.outcome for _, verdict in verdicts)
     values = {
+        "headline": f"{len(verdicts):,} specs, {len(bad)} findings",
         "machine": machine(PACKAGES), "seed": arguments.seed, "specs": len(verdicts), "seconds": took_s,
         "outcomes": dict(outcomes), "findings": len(bad), "shown": [finding for _, finding in bad[:NUM_SHOWN]],
     }  # fmt: skip
