@@ -43,6 +43,7 @@ MEASUREMENTS = (
     ),
     Measurement(name="lake", answers="how often a tiny model crosses a frozen lake while it trains, over three seeds", timeout_s=5400.0),
     Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
+    Measurement(name="specs", answers="random and mutated specs against API server, planner, webhook and operator", timeout_s=1800.0),
 )
 
 

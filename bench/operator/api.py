@@ -52,13 +52,19 @@ class Api:
         Raises:
             RuntimeError: any answer but a success.
         """
+        status, answer = await self.answer(method, path, body, content_type)
+        if status >= 300:
+            raise RuntimeError(f"{method} {path}: {status} {json.dumps(answer)[:500]}")
+        return answer
+
+    async def answer(
+        self, method: str, path: str, body: object = None, content_type: str = "application/json"
+    ) -> tuple[int, dict[str, Any]]:
+        """One request; HTTP status and parsed answer, whatever they are."""
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             data = None if body is None else json.dumps(body)
             async with self._session.request(method, path, data=data, headers={"Content-Type": content_type}) as answer:
-                text = await answer.text()
-                if answer.status >= 300:
-                    raise RuntimeError(f"{method} {path}: {answer.status} {text[:500]}")
-                return json.loads(text)
+                return answer.status, json.loads(await answer.text())
 
     async def create(self, collection: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         return await self.call("POST", collection, manifest)

@@ -16,6 +16,7 @@ import yaml
 
 from e2e.cluster.build import binary
 from rljob_operator.settings import Settings
+from rljob_operator.webhook import PATH
 from tests.layout.tree import ROOT
 from tests.support.chart import CHART
 from tests.support.golden import Golden
@@ -121,6 +122,42 @@ def test_every_pod_is_restricted_and_read_only(helm: Path, case: str):
             assert security["readOnlyRootFilesystem"] is True
             assert container["resources"]["requests"]
             assert container["resources"]["limits"]["memory"]
+
+
+def test_the_webhook_is_called_what_the_operator_calls_it(helm: Path):
+    """The operator derives Secret, certificate name and configuration from one setting."""
+    rendered = objects(render(helm, "--set=webhook.enabled=true"))
+    container = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["template"]["spec"]["containers"][0]
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    namespace, _, name = env["RLJOB_OPERATOR_WEBHOOK"].partition("/")
+    service = rendered["Service", namespace, name]
+    (hook,) = rendered["ValidatingWebhookConfiguration", "", f"{namespace}-{name}"]["webhooks"]
+    assert (hook["clientConfig"]["service"]["namespace"], hook["clientConfig"]["service"]["name"]) == (namespace, name)
+    assert hook["clientConfig"]["service"]["path"] == PATH
+    assert hook["failurePolicy"] == "Ignore"
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
+    assert {"name": "webhook", "containerPort": int(env["RLJOB_OPERATOR_WEBHOOK_PORT"])} in container["ports"]
+    secrets = [rule for rule in rendered["Role", namespace, name]["rules"] if rule.get("resourceNames")]
+    assert secrets == [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": ["get", "patch"]}]
+    (rule,) = rendered["ClusterRole", "", f"{namespace}-{name}"]["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == ([f"{namespace}-{name}"], ["get", "patch"])
+
+
+def test_the_lease_is_called_what_the_operator_calls_it(helm: Path):
+    rendered = objects(render(helm))
+    container = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["template"]["spec"]["containers"][0]
+    namespace, _, name = next(entry["value"] for entry in container["env"] if entry["name"] == "RLJOB_OPERATOR_LEASE").partition("/")
+    named = [rule for rule in rendered["Role", namespace, f"{name}-lease"]["rules"] if rule.get("resourceNames")]
+    assert [(rule["resourceNames"], rule["verbs"]) for rule in named] == [([name], ["get", "patch"])]
+
+
+@pytest.mark.parametrize(("replicas", "strategy", "budgets"), [(1, "Recreate", 0), (2, "RollingUpdate", 1)])
+def test_several_replicas_are_replaced_one_by_one_and_spread(helm: Path, replicas: int, strategy: str, budgets: int):
+    rendered = objects(render(helm, f"--set=replicas={replicas}"))
+    spec = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, strategy)
+    assert len([key for key in rendered if key[0] == "PodDisruptionBudget"]) == budgets
+    assert ("podAntiAffinity" in spec["template"]["spec"].get("affinity", {})) is (replicas > 1)
 
 
 def test_namespaced_means_no_cluster_wide_right_for_the_operator(helm: Path):

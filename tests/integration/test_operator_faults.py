@@ -123,6 +123,21 @@ def test_a_deletion_that_no_watch_delivers_is_found_at_once(world: World, operat
     world.until_child("later-a1")
 
 
+def test_a_watch_error_that_is_not_survived_ends_the_process_and_the_next_one_goes_on(
+    world: World, operator: OperatorProcess, proxy: FaultyProxy
+):
+    operator.start()
+    proxy.watch_error = 500
+    proxy.cut_watches()
+    world.until("the operator ends", lambda: operator.exit_code() is not None)
+    assert operator.exit_code() != 0
+    operator.kill()
+    proxy.watch_error = None
+    operator.start()
+    world.job("anew")
+    world.until_child("anew-a1")
+
+
 def test_a_slow_api_server_only_takes_longer(world: World, operator: OperatorProcess, proxy: FaultyProxy):
     operator.start()
     proxy.delay_s = 1.5

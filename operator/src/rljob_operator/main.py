@@ -88,7 +88,7 @@ class Operator:
             leadership.extend(math.inf)
         self._webhook: Webhook | None = None
         if settings.webhook:
-            from rljob_operator.webhook import Webhook  # cryptography takes 10 MB
+            from rljob_operator.webhook import Webhook  # the image has cryptography for this alone
 
             self._webhook = Webhook(client, metrics, service=settings.webhook, port=settings.webhook_port, may_write=leadership.holds)
         self._watches_stop = asyncio.Event()

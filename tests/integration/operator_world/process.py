@@ -58,6 +58,10 @@ class OperatorProcess:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=HANG_S) as answer:
             return answer.read().decode()
 
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._process is None else self._process.poll()
+
     @property
     def pid(self) -> int:
         assert self._process is not None

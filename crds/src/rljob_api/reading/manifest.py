@@ -156,7 +156,8 @@ def _translate(item: Any) -> FieldError:
     parts: paths.Parts = tuple(item["loc"])
     if parts and parts[-1] == "[key]":
         parts = parts[:-1]
-        remedy = f"use {PATTERN_WORDS.get(context.get('pattern', ''), 'a shorter key')}"
+        length = "a key that is not empty" if kind == "string_too_short" else "a shorter key"
+        remedy = f"use {PATTERN_WORDS.get(context.get('pattern', ''), length)}"
         return FieldError(path=paths.join(parts), problem="is not a valid key", remedy=remedy)
     path = paths.join(parts)
     if kind == "missing":

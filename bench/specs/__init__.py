@@ -1,0 +1,1 @@
+"""Random and mutated specs against a real API server, the planner and the operator."""
