@@ -169,7 +169,11 @@ LABEL org.opencontainers.image.title="rljob-runtime" \
       org.opencontainers.image.description="Ray, vLLM, PyTorch and the RLJob driver: what runs inside a job" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-ENV PATH=/opt/rljob/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+# GKE's device plugin mounts the driver at /usr/local/nvidia; elsewhere the container toolkit brings it, if these capabilities are asked for.
+# The same lines as in NVIDIA's own CUDA images.
+ENV PATH=/opt/rljob/bin:/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     HOME=/home/rljob \
     USER=rljob \
     PYTHONUNBUFFERED=1 \

@@ -43,8 +43,8 @@ def running(kubectl: Kubectl, volume: Volume):
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
     job = two_groups(name, steps=100_000)
     for group in job["spec"]["nodeGroups"]:
-        group["env"] = [{"name": "HF_TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}]
-    job["spec"]["head"] = {"env": [{"name": "HF_TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}]}
+        group["env"] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]
+    job["spec"]["head"] = {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]}
     kubectl.apply(secret, job)
     kubectl.until("it trains", lambda: kubectl.step(name) >= 2, 300, job=name)
     yield name

@@ -15,7 +15,7 @@ from e2e.kubectl import Kubectl
 
 
 class Volume:
-    """Reads files of the shared volume through a pod that mounts it, which works on every cluster."""
+    """Reads run folders on the shared volume through a pod that mounts it, which works on every cluster."""
 
     POD = "inspector"
 
@@ -23,17 +23,19 @@ class Volume:
         self.kubectl = kubectl
 
     def files(self, folder: str) -> list[str]:
-        """Relative paths of all files below a folder of the volume; empty if the folder does not exist."""
-        found = self.kubectl("exec", self.POD, "--", "sh", "-c", f"cd /volume/{folder} 2>/dev/null && find . -type f || true")
+        """Relative paths of all files below a run folder, or a folder in it; empty if the folder does not exist."""
+        found = self.kubectl(
+            "exec", self.POD, "--", "sh", "-c", f"cd /volume/{self.kubectl.namespace}/{folder} 2>/dev/null && find . -type f || true"
+        )
         return sorted(line.removeprefix("./") for line in found.splitlines())
 
     def read(self, path: str) -> str:
-        return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{path}")
+        return self.kubectl("exec", self.POD, "--", "cat", f"/volume/{self.kubectl.namespace}/{path}")
 
     def texts(self, folder: str, tests: str) -> list[str]:
         """Contents of all files below a folder that match find's ``tests``; a file that a running job removes meanwhile is empty."""
         show = """sh -c 'cat "$1" 2>/dev/null; printf "\\0"' _ {} \\;"""
-        script = f"cd /volume/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
+        script = f"cd /volume/{self.kubectl.namespace}/{folder} && find . -type f \\( {tests} \\) -exec {show} || true"
         return self.kubectl("exec", self.POD, "--", "sh", "-c", script).split("\0")[:-1]
 
 

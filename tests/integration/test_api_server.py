@@ -69,11 +69,11 @@ VIOLATIONS: dict[tuple[str, str], Manifest] = {
     ("", f"metadata.name must have at most {MAX_JOB_NAME} characters"): changed(
         lambda m: m["metadata"].update(name="x" * (MAX_JOB_NAME + 1))
     ),
-    ("spec.head.env[]", "give exactly one of value and secretKeyRef"): changed(lambda m: m["spec"].update(head={"env": NO_VALUE})),
-    ("spec.nodeGroups[].env[]", "give exactly one of value and secretKeyRef"): changed(
+    ("spec.head.env[]", "give exactly one of value and valueFrom"): changed(lambda m: m["spec"].update(head={"env": NO_VALUE})),
+    ("spec.nodeGroups[].env[]", "give exactly one of value and valueFrom"): changed(
         lambda m: m["spec"]["nodeGroups"][0].update(env=NO_VALUE)
     ),
-    ("spec.components[].env[]", "give exactly one of value and secretKeyRef"): component(0, env=NO_VALUE),
+    ("spec.components[].env[]", "give exactly one of value and valueFrom"): component(0, env=NO_VALUE),
     ("spec.nodeGroups[]", "deviceType CUDA contradicts deviceResource cpu"): changed(
         lambda m: m["spec"]["nodeGroups"][0].update(deviceType="CUDA")
     ),
@@ -160,6 +160,9 @@ def test_an_unknown_field_is_refused_by_name(api_server: ApiServer, namespace: s
 
 OTHER_VALUES: dict[str, Any] = {
     "head": {"resources": {"cpu": "3", "memory": "3Gi"}},
+    "imagePullSecrets": [{"name": "other"}],
+    "metadata": {"labels": {"a": "b"}},
+    "doNotDisrupt": True,
     "nodeGroups": [{"name": "other", "devicesPerNode": 2, "deviceResource": "cpu"}],
     "components": [{**component, "threadsPerWorker": 3} for component in manifest()["spec"]["components"]],
     "pipeline": "Agentic",
@@ -180,6 +183,8 @@ OTHER_VALUES: dict[str, Any] = {
 }
 """For each field that always has a value: another one."""
 ADDED_VALUES: dict[str, Any] = {
+    "serviceAccount": {"name": "other"}, "modelCache": {"claimName": "other"},
+    "priorityClassName": "other", "schedulerName": "other",
     "measured": {"rolloutDevices": 1, "trainerDevices": 1, "generateSeconds": 7, "trainSeconds": 7},
     "managedBy": "example.com/other", "queue": {"name": "other"}, "image": "other:1", "rayVersion": "2.0.0",
     "storage": {"claimName": "other"}, "podTemplate": {"metadata": {"labels": {"a": "b"}}},
@@ -251,7 +256,8 @@ def test_every_section_is_filled_in_alike(api_server: ApiServer, namespace: str)
     document["spec"].update(
         queue={"name": "q"}, storage={"claimName": "c"},
         pipeline="Agentic", environments=[{"name": "lake", "type": "FrozenLake"}],
-        head={"env": [{"name": "A", "secretKeyRef": {"name": "s", "key": "k"}}]},
+        serviceAccount={}, modelCache={}, metadata={}, imagePullSecrets=[{"name": "s"}],
+        head={"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
     )  # fmt: skip
     document["spec"]["model"]["lora"] = {}
     document["spec"]["nodeGroups"][0]["hardware"] = {"type": "Franka", "configs": [{"nodeRank": 0}]}

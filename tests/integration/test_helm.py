@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from e2e.cluster.build import binary
+from rljob_operator.settings import Settings
 from tests.layout.tree import ROOT
 from tests.support.chart import CHART
 from tests.support.golden import Golden
@@ -124,8 +125,32 @@ def test_every_pod_is_restricted_and_read_only(helm: Path, case: str):
 
 def test_namespaced_means_no_cluster_wide_right_for_the_operator(helm: Path):
     rendered = objects(render(helm, "--values", GOLDEN / "namespaced.values.yaml"))
-    assert {key[2] for key in rendered if key[0].startswith("ClusterRole")} == {"rljob-system-rljob-operator-test"}
+    users = {f"rljob-system-rljob-operator-{name}" for name in ("view", "edit")}
+    assert {key[2] for key in rendered if key[0].startswith("ClusterRole")} == {"rljob-system-rljob-operator-test", *users}
     assert {key[1] for key in rendered if key[0] == "Role" and key[2] == "rljob-operator"} == {"team-a", "team-b"}
+
+
+def test_users_roles_read_jobs_or_change_them_but_never_their_status(helm: Path):
+    rendered = objects(render(helm))
+    view, edit = (rendered["ClusterRole", "", f"rljob-system-rljob-operator-{name}"] for name in ("view", "edit"))
+    for role, name in ((view, "view"), (edit, "edit")):
+        assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{name}"] == "true"
+    assert [set(rule["verbs"]) for rule in view["rules"]] == [{"get", "list", "watch"}]
+    assert [(rule["resources"], "create" in rule["verbs"]) for rule in edit["rules"]] == [(["rljobs"], True)]
+    without = objects(render(helm, "--set=rbac.aggregateToView=false,rbac.aggregateToEdit=false"))
+    assert set(rendered) - set(without) == {("ClusterRole", "", role["metadata"]["name"]) for role in (view, edit)}
+
+
+def test_egress_of_jobs_is_dns_the_api_server_and_what_is_allowed(helm: Path):
+    rendered = objects(render(helm, "--values", GOLDEN / "everything.values.yaml"))
+    env = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    settings = {variable["name"]: variable["value"] for variable in env}
+    rules = Settings.from_environment(settings).egress_rules
+    assert rules == [
+        {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
+        {"to": [{"ipBlock": {"cidr": "198.18.0.1/32"}}], "ports": [{"port": 6443, "protocol": "TCP"}]},
+        {"to": [{"ipBlock": {"cidr": "198.18.7.0/24"}}], "ports": [{"port": 443, "protocol": "TCP"}]},
+    ]
 
 
 def test_two_releases_in_one_cluster_share_only_the_policy_that_protects_the_status(helm: Path):
@@ -145,6 +170,8 @@ def test_two_releases_in_one_cluster_share_only_the_policy_that_protects_the_sta
         ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("image.repository=registry.example/rljob-operator:1", "at '/image/repository'"),
         ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("jobs.egress.restrict=true", "set networkPolicy.apiServerCIDRs, or port 443 of any address would stay open"),
+        ("jobs.egress.restrict=true,jobs.networkPolicy=false", "needs jobs.networkPolicy: true"),
         ("serviceAccount.create=false", "serviceAccount.name: name an existing account, or set serviceAccount.create to true"),
     ],
 )

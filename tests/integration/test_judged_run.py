@@ -44,7 +44,7 @@ def test_a_judge_scores_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.M
                 "name": "local",
                 "devicesPerNode": 2,
                 "deviceResource": "cpu",
-                "env": [{"name": "MY_JUDGE", "secretKeyRef": {"name": "judge", "key": "key"}}],
+                "env": [{"name": "MY_JUDGE", "valueFrom": {"secretKeyRef": {"name": "judge", "key": "key"}}}],
             }
         ]
         rewards = [{"name": "grader", "type": "LLMJudge", "judge": judge}]

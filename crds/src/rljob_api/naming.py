@@ -14,6 +14,8 @@ JOB_LABEL = "rljob.dev/job"
 """Label of every child object and pod: name of the RLJob."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Kueue's: LocalQueue of an object."""
+QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""Kueue's: WorkloadPriorityClass of an object."""
 ATTEMPT_LABEL = "rljob.dev/attempt"
 """Label of every child of one attempt: its number."""
 NODE_RANK_LABEL = "rljob.dev/node-rank"
@@ -63,6 +65,14 @@ RESERVED_ENV = frozenset(
     }
 )
 """Environment variables that KubeRay, Ray or the operator set, or that KubeRay refuses."""
+ENV_MODEL_CACHE = "HF_HOME"
+"""Where huggingface_hub and datasets keep what they download."""
+SCHEDULER_LABELS = ("ray.io/gang-scheduling-enabled", "ray.io/priority-class-name")
+"""KubeRay's labels of a RayJob that are settings of batch schedulers (KubeRay 1.6.2, controllers/ray/batchscheduler)."""
+OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by", "app.kubernetes.io/managed-by")
+"""Labels of children that are the operator's and KubeRay's."""
+DISRUPTION_ANNOTATIONS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+"""Annotations of a pod that node autoscalers leave alone."""
 NODE_GROUP_LABEL = "ray.io/node-group"
 """Ray node label (and pod label) that carries the name of the node group."""
 RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")

@@ -19,6 +19,7 @@ from rljob_api.planning.plan import Plan
 from rljob_api.reading import manifest
 from rljob_api.rules import (
     algorithm,
+    cluster,
     components,
     data,
     distillation,
@@ -126,6 +127,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *workers.RULES,
     *offload.RULES,
     *pods.RULES,
+    *cluster.RULES,
     *engine_arguments.RULES,
     *algorithm.RULES,
     *distillation.RULES,

@@ -80,3 +80,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [events]
   verbs: [create]
 {{- end }}
+
+{{/* Egress rules of jobs as JSON, but for their own pods, which the operator adds; empty: unrestricted. */}}
+{{- define "rljob.egress" -}}
+{{- if .Values.jobs.egress.restrict }}
+{{- if not .Values.jobs.networkPolicy }}
+{{- fail "jobs.egress.restrict: needs jobs.networkPolicy: true, which makes the policies" }}
+{{- end }}
+{{- if not .Values.networkPolicy.apiServerCIDRs }}
+{{- fail "jobs.egress.restrict: set networkPolicy.apiServerCIDRs, or port 443 of any address would stay open" }}
+{{- end }}
+{{- $peers := list }}
+{{- range .Values.networkPolicy.apiServerCIDRs }}
+{{- $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}
+{{- end }}
+{{- $ports := list }}
+{{- range .Values.networkPolicy.apiServerPorts }}
+{{- $ports = append $ports (dict "port" . "protocol" "TCP") }}
+{{- end }}
+{{- $dns := dict "ports" (list (dict "port" 53 "protocol" "UDP") (dict "port" 53 "protocol" "TCP")) }}
+{{- toJson (concat (list $dns (dict "to" $peers "ports" $ports)) .Values.jobs.egress.allow) }}
+{{- end }}
+{{- end }}

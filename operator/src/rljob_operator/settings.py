@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -17,12 +18,16 @@ class Settings:
     """Image for jobs that do not set spec.image."""
     runtime_ray_version: str
     """Ray version in that image."""
+    runtime_image_pull_secrets: str = ""
+    """Comma-separated names of Secrets for pulling it, for jobs that do not set spec.imagePullSecrets."""
     namespaces: str = ""
     """Comma-separated namespaces to watch; empty: all."""
     kuberay_namespace: str = ""
     """Namespace of the KubeRay operator, the only external client that may reach the dashboards of jobs; empty: any namespace."""
     network_policy: bool = True
     """Create a NetworkPolicy for every job."""
+    egress: str = ""
+    """Egress rules of the jobs' NetworkPolicies as a JSON list, besides their own pods; empty: egress is not restricted."""
     workers: int = 8
     """Maximum number of concurrent reconciles."""
     requests: int = 16
@@ -35,6 +40,16 @@ class Settings:
     """Minimum log level: DEBUG, INFO, WARNING or ERROR."""
     log_format: str = "json"
     """One JSON object per line ("json") or plain text ("text")."""
+
+    @property
+    def pull_secrets(self) -> tuple[str, ...]:
+        """Names of the Secrets for pulling the image."""
+        return tuple(n.strip() for n in self.runtime_image_pull_secrets.split(",") if n.strip())
+
+    @property
+    def egress_rules(self) -> list[dict[str, object]] | None:
+        """Egress rules of jobs; None: not restricted."""
+        return json.loads(self.egress) if self.egress else None
 
     @property
     def namespace_list(self) -> tuple[str, ...]:
@@ -62,7 +77,7 @@ class Settings:
                 values[field.name] = _PARSERS[str(field.type)](text)
             except ValueError:
                 problems.append(f"{name}={text!r} is not of type {field.type}")
-        problems += _out_of_range(values)
+        problems += _out_of_range(values) + _bad_egress(str(values.get("egress", "")))
         if problems:
             raise SettingsError("; ".join(problems) + "; known settings: " + ", ".join(known))
         return cls(**values)  # type: ignore[arg-type]
@@ -79,6 +94,19 @@ def _out_of_range(values: Mapping[str, object]) -> list[str]:
         if isinstance(value, int) and not 1 <= value <= most:
             problems.append(f"RLJOB_OPERATOR_{name.upper()}={value} is not between 1 and {most}")
     return problems
+
+
+def _bad_egress(text: str) -> list[str]:
+    """Egress rules that are no list of rules: a policy made of them would be rejected with every job."""
+    if not text:
+        return []
+    try:
+        rules = json.loads(text)
+    except ValueError as error:
+        return [f"RLJOB_OPERATOR_EGRESS is not JSON: {error}"]
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) and rule.keys() <= {"to", "ports"} for rule in rules):
+        return [f"RLJOB_OPERATOR_EGRESS={text!r} is not a list of rules with to and ports, as in spec.egress of a NetworkPolicy"]
+    return []
 
 
 def _boolean(text: str) -> bool:

@@ -29,7 +29,8 @@ TYPES = {"object", "array", "string", "integer", "number", "boolean"}
 def violations(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """Every rule a schema node breaks, with its path."""
     yield from (f"{path}: {word}" for word in FORBIDDEN & set(schema))
-    if schema.get("type") not in TYPES and not schema.get("x-kubernetes-preserve-unknown-fields"):
+    untyped = ("x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string")
+    if schema.get("type") not in TYPES and not any(schema.get(word) is True for word in untyped):
         yield f"{path}: type {schema.get('type')!r}"
     if "properties" in schema and "additionalProperties" in schema:
         yield f"{path}: properties beside additionalProperties"

@@ -9,7 +9,7 @@ import pytest
 from rljob_api import memory, planner
 from rljob_api.errors import FieldError, ModelShapeError
 from rljob_api.memory.situations import situations
-from rljob_api.memory.units import GIB, quantity_bytes, show_bytes, show_count
+from rljob_api.memory.units import GIB, show_bytes, show_count
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from tests.support.cost import within
@@ -109,9 +109,7 @@ def test_a_config_that_cannot_be_counted_says_why() -> None:
         memory.shape_from_config({"model_type": "llama", **SMALL, "vocab_size": None})
 
 
-def test_quantities_and_their_texts() -> None:
-    quantities = {"80Gi": 80 * GIB, "1.5Gi": 3 * GIB // 2, "64": 64, "500m": 0, "2k": 2000, "1M": 10**6, "3Ti": 3 * 2**40, "0.1P": 10**14}
-    assert {text: quantity_bytes(text) for text in quantities} == quantities
+def test_texts_of_quantities() -> None:
     assert [show_bytes(n) for n in (0, 1023, 1024, 3 * 2**20, 80 * GIB)] == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "80.00 GiB"]
     assert [show_count(n) for n in (999, 1000, 16_384, 494_032_768, 7_615_616_512)] == ["999", "1.00k", "16.4k", "494M", "7.62B"]
 

@@ -21,12 +21,15 @@ def test_every_field_of_the_status_but_progress_is_held() -> None:
     assert not any("progress" in expression for expression in held)
 
 
-def test_it_is_about_the_jobs_own_account_only() -> None:
+def test_it_is_about_the_accounts_of_jobs_only() -> None:
     (condition,) = POLICY["spec"]["matchConditions"]
     account = naming.access_name("' + request.name + '").split("'")
     assert account == ["", " + request.name + ", "-rljob"]
-    expected = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name + '-rljob'"
-    assert condition["expression"] == expected
+    own = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name + '-rljob'"
+    other = "request.userInfo.username.startsWith('system:serviceaccount:' + request.namespace + ':')"
+    this = "authorizer.group('rljob.dev').resource('rljobs').namespace(request.namespace).name(request.name)"
+    may_delete = f"{this}.check('delete').allowed()"
+    assert condition["expression"] == f"{own} || ({other} && !{may_delete})"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_the_component_wins_over_the_node_group_and_the_system_over_both() -> No
     def variables(owner: str, *names: str) -> list[dict[str, Any]]:
         return [{"name": name, "value": owner} for name in names]
 
-    secret = {"name": "TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     groups = [{"name": "g", "devicesPerNode": 1, "env": [*variables("group", "A", "B", "RANK"), secret]}]
     environment = one(groups, 0, placement={"ranks": "0"}, env=variables("component", "B", "C", "WORLD_SIZE"))
     assert {name: environment[name] for name in ("A", "B", "C")} == {"A": "group", "B": "component", "C": "component"}

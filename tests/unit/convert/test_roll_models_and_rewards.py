@@ -86,7 +86,7 @@ class TestJudges:
         assert judge["endpoint"] == {"url": "https://api.example.com/v1", "model": "big", "apiKeyEnv": "JUDGE_API_KEY"}
         assert judge["sampling"] == {}
         (group,) = spec_of(text)["nodeGroups"]
-        assert group["env"] == [{"name": "JUDGE_API_KEY", "secretKeyRef": {"name": "rljob-secrets", "key": "JUDGE_API_KEY"}}]
+        assert group["env"] == [{"name": "JUDGE_API_KEY", "valueFrom": {"secretKeyRef": {"name": "rljob-secrets", "key": "JUDGE_API_KEY"}}}]
         assert "Secret rljob-secrets" in notes(text, "rewards.llm_judge.judge_api_key")[0].why
         assert "sk-secret-1" not in str(convert("roll", text))
 

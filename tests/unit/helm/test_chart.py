@@ -109,6 +109,8 @@ def test_defaults_of_chart_and_operator_agree():
     }
     assert chart["kuberay"]["namespace"] == defaults["kuberay_namespace"]
     assert ",".join(chart["watch"]["namespaces"]) == defaults["namespaces"]
+    assert ",".join(chart["runtime"]["imagePullSecrets"]) == defaults["runtime_image_pull_secrets"]
+    assert (chart["jobs"]["egress"], defaults["egress"]) == ({"restrict": False, "allow": []}, "")
     text = (CHART / "templates" / "deployment.yaml").read_text()
     for name in ("health", "metrics"):
         assert f'{name.upper()}_PORT, value: "{defaults[f"{name}_port"]}"' in text

@@ -133,7 +133,7 @@ def environment(source: Source, parts: paths.Parts, name: str) -> tuple[Section 
     if is_secret_key(name):
         where = f"Secret {SECRET_NAME}, key {name}"
         source.differs(parts, f"becomes a reference to {where}: a manifest is readable for many", "create that Secret")
-        return {"name": name, "secretKeyRef": {"name": SECRET_NAME, "key": name}}, True
+        return {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET_NAME, "key": name}}}, True
     value = source.take(*parts)
     if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > 4096):
         source.drop(parts, "is no text of at most 4096 characters", "correct it")

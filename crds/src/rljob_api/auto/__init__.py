@@ -121,7 +121,7 @@ class _Selection:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._size = sum(group.nodes for group in request.spec.node_groups)
-        self._memory_known = any(group.device_memory or group.resources.memory for group in request.spec.node_groups)
+        self._memory_known = any(group.device_memory or group.resources.memory_limit for group in request.spec.node_groups)
         self._num_planned = 0
         self._planned_size = 0
         self.rejected: list[Rejected] = []

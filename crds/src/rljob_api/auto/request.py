@@ -75,7 +75,7 @@ class Request:
         if self.spec.offload.residency is Residency.SWITCHING:
             return True
         groups = [group for group in self.spec.node_groups if group.devices_per_node]
-        limits = [group.resources.memory if group.device_resource == CPU_RESOURCE else group.device_memory for group in groups]
+        limits = [group.resources.memory_limit if group.device_resource == CPU_RESOURCE else group.device_memory for group in groups]
         return self.spec.model.parameter_count is not None and None not in limits
 
 

@@ -1,4 +1,4 @@
-"""The ValidatingAdmissionPolicy that lets a job's own account change ``status.progress`` of its RLJob and nothing else.
+"""The ValidatingAdmissionPolicy that lets a job's account change ``status.progress`` of its RLJob and nothing else.
 
 RBAC can only say "the status of this object"; this says which part of it. Pure: written to a file by :mod:`rljob_api.generate`.
 """
@@ -50,12 +50,16 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def _is_job_account() -> str:
-    """Whether the request comes from the account of the very object that it changes.
+    """Whether the request comes from an account that writes progress.
 
-    Not just any account whose name ends alike: a Helm release may well call the operator's own account so.
+    That is the one that the operator made for the very object that is changed, or an account of the object's namespace that may not delete
+    the object: spec.serviceAccount.name may name any, and the operator, whose account may be there too, deletes jobs. Not just any account
+    whose name ends like those that the operator makes: a Helm release may well call the operator's own so.
     """
-    suffix = naming.access_name("")
-    return f"request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name + '{suffix}'"
+    account = "'system:serviceaccount:' + request.namespace + ':'"
+    own = f"request.userInfo.username == {account} + request.name + '{naming.access_name('')}'"
+    resource = f"authorizer.group('{GROUP}').resource('rljobs').namespace(request.namespace).name(request.name)"
+    return f"{own} || (request.userInfo.username.startsWith({account}) && !{resource}.check('delete').allowed())"
 
 
 def _unchanged(field: str, *, is_list: bool) -> str:

@@ -37,6 +37,7 @@ MUTABLE_SPEC_FIELDS = frozenset(
 
 LIST_MAP_KEYS = {
     "spec.head.env": "name",
+    "spec.imagePullSecrets": "name",
     "spec.nodeGroups": "name",
     "spec.nodeGroups[].env": "name",
     "spec.components": "name",
@@ -50,7 +51,7 @@ LIST_MAP_KEYS = {
 }
 """Lists whose entries the server identifies, merges and keeps unique by a key."""
 
-_ONE_VALUE = (("has(self.value) != has(self.secretKeyRef)", "give exactly one of value and secretKeyRef"),)
+_ONE_VALUE = (("has(self.value) != has(self.valueFrom)", "give exactly one of value and valueFrom"),)
 _ONE_PLACEMENT = (
     "[has(self.ranks), has(self.deviceMapping), has(self.workers)].filter(given, given).size() == (self.mode == 'Auto' ? 0 : 1)"
 )
@@ -198,6 +199,8 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     copy = {key: _closed(value) for key, value in schema.items() if not key.startswith("x-kubernetes-")}
+    if schema.get("x-kubernetes-int-or-string"):
+        copy["type"] = ["integer", "string"]
     if copy.get("exclusiveMinimum") is True:
         copy["exclusiveMinimum"] = copy.pop("minimum")
     if copy.get("exclusiveMaximum") is True:
@@ -277,26 +280,13 @@ class _Structural:
 
     def _inline(self, node: Schema, path: str, above: tuple[str, ...]) -> Schema:
         """The structural form of one JSON schema node."""
-        for keyword in ("oneOf", "allOf", "prefixItems", "discriminator"):
-            if keyword in node:
-                raise SchemaError(f"{path}: {keyword} cannot be said in a structural schema; use one optional member per case")
-        node.pop("title", None)
-        # Rules about a map's keys are not expressible; the models check them.
-        node.pop("propertyNames", None)
-        if "patternProperties" in node:
-            (node["additionalProperties"],) = node.pop("patternProperties").values()
-        if "anyOf" in node:
-            arms = [arm for arm in node.pop("anyOf") if arm != {"type": "null"}]
-            if len(arms) != 1:
-                raise SchemaError(f"{path}: a union of {len(arms)} types cannot be said in a structural schema")
-            node = {**arms[0], **node}
-            node.pop("title", None)
-        if node.get("default", 0) is None:
-            del node["default"]
+        node = _without_unions(node, path)
         if "$ref" in node:
             return self._reference(node, path, above)
         if "const" in node:
             node["enum"] = [node.pop("const")]
+        if node.get("x-kubernetes-int-or-string"):
+            return node
         _exclusive(node)
         if node.get("type") == "array":
             node["items"] = self._inline(dict(node["items"]), f"{path}[]", above)
@@ -326,6 +316,27 @@ class _Structural:
         lines = [f"{member.value}: {docs[member.name]}" for member in cls]
         values = source["enum"] if "enum" in source else [source["const"]]
         return {"type": "string", "enum": values, **node, "description": "\n".join(lines)}
+
+
+def _without_unions(node: Schema, path: str) -> Schema:
+    """The node without keywords that a structural schema lacks; an optional type is the type itself."""
+    for keyword in ("oneOf", "allOf", "prefixItems", "discriminator"):
+        if keyword in node:
+            raise SchemaError(f"{path}: {keyword} cannot be said in a structural schema; use one optional member per case")
+    node.pop("title", None)
+    # Rules about a map's keys are not expressible; the models check them.
+    node.pop("propertyNames", None)
+    if "patternProperties" in node:
+        (node["additionalProperties"],) = node.pop("patternProperties").values()
+    if "anyOf" in node:
+        arms = [arm for arm in node.pop("anyOf") if arm != {"type": "null"}]
+        if len(arms) != 1:
+            raise SchemaError(f"{path}: a union of {len(arms)} types cannot be said in a structural schema")
+        node = {**arms[0], **node}
+        node.pop("title", None)
+    if node.get("default", 0) is None:
+        del node["default"]
+    return node
 
 
 def _described(text: str, choices: str) -> str:

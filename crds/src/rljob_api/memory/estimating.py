@@ -33,8 +33,9 @@ from rljob_api.memory.model import (
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import CriticNeeds, PolicyNeeds, ReferenceNeeds
-from rljob_api.memory.units import quantity_bytes, show_count
+from rljob_api.memory.units import show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.quantities import rounded_down
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
 from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
@@ -105,7 +106,7 @@ def _on_cuda(group: NodeGroup) -> bool:
 
 
 def _bytes(quantity: str | None) -> int | None:
-    return None if quantity is None else quantity_bytes(quantity)
+    return None if quantity is None else rounded_down(quantity)
 
 
 def _engine(spec: RLJobSpec, index: int) -> Engine:
@@ -245,7 +246,8 @@ class _Estimator:
         travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
         copied = tuple(term for one in occupants for term in one.copied())
         phases = _host_phases(occupants, travelling, copied) if _on_cuda(group) else _phases(occupants, travelling, copied)
-        limit = (f"spec.nodeGroups[{index}].resources.memory", group.resources.memory)
+        field = "limits.memory" if "memory" in group.resources.limits else "memory"
+        limit = (f"spec.nodeGroups[{index}].resources.{field}", group.resources.memory_limit)
         return self._pool(PoolKind.NODE, situation, limit, phases) if phases else None
 
     def host(self, situation: Situation) -> PoolEstimate | None:

@@ -4,20 +4,6 @@ from __future__ import annotations
 
 GIB = 2**30
 MIB = 2**20
-_SCALES: dict[str, int] = {"": 1, "m": 1} | {
-    f"{letter}{binary}": (1024 if binary else 1000) ** power
-    for power, letters in enumerate(("kK", "M", "G", "T", "P"), start=1)
-    for letter in letters
-    for binary in ("", "i")
-}
-
-
-def quantity_bytes(quantity: str) -> int:
-    """Whole bytes of a Kubernetes quantity that the schema let through, rounded down: 85899345920 for ``80Gi``."""
-    number = quantity.rstrip("mkKMGTPi")
-    suffix, (whole, _, decimals) = quantity[len(number) :], number.partition(".")
-    divisor: int = 10 ** len(decimals) * (1000 if suffix == "m" else 1)
-    return int(whole + decimals) * _SCALES[suffix] // divisor
 
 
 def show_bytes(num_bytes: int) -> str:

@@ -14,7 +14,8 @@ from rljob_api import naming
 from rljob_api.placement.topology import NO_ACCELERATOR
 from rljob_api.planning.nodes import ACCELERATOR_TYPES
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
-from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, NodeGroup
+from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
+from rljob_api.v1alpha1.pods import EnvVar
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -49,7 +50,7 @@ def worker_environment(spec: RLJobSpec, plan: Plan, component: PlannedComponent,
     """Variables of one worker: its node group's, over them its component's, over them the system's :data:`VARIABLES`.
 
     ``CUDA_VISIBLE_DEVICES`` has indexes on the node; who starts the process translates them where the node has numbers of its own.
-    Variables that come from a Secret are left out: they are in the environment of the pod.
+    Variables that come from elsewhere, such as a Secret, are left out: they are in the environment of the pod.
     """
     group = node_group(spec, plan, process)
     own = next(c for c in spec.components if c.name == component.name)

@@ -9,7 +9,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.rules.secret_names import looks_secret
 from rljob_api.v1alpha1.environments import Environment
-from rljob_api.v1alpha1.nodes import EnvVar
+from rljob_api.v1alpha1.pods import EnvVar
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import AdvantageEstimator, EnvironmentType
 
@@ -56,9 +56,9 @@ def _variable(variable: EnvVar, path: str) -> Iterator[FieldError]:
     name = variable.name
     if name in _GIVEN or name.startswith(naming.RESERVED_ENV_PREFIX):
         yield _error(f"{path}.name", name, "is set by RLJob for each episode", "remove it, or choose another name")
-    if variable.secret_key_ref is not None:
-        problem = f"{name} cannot come from a Secret: a program may run what the model writes"
-        yield _error(f"{path}.secretKeyRef", None, problem, "let a service outside the job hold it")
+    if variable.value_from is not None:
+        problem = f"{name} cannot come from elsewhere: a program may run what the model writes, and is given literal values only"
+        yield _error(f"{path}.valueFrom", None, problem, "write value, or let a service outside the job hold a secret")
     elif variable.value is None:
         yield _error(path, None, f"{name} has no value", 'add one; value: "" makes it empty')
     elif variable.value and looks_secret(name):

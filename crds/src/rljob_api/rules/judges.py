@@ -171,7 +171,7 @@ def _endpoint(spec: RLJobSpec, endpoint: JudgeEndpoint, path: str) -> Iterator[F
         for index, variable in enumerate(env):
             if variable.name == name and variable.value and not looks_secret(name):  # one that looks so is refused in any case
                 problem = f"{name} is a judge's API key, and a literal value is shown to everyone who may read the job"
-                remedy = f"put it into a Secret and write secretKeyRef: {{name: my-secret, key: {name}}}"
+                remedy = f"put it into a Secret and write valueFrom: {{secretKeyRef: {{name: my-secret, key: {name}}}}}"
                 yield _error(f"{where}[{index}].value", None, problem, remedy)
 
 

@@ -25,6 +25,7 @@ LIST_KEYS = {
 """Lists whose entries are told apart by a key; the operator merges them entry by entry."""
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
 KUBERAY_INIT_CONTAINER = "wait-gcs-ready"
+_ACCOUNT = ("serviceAccountName", "serviceAccount")
 _TOP = ("metadata", "spec")
 _METADATA = ("labels", "annotations")
 
@@ -82,12 +83,20 @@ def _pod(parts: paths.Parts, spec: Mapping[str, object], *, is_head: bool) -> It
     if restart != "Never":
         problem = "would hide that a node failed; a failed attempt is followed by another as failurePolicy says"
         yield _error(paths.join((*parts, "restartPolicy")), restart, problem, "remove it")
-    if not is_head:
+    if is_head:
+        for field in (*_ACCOUNT, "automountServiceAccountToken"):
+            if field in spec:
+                problem = "cannot be changed for the head, which writes progress under the job's own account"
+                yield _error(paths.join((*parts, field)), spec[field], problem, "write spec.serviceAccount, or nodeGroups[].podTemplate")
         return
-    for field in ("serviceAccountName", "serviceAccount", "automountServiceAccountToken"):
-        if field in spec:
-            problem = "cannot be changed for the head, which writes progress under the job's own account"
-            yield _error(paths.join((*parts, field)), spec[field], problem, "write it in nodeGroups[].podTemplate, or remove it")
+    for field in _ACCOUNT:
+        yield from account_problems(paths.join((*parts, field)), spec.get(field))
+
+
+def account_problems(path: str, name: object) -> Iterator[FieldError]:
+    """A job must not run under an account that RLJob made for another one, which may write that one's progress."""
+    if isinstance(name, str) and name.endswith(naming.access_name("")):
+        yield _error(path, name, "is a name of the accounts that RLJob makes, each for one job", "use an account of your own")
 
 
 def _keyed(parts: paths.Parts, items: object, field: str) -> Iterator[FieldError]:

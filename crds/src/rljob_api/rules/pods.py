@@ -16,7 +16,8 @@ from rljob_api.errors import field_error as _error
 from rljob_api.rules.pod_template import template_problems
 from rljob_api.rules.secret_names import looks_secret, secret_problem
 from rljob_api.v1alpha1.base import LABEL_KEY_PATTERN
-from rljob_api.v1alpha1.nodes import DeviceType, EnvVar, Head, NodeGroup
+from rljob_api.v1alpha1.nodes import DeviceType, Head, NodeGroup
+from rljob_api.v1alpha1.pods import EnvFromSource, EnvVar, EnvVarSource
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Reason
 
@@ -26,7 +27,17 @@ _TOLERATION = {"key", "operator", "value", "effect", "tolerationSeconds"}
 _OPERATORS = ("Exists", "Equal")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _AFFINITY = ("nodeAffinity", "podAffinity", "podAntiAffinity")
-_OWN_MOUNTS = (naming.TEMPORARY_FOLDER, naming.HOME_FOLDER, naming.SHARED_MEMORY_FOLDER, posixpath.dirname(naming.SPEC_FILE))
+_CANNOT_TRAIN = "on which neither training nor engines of RLJob run: they need PyTorch's CUDA or ROCm"
+_OTHER_ACCELERATORS = {
+    "aws.amazon.com/neuron": f"AWS Trainium or Inferentia devices, {_CANNOT_TRAIN}",
+    "google.com/tpu": f"TPU chips, {_CANNOT_TRAIN}",
+    "habana.ai/": f"Gaudi devices, {_CANNOT_TRAIN}",
+    "gpu.intel.com/": f"Intel GPUs, {_CANNOT_TRAIN}",
+    "huawei.com/": f"Ascend devices, {_CANNOT_TRAIN}",
+    "nvidia.com/mig-": "slices of GPUs (MIG): a process can use only one of them, and NCCL connects none",
+}
+"""Prefix of a device resource -> why it cannot be used. MIG: NVIDIA's user guide, "Application considerations"."""
+OWN_MOUNTS = (naming.TEMPORARY_FOLDER, naming.HOME_FOLDER, naming.SHARED_MEMORY_FOLDER, posixpath.dirname(naming.SPEC_FILE))
 
 
 def environments(spec: RLJobSpec) -> Iterator[tuple[str, Sequence[EnvVar]]]:
@@ -46,15 +57,37 @@ def _variable(path: str, variable: EnvVar, *, is_component: bool) -> Iterator[Fi
     name = variable.name
     if name.startswith(naming.RESERVED_ENV_PREFIX) or name in naming.RESERVED_ENV:
         yield _error(f"{path}.name", name, "is set by the system", "remove it, or choose another name")
-    if variable.value is None and variable.secret_key_ref is None:
-        yield _error(path, None, f"{name} has neither value nor secretKeyRef", 'add one of them; value: "" makes it empty')
-    if variable.value is not None and variable.secret_key_ref is not None:
-        yield _error(path, None, f"{name} has both value and secretKeyRef", "remove one of them")
+    source = variable.value_from
+    if variable.value is None and source is None:
+        yield _error(path, None, f"{name} has neither value nor valueFrom", 'add one of them; value: "" makes it empty')
+    if variable.value is not None and source is not None:
+        yield _error(path, None, f"{name} has both value and valueFrom", "remove one of them")
     elif variable.value and looks_secret(name):
-        yield secret_problem(f"{path}.value", name, f"secretKeyRef: {{name: my-secret, key: {name}}}")
-    if is_component and variable.secret_key_ref is not None:
-        problem = f"{name} cannot come from a Secret here, a worker shares its pod with others"
-        yield _error(f"{path}.secretKeyRef", None, problem, "move it to the env of the component's nodeGroups")
+        yield secret_problem(f"{path}.value", name, f"valueFrom: {{secretKeyRef: {{name: my-secret, key: {name}}}}}")
+    if source is None:
+        return
+    if is_component:
+        problem = f"{name} cannot come from elsewhere here, a worker shares its pod with others"
+        yield _error(f"{path}.valueFrom", None, problem, "move it to the env of the component's nodeGroups")
+    yield from _one_of(f"{path}.valueFrom", source)
+
+
+def _one_of(path: str, source: EnvVarSource | EnvFromSource) -> Iterator[FieldError]:
+    """Exactly one source must be named."""
+    names = {name: str(info.alias) for name, info in type(source).model_fields.items() if name != "prefix"}
+    given = [alias for name, alias in names.items() if getattr(source, name) is not None]
+    if len(given) != 1:
+        problem = f"has both {' and '.join(given)}" if given else "names no source"
+        yield _error(path, None, problem, f"give exactly one of {', '.join(names.values())}")
+
+
+def _whole_sources(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Variables from whole Secrets and ConfigMaps."""
+    places: list[tuple[str, Head | NodeGroup]] = [("spec.head", spec.head)]
+    places += [(f"spec.nodeGroups[{index}]", group) for index, group in enumerate(spec.node_groups)]
+    for path, place in places:
+        for index, source in enumerate(place.env_from):
+            yield from _one_of(f"{path}.envFrom[{index}]", source)
 
 
 def _devices(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -63,6 +96,10 @@ def _devices(spec: RLJobSpec) -> Iterator[FieldError]:
         if resource != "cpu" and not ("/" in resource and re.fullmatch(LABEL_KEY_PATTERN, resource)):
             remedy = "write cpu, or a name such as nvidia.com/gpu as the node's allocatable resources show it"
             yield _error(f"{path}.deviceResource", resource, "is not the name of a device resource", remedy)
+        family = next((words for prefix, words in _OTHER_ACCELERATORS.items() if resource.startswith(prefix)), None)
+        if family is not None and group.device_type is not DeviceType.CPU:
+            remedy = "use NVIDIA or AMD GPUs, for example nvidia.com/gpu; deviceType: CPU computes on the node's cores instead"
+            yield _error(f"{path}.deviceResource", resource, f"counts {family}", remedy)
         if resource == "cpu" and group.device_type is DeviceType.CUDA:
             problem = "contradicts deviceResource cpu, whose devices are the node's cores"
             yield _error(f"{path}.deviceType", "CUDA", problem, "remove it, or write the accelerator's deviceResource")
@@ -121,7 +158,7 @@ def _storage(spec: RLJobSpec) -> Iterator[FieldError]:
     if storage is None:
         return
     mount = posixpath.normpath(storage.mount_path)
-    hidden = [own for own in _OWN_MOUNTS if own == mount or own.startswith(mount.rstrip("/") + "/")]
+    hidden = [own for own in OWN_MOUNTS if own == mount or own.startswith(mount.rstrip("/") + "/")]
     if hidden:
         problem = f"would hide {', '.join(hidden)}, which the pod needs"
         yield _error("spec.storage.mountPath", storage.mount_path, problem, "choose a folder of its own, for example /storage")
@@ -158,6 +195,7 @@ def _pod_templates(spec: RLJobSpec) -> Iterator[FieldError]:
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _variables,
+    _whole_sources,
     _devices,
     _ray_version,
     _scheduling,

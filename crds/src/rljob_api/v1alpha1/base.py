@@ -40,7 +40,7 @@ class SpecModel(BaseModel):
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 COMPONENT_NAME_PATTERN = r"^[a-z]([_a-z0-9-]*[a-z0-9])?$"
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$"
+QUANTITY_PATTERN = r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?$"
 LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -72,8 +72,20 @@ ComponentName = Annotated[str, Field(min_length=1, max_length=40, pattern=COMPON
 ShortText = Annotated[str, Field(max_length=256)]
 Text = Annotated[str, Field(max_length=4096)]
 PathText = Annotated[str, Field(min_length=1, max_length=1024)]
-Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY_PATTERN)]
-"""A Kubernetes quantity written as a string, for example "64" or "512Gi"."""
+
+
+def _quantity_text(value: object) -> object:
+    """YAML reads ``cpu: 64`` as a number, which Kubernetes takes for a quantity too."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_quantity_text),
+    Field(min_length=1, max_length=32, pattern=QUANTITY_PATTERN),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN, "maxLength": 32}),
+]
+"""A Kubernetes quantity, not negative: "64", 64, "512Gi", "500m", "1.5e3"; :mod:`rljob_api.quantities` reads it."""
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
 """A duration in whole seconds, at most a year."""
@@ -100,5 +112,7 @@ FreeForm = Annotated[dict[str, Any], Field(max_length=64)]
 """Settings that are passed on without being understood here."""
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]
 """Key of a Kubernetes label, with an optional prefix such as "example.com/"."""
+AnnotationValue = Annotated[str, Field(max_length=16384)]
+"""Value of a Kubernetes annotation."""
 LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE_PATTERN)]
 """Value of a Kubernetes label; may be empty."""

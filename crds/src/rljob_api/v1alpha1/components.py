@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rljob_api.v1alpha1.base import ComponentName, Count, Fraction, FreeForm, Label, PathText, SpecModel
 from rljob_api.v1alpha1.data import DType
-from rljob_api.v1alpha1.nodes import EnvVar
+from rljob_api.v1alpha1.pods import EnvVar
 
 
 class Role(StrEnum):

@@ -22,7 +22,7 @@ from rljob_api.v1alpha1.base import (
     Text,
 )
 from rljob_api.v1alpha1.conversations import ChatParameters, Parameters, ToolUseParameters
-from rljob_api.v1alpha1.nodes import EnvVar
+from rljob_api.v1alpha1.pods import EnvVar
 from rljob_api.vocabulary import DROP, EnvironmentType, HarnessSampling, PromptHistory, PromptMemory
 
 Symbols = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=256)]], Field(max_length=64)]

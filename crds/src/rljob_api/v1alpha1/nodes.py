@@ -8,10 +8,6 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.v1alpha1.base import (
-    ABSOLUTE_PATH_PATTERN,
-    ENV_NAME_PATTERN,
-    SECRET_KEY_PATTERN,
-    SECRET_NAME_PATTERN,
     FreeForm,
     Label,
     LabelKey,
@@ -20,41 +16,10 @@ from rljob_api.v1alpha1.base import (
     Quantity,
     ShortText,
     SpecModel,
-    Text,
 )
+from rljob_api.v1alpha1.pods import AbsolutePath, EnvFromSource, EnvVar, NodeResources, ObjectName
 
 Devices = Annotated[int, Field(ge=0, le=1024)]
-
-
-class NodeResources(SpecModel):
-    """What one node gives to the job besides its devices."""
-
-    cpu: Quantity | None = None
-    """CPU cores of one node; a local run uses the cores of this machine when it is not set."""
-    memory: Quantity | None = None
-    """Memory of one node."""
-    shared_memory: Quantity | None = None
-    """Size of /dev/shm."""
-
-
-class SecretKeyRef(SpecModel):
-    """One key of a Kubernetes Secret."""
-
-    name: Annotated[str, Field(min_length=1, max_length=253, pattern=SECRET_NAME_PATTERN)]
-    """Name of the Secret, in the job's namespace."""
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=SECRET_KEY_PATTERN)]
-    """Key inside it."""
-
-
-class EnvVar(SpecModel):
-    """An environment variable: a literal value, or a reference to a Secret, never both."""
-
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME_PATTERN)]
-    """Name of the variable."""
-    value: Text | None = None
-    """Its value."""
-    secret_key_ref: SecretKeyRef | None = None
-    """Secret that holds the value; a local run takes it from its own environment variable of the same name."""
 
 
 class DeviceType(StrEnum):
@@ -72,7 +37,7 @@ class Head(SpecModel):
     """The pod of the Ray head and the driver: it coordinates, no worker runs on it."""
 
     resources: NodeResources = NodeResources()
-    """CPU, memory and shared memory of the pod."""
+    """CPU, memory and shared memory of the pod. Where not given it requests 250m and 1Gi, so as not to be evicted first."""
     node_selector: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
     """Kubernetes node labels the pod needs."""
     tolerations: tuple[FreeForm, ...] = Field(default=(), max_length=32)
@@ -81,6 +46,8 @@ class Head(SpecModel):
     """Kubernetes affinity of the pod."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of head and driver."""
+    env_from: tuple[EnvFromSource, ...] = Field(default=(), max_length=32)
+    """Secrets and ConfigMaps whose keys become variables there; env goes over them."""
     pod_template: FreeForm | None = None
     """Partial pod template, merged last over the generated one; the Ray container is called ray."""
 
@@ -88,9 +55,9 @@ class Head(SpecModel):
 class Storage(SpecModel):
     """A volume that head and all nodes share. The run folder lies on it: logs, metrics, checkpoints, the trained model."""
 
-    claim_name: Annotated[str, Field(min_length=1, max_length=253, pattern=SECRET_NAME_PATTERN)]
+    claim_name: ObjectName
     """PersistentVolumeClaim; with several nodes its access mode must be ReadWriteMany unless all pods share one machine."""
-    mount_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=ABSOLUTE_PATH_PATTERN)] = "/storage"
+    mount_path: AbsolutePath = "/storage"
     """Where it is mounted in every pod."""
     sub_path: Annotated[str, Field(max_length=1024)] = ""
     """Folder of the volume that is mounted; its root when empty."""
@@ -144,10 +111,14 @@ class NodeGroup(SpecModel):
     """Kubernetes affinity of the pods."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of every worker on these nodes."""
+    env_from: tuple[EnvFromSource, ...] = Field(default=(), max_length=32)
+    """Secrets and ConfigMaps whose keys become variables there; env goes over them."""
     python_interpreter: PathText | None = None
     """Python of the workers on these nodes, a path inside their container; the one Ray runs on when not set."""
     image: PathText | None = None
     """Container image of this group; the job's image when not set."""
+    runtime_class_name: ObjectName | None = None
+    """Kubernetes RuntimeClass of the pods, for example nvidia."""
     pod_template: FreeForm | None = None
     """Partial pod template, merged last over the generated one; the Ray container is called ray."""
     hardware: Hardware | None = None

@@ -25,6 +25,7 @@ from rljob_api.v1alpha1.operations import (
     Validation,
     WeightSync,
 )
+from rljob_api.v1alpha1.pods import ChildMetadata, ModelCache, ObjectName, PullSecret, ServiceAccount
 
 API_VERSION = "rljob.dev/v1alpha1"
 KIND = "RLJob"
@@ -63,10 +64,25 @@ class RLJobSpec(SpecModel):
     """Container image of head and workers; the operator's default image when not set."""
     ray_version: ShortText | None = None
     """Ray version inside the image; that of the operator's default image when not set. A run checks it against the installed one."""
+    image_pull_secrets: tuple[PullSecret, ...] = Field(default=(), max_length=16)
+    """Secrets for pulling the images; those that the operator is configured with when not set."""
+    service_account: ServiceAccount | None = None
+    """Account of all pods; when not set the head has one of its own, and the nodes have the namespace's default one without a token."""
+    metadata: ChildMetadata = ChildMetadata()
+    """Labels and annotations of the RayJob, its RayCluster and all pods."""
+    priority_class_name: ObjectName | None = None
+    """Kubernetes PriorityClass of all pods; that of a Kueue queue is in queue."""
+    scheduler_name: ObjectName | None = None
+    """Kubernetes scheduler of all pods; the default one when not set."""
+    do_not_disrupt: bool = False
+    """Ask node autoscalers (Karpenter, the cluster autoscaler) not to evict the pods in order to save machines. Drains, preemptions and
+    lost machines are not held off."""
     head: Head = Head()
     """Pod of the Ray head and the driver."""
     storage: Storage | None = None
     """Volume for logs, checkpoints and the model; without one they are lost with the pods, and a restart begins at step 0."""
+    model_cache: ModelCache | None = None
+    """Volume for models and data sets from a Hub; when not set they are in the pod's home folder, and lost with it."""
     pod_template: FreeForm | None = None
     """Partial pod template merged over every generated pod, before the head's and the groups' own."""
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1, max_length=16)

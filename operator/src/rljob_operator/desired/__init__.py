@@ -32,9 +32,9 @@ def attempt_objects(job: JobView, checked: CheckedJob, attempt: int, settings: S
     """
     resolved = specmap.resolve(checked.job, job.status, settings)
     return (
-        access.service_account(job),
+        *access.service_account(job, resolved),
         access.role(job),
-        access.role_binding(job),
+        access.role_binding(job, resolved),
         *((network.network_policy(job, settings),) if settings.network_policy else ()),
         specmap.config_map(job, resolved, attempt),
         rayjob.ray_job(job, resolved, attempt),

@@ -1,4 +1,7 @@
-"""Ingress to the pods of a job: from its own pods, and from KubeRay to the dashboard. Egress is open: models and data can be anywhere."""
+"""Connections of a job's pods: ingress from its own pods, and from KubeRay to the dashboard; egress as the operator is configured.
+
+Egress is open by default: models and data can be anywhere.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,19 @@ def network_policy(job: JobView, settings: Settings) -> Manifest:
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}} if namespace else {},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
     }
+    rules = settings.egress_rules
+    egress = {} if rules is None else {"egress": [{"to": [{"podSelector": own_pods}]}, *rules]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": child_metadata(job, naming.access_name(job.key.name), job_labels(job)),
         "spec": {
             "podSelector": own_pods,
-            "policyTypes": ["Ingress"],
+            "policyTypes": ["Ingress", *(["Egress"] if egress else [])],
             "ingress": [
                 {"from": [{"podSelector": own_pods}]},
                 {"from": [kuberay], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
             ],
+            **egress,
         },
     }

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rljob_api import naming
-from rljob_api.v1alpha1.nodes import EnvVar, Head, NodeGroup
+from rljob_api.v1alpha1.base import SpecModel
+from rljob_api.v1alpha1.nodes import Head, NodeGroup
+from rljob_api.v1alpha1.pods import EnvVar, ModelCache
 from rljob_api.v1alpha1.rljob import RLJob
+from rljob_operator.desired.access import account_name
 from rljob_operator.desired.merge import merge
 from rljob_operator.desired.metadata import pod_labels
 from rljob_operator.desired.prelude import ENV_REPLICA_INDEX, REPLICA_LABEL, literal, rank_prelude
@@ -24,7 +27,9 @@ TERMINATION_GRACE_S = 120
 STOP_MARGIN_S = 10
 """Part of it that is reserved for Ray's own shutdown."""
 PRE_STOP = ("python", "-m", "rljob_runtime.entry.pre_stop")
-_SPEC_VOLUME, _STORAGE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "shared-memory"
+HEAD_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
+"""What the head requests where the spec says nothing: a pod without requests is the first one evicted."""
+_SPEC_VOLUME, _STORAGE_VOLUME, _CACHE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "model-cache", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 
 
@@ -46,11 +51,11 @@ def head_template(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
         ],
     )
     spec, container = template["spec"], template["spec"]["containers"][0]
-    spec["serviceAccountName"] = naming.access_name(job.key.name)
+    spec["serviceAccountName"] = account_name(job, resolved)
     spec["automountServiceAccountToken"] = True
     spec["volumes"].append({"name": _SPEC_VOLUME, "configMap": {"name": naming.rayjob_name(job.key.name, attempt)}})
     container["volumeMounts"].append({"name": _SPEC_VOLUME, "mountPath": posixpath.dirname(naming.SPEC_FILE), "readOnly": True})
-    return _merged(template, (resolved.spec.pod_template, head.pod_template), pod_labels(job, attempt))
+    return _merged(template, (resolved.spec.pod_template, head.pod_template))
 
 
 def worker_template(job: JobView, resolved: RLJob, attempt: int, group: NodeGroup, first_rank: int) -> Manifest:
@@ -59,10 +64,14 @@ def worker_template(job: JobView, resolved: RLJob, attempt: int, group: NodeGrou
     template = _template(job, resolved, attempt, place=group, image=group.image or str(resolved.spec.image), env=[index])
     spec, container = template["spec"], template["spec"]["containers"][0]
     spec["automountServiceAccountToken"] = False
+    if resolved.spec.service_account is not None:
+        spec["serviceAccountName"] = account_name(job, resolved)
+    if group.runtime_class_name is not None:
+        spec["runtimeClassName"] = group.runtime_class_name
     container["args"] = [literal(rank_prelude(first_rank, group.nodes))]
     if group.devices_per_node and group.device_resource != "cpu":
         container["resources"].setdefault("limits", {})[group.device_resource] = str(group.devices_per_node)
-    return _merged(template, (resolved.spec.pod_template, group.pod_template), pod_labels(job, attempt))
+    return _merged(template, (resolved.spec.pod_template, group.pod_template))
 
 
 def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | NodeGroup, image: str, env: Sequence[Manifest]) -> Manifest:
@@ -73,6 +82,7 @@ def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | Node
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "env": _environment(job, resolved, env, place.env),
+        **({"envFrom": [_as_written(source) for source in place.env_from]} if place.env_from else {}),
         "resources": _resources(place),
         "volumeMounts": mounts,
         "lifecycle": {"preStop": {"exec": {"command": list(PRE_STOP)}}},
@@ -97,33 +107,49 @@ def _template(job: JobView, resolved: RLJob, attempt: int, *, place: Head | Node
         "containers": [container],
         "volumes": volumes,
     }
+    for field, name in (("priorityClassName", resolved.spec.priority_class_name), ("schedulerName", resolved.spec.scheduler_name)):
+        if name is not None:
+            spec[field] = name
+    if resolved.spec.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret.name} for secret in resolved.spec.image_pull_secrets]
     if place.node_selector:
         spec["nodeSelector"] = dict(place.node_selector)
     if place.tolerations:
         spec["tolerations"] = [dict(toleration) for toleration in place.tolerations]
     if place.affinity:
         spec["affinity"] = dict(place.affinity)
-    return {"metadata": {"labels": pod_labels(job, attempt)}, "spec": spec}
+    return {"metadata": _metadata(job, resolved, attempt), "spec": spec}
+
+
+def _metadata(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
+    """Labels and annotations of a pod; those of KubeRay's schedulers it puts there itself."""
+    own = resolved.spec.metadata
+    labels = {key: value for key, value in own.labels.items() if key not in naming.SCHEDULER_LABELS} | pod_labels(job, attempt)
+    annotations = {key: value for key, value in own.annotations.items() if not key.startswith("ray.io/")}
+    if resolved.spec.do_not_disrupt:
+        annotations |= naming.DISRUPTION_ANNOTATIONS
+    return {"labels": labels, **({"annotations": annotations} if annotations else {})}
 
 
 def _resources(place: Head | NodeGroup) -> Manifest:
-    """Resources of the Ray container. No CPU limit: it would throttle the pod even when cores are idle."""
-    cpu, memory = place.resources.cpu, place.resources.memory
-    requests = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value is not None}
-    resources: dict[str, dict[str, str]] = {}
-    if requests:
-        resources["requests"] = requests
-    if memory is not None:
-        resources["limits"] = {"memory": memory}
-    return resources
+    """Resources of the Ray container. No CPU limit unless asked for: it would throttle the pod even when cores are idle."""
+    requests, limits = place.resources.all_requests, place.resources.all_limits
+    if isinstance(place, Head):
+        requests = {name: value for name, value in HEAD_REQUESTS.items() if name not in limits} | requests
+    return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
 
 
 def _volumes(resolved: RLJob, place: Head | NodeGroup) -> tuple[list[Manifest], list[Manifest]]:
     volumes: list[Manifest] = [{"name": name, "emptyDir": {}} for name in _EMPTY_VOLUMES]
     mounts: list[Manifest] = [{"name": name, "mountPath": path} for name, path in _EMPTY_VOLUMES.items()]
-    if place.resources.shared_memory is not None:
-        volumes.append({"name": _SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": place.resources.shared_memory}})
+    shared_memory = _shared_memory(place)
+    if shared_memory is not None:
+        volumes.append({"name": _SHARED_MEMORY_VOLUME, "emptyDir": shared_memory})
         mounts.append({"name": _SHARED_MEMORY_VOLUME, "mountPath": naming.SHARED_MEMORY_FOLDER})
+    cache = resolved.spec.model_cache
+    if cache is not None:
+        volumes.append({"name": _CACHE_VOLUME, **_cache_source(cache)})
+        mounts.append({"name": _CACHE_VOLUME, "mountPath": cache.mount_path})
     storage = resolved.spec.storage
     if storage is not None:
         volumes.append({"name": _STORAGE_VOLUME, "persistentVolumeClaim": {"claimName": storage.claim_name}})
@@ -132,17 +158,36 @@ def _volumes(resolved: RLJob, place: Head | NodeGroup) -> tuple[list[Manifest], 
     return volumes, mounts
 
 
+def _shared_memory(place: Head | NodeGroup) -> Manifest | None:
+    """The emptyDir at /dev/shm; None leaves it to KubeRay, which makes it as large as the memory limit, else the memory request."""
+    if place.resources.shared_memory is not None:
+        return {"medium": "Memory", "sizeLimit": place.resources.shared_memory}
+    if isinstance(place, Head) and "memory" not in place.resources.all_requests | place.resources.all_limits:
+        return {"medium": "Memory"}  # the small default request says nothing about how much Ray's object store needs
+    return None
+
+
+def _cache_source(cache: ModelCache) -> Manifest:
+    if cache.claim_name is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
+    if cache.host_path is not None:
+        # Directory: a folder that the kubelet made would belong to root, and user 1000 could not write there.
+        return {"hostPath": {"path": cache.host_path, "type": "Directory"}}
+    return {"emptyDir": {} if cache.size_limit is None else {"sizeLimit": cache.size_limit}}
+
+
 def _environment(job: JobView, resolved: RLJob, own: Iterable[Manifest], users: Iterable[EnvVar]) -> list[Manifest]:
     """Environment variables: ours, then the user's, which override ours of the same name."""
-    storage = resolved.spec.storage
+    storage, cache = resolved.spec.storage, resolved.spec.model_cache
     root = posixpath.normpath(storage.mount_path) if storage is not None else posixpath.join(naming.TEMPORARY_FOLDER, "rljob")
     variables = [
         _variable("HOME", naming.HOME_FOLDER),
         _variable("USER", "rljob"),
         # Ray would hide devices from workers without a Ray GPU of their own; the driver sets the visible devices of each worker.
         _variable("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1"),
-        _variable(naming.ENV_RUN_FOLDER, posixpath.join(root, job.key.name)),
+        _variable(naming.ENV_RUN_FOLDER, posixpath.join(root, job.key.namespace, job.key.name)),
         _variable(naming.ENV_STORAGE_SHARED, "1" if storage is not None else "0"),
+        *([] if cache is None else [_variable(naming.ENV_MODEL_CACHE, posixpath.normpath(cache.mount_path))]),
         *own,
     ]
     merged: list[Manifest] = merge({"env": variables}, {"env": [_from_user(variable) for variable in users]})["env"]
@@ -154,14 +199,19 @@ def _variable(name: str, value: str) -> Manifest:
 
 
 def _from_user(variable: EnvVar) -> Manifest:
-    reference = variable.secret_key_ref
-    if reference is not None:
-        return {"name": variable.name, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
+    if variable.value_from is not None:
+        return {"name": variable.name, "valueFrom": _as_written(variable.value_from)}
     return _variable(variable.name, variable.value or "")
 
 
-def _merged(template: Manifest, overlays: Iterable[Mapping[str, Any] | None], labels: Mapping[str, str]) -> Manifest:
+def _as_written(model: SpecModel) -> Manifest:
+    """A section in Kubernetes' own words, without what the user left out."""
+    return model.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+
+
+def _merged(template: Manifest, overlays: Iterable[Mapping[str, Any] | None]) -> Manifest:
+    labels = {key: template["metadata"]["labels"][key] for key in (naming.JOB_LABEL, naming.ATTEMPT_LABEL)}
     for overlay in overlays:
         template = merge(template, overlay or {})
     # Validation rejects these labels in a podTemplate, but a null for labels or metadata would still remove them.
-    return merge(template, {"metadata": {"labels": dict(labels)}})
+    return merge(template, {"metadata": {"labels": labels}})

@@ -7,12 +7,10 @@ deletes the pods when the driver has exited.
 from __future__ import annotations
 
 import json
-import math
-import re
 import shlex
-from decimal import Decimal
 
 from rljob_api import naming
+from rljob_api.quantities import rounded_up
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.v1alpha1.rljob import RLJob
 from rljob_operator.desired import pods
@@ -20,25 +18,24 @@ from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-_SCALES = {"": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3)}
-_SCALES |= {letter: Decimal(1000**power) for power, letter in enumerate("MGTP", start=2)}
-_SCALES |= {f"{letter}i": Decimal(1024**power) for power, letter in enumerate("KMGTP", start=1)}
 
 
 def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
     """Build the RayJob; it is created suspended only if a queue has to admit it."""
     spec, queue = resolved.spec, resolved.spec.queue
-    labels = attempt_labels(job, attempt)
+    labels = spec.metadata.labels | attempt_labels(job, attempt)
     if queue is not None:
         labels[naming.QUEUE_LABEL] = queue.name
         if queue.priority_class is not None:
-            labels[PRIORITY_LABEL] = queue.priority_class
+            labels[naming.QUEUE_PRIORITY_LABEL] = queue.priority_class
+    metadata = child_metadata(job, naming.rayjob_name(job.key.name, attempt), labels)
+    if spec.metadata.annotations:
+        metadata["annotations"] = dict(spec.metadata.annotations)
     first_ranks = [sum(group.nodes for group in spec.node_groups[:index]) for index in range(len(spec.node_groups))]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": child_metadata(job, naming.rayjob_name(job.key.name, attempt), labels),
+        "metadata": metadata,
         "spec": {
             "submissionMode": "HTTPMode",
             "entrypoint": shlex.join(ENTRYPOINT),
@@ -80,8 +77,8 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
     resource = naming.ray_resource(group.device_resource)
     is_gpu = resource == "GPU"
     params = {"num-gpus": str(group.devices_per_node if is_gpu else 0)}
-    if group.resources.cpu is not None:
-        params["num-cpus"] = str(whole(group.resources.cpu))
+    if group.resources.cpu_request is not None:
+        params["num-cpus"] = str(rounded_up(group.resources.cpu_request))
     custom = {naming.HARDWARE_RESOURCE: 1} if group.hardware is not None else {}
     if group.devices_per_node and not is_gpu:
         custom[resource] = group.devices_per_node
@@ -89,15 +86,3 @@ def ray_start_params(group: NodeGroup) -> dict[str, str]:
         # Single quotes: KubeRay inserts the value verbatim into a shell line, and strips the quotes before parsing it as JSON.
         params["resources"] = f"'{json.dumps(custom)}'"
     return params
-
-
-def whole(quantity: str) -> int:
-    """Convert a Kubernetes quantity to an integer, rounded up as KubeRay does: "500m" is 1.
-
-    Raises:
-        ValueError: not a quantity.
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]{0,2})", quantity)
-    if match is None or match[2] not in _SCALES:
-        raise ValueError(f"{quantity!r} is not a quantity such as 4 or 500m")
-    return math.ceil(Decimal(match[1]) * _SCALES[match[2]])

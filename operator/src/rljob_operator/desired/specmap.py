@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from rljob_api import naming
+from rljob_api.v1alpha1.pods import PullSecret
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND, RLJob
 from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 from rljob_operator.settings import Settings
 
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's emitter is four times faster than the pure Python one, which would dominate the cost of building an attempt's objects."""
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """libyaml's emitter is four times faster than the pure Python one, which would dominate the cost of building an attempt's objects."""
+
+
+# PyYAML writes text such as 1e12 without quotes; YAML 1.2, which jobs are read as, takes that for a number.
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"), list("-+.0123456789")
+)
+
 SPEC_KEY = posixpath.basename(naming.SPEC_FILE)
 
 
@@ -30,6 +40,7 @@ def resolve(job: RLJob, status: Mapping[str, Any], settings: Settings) -> RLJob:
             "suspend": False,
             "active_deadline_seconds": None,
             "image": status.get("image") or job.spec.image or settings.runtime_image,
+            "image_pull_secrets": job.spec.image_pull_secrets or tuple(PullSecret(name=name) for name in settings.pull_secrets),
             "ray_version": status.get("rayVersion") or job.spec.ray_version or settings.runtime_ray_version,
         }
     )
@@ -45,5 +56,5 @@ def config_map(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
         "kind": "ConfigMap",
         "metadata": child_metadata(job, naming.rayjob_name(job.key.name, attempt), attempt_labels(job, attempt)),
         "immutable": True,
-        "data": {SPEC_KEY: yaml.dump(document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=140)},
+        "data": {SPEC_KEY: yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)},
     }

@@ -7,11 +7,28 @@ from pathlib import Path
 
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.base import SpecModel
+from rljob_api.v1alpha1.pods import EnvVarSource
 from rljob_runtime.errors import SetupError
 
-WITHOUT_EFFECT = ("managed_by", "queue", "image", "head", "storage", "pod_template", "failure_policy", "ttl_seconds_after_finished")
-GROUP_WITHOUT_EFFECT = ("node_selector", "tolerations", "affinity", "image", "pod_template")
-RESOURCES_WITHOUT_EFFECT = ("memory", "shared_memory")
+WITHOUT_EFFECT = (
+    "managed_by",
+    "queue",
+    "image",
+    "image_pull_secrets",
+    "service_account",
+    "metadata",
+    "priority_class_name",
+    "scheduler_name",
+    "do_not_disrupt",
+    "head",
+    "storage",
+    "model_cache",
+    "pod_template",
+    "failure_policy",
+    "ttl_seconds_after_finished",
+)
+GROUP_WITHOUT_EFFECT = ("node_selector", "tolerations", "affinity", "env_from", "image", "runtime_class_name", "pod_template")
+RESOURCES_WITHOUT_EFFECT = ("memory", "shared_memory", "requests", "limits")
 
 
 def fields_without_effect(spec: RLJobSpec) -> list[str]:
@@ -54,13 +71,26 @@ def check(spec: RLJobSpec, environment: Mapping[str, str], *, resume: bool = Fal
     sources = [(f"nodeGroups[{i}]", g.env) for i, g in enumerate(spec.node_groups)]
     sources += [(f"components[{i}]", c.env) for i, c in enumerate(spec.components)]
     missing = [
-        f"spec.{path}.env[{i}] takes {variable.name} from Secret {variable.secret_key_ref.name}"
+        f"spec.{path}.env[{i}] takes {variable.name} from {_source(variable.value_from)}"
         for path, variables in sources
         for i, variable in enumerate(variables)
-        if variable.secret_key_ref is not None and variable.name not in environment
+        if variable.value_from is not None and not _is_optional(variable.value_from) and variable.name not in environment
     ]
     if missing:
         raise SetupError(f"{'; '.join(missing)}; a local run takes it from its own environment, where it is not set: export it first")
+
+
+def _source(source: EnvVarSource) -> str:
+    """Where a variable comes from, in words."""
+    if source.secret_key_ref is not None:
+        return f"Secret {source.secret_key_ref.name}"
+    if source.config_map_key_ref is not None:
+        return f"ConfigMap {source.config_map_key_ref.name}"
+    return "its pod"
+
+
+def _is_optional(source: EnvVarSource) -> bool:
+    return any(ref is not None and ref.optional for ref in (source.secret_key_ref, source.config_map_key_ref))
 
 
 def checkpoint_folder(spec: RLJobSpec, default: Path) -> Path:

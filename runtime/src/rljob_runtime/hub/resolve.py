@@ -123,7 +123,7 @@ def _explained(repo: str, field: str, revision: str) -> Iterator[None]:
         token = "the token given may not read it" if get_token() else "no token was given"
         raise ModelError(
             f"{field} {repo!r} is gated and {token}; accept its terms on the Hub and give a token of that account as HF_TOKEN: exported "
-            "for rljob run, in spec.head.env and spec.nodeGroups[].env (secretKeyRef) on Kubernetes"
+            "for rljob run, in spec.head.env and spec.nodeGroups[].env (valueFrom.secretKeyRef) on Kubernetes"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{revision}: {field} {repo!r} has no such revision; write a branch, a tag or a whole commit of it") from error

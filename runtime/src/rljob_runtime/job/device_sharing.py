@@ -19,8 +19,8 @@ from typing import Any
 from rljob_api.dtypes import DTYPE_BYTES
 from rljob_api.memory import ModelShape, process_needs
 from rljob_api.memory.training_needs import MASTER_BYTES
-from rljob_api.memory.units import quantity_bytes
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.quantities import rounded_down
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
@@ -252,7 +252,7 @@ def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> dict[Devi
     own = {device for c in plan.components if TRAITS[c.role].has_own_model for p in c.processes for device in local_devices(p)}
     memory = {group.name: group.device_memory if shape is not None else None for group in spec.node_groups}
     return {
-        device: quantity_bytes(text) if (text := memory[node.group]) is not None and device not in own else UNKNOWN_BYTES
+        device: rounded_down(text) if (text := memory[node.group]) is not None and device not in own else UNKNOWN_BYTES
         for node in plan.nodes
         for index in range(node.num_devices)
         if (device := Device(node.rank, index))

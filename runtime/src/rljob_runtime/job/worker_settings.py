@@ -14,6 +14,7 @@ from typing import Any
 
 from rljob_api.planning import environment
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
+from rljob_api.quantities import rounded_down
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
@@ -36,7 +37,6 @@ from rljob_runtime.overlap.episodes import EnvironmentRules
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
 
-_QUANTITY_SCALES: Mapping[str, float] = {"m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "i": 1}
 """Scale of each suffix; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
 
 
@@ -64,13 +64,8 @@ def interpreter(spec: RLJobSpec, plan: Plan, component: PlannedComponent, proces
 
 def node_cpus(spec: RLJobSpec) -> dict[str, int]:
     """Whole CPU cores of one node by group, at least one: as declared, else this machine's cores."""
-    return {g.name: _cores(g.resources.cpu) if g.resources.cpu else (os.cpu_count() or 1) for g in spec.node_groups}
-
-
-def _cores(quantity: str) -> int:
-    """Whole cores of a Kubernetes quantity: 4 for "4", 1 for "1500m"."""
-    number = quantity.rstrip("".join(_QUANTITY_SCALES))
-    return max(1, int(float(number) * _QUANTITY_SCALES.get(quantity[len(number) :].removesuffix("i"), 1)))
+    requests = {group.name: group.resources.cpu_request for group in spec.node_groups}
+    return {name: max(1, rounded_down(cpu)) if cpu is not None else (os.cpu_count() or 1) for name, cpu in requests.items()}
 
 
 def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> int:
@@ -92,7 +87,8 @@ def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: P
 def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
     """Environment of a worker: thread limits, over them the user's variables, over them those that describe where it runs.
 
-    Variables that come from a Secret are in the environment of the worker's process already: the container's, or this command's.
+    Variables that come from elsewhere, such as a Secret, are in the environment of the worker's process already: the container's, or this
+    command's.
     """
     count = str(threads(spec, plan, component, process))
     env = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": ""}

@@ -13,7 +13,6 @@ from rljob_api import naming
 from rljob_api.generate import to_yaml
 from rljob_api.validation import check
 from rljob_operator.desired import attempt_objects
-from rljob_operator.desired.rayjob import whole
 from rljob_operator.model import Manifest
 from tests.support.golden import Golden
 from tests.unit.api.manifests import manifest
@@ -135,6 +134,15 @@ def test_network_policy() -> None:
     assert "NetworkPolicy" not in {item["kind"] for item in objects(manifest(), settings=builders.settings(network_policy=False))}
 
 
+def test_egress_is_what_the_operator_is_configured_with_and_the_own_pods() -> None:
+    rules = [{"ports": [{"port": 53, "protocol": "UDP"}]}, {"to": [{"ipBlock": {"cidr": "198.18.0.1/32"}}]}]
+    policy = one(objects(manifest(), settings=builders.settings(egress=json.dumps(rules))), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == [{"to": [{"podSelector": policy["podSelector"]}]}, *rules]
+    nothing_else = one(objects(manifest(), settings=builders.settings(egress="[]")), "NetworkPolicy")["spec"]
+    assert nothing_else["egress"] == [{"to": [{"podSelector": policy["podSelector"]}]}]
+
+
 @CASES
 def test_the_config_map_holds_the_resolved_job(source: Path) -> None:
     found = objects(source.read_text())
@@ -186,7 +194,7 @@ def test_environment() -> None:
         "HOME": "/home/rljob",
         "USER": "rljob",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        "RLJOB_RUN_FOLDER": "/mnt/jobs/math-grpo",
+        "RLJOB_RUN_FOLDER": "/mnt/jobs/team-rl/math-grpo",
         "RLJOB_STORAGE_SHARED": "1",
         "RLJOB_NAMESPACE": "team-rl",
         "RLJOB_NAME": "math-grpo",
@@ -198,7 +206,7 @@ def test_environment() -> None:
     assert environment(train)["NCCL_DEBUG"] == "INFO"
     assert kuberay.expand(environment(rollout)["PROMPT"], {"HOME": "x"}) == "costs $5, $(HOME) stays"
     (alone, _) = groups(ray_job(manifest()))
-    assert (environment(alone)["RLJOB_RUN_FOLDER"], environment(alone)["RLJOB_STORAGE_SHARED"]) == ("/tmp/rljob/case", "0")
+    assert (environment(alone)["RLJOB_RUN_FOLDER"], environment(alone)["RLJOB_STORAGE_SHARED"]) == ("/tmp/rljob/team-rl/case", "0")
 
 
 def test_what_nodes_offer_to_ray_and_ask_of_kubernetes() -> None:
@@ -268,14 +276,3 @@ def test_pure(source: Path) -> None:
         group["template"]["metadata"]["labels"].clear()
     assert job.job.model_dump() == before
     assert attempt_objects(view, job, 1, SETTINGS) == kept
-
-
-@pytest.mark.parametrize(("text", "expected"), [("64", 64), ("500m", 1), ("15500m", 16), ("0.1", 1), ("2k", 2000), ("1Ki", 1024), ("0", 0)])
-def test_quantities_round_up(text: str, expected: int) -> None:
-    assert whole(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "x", "1x", "-1", "1.5.2", "1iK"])
-def test_other_text_is_no_quantity(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a quantity"):
-        whole(text)

@@ -140,6 +140,8 @@ def test_settings_are_read():
         ("LOG_LEVEL", "LOUD", "RLJOB_OPERATOR_LOG_LEVEL='LOUD' is not one of DEBUG, INFO, WARNING, ERROR"),
         ("LOG_FORMAT", "xml", "RLJOB_OPERATOR_LOG_FORMAT='xml' is not one of json, text"),
         ("NETWORK_POLICY", "yes", "RLJOB_OPERATOR_NETWORK_POLICY='yes' is not of type bool"),
+        ("EGRESS", "deny", "RLJOB_OPERATOR_EGRESS is not JSON"),
+        ("EGRESS", '[{"from": []}]', "is not a list of rules with to and ports, as in spec.egress of a NetworkPolicy"),
         ("COLOUR", "red", "RLJOB_OPERATOR_COLOUR is not a known setting"),
     ],
 )

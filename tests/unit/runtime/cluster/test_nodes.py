@@ -25,7 +25,7 @@ GROUPS = [
         "devicesPerNode": 1,
         "deviceResource": "example.com/virtual-gpu",
         "deviceType": "CPU",
-        "env": [{"name": "TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}],
+        "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
     },
     {"name": "cores", "devicesPerNode": 1, "deviceResource": "cpu", "resources": {"cpu": "1500m"}},
 ]

@@ -58,7 +58,7 @@ def test_a_checkpoint_path_on_the_volume_becomes_the_run_folder_and_is_said(tmp_
 
 
 def test_a_secret_comes_from_the_environment_and_is_named_when_it_is_not_there() -> None:
-    secret = {"name": "HUB_TOKEN", "secretKeyRef": {"name": "hub", "key": "token"}}
+    secret = {"name": "HUB_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     group = {"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "env": [{"name": "A", "value": "1"}, secret]}
     local_checks.check(spec(nodeGroups=[group]), {"HUB_TOKEN": "x"})
     with pytest.raises(SetupError, match=r"spec.nodeGroups\[0\].env\[1\] takes HUB_TOKEN from Secret hub; .* export it first"):

@@ -77,7 +77,7 @@ def key_variables(source: Source, where: paths.Parts) -> list[Section]:
     at = (*where, "judge_api_key")
     why = f"becomes {KEY_VARIABLE} from the Secret {SECRET_NAME}: a manifest is readable for many"
     source.differs(at, why, f"create that Secret with the key {KEY_VARIABLE}")
-    return [{"name": KEY_VARIABLE, "secretKeyRef": {"name": SECRET_NAME, "key": KEY_VARIABLE}}]
+    return [{"name": KEY_VARIABLE, "valueFrom": {"secretKeyRef": {"name": SECRET_NAME, "key": KEY_VARIABLE}}}]
 
 
 def _endpoint(source: Source, where: paths.Parts, kind: str) -> Section:

@@ -131,6 +131,6 @@ def api_key(config: RewardConfig, environment: Mapping[str, str] = os.environ) -
     if not environment.get(name):
         raise RewardSetupError(
             f"judge of reward {config.name!r}: the environment variable {name} is not set on the reward worker's node; "
-            f"add {{name: {name}, secretKeyRef: ...}} to nodeGroups[].env, and set {name} before a local run"
+            f"add {{name: {name}, valueFrom: ...}} to nodeGroups[].env, and set {name} before a local run"
         )
     return environment[name]

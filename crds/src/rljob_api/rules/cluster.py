@@ -1,0 +1,103 @@
+"""Rules about what a job says of itself to Kubernetes: account, labels, resources, the cache of models.
+
+Part of :mod:`rljob_api.validation`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
+
+from rljob_api import naming, paths
+from rljob_api.errors import FieldError
+from rljob_api.errors import field_error as _error
+from rljob_api.quantities import parse
+from rljob_api.rules.pod_template import OVERWRITE_COMMAND, account_problems
+from rljob_api.rules.pods import OWN_MOUNTS
+from rljob_api.v1alpha1.nodes import Head, NodeGroup
+from rljob_api.v1alpha1.rljob import RLJobSpec
+
+_INSTEAD = {
+    naming.QUEUE_LABEL: "write spec.queue.name",
+    naming.QUEUE_PRIORITY_LABEL: "write spec.queue.priorityClass",
+}
+"""Labels that a field of the spec writes."""
+
+
+def _account(spec: RLJobSpec) -> Iterator[FieldError]:
+    account = spec.service_account
+    if account is None:
+        return
+    path = "spec.serviceAccount"
+    yield from account_problems(f"{path}.name", account.name)
+    if account.name is not None and account.annotations:
+        problem = f"are for the account that RLJob makes, and name says that {account.name} exists"
+        yield _error(f"{path}.annotations", None, problem, "annotate that account yourself, or remove name")
+
+
+def _metadata(spec: RLJobSpec) -> Iterator[FieldError]:
+    for key, value in spec.metadata.labels.items():
+        path = paths.join(("spec", "metadata", "labels", key))
+        if key in _INSTEAD:
+            yield _error(path, value, "is written by another field", _INSTEAD[key])
+        elif key.startswith("ray.io/") and key not in naming.SCHEDULER_LABELS:
+            problem = (
+                f"is a label of KubeRay's own; of those that start with ray.io/ only {', '.join(naming.SCHEDULER_LABELS)} are settings"
+            )
+            yield _error(path, value, problem, "remove it")
+        elif key in naming.OWN_LABELS or (key.startswith(naming.RESERVED_LABEL_PREFIXES) and not key.startswith("ray.io/")):
+            yield _error(path, value, "is a label that the system sets", "use a prefix of your own")
+    for key in spec.metadata.annotations:
+        path = paths.join(("spec", "metadata", "annotations", key))
+        if key == OVERWRITE_COMMAND:
+            yield _error(path, None, "would keep KubeRay from starting Ray", "remove it")
+        elif key in naming.DISRUPTION_ANNOTATIONS and spec.do_not_disrupt:
+            yield _error(path, None, "is written by spec.doNotDisrupt", "remove one of them")
+
+
+def _resources(spec: RLJobSpec) -> Iterator[FieldError]:
+    places: list[tuple[paths.Parts, Head | NodeGroup]] = [(("spec", "head"), spec.head)]
+    places += [(("spec", "nodeGroups", index), group) for index, group in enumerate(spec.node_groups)]
+    for parts, place in places:
+        resources, here = place.resources, (*parts, "resources")
+        limits = resources.all_limits
+        if isinstance(place, NodeGroup) and place.device_resource != "cpu":
+            device, sections = place.device_resource, (("requests", resources.requests), ("limits", resources.limits))
+            for section, given in sections:
+                if device in given:
+                    problem = f"is the group's deviceResource, of which it asks for devicesPerNode {place.devices_per_node}"
+                    yield _error(paths.join((*here, section, device)), given[device], problem, "remove it")
+        for name, request in resources.all_requests.items():
+            if name in limits and parse(request) > parse(limits[name]):
+                path = paths.join((*here, "requests", name)) if name in resources.requests else paths.join((*here, name))
+                problem = f"is more than the limit of {name}, {limits[name]}"
+                yield _error(path, request, problem, f"raise limits.{name}, or lower the request")
+
+
+def _model_cache(spec: RLJobSpec) -> Iterator[FieldError]:
+    cache = spec.model_cache
+    if cache is None:
+        return
+    path = "spec.modelCache"
+    kinds = {"claimName": cache.claim_name, "hostPath": cache.host_path, "sizeLimit": cache.size_limit}
+    given = [name for name, value in kinds.items() if value is not None]
+    if len(given) > 1:
+        yield _error(
+            path, None, f"has both {' and '.join(given)}", "give one of them: where models lie, or how large a volume of the pod's own is"
+        )
+    mount = posixpath.normpath(cache.mount_path)
+    storage = None if spec.storage is None else posixpath.normpath(spec.storage.mount_path)
+    hidden = [own for own in (*OWN_MOUNTS, storage) if own is not None and (own == mount or own.startswith(mount.rstrip("/") + "/"))]
+    if hidden:
+        problem = f"would hide {', '.join(hidden)}, which the pod needs"
+        yield _error(f"{path}.mountPath", cache.mount_path, problem, "choose a folder of its own, for example /cache")
+    owners = [("spec.head.env", spec.head.env), *((f"spec.nodeGroups[{i}].env", group.env) for i, group in enumerate(spec.node_groups))]
+    for where, variables in owners:
+        for index, variable in enumerate(variables):
+            if variable.name == naming.ENV_MODEL_CACHE:
+                problem = f"would lead past spec.modelCache, which is at {cache.mount_path}"
+                yield _error(f"{where}[{index}].name", variable.name, problem, "remove one of them")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_account, _metadata, _resources, _model_cache)
+"""Rules between fields, each independent of the others."""

@@ -1,0 +1,108 @@
+"""What users of managed clusters ask for: identity, pull secrets, caches, head requests, labels of schedulers."""
+
+from typing import Any
+
+import pytest
+
+from rljob_api.validation import check
+from tests.unit.api.manifests import manifest
+from tests.unit.operator.desired import builders
+from tests.unit.operator.desired.builders import container, environment, groups, objects, one, ray_job
+
+
+def with_spec(**fields: Any) -> dict[str, Any]:
+    document = manifest()
+    document["spec"].update(fields)
+    return document
+
+
+def test_an_account_that_exists_is_bound_and_none_is_made() -> None:
+    found = objects(with_spec(serviceAccount={"name": "trainer"}))
+    assert "ServiceAccount" not in {item["kind"] for item in found}
+    assert one(found, "RoleBinding")["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "team-rl"}]
+    assert one(found, "RoleBinding")["roleRef"]["name"] == one(found, "Role")["metadata"]["name"] == "case-rljob"
+    head, worker = (group["template"]["spec"] for group in groups(one(found, "RayJob")))
+    assert (head["serviceAccountName"], head["automountServiceAccountToken"]) == ("trainer", True)
+    assert (worker["serviceAccountName"], worker["automountServiceAccountToken"]) == ("trainer", False)
+
+
+def test_a_node_group_may_have_an_account_of_its_own() -> None:
+    document = with_spec(serviceAccount={"annotations": {"iam.gke.io/gcp-service-account": "a@b.iam.gserviceaccount.com"}})
+    document["spec"]["nodeGroups"][0]["podTemplate"] = {"spec": {"serviceAccountName": "reader"}}
+    head, worker = (group["template"]["spec"] for group in groups(ray_job(document)))
+    assert (head["serviceAccountName"], worker["serviceAccountName"]) == ("case-rljob", "reader")
+    account = one(objects(document), "ServiceAccount")
+    assert account["metadata"]["annotations"] == {"iam.gke.io/gcp-service-account": "a@b.iam.gserviceaccount.com"}
+
+
+def test_pull_secrets_of_the_operator_are_for_jobs_that_name_none() -> None:
+    settings = builders.settings(runtime_image_pull_secrets="one, two")
+    for document, expected in ((manifest(), ["one", "two"]), (with_spec(imagePullSecrets=[{"name": "own"}]), ["own"])):
+        found = objects(document, settings=settings)
+        for group in groups(one(found, "RayJob")):
+            assert [secret["name"] for secret in group["template"]["spec"]["imagePullSecrets"]] == expected
+    assert all("imagePullSecrets" not in group["template"]["spec"] for group in groups(ray_job(manifest())))
+
+
+@pytest.mark.parametrize(
+    ("cache", "volume"),
+    [
+        ({"claimName": "models"}, {"persistentVolumeClaim": {"claimName": "models"}}),
+        ({"hostPath": "/mnt/models"}, {"hostPath": {"path": "/mnt/models", "type": "Directory"}}),
+        ({"sizeLimit": "200Gi"}, {"emptyDir": {"sizeLimit": "200Gi"}}),
+        ({}, {"emptyDir": {}}),
+    ],
+)
+def test_the_model_cache_is_hf_home_of_every_pod(cache: dict[str, str], volume: dict[str, Any]) -> None:
+    for group in groups(ray_job(with_spec(modelCache=cache))):
+        assert {"name": "model-cache", **volume} in group["template"]["spec"]["volumes"]
+        assert {"name": "model-cache", "mountPath": "/cache"} in container(group)["volumeMounts"]
+        assert environment(group)["HF_HOME"] == "/cache"
+
+
+def mounts(group: dict[str, Any]) -> set[str]:
+    return {mount["mountPath"] for mount in container(group)["volumeMounts"]}
+
+
+def test_the_head_requests_something_and_its_shared_memory_does_not_shrink_to_it() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+        ({}, {"requests": {"cpu": "250m", "memory": "1Gi"}}, True),
+        ({"cpu": "2"}, {"requests": {"cpu": "2", "memory": "1Gi"}}, True),
+        ({"memory": "8Gi"}, {"requests": {"cpu": "250m", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}, False),
+        ({"limits": {"cpu": "1", "memory": "4Gi"}}, {"limits": {"cpu": "1", "memory": "4Gi"}}, False),
+        ({"sharedMemory": "3Gi"}, {"requests": {"cpu": "250m", "memory": "1Gi"}}, True),
+    ]
+    for resources, expected, is_mounted in cases:
+        head, worker = groups(ray_job(with_spec(head={"resources": resources})))
+        assert container(head)["resources"] == expected
+        assert ("/dev/shm" in mounts(head)) is is_mounted
+        assert container(worker)["resources"] == {}
+
+
+def test_cores_that_a_limit_alone_gives_count_for_ray() -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"][0]["resources"] = {"limits": {"cpu": "3500m"}}
+    _, worker = groups(ray_job(document))
+    assert worker["rayStartParams"]["num-cpus"] == "4"
+
+
+def test_labels_and_annotations_reach_rayjob_and_pods_and_never_replace_ours() -> None:
+    metadata = {"labels": {"volcano.sh/queue-name": "q", "ray.io/priority-class-name": "high"}, "annotations": {"ray.io/x": "1", "y": "2"}}
+    job = ray_job(with_spec(metadata=metadata, doNotDisrupt=True))
+    assert job["metadata"]["labels"] | metadata["labels"] == job["metadata"]["labels"]
+    assert job["metadata"]["annotations"] == metadata["annotations"]
+    for group in groups(job):
+        pod = group["template"]["metadata"]
+        assert pod["labels"] == {"volcano.sh/queue-name": "q", "rljob.dev/job": "case", "rljob.dev/attempt": "1"}
+        assert pod["annotations"] == {
+            "y": "2",
+            "karpenter.sh/do-not-disrupt": "true",
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        }
+
+
+def test_text_that_yaml_takes_for_a_number_stays_text() -> None:
+    document = with_spec(head={"resources": {"limits": {"ephemeral-storage": "1e12"}}}, image="1.5")
+    stored = one(objects(document), "ConfigMap")["data"]["rljob.yaml"]
+    assert check(stored).job.spec.head.resources.limits == {"ephemeral-storage": "1e12"}
+    assert check(stored).job.spec.image == "1.5"
