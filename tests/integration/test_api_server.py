@@ -172,12 +172,10 @@ OTHER_VALUES: dict[str, Any] = {
     "environments": [{"name": "lake", "type": "FrozenLake"}],
     "algorithm": {"policyLoss": {"clipLow": 0.11}},
     "rollout": {"samplesPerPrompt": 3},
-    "training": {"learningRate": 0.011},
     "validation": {"everySteps": 7},
     "overlap": {"asyncGenerationRatio": 3},
     "offload": {"hostMemoryBytes": 77},
     "weightSync": {"timeoutSeconds": 77},
-    "checkpoint": {"everySteps": 77},
     "report": {"trajectoriesEverySteps": 77},
     "seed": 7,
 }
@@ -194,12 +192,16 @@ MUTABLE_VALUES: dict[str, Any] = {
     "suspend": True, "activeDeadlineSeconds": 77, "ttlSecondsAfterFinished": 77, "failurePolicy": {"maxRestarts": 7},
     "startupDeadlineSeconds": 77, "schedulingDeadlineSeconds": 77,
 }  # fmt: skip
+MUTABLE_BELOW = {"training": {"steps": 77}, "checkpoint": {"everySteps": 77, "keep": 7, "journal": False}}
+FIXED_BELOW = {"training.learningRate cannot be changed", "checkpoint.path cannot be added or removed"}
+"""Of sections of which a part may change."""
 
 
 def test_every_field_of_the_spec_is_tried():
     fields = {info.alias or name for name, info in RLJobSpec.model_fields.items()}
-    assert fields == {*OTHER_VALUES, *ADDED_VALUES, *MUTABLE_VALUES}
+    assert fields == {*OTHER_VALUES, *ADDED_VALUES, *MUTABLE_VALUES, *MUTABLE_BELOW}
     assert set(MUTABLE_VALUES) == schema.MUTABLE_SPEC_FIELDS
+    assert {section: frozenset(values) for section, values in MUTABLE_BELOW.items()} == schema.MUTABLE_BELOW
 
 
 @pytest.fixture
@@ -215,15 +217,17 @@ def stored(api_server: ApiServer, namespace: str) -> Callable[[Manifest], str]:
 
 def test_no_field_but_the_mutable_ones_can_be_changed(stored: Callable[[Manifest], str]):
     with pytest.raises(CommandError) as caught:
-        stored({**OTHER_VALUES, **ADDED_VALUES})
+        stored({**OTHER_VALUES, **ADDED_VALUES, "training": {"learningRate": 0.011}, "checkpoint": {"path": "/other"}})
     text = str(caught.value)
     expected = [f"{field} cannot be changed; make a new RLJob" for field in OTHER_VALUES]
     expected += [f"{field} cannot be added or removed; make a new RLJob" for field in ADDED_VALUES]
+    expected += [f"{sentence}; make a new RLJob" for sentence in FIXED_BELOW]
     assert [sentence for sentence in expected if sentence not in text] == []
 
 
 def test_suspend_and_time_limits_can_be_changed_and_taken_back(stored: Callable[[Manifest], str]):
     assert "patched" in stored(MUTABLE_VALUES)
+    assert "patched" in stored(MUTABLE_BELOW)
     assert "patched" in stored({"suspend": False, "activeDeadlineSeconds": None, "ttlSecondsAfterFinished": None})
 
 

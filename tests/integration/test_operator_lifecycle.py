@@ -83,6 +83,26 @@ def test_an_invalid_spec_has_no_child_and_says_everything(world: World):
     assert world.conditions("bad")["Succeeded"] == "Unknown/SpecInvalid"
 
 
+def test_a_change_that_the_api_server_does_not_see_is_named_and_ends_nothing(world: World):
+    changed, original = {"spec": {"hostNetwork": True}, "metadata": None}, {"metadata": {"labels": {"a": "b"}}, "spec": None}
+    world.job("sly", podTemplate={"metadata": {"labels": {"a": "b"}}}, failurePolicy={"maxRestarts": 1, "restartBackoffSeconds": 1})
+    world.runs("sly-a1", "sly1")
+    world.until_condition("sly", "Running", "True/Running")
+    world.patch("rljob", "sly", {"spec": {"podTemplate": changed, "training": {"steps": 500}}})
+    world.until_condition("sly", "Accepted", "False/SpecChanged")
+    assert world.message("sly", "Accepted").startswith("spec.podTemplate cannot be changed.")
+    assert world.conditions("sly")["Running"] == "True/Running", "the attempt goes on with what it began with"
+    world.rayjob_status("sly-a1", **failed())
+    world.until_condition("sly", "Running", "False/SpecChanged")
+    world.pods_gone("sly1-head", "sly1-w0")
+    assert world.get("rayjob", "sly-a2") is None
+    world.patch("rljob", "sly", {"spec": {"podTemplate": original}})
+    world.until_child("sly-a2")
+    assert world.conditions("sly")["Accepted"] == "True/SpecValid"
+    (config_map,) = [m for m in world.list("configmaps", "sly") if m["metadata"]["name"] == "sly-a2"]
+    assert "steps: 500" in config_map["data"]["rljob.yaml"], "training.steps has effect for the next attempt"
+
+
 def test_a_lost_worker_restarts_until_restarts_are_used_up(world: World):
     world.job("retry", failurePolicy={"maxRestarts": 1, "restartBackoffSeconds": 1})
     world.runs("retry-a1", "r1")

@@ -110,6 +110,7 @@ class Scene:
         self.children: list[ChildView] = []
         self.pods: list[PodView] = []
         self.clusters: list[ClusterView] = []
+        self.hashes: dict[str, str] = {}
         self.taken_name: str | None = None
         self.rejected: str | None = None
         self.problem: str | None = None
@@ -136,6 +137,12 @@ class Scene:
         """Make the spec invalid."""
         self.checked = error
         return self
+
+    def changed(self, *names: str) -> Scene:
+        """Change fields that cannot be changed, after the first attempt."""
+        before = {"model": "of the model", "podTemplate": "of the template"}
+        self.hashes = before | dict.fromkeys(names, "another one")
+        return self.stored(specHashes=before)
 
     def stored(self, **fields: Any) -> Scene:
         """Put fields into the status."""
@@ -198,6 +205,7 @@ class Scene:
         return Observed(
             job=self.job,
             checked=self.checked,
+            spec_hashes=self.hashes,
             children=tuple(self.children),
             clusters=tuple(self.clusters),
             pods=tuple(self.pods),

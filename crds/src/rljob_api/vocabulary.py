@@ -289,6 +289,8 @@ class Reason(StrEnum):
     """Every check passed and every process has a place."""
     SPEC_INVALID = "SpecInvalid"
     """A check failed; the message lists every problem with its path. No child exists."""
+    SPEC_CHANGED = "SpecChanged"
+    """A field that cannot be changed was, where the API server does not see it; the message names it. No further attempt is made."""
     CHILD_REJECTED = "ChildRejected"
     """KubeRay or the API server refused the RayJob made from the spec; the message is theirs."""
     SUSPENDED = "Suspended"

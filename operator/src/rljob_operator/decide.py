@@ -22,7 +22,7 @@ r"""Decides what to do about one RLJob: pure, level-triggered, a function of the
 
     Decision --> actions, then one status write, then events
 
-The first matching line wins. An invalid spec, spec.suspend, a rejected child and a name conflict each prevent "create".
+The first matching line wins. An invalid or changed spec, spec.suspend, a rejected child and a name conflict each prevent "create".
 
 Invariants (tests/property/test_operator_decide.py): QUIET (a decision that has been carried out is not made again), TERMINAL (a finished
 job stays as it is), ONE-CHILD (no attempt is created while the RayJob of another one is live), and attempt numbers never decrease.
@@ -190,9 +190,12 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
     observed, start_time = situation.observed, situation.start_time
     summary = "" if after is None else restart.summary(situation.options, after)
     hold = suspension.hold(situation)
-    if not situation.is_spec_valid:
+    refused = (Reason.SPEC_INVALID, "No RayJob is created from an invalid spec.") if not situation.is_spec_valid else None
+    if situation.changed_fields:
+        refused = (Reason.SPEC_CHANGED, "No RayJob is created from a spec that was changed after the job began.")
+    if refused is not None:
         start_time = start_time if hold is None else None
-        decision = _waiting(situation, Reason.SPEC_INVALID, "No RayJob is created from an invalid spec.", start_time)
+        decision = _waiting(situation, *refused, start_time)
         suspended = {} if hold is None else {ConditionType.SUSPENDED: _held(situation, hold).conditions[ConditionType.SUSPENDED]}
         return replace(decision, conditions={**decision.conditions, **suspended})
     if hold is not None:

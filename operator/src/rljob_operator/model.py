@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -125,6 +125,8 @@ class Observed:
     """RayJobs owned by the job, by attempt. A missing one was confirmed missing by the API server, not by a cache that may lag."""
     clusters: tuple[ClusterView, ...]
     pods: tuple[PodView, ...]
+    spec_hashes: Mapping[str, str] = field(default_factory=dict)
+    """Of the fields that cannot be changed, see :mod:`rljob_operator.frozen`; empty for an invalid spec."""
     runtime_image: str = ""
     """The operator's default."""
     runtime_ray_version: str = ""

@@ -48,7 +48,8 @@ from rljob_api.termination import shorten
 from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND
 from rljob_api.validation import CheckedJob
-from rljob_operator import desired, events, status
+from rljob_api.vocabulary import Reason
+from rljob_operator import desired, events, frozen, status
 from rljob_operator.cache import Cache, Source
 from rljob_operator.decide import decide
 from rljob_operator.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RejectedError, UnavailableError
@@ -138,10 +139,11 @@ class Reconciler:
 
     async def _observe(self, job: JobView) -> Observed:
         await self._confirm(job)
-        key = job.key
+        key, checked = job.key, self._check(job)
         return Observed(
             job=job,
-            checked=self._check(job),
+            checked=checked,
+            spec_hashes=self._hashes(job, checked),
             children=tuple(child for child in self._cache.children(key) if child.owner_uid == job.uid),
             clusters=self._cache.clusters(key),
             pods=self._cache.pods(key),
@@ -173,6 +175,15 @@ class Reconciler:
             self._cache.put(kind, await self._client.get(kind, key.namespace, name), Source.OTHER)
         except NotFoundError:
             self._cache.forget(kind, key.namespace, name)
+
+    def _hashes(self, job: JobView, checked: CheckedJob | SpecInvalidError) -> dict[str, str]:
+        """Hashes of the spec; computed where a job begins or its spec has changed since the status was written."""
+        recorded = job.status.get("specHashes")
+        if isinstance(checked, SpecInvalidError):
+            return {}
+        if isinstance(recorded, Mapping) and job.status.get("observedGeneration") == job.generation and not _reports_change(job.status):
+            return dict(recorded)
+        return frozen.hashes(checked.job.spec)
 
     def _check(self, job: JobView) -> CheckedJob | SpecInvalidError:
         """Check the spec; cached, because the result is the same for a generation."""
@@ -322,6 +333,10 @@ def _is_finished(current: Mapping[str, Any]) -> bool:
     return any(
         entry["type"] == ConditionType.SUCCEEDED and entry["status"] != ConditionStatus.UNKNOWN for entry in current.get("conditions") or ()
     )
+
+
+def _reports_change(current: Mapping[str, Any]) -> bool:
+    return any(entry.get("reason") == Reason.SPEC_CHANGED for entry in current.get("conditions") or ())
 
 
 def _is_owned(stored: Manifest, uid: str) -> bool:

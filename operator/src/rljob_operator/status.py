@@ -131,13 +131,14 @@ def _head_pod(situation: Situation, decision: Decision) -> str | None:
 
 
 def _pinned(situation: Situation, attempt: int | None) -> dict[str, Any]:
-    """What all attempts run: the image and Ray version of the first one."""
+    """What all attempts run: image, Ray version and spec of the first one."""
     if attempt is None:
         return {}
     status, spec, observed = situation.job.status, situation.job.spec, situation.observed
     return {
         "image": status.get("image") or spec.get("image") or observed.runtime_image or None,
         "rayVersion": status.get("rayVersion") or spec.get("rayVersion") or observed.runtime_ray_version or None,
+        "specHashes": status.get("specHashes") or dict(observed.spec_hashes) or None,
     }
 
 

@@ -64,7 +64,10 @@ def test_every_top_level_field_is_immutable_or_listed_as_mutable() -> None:
         for key, child in spec["properties"].items()
         if any(r["rule"] == "self == oldSelf" for r in child.get("x-kubernetes-validations", ()))
     }
-    assert set(spec["properties"]) - frozen == schema.MUTABLE_SPEC_FIELDS
+    assert set(spec["properties"]) - frozen == schema.MUTABLE_SPEC_FIELDS | set(schema.MUTABLE_BELOW)
+    for section, mutable in schema.MUTABLE_BELOW.items():
+        fields = spec["properties"][section]["properties"]
+        assert {key for key, child in fields.items() if "x-kubernetes-validations" not in child} == mutable
     presence = {rule["rule"] for rule in spec["x-kubernetes-validations"]}
     for key in frozen - set(spec["required"]):
         assert "default" in spec["properties"][key] or f"has(self.{key}) == has(oldSelf.{key})" in presence

@@ -10,6 +10,7 @@ import pytest
 from rljob_api.crd.schema import MUTABLE_SPEC_FIELDS
 from rljob_api.v1alpha1.conditions import ConditionType
 from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Reason
 from tests.layout.tree import ROOT
 from tests.support.chart import options, rules, values
@@ -63,6 +64,9 @@ def test_the_fields_of_a_node_group_exist():
     }
     assert named
     assert named <= known
+    of_all = {name for cells in rows(section(KUBERNETES, "Fields for all pods"))[1:] for name in re.findall(r"`([\w.]+)`", cells[0])}
+    assert of_all
+    assert of_all <= {field.alias or name for name, field in RLJobSpec.model_fields.items()}
 
 
 def test_the_rights_of_the_operator():

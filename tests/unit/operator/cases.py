@@ -235,6 +235,16 @@ CASES = [
         expected=RUNS | {"Accepted": "False SpecInvalid"},
     ),
     Case(
+        name="a changed spec keeps its child, and the message names what changed",
+        scene=scene().stored(attempt=1).running().changed("podTemplate", "head"),
+        expected=RUNS | {"Accepted": "False SpecChanged"},
+    ),
+    Case(
+        name="a spec that is as it was at the first attempt",
+        scene=scene().stored(attempt=1).running().changed(),
+        expected=RUNS,
+    ),
+    Case(
         name="nodes were not ready in time",
         scene=scene().spec(startupDeadlineSeconds=25).child(1, "Initializing").pod("n0", ready=False, waiting=PULL),
         seconds=25,
@@ -516,6 +526,13 @@ CASES = [
         scene=scene().restarts(3).failed(1).invalid(),
         seconds=110,
         expected=waits("SpecInvalid", Accepted="False SpecInvalid"),
+    ),
+    Case(
+        name="no next attempt for a changed spec",
+        scene=scene().restarts(3).failed(1).changed("podTemplate"),
+        seconds=110,
+        expected=waits("SpecChanged", Accepted="False SpecChanged"),
+        message="No RayJob is created from a spec that was changed after the job began.",
     ),
     Case(
         name="no next attempt while suspended",

@@ -33,7 +33,10 @@ MUTABLE_SPEC_FIELDS = frozenset(
         "schedulingDeadlineSeconds",
     }
 )
-"""What may change after the job was made."""
+"""What may change after the job was made, with effect at once."""
+
+MUTABLE_BELOW = {"training": frozenset({"steps"}), "checkpoint": frozenset({"everySteps", "keep", "journal"})}
+"""Fields of sections that may change too, with effect for the next attempt: the driver of one that runs has read its spec."""
 
 LIST_MAP_KEYS = {
     "spec.head.env": "name",
@@ -227,14 +230,20 @@ def _add_rules(schema: Schema, path: str) -> None:
 
 def _add_immutability(spec: Schema) -> None:
     """Transition rules: per field where it always exists, about its presence where it may be absent."""
-    spec["x-kubernetes-validations"] = []
-    for key, child in spec["properties"].items():
-        if key in MUTABLE_SPEC_FIELDS:
-            continue
-        child["x-kubernetes-validations"] = [{"rule": "self == oldSelf", "message": f"{key} cannot be changed; make a new RLJob"}]
-        if key not in spec["required"] and "default" not in child:
-            rule = {"rule": f"has(self.{key}) == has(oldSelf.{key})", "message": f"{key} cannot be added or removed; make a new RLJob"}
-            spec["x-kubernetes-validations"].append(rule)
+    sections = [("", spec, MUTABLE_SPEC_FIELDS | set(MUTABLE_BELOW))]
+    sections += [(f"{key}.", spec["properties"][key], mutable) for key, mutable in MUTABLE_BELOW.items()]
+    for prefix, section, mutable in sections:
+        presence = []
+        for key, child in section["properties"].items():
+            if key in mutable:
+                continue
+            name = f"{prefix}{key}"
+            child["x-kubernetes-validations"] = [{"rule": "self == oldSelf", "message": f"{name} cannot be changed; make a new RLJob"}]
+            if key not in section.get("required", ()) and "default" not in child:
+                rule = f"has(self.{key}) == has(oldSelf.{key})"
+                presence.append({"rule": rule, "message": f"{name} cannot be added or removed; make a new RLJob"})
+        if presence:
+            section["x-kubernetes-validations"] = presence
 
 
 def structural(model: type[BaseModel], path: str) -> Schema:
@@ -323,17 +332,16 @@ def _without_unions(node: Schema, path: str) -> Schema:
     for keyword in ("oneOf", "allOf", "prefixItems", "discriminator"):
         if keyword in node:
             raise SchemaError(f"{path}: {keyword} cannot be said in a structural schema; use one optional member per case")
-    node.pop("title", None)
-    # Rules about a map's keys are not expressible; the models check them.
-    node.pop("propertyNames", None)
-    if "patternProperties" in node:
-        (node["additionalProperties"],) = node.pop("patternProperties").values()
     if "anyOf" in node:
         arms = [arm for arm in node.pop("anyOf") if arm != {"type": "null"}]
         if len(arms) != 1:
             raise SchemaError(f"{path}: a union of {len(arms)} types cannot be said in a structural schema")
         node = {**arms[0], **node}
-        node.pop("title", None)
+    node.pop("title", None)
+    # Rules about a map's keys are not expressible; the models check them.
+    node.pop("propertyNames", None)
+    if "patternProperties" in node:
+        (node["additionalProperties"],) = node.pop("patternProperties").values()
     if node.get("default", 0) is None:
         del node["default"]
     return node

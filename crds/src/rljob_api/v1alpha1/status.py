@@ -86,6 +86,8 @@ class RLJobStatus(SpecModel):
     """Image of all attempts: of the spec, or the operator's default when the first one was made."""
     ray_version: ShortText | None = None
     """Ray version in that image."""
+    spec_hashes: dict[ShortText, ShortText] | None = Field(default=None, max_length=64)
+    """Hashes of the fields that cannot be changed, as they were at the first attempt: the API server does not see every change."""
     head_pod: ShortText | None = None
     """Pod that runs the driver of that attempt."""
     start_time: Time | None = None

@@ -26,12 +26,23 @@ def accepted(situation: Situation, failure: Failure | None = None) -> ConditionV
     if isinstance(checked, SpecInvalidError):
         message = problems_text([str(error) for error in checked.errors])
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.SPEC_INVALID, message=message)
+    if situation.changed_fields:
+        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.SPEC_CHANGED, message=changed_text(situation))
     rejected = situation.observed.rejected
     if rejected is None and failure is not None and failure.reason is Reason.CHILD_REJECTED:
         rejected = failure.message
     if rejected is not None:
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.CHILD_REJECTED, message=rejected[:MAX_MESSAGE])
     return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.SPEC_VALID)
+
+
+def changed_text(situation: Situation) -> str:
+    """What changed that cannot, and what follows."""
+    names = ", ".join(f"spec.{name}" for name in situation.changed_fields)
+    return (
+        f"{names} cannot be changed. Attempt {situation.attempt} goes on with what it began with, and no other attempt is made: "
+        "change it back, or make a new RLJob."
+    )
 
 
 def problems_text(problems: list[str], limit: int = MAX_MESSAGE) -> str:

@@ -16,7 +16,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.naming import rayjob_name
 from rljob_api.v1alpha1.conditions import ConditionStatus, ConditionType
 from rljob_api.vocabulary import Reason
-from rljob_operator import times
+from rljob_operator import frozen, times
 from rljob_operator.model import ChildView, ConditionValue, Failure, JobView, Observed, PodView
 from rljob_operator.policies import options
 
@@ -69,6 +69,12 @@ class Situation:
     def is_spec_valid(self) -> bool:
         """Whether children may be created from the spec."""
         return not isinstance(self.observed.checked, SpecInvalidError)
+
+    @property
+    def changed_fields(self) -> tuple[str, ...]:
+        """Fields that cannot be changed and were, since the first attempt."""
+        before, now = self.job.status.get("specHashes"), self.observed.spec_hashes
+        return frozen.changed(before, now) if isinstance(before, Mapping) and before and now and self.attempt is not None else ()
 
     @property
     def is_finished(self) -> bool:
