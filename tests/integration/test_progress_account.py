@@ -1,0 +1,74 @@
+"""The progress policy on a real API server: what an account of the user's own may write of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.errors import CommandError
+from rljob_api.crd import progress_policy
+from rljob_api.validation import check
+from rljob_operator.desired import access
+from tests.integration.kube_api import ApiServer
+from tests.integration.operator_world.world import World
+from tests.unit.api.manifests import manifest
+from tests.unit.operator.desired import builders
+
+POLICY, BINDING = progress_policy.manifests()
+
+
+@pytest.fixture(scope="module")
+def policy(api_server: ApiServer) -> Iterator[None]:
+    documents = yaml.safe_dump_all([POLICY, BINDING])
+    api_server.kubectl("apply", "-f", "-", input=documents)
+    yield
+    api_server.kubectl("delete", "-f", "-", input=documents)
+
+
+@pytest.fixture
+def world(api_server: ApiServer, namespace: str, policy: None) -> World:
+    return World(api_server, namespace)
+
+
+def answer(world: World, user: str, change: dict[str, Any]) -> str:
+    """What the API server says to a status patch of a user."""
+    patch = json.dumps({"status": change})
+    try:
+        return world.kubectl("patch", "rljob", "case", "--type=merge", "-p", patch, "--subresource=status", f"--as={user}")
+    except CommandError as error:
+        return str(error)
+
+
+def test_an_account_of_the_users_own_changes_progress_and_nothing_else(world: World):
+    document = manifest()
+    document["spec"]["serviceAccount"] = {"name": "trainer"}
+    world.apply(document)
+    view = builders.view(builders.checked(document))
+    resolved = check(document).job
+    for child in (access.role(view), access.role_binding(view, resolved)):
+        child["metadata"] = {"name": child["metadata"]["name"]}
+        child["subjects"] = [subject | {"namespace": world.namespace} for subject in child.get("subjects", [])]
+        world.apply({key: value for key, value in child.items() if value})
+    # kubectl reads what it patches.
+    reading = {"apiGroups": ["rljob.dev"], "resources": ["rljobs", "rljobs/status"], "verbs": ["get"]}
+    world.apply({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "reader"}, "rules": [reading]})
+    accounts = [f"--serviceaccount={world.namespace}:{name}" for name in ("trainer", "other")]
+    world.kubectl("create", "rolebinding", "reader", "--role=reader", *accounts)
+    trainer, other = (f"system:serviceaccount:{world.namespace}:{name}" for name in ("trainer", "other"))
+    # A policy takes a moment to come into force.
+    world.until("the policy is in force", lambda: "may change status.progress only" in answer(world, trainer, {"attempt": 7}))
+    assert "patched" in answer(world, trainer, {"progress": {"step": 3}})
+    for change in ({"specHashes": {"model": "x"}}, {"conditions": []}, {"completionTime": "2026-01-01T00:00:00Z"}, {"image": "x"}):
+        said = answer(world, trainer, change)
+        assert "may change status.progress only" in said or "no change" in said, change
+    assert "cannot patch resource" in answer(world, other, {"progress": {"step": 4}})
+    # An operator whose account lies in the same namespace may delete jobs, and writes all of the status.
+    rule = {"apiGroups": ["rljob.dev"], "resources": ["rljobs", "rljobs/status"], "verbs": ["get", "patch", "delete"]}
+    world.apply({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "operator"}, "rules": [rule]})
+    world.kubectl("create", "rolebinding", "operator", "--role=operator", f"--serviceaccount={world.namespace}:operator")
+    operator = f"system:serviceaccount:{world.namespace}:operator"
+    world.until("the operator's role is in force", lambda: "patched" in answer(world, operator, {"attempt": 7}))
