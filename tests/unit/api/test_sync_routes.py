@@ -167,12 +167,13 @@ def test_several_senders_share_whole_tensors_out_and_each_sends_its_part_once_to
     [
         (1, {}, (0,)),
         (1, {"senders": "Every"}, (0, 1, 2, 3)),
-        (2, {}, (0, 2)),
+        (1, {"senders": "PerNode"}, (0,)),
+        (2, {}, (0,)),
+        (2, {"senders": "PerNode"}, (0, 2)),
         (2, {"senders": "Every"}, (0, 1, 2, 3)),
-        (2, {"senders": "First"}, (0,)),
     ],
 )
-def test_auto_lets_one_rank_of_each_of_the_trainers_nodes_send(nodes: int, sync: dict[str, str], senders: tuple[int, ...]) -> None:
+def test_rank_0_sends_or_one_rank_of_each_node_or_all(nodes: int, sync: dict[str, str], senders: tuple[int, ...]) -> None:
     document = manifest()
     document["spec"]["nodeGroups"] = [{"name": "a", "nodes": nodes, "devicesPerNode": 4 // nodes}, {"name": "b", "devicesPerNode": 1}]
     document["spec"]["components"] = [
@@ -193,7 +194,7 @@ def test_shared_memory_has_senders_of_its_node_alone() -> None:
         {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "2"}},
         {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
     ]
-    for sync, senders in (({}, (0,)), ({"senders": "Every"}, (0, 1, 2))):
+    for sync, senders in (({"senders": "PerNode"}, (0,)), ({"senders": "Every"}, (0, 1, 2))):
         document["spec"]["weightSync"] = sync
         spec = RLJob.model_validate_json(json.dumps(document)).spec
         assert chosen_backend(spec, plan(spec)) is SyncBackend.SHARED_MEMORY
