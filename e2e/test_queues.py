@@ -92,8 +92,8 @@ def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_vol
     urgent["spec"]["queue"] = {"name": "default", "priorityClass": URGENT}
     queued.apply(urgent)
     queued.until("the first job is preempted", lambda: is_queued(queued, name), SUSPENDS_S, job=name)
-    trained = queued.step(name)
     queued.wait(URGENT, "Succeeded", TRAINS_S)
+    trained = queued.step(name)
     trained = trains_beyond(queued, name, trained)
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
 

@@ -291,8 +291,12 @@ def _waiting(
     idle = ConditionValue(status=FALSE, reason=reason, message=message)
     # Running explains a restart; ClusterReady is about nodes only.
     cluster = replace(idle, message="") if reason is Reason.RESTARTING else idle
+    conditions = _open(situation, cluster, idle)
+    if situation.is_made_again:  # kept over as many passes as it takes: the missing RayJob was deleted by the operator
+        message = "The job was resumed; its RayJob is made again."
+        conditions[ConditionType.SUSPENDED] = ConditionValue(status=FALSE, reason=Reason.SUSPENDED, message=message)
     return Decision(
-        conditions=_open(situation, cluster, idle),
+        conditions=conditions,
         attempt=situation.attempt,
         set_suspend={},
         start_time=start_time,

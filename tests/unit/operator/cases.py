@@ -700,8 +700,16 @@ CASES = [
     Case(
         name="once the deleted RayJob is gone",
         scene=resumed(scene().queued().suspended().stored(attempt=2).child(2, "Running", deleting=True).written()),
-        expected=waits("Starting"),
+        expected=waits("Starting", Suspended="False Suspended"),
         message="Attempt 2 starts again once RayJob math-grpo-a2 is gone.",
+    ),
+    Case(
+        name="which takes several passes",
+        scene=without_children(
+            resumed(scene().queued().suspended().stored(attempt=2).child(2, "Running", deleting=True).written()).written()
+        ),
+        expected=waits("Starting"),
+        actions={"create_attempt": 2},
     ),
     Case(
         name="a webhook that is down",

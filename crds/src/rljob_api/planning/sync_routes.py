@@ -293,15 +293,15 @@ def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
     """The transport of a job: what it asks for, or with Auto shared memory where one node has rank 0 and all engines, which are vLLM."""
     if spec.weight_sync.backend is not SyncBackend.AUTO:
         return spec.weight_sync.backend
-    if spec.validates_only:
-        return SyncBackend.OBJECT_STORE  # no trainer, no sync
+    if not plan.with_role(Role.TRAINER):
+        return SyncBackend.OBJECT_STORE  # no sync: validation only, or a spec that is refused
     apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
     return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
 
 
 def chosen_senders(spec: RLJobSpec, plan: Plan) -> tuple[int, ...]:
     """Trainer ranks that pack and send: of all, or with shared memory of those on its node, those that the job asks for."""
-    if spec.validates_only:
+    if not plan.with_role(Role.TRAINER):
         return (0,)
     nodes = [process.node_rank for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes]
     ranks = list(range(len(nodes)))

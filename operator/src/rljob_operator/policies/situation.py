@@ -117,6 +117,12 @@ class Situation:
         return self.options.suspend or self.stored[ConditionType.SUSPENDED].reason is Reason.SUSPENDED
 
     @property
+    def is_made_again(self) -> bool:
+        """Whether the job was resumed, and its RayJob, deleted while it was suspended, is not there again yet."""
+        is_gone = self.child is None or self.child.deleting
+        return self.is_parked and is_gone and not self.options.suspend
+
+    @property
     def started(self) -> datetime:
         """When the job started or resumed; now, if this pass starts or resumes it.
 
