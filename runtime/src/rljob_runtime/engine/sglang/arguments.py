@@ -26,6 +26,7 @@ def server_arguments(config: EngineConfig, model_config: Any) -> dict[str, Any]:
 
     Scheduling ahead (overlap) is off because spans of weight versions are off by one with it. The sampling mask may have every token, so
     that it is there for any top-p, and the log-probs with it. The server chooses its random seed: two engines with one would sample alike.
+    A scheduler with nothing to do waits for a message; by default it would keep one core busy.
 
     Args:
         config: how to start; with ``threads`` CPU cores compute.
@@ -47,6 +48,7 @@ def server_arguments(config: EngineConfig, model_config: Any) -> dict[str, Any]:
         "disable_radix_cache": not config.enable_prefix_caching,
         "disable_cuda_graph": config.enforce_eager,
         "disable_overlap_schedule": True,
+        "sleep_on_idle": True,
         "incremental_streaming_output": True,
         "sampling_backend": "pytorch",
         "sampling_mask_max_tokens": int(model_config.vocab_size),
