@@ -9,7 +9,8 @@ from rljob_api.vocabulary import Reason
 from rljob_operator.decide import is_managed
 from rljob_operator.model import Decision
 from tests.support.operator_scene import at, child, failed_log, scene, summary, time_text
-from tests.unit.operator.cases import CASES, COMPLETED, Case, app_failed, over
+from tests.unit.operator.cases import CASES
+from tests.unit.operator.cases.expectations import COMPLETED, Case, app_failed, over
 
 DRIVER_ONLY = {
     Reason.NODES_MISMATCH,

@@ -11,7 +11,8 @@ from rljob_api.v1alpha1.status import RLJobStatus
 from rljob_api.vocabulary import Reason
 from rljob_operator import status
 from tests.support.operator_scene import Scene, at, child, failed_log, scene, time_text
-from tests.unit.operator.cases import CASES, Case
+from tests.unit.operator.cases import CASES
+from tests.unit.operator.cases.expectations import Case
 
 
 def condition(rendered: dict, type_: str) -> dict:
