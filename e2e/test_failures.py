@@ -16,7 +16,9 @@ FOREIGN = {
     "spec": {
         "managedBy": "kueue.x-k8s.io/multikueue",  # KubeRay ignores it
         "entrypoint": "true",
-        "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": []}}}},
+        "rayClusterSpec": {
+            "headGroupSpec": {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
+        },
     },
 }
 """A RayJob with another owner; it starts nothing."""
