@@ -67,15 +67,15 @@ def forbidden(asked: Iterable[Request]) -> list[str]:
 
 
 def granted(rules: Iterable[Mapping[str, Sequence[str]]]) -> set[Right]:
-    """Expand the rules of a role into single permissions.
+    """Expand the rules of a role into single permissions; one for certain names counts as the permission (others would be forbidden).
 
     Raises:
-        ValueError: a rule has a wildcard, or is about names or paths, and cannot be expanded.
+        ValueError: a rule has a wildcard, or is about paths, and cannot be expanded.
     """
     found: set[Right] = set()
     for rule in rules:
         single = {Right(*right) for right in itertools.product(*(rule.get(field, ()) for field in ("apiGroups", "resources", "verbs")))}
-        if set(rule) != RULE_FIELDS or any("*" in (right.group, right.resource, right.verb) for right in single):
+        if set(rule) - {"resourceNames"} != RULE_FIELDS or any("*" in (right.group, right.resource, right.verb) for right in single):
             raise ValueError(f"cannot expand the rule {dict(rule)}: it must have exactly {sorted(RULE_FIELDS)} and no wildcards")
         found |= single
     return found

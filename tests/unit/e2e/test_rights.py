@@ -90,13 +90,17 @@ def test_rules_are_taken_apart():
         {"apiGroups": ["*"], "resources": ["pods"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["*"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["*"]},
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"], "resourceNames": ["one"]},
         {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
     ],
 )
 def test_rules_that_cannot_be_taken_apart_are_an_error(rule: dict[str, list[str]]):
     with pytest.raises(ValueError, match="cannot expand the rule"):
         granted([rule])
+
+
+def test_a_permission_for_certain_names_is_one():
+    rule = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["patch"], "resourceNames": ["rljob-operator"]}
+    assert granted([rule]) == {Right("coordination.k8s.io", "leases", "patch")}
 
 
 def test_roles_are_found_by_the_accounts_name_and_namespace():
