@@ -28,7 +28,7 @@ NUM_SHOWN = 20
 """Findings that the result keeps; all are printed."""
 
 
-async def judged(api: Api, namespace: str, documents: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], Verdict]]:
+async def verdicts_of(api: Api, namespace: str, documents: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], Verdict]]:
     """Every manifest with its verdict; what an examination raises is a finding too."""
 
     async def one(document: dict[str, Any]) -> tuple[dict[str, Any], Verdict]:
@@ -71,7 +71,7 @@ def main() -> int:
 async def _run(kubeconfig: Path, seed: int, count: int) -> list[tuple[dict[str, Any], Verdict]]:
     async with Api(kubeconfig) as api:
         await api.namespace(NAMESPACE)
-        return await judged(api, NAMESPACE, mutants(seed, count))
+        return await verdicts_of(api, NAMESPACE, mutants(seed, count))
 
 
 def _markdown(values: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def _add(node: Node, about: Mapping[str, Any], dice: random.Random) -> None:
 
 
 def _near(about: Mapping[str, Any], now: Any, dice: random.Random, depth: int = 0) -> Any:
-    """A value about where the schema draws its line."""
+    """A value near a limit of the schema."""
     if about.get("enum"):
         return dice.choice([*about["enum"], *about["enum"], "Other", str(about["enum"][0]).lower()])
     match about.get("type"):

@@ -15,7 +15,6 @@ import torch
 
 from rljob_runtime.engine.protocol import EngineResidenceError
 from rljob_runtime.engine.vllm.engine import VllmEngine
-from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
 from rljob_runtime.errors import EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.records import Sampling
 from tests.support.engine_contract import (
@@ -35,20 +34,15 @@ from tests.support.engine_contract import (
 )
 from tests.support.offload_contract import BOTH, CACHE, CACHE_BYTES, PARAMS, OffloadContract
 from tests.support.records import collected, tokens
+from tests.support.vllm_engine import running
 
 MIB = 1 << 20
 
 
 def started(path: str) -> Iterator[VllmEngine]:
     config = replace(config_for(path), release="discard", kv_cache_bytes=CACHE_BYTES)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ENVIRONMENT_TO_UNSET:
-            patch.delenv(name, raising=False)
-        for name, value in engine_environment(config).items():
-            patch.setenv(name, value)
-        engine = VllmEngine(config)
+    with running(config) as engine:
         yield engine
-        engine.shutdown()
 
 
 @pytest.fixture(scope="module")

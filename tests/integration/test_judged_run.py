@@ -87,7 +87,7 @@ RANKS = {"apart": "0123", "together": "0000", "beside": "0100"}
 """Devices of trainer, engine, judge and reward model."""
 
 
-def judged(model: Path, folder: Path, places: str) -> tuple[dict[str, Any], Callable[[str], float]]:
+def judging_job(model: Path, folder: Path, places: str) -> tuple[dict[str, Any], Callable[[str], float]]:
     """A job whose responses two models score, on devices of their own or of others, and what one of them scores."""
     template = folder / "chat.jinja"
     template.write_text(CHAT_TEMPLATE)
@@ -132,7 +132,7 @@ def test_models_on_devices_of_the_job_judge_and_end_with_it(places: str, model: 
 
     Together they take turns with trainer and engine on one device, beside with the trainer alone, and score the same.
     """
-    manifest, expected = judged(model, tmp_path, places)
+    manifest, expected = judging_job(model, tmp_path, places)
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
     metrics = run.metrics()

@@ -134,8 +134,8 @@ def test_a_watch_error_that_is_not_survived_ends_the_process_and_the_next_one_go
     operator.kill()
     proxy.watch_error = None
     operator.start()
-    world.job("anew")
-    world.until_child("anew-a1")
+    world.job("again")
+    world.until_child("again-a1")
 
 
 def test_a_slow_api_server_only_takes_longer(world: World, operator: OperatorProcess, proxy: FaultyProxy):

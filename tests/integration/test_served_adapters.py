@@ -14,7 +14,6 @@ from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.protocol import ServedAdapters
 from rljob_runtime.engine.vllm.engine import VllmEngine
-from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import Sampling
@@ -36,6 +35,7 @@ from tests.support.engine_contract import (
     wait_for_tokens,
 )
 from tests.support.records import tokens
+from tests.support.vllm_engine import running
 
 RANK = 3
 """Below the room for 8, so that it is padded."""
@@ -48,19 +48,20 @@ Tensors = dict[str, torch.Tensor]
 def started(path: str, **settings: Any) -> Iterator[VllmEngine]:
     adapters = ServedAdapters(rank=RANK, slot_rank=8)
     config = replace(config_for(path), adapters=adapters, **settings)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ENVIRONMENT_TO_UNSET:
-            patch.delenv(name, raising=False)
-        for name, value in engine_environment(config).items():
-            patch.setenv(name, value)
-        engine = VllmEngine(config)
+    with running(config) as engine:
         yield engine
-        engine.shutdown()
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    yield from started(save(base(), tmp_path_factory.mktemp("model")), release="discard")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmEngine, tuple[float, ...]]]:
+    """An engine, and its scores of ``PROBE`` before any update."""
+    for engine in started(save(base(), tmp_path_factory.mktemp("model")), release="discard"):
+        yield engine, engine.score([PROBE], TIMEOUT_S)[0]
+
+
+@pytest.fixture
+def engine(fresh: tuple[VllmEngine, tuple[float, ...]]) -> VllmEngine:
+    return fresh[0]
 
 
 def base() -> Qwen2ForCausalLM:
@@ -101,14 +102,13 @@ def held(worker: Any) -> dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]
     return {name: ([a[0, 0] for a in m.lora_a_stacked], [b[0, 0] for b in m.lora_b_stacked]) for name, m in modules.items()}
 
 
-def scores(engine: VllmEngine, model: Qwen2ForCausalLM) -> None:
+def assert_scores(engine: VllmEngine, model: Qwen2ForCausalLM) -> None:
     for probe in (PROBE, tuple(range(1, 59)) * 6):
         assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)
 
 
-def test_until_the_first_update_the_model_alone_answers(engine: VllmEngine) -> None:
-    if engine.version() == 0:
-        scores(engine, base())
+def test_until_the_first_update_the_model_alone_answers(fresh: tuple[VllmEngine, tuple[float, ...]]) -> None:
+    assert fresh[1] == pytest.approx(expected_scores(base(), PROBE), abs=TOLERANCE)
 
 
 def test_after_every_update_scores_and_samples_are_those_of_the_merged_weights(engine: VllmEngine) -> None:
@@ -116,7 +116,7 @@ def test_after_every_update_scores_and_samples_are_those_of_the_merged_weights(e
         tensors = adapters(seed)
         push(engine, tensors, engine.version() + 1)
         model = merged(tensors)
-        scores(engine, model)
+        assert_scores(engine, model)
         found = generate(engine, [request("r", Sampling(max_tokens=12))])["r"]
         expected = expected_logprobs(model, (5, 17, 33, 8), Sampling(max_tokens=12), tokens(found))
         assert found.segment.logprobs == pytest.approx(expected, abs=TOLERANCE)
@@ -145,7 +145,7 @@ def test_layers_that_an_update_leaves_out_are_the_models_own_again(engine: VllmE
     push(engine, adapters(4), engine.version() + 1)
     some = adapters(5, ("q_proj", "v_proj", "down_proj"))
     push(engine, some, engine.version() + 1)
-    scores(engine, merged(some))
+    assert_scores(engine, merged(some))
 
 
 def test_keep_goes_on_with_old_keys_and_new_requests_do_not_see_them(engine: VllmEngine) -> None:
@@ -176,24 +176,24 @@ def test_an_update_of_other_layers_or_ranks_or_of_weights_is_refused_and_the_old
         with pytest.raises(WeightSyncError, match=said):
             engine.begin_update(manifest_of({name: t.detach() for name, t in wrong.items()}), version + 1)
     assert engine.version() == version
-    scores(engine, merged(old))
+    assert_scores(engine, merged(old))
 
 
 def test_after_its_memory_was_away_it_reads_the_model_again_and_gets_the_newest_adapters(engine: VllmEngine) -> None:
     push(engine, adapters(9), engine.version() + 1)
     engine.offload({StateKind.KV_CACHE}, TIMEOUT_S)
     engine.load({StateKind.KV_CACHE}, TIMEOUT_S)
-    scores(engine, merged(adapters(9)))  # the cache alone takes nothing with it
+    assert_scores(engine, merged(adapters(9)))  # the cache alone takes nothing with it
     for seed in (10, 11):
         engine.offload(ALL, TIMEOUT_S)
         engine.load({StateKind.PARAMS}, TIMEOUT_S)
         push(engine, adapters(seed), engine.version() + 1)
         engine.load({StateKind.KV_CACHE}, TIMEOUT_S)
-        scores(engine, merged(adapters(seed)))
+        assert_scores(engine, merged(adapters(seed)))
 
 
 @pytest.mark.slow
 def test_tensor_parallel_ranks_take_their_parts(tmp_path: Path) -> None:
     for engine in started(save(base(), tmp_path), tensor_parallel_size=2):
         push(engine, adapters(12), 1)
-        scores(engine, merged(adapters(12)))
+        assert_scores(engine, merged(adapters(12)))

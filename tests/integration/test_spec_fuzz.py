@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from bench.operator.api import Api
-from bench.specs.__main__ import judged
+from bench.specs.__main__ import verdicts_of
 from bench.specs.mutants import mutants
 from tests.integration.kube_api import ApiServer
 
@@ -16,7 +16,7 @@ COUNT = 300
 def test_random_specs_are_refused_with_a_path_or_run(api_server: ApiServer, namespace: str):
     async def run():
         async with Api(api_server.kubeconfig) as api:
-            return await judged(api, namespace, mutants(7, COUNT))
+            return await verdicts_of(api, namespace, mutants(7, COUNT))
 
     verdicts = asyncio.run(run())
     assert [(finding, document) for document, verdict in verdicts for finding in verdict.findings] == []

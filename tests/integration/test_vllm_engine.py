@@ -11,7 +11,7 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
-from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
+from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.packing import pack
@@ -40,18 +40,13 @@ from tests.support.engine_contract import (
     weights,
 )
 from tests.support.records import collected, tokens
+from tests.support.vllm_engine import running
 
 
 def started(path: str, **settings: object) -> Iterator[VllmEngine]:
     config = replace(config_for(path), **settings)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ENVIRONMENT_TO_UNSET:
-            patch.delenv(name, raising=False)
-        for name, value in engine_environment(config).items():
-            patch.setenv(name, value)
-        engine = VllmEngine(config)
+    with running(config) as engine:
         yield engine
-        engine.shutdown()
 
 
 @pytest.fixture(scope="module")
