@@ -25,7 +25,8 @@ PROGRESS_FIELD_MANAGER = "rljob-runtime"
 RAY_CONTAINER = "ray"
 """Name of the first container of every pod, which podTemplate refers to."""
 SPEC_FILE = "/etc/rljob/rljob.yaml"
-"""Where the head finds the resolved RLJob of its attempt, from a ConfigMap."""
+"""Where the head finds the resolved RLJob of its attempt: :data:`SPEC_ANNOTATION` of its pod, as a file."""
+SPEC_ANNOTATION = "rljob.dev/spec"
 ENV_NAMESPACE, ENV_JOB, ENV_ATTEMPT = "RLJOB_NAMESPACE", "RLJOB_NAME", "RLJOB_ATTEMPT"
 """Environment of the head: which RLJob and attempt this is."""
 ENV_RUN_FOLDER = "RLJOB_RUN_FOLDER"
@@ -65,6 +66,8 @@ RESERVED_ENV = frozenset(
     }
 )
 """Environment variables that KubeRay, Ray or the operator set, or that KubeRay refuses."""
+METRICS_PORT, METRICS_PORT_NAME = 9464, "rljob-metrics"
+"""Where the head serves a job's metrics to Prometheus."""
 ENV_MODEL_CACHE = "HF_HOME"
 """Where huggingface_hub and datasets keep what they download."""
 SCHEDULER_LABELS = ("ray.io/gang-scheduling-enabled", "ray.io/priority-class-name")

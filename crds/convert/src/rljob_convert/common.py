@@ -249,3 +249,24 @@ def whole_steps(source: Source, parts: paths.Parts, ratio: float | None, steps: 
 def largest_divisor(number: int, wanted: int) -> int:
     """The largest divisor of ``number`` that is at most ``wanted``."""
     return next(divisor for divisor in range(min(number, max(1, wanted)), 0, -1) if number % divisor == 0)
+
+
+def tensor_parallel(source: Source, where: tuple[str, ...], tensor: int, experts: int) -> int | None:
+    """The trainer's tensor parallel size; None for 1, and for a mixture, which is sharded by FSDP2 alone.
+
+    Args:
+        source: the file.
+        where: key of the size.
+        tensor: the size.
+        experts: expert parallel size; above 1 the model is a mixture.
+    """
+    if tensor > 1 and experts > 1:
+        source.drop(where, "the layers of a mixture are not divided; FSDP2 shards them over all training processes instead")
+        return None
+    return tensor if tensor > 1 else None
+
+
+def load_balancing(source: Source, where: tuple[str, ...]) -> dict[str, float] | None:
+    """``training.loadBalancing`` from Megatron's coefficient of the auxiliary loss; None for 0, which adds no loss."""
+    coefficient = source.number(*where)
+    return {"coefficient": coefficient} if coefficient else None

@@ -14,6 +14,9 @@ from rljob_api.errors import did_you_mean
 from rljob_convert.notes import NoteKind
 from rljob_convert.source import Source, leaves
 
+EXPERTS = "FSDP2 shards the experts of a layer over all training processes instead of placing each on one"
+"""Why sizes of expert parallelism have no counterpart."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:

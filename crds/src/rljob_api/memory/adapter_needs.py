@@ -20,7 +20,7 @@ class AdapterNeeds(PolicyNeeds):
 
     @property
     def adapter_parameters(self) -> int:
-        """Parameters of all adapters; of a mixture's experts those that one token passes. 0 where sizes are not known."""
+        """Parameters of all adapters; experts have none. 0 where sizes are not known."""
         return adapter_parameters(self.spec, self.shape)
 
     def trained(self) -> ProcessNeeds:

@@ -8,7 +8,7 @@ from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
 def adapter_parameters(spec: RLJobSpec, shape: ModelShape) -> int:
-    """Parameters of all adapters of the policy; of a mixture's experts those that one token passes. 0 where sizes are not known."""
+    """Parameters of all adapters of the policy; experts have none. 0 where sizes are not known."""
     decoder, lora = shape.decoder, spec.model.lora
     if decoder is None or lora is None:
         return 0
@@ -27,11 +27,10 @@ def sent_parameters(spec: RLJobSpec, shape: ModelShape) -> int:
 def _linear_sizes(decoder: DecoderShape) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of the linear layers of one decoder layer, by their names in transformers."""
     hidden, query, kv, inner = decoder.hidden_size, decoder.query_size, decoder.kv_size, decoder.intermediate_size
-    return {
-        "q_proj": (hidden, query),
-        "k_proj": (hidden, kv),
-        "v_proj": (hidden, kv),
-        "o_proj": (query, hidden),
+    attention = {"q_proj": (hidden, query), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (query, hidden)}
+    if decoder.num_experts:
+        return attention
+    return attention | {
         "gate_proj": (hidden, inner),
         "up_proj": (hidden, inner),
         "down_proj": (inner, hidden),

@@ -19,7 +19,7 @@ from rljob_api.memory.training_needs import largest_bucket
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
 from rljob_api.v1alpha1.components import Engine, EngineType
 from rljob_api.v1alpha1.data import DType
-from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CPU_KV_CACHE_BYTES = 128 * MIB
@@ -57,6 +57,8 @@ class EngineNeeds:
     on_cuda: bool
     limit_bytes: int | None
     """Memory of the device; None when not known, or on CPU."""
+    backend: SyncBackend = SyncBackend.AUTO
+    """How weights come."""
 
     @property
     def _dtype(self) -> DType:
@@ -187,7 +189,7 @@ class EngineNeeds:
             formula = f"{show_count(unit)} x {self._number} B{f' / {tensor}' if tensor > 1 else ''}"
             size = ceil_div(unit * self._number, tensor)
             needs.append(Need(kind=Kind.WORKSPACE, name="layer that is being loaded", formula=formula, num_bytes=size))
-        if self.spec.weight_sync.backend not in THROUGH_HOST_MEMORY:
+        if self.backend not in THROUGH_HOST_MEMORY:
             bucket = largest_bucket(self.spec, self.shape)
             needs.append(
                 Need(

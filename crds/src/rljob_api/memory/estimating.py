@@ -36,11 +36,11 @@ from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import CriticNeeds, PolicyNeeds, ReferenceNeeds
 from rljob_api.memory.units import show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
-from rljob_api.planning.sync_routes import chosen_senders
+from rljob_api.planning.sync_routes import chosen_backend, chosen_senders
 from rljob_api.quantities import rounded_down
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, OffloadPolicy, Role
-from rljob_api.v1alpha1.nodes import DeviceType, NodeGroup
+from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
@@ -101,12 +101,6 @@ def _fullest_first(pool: PoolEstimate) -> tuple[int, float, int]:
     return 0, -need / pool.limit_bytes if pool.limit_bytes else -float("inf"), pool.first
 
 
-def _on_cuda(group: NodeGroup) -> bool:
-    if group.device_type is DeviceType.AUTO:
-        return group.device_resource != "cpu"
-    return group.device_type is DeviceType.CUDA
-
-
 def _bytes(quantity: str | None) -> int | None:
     return None if quantity is None else rounded_down(quantity)
 
@@ -117,7 +111,7 @@ def _engine(spec: RLJobSpec, index: int) -> Engine:
 
 def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Iterator[SharedFraction]:
     """Devices whose engines' shares add up to more than the whole."""
-    cuda = {group.name for group in spec.node_groups if _on_cuda(group)}
+    cuda = {group.name for group in spec.node_groups if group.on_accelerators}
     for situation in on_devices:
         engines = [
             (index, engine.memory_fraction, count)
@@ -230,12 +224,13 @@ class _Estimator:
         self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
         self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
         self._num_senders = len(chosen_senders(spec, plan))
+        self._backend = chosen_backend(spec, plan)
         self._num_engines = sum(component.world_size for component in plan.with_role(Role.ROLLOUT))
 
     def device(self, situation: Situation) -> PoolEstimate | None:
         """One device; None on CPU groups that give devices no memory of their own."""
         index, group = self._groups[situation.group]
-        if not _on_cuda(group) and group.device_memory is None:
+        if not group.on_accelerators and group.device_memory is None:
             return None
         components = {component for (component, _), _ in situation.residents}
         occupants = self._occupants(situation, shared=dict.fromkeys(components, len(components) > 1))
@@ -248,7 +243,7 @@ class _Estimator:
         occupants = self._on_node(situation)
         travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
         copied = tuple(term for one in occupants for term in one.copied())
-        phases = _host_phases(occupants, travelling, copied) if _on_cuda(group) else _phases(occupants, travelling, copied)
+        phases = _host_phases(occupants, travelling, copied) if group.on_accelerators else _phases(occupants, travelling, copied)
         field = "limits.memory" if "memory" in group.resources.limits else "memory"
         limit = (f"spec.nodeGroups[{index}].resources.{field}", group.resources.memory_limit)
         return self._pool(PoolKind.NODE, situation, limit, phases) if phases else None
@@ -317,16 +312,18 @@ class _Estimator:
                 shape=self._shape,
                 num_engines=self._num_engines,
                 group=group.name,
-                on_cuda=_on_cuda(group),
-                limit_bytes=_bytes(group.device_memory) if _on_cuda(group) else None,
+                on_cuda=group.on_accelerators,
+                limit_bytes=_bytes(group.device_memory) if group.on_accelerators else None,
+                backend=self._backend,
             ).needs()
         policy = self._needs_of(component)(
             spec=self._spec,
             shape=self._shape,
             world_size=processes,
-            on_cuda=_on_cuda(group),
+            on_cuda=group.on_accelerators,
             first=first,
             senders=self._num_senders,
+            backend=self._backend,
         )
         return policy.trained() if traits.is_trained else policy.frozen()
 

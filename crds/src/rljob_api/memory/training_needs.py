@@ -21,7 +21,7 @@ from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
 from rljob_api.v1alpha1.learning import Training
-from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY
+from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 MASTER_BYTES = 4
@@ -56,6 +56,8 @@ class PolicyNeeds:
     """Whether it is rank 0, which gathers weights to send them."""
     senders: int = 1
     """Trainer ranks that do; of several each is taken for one."""
+    backend: SyncBackend = SyncBackend.AUTO
+    """How weights travel."""
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
@@ -330,14 +332,15 @@ class PolicyNeeds:
     def _sync_buffers(self) -> tuple[Need, ...]:
         """Buckets on their way, see ``rljob_runtime.training.weights``; a larger tensor than a bucket travels alone."""
         bucket = largest_bucket(self.spec, self.shape)
-        if self.spec.weight_sync.backend not in THROUGH_HOST_MEMORY:
-            size, count = 2 * bucket, "2 buckets"
-        elif self.data == 1:
-            size, count = bucket, "1 bucket"
+        on_device = self.backend not in THROUGH_HOST_MEMORY  # one travels, or is read, while the next is packed
+        whole = 2 if on_device else 1
+        senders = self.world_size if self.backend is SyncBackend.IPC else self.senders
+        if self.data == 1:
+            size, count = whole * bucket, "2 buckets" if on_device else "1 bucket"
         else:  # own shards of every sender's bucket three times: cast, in one piece, padded; on a sender everybody's of its own as well
-            size, count = 3 * self.senders * ceil_div(bucket, self.data), f"{3 * self.senders} / {self.data} buckets"
-            if self.first or self.senders > 1:
-                size, count = size + bucket, f"1 + {count}"
+            size, count = 3 * senders * ceil_div(bucket, self.data), f"{3 * senders} / {self.data} buckets"
+            if self.first or senders > 1:
+                size, count = size + (2 * whole - 1) * bucket, f"{2 * whole - 1} + {count}"
         formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
         return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)
 

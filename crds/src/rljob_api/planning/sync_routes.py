@@ -16,8 +16,9 @@ map (strided engines on the trainer's devices), the routes that stay on a device
 A shard here is whole: FSDP cuts it further over the replicas, which an all-gather undoes before it is sent. Parameters that are not
 cut, such as norms, travel with each engine shard's first piece; figures leave them out.
 
-SharedMemory and ObjectStore move whole tensors: all trainer ranks gather, senders (:func:`chosen_senders`) pack their part of them, every
-engine loads all.
+SharedMemory, ObjectStore and TCP move whole tensors: all trainer ranks gather, senders (:func:`chosen_senders`) pack their part of them,
+every engine loads all. So does NCCL in a job, whose senders broadcast; its routes by shard are those of RLinf. With IPC the rank on a
+device gathers what routes bring to it, and the engine there reads it.
 
 Invariants: every engine shard gets every atom it needs exactly once (ONCE), from a rank that holds it (HELD). Time and memory grow with
 the routes, at most ``T/E + 2`` per engine device; whole tensors have one per engine.
@@ -26,7 +27,7 @@ the routes, at most ``T/E + 2`` per engine device; whole tensors have one per en
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapreplace
@@ -175,11 +176,8 @@ class SyncPlan:
     """Source rank of every route in order, as many for each engine; empty for whole tensors, as the next."""
     transports: bytes = field(repr=False)
     """Its transport, as an index of :data:`TRANSPORTS`."""
-
-    @property
-    def moves_whole_tensors(self) -> bool:
-        """Whether every engine takes in all of every tensor."""
-        return self.backend in THROUGH_HOST_MEMORY
+    moves_whole_tensors: bool
+    """Whether every engine takes in all of every tensor."""
 
     def routes(self) -> Iterator[SyncRoute]:
         """All routes, by engine, stage, shard and atom; made on the way, so that the plan stays small."""
@@ -225,7 +223,9 @@ class SyncPlan:
                 present.add((rank, node))
 
 
-def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayout, senders: tuple[int, ...] = (0,)) -> SyncPlan:
+def sync_plan(
+    backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayout, senders: tuple[int, ...] = (0,), *, broadcasts: bool = False
+) -> SyncPlan:
     """Choose the source of every piece that an engine needs. Deterministic; ids of nodes and devices only count as equal or not.
 
     Args:
@@ -233,11 +233,12 @@ def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayou
         trainer: who has them.
         engines: who needs them.
         senders: trainer ranks that pack, with backends that move whole tensors.
+        broadcasts: NCCL moves whole tensors, too.
 
     Raises:
         PlacementError: D11, IPC would have to cross nodes.
     """
-    is_whole = backend in THROUGH_HOST_MEMORY
+    is_whole = backend in THROUGH_HOST_MEMORY or (broadcasts and backend is SyncBackend.NCCL)
     sources, transports, figures = ((), b"", _figures_of_whole(trainer, engines, senders)) if is_whole else _choose(trainer, engines)
     plan = SyncPlan(
         backend=backend,
@@ -248,6 +249,7 @@ def sync_plan(backend: SyncBackend, trainer: TrainerLayout, engines: EngineLayou
         senders=senders if is_whole else (),
         sources=sources,
         transports=transports,
+        moves_whole_tensors=is_whole,
     )
     if backend is SyncBackend.IPC and _NETWORK in transports:
         raise _out_of_reach(plan)
@@ -260,6 +262,7 @@ def sync_plan_of(
     rollout: PlannedComponent,
     *,
     senders: tuple[int, ...] = (0,),
+    broadcasts: bool = False,
     trainer_tensor_parallel_size: int = 1,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
@@ -279,6 +282,7 @@ def sync_plan_of(
         TrainerLayout(ranks=ranks, tensor_parallel_size=trainer_tensor_parallel_size),
         EngineLayout(engines=engines, tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size),
         senders,
+        broadcasts=broadcasts,
     )
 
 
@@ -290,7 +294,10 @@ def engines_elsewhere(plan: Plan) -> tuple[int, tuple[int, ...]]:
 
 
 def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
-    """The transport of a job: what it asks for, or with Auto shared memory where one node has rank 0 and all engines, which are vLLM."""
+    """The transport of a job: what it asks for, or with Auto shared memory where that reaches all engines.
+
+    Auto takes no transport between devices: none has been run on GPUs yet.
+    """
     if spec.weight_sync.backend is not SyncBackend.AUTO:
         return spec.weight_sync.backend
     if not plan.with_role(Role.TRAINER):
@@ -303,15 +310,61 @@ def chosen_senders(spec: RLJobSpec, plan: Plan) -> tuple[int, ...]:
     """Trainer ranks that pack and send: of all, or with shared memory of those on its node, those that the job asks for."""
     if not plan.with_role(Role.TRAINER):
         return (0,)
-    nodes = [process.node_rank for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes]
-    ranks = list(range(len(nodes)))
+    nodes = trainer_nodes(plan)
     if chosen_backend(spec, plan) is SyncBackend.SHARED_MEMORY:
-        ranks = [rank for rank in ranks if nodes[rank] == nodes[0]]
+        nodes = {rank: node for rank, node in nodes.items() if node == nodes[0]}
+    return _asked_senders(spec, plan, nodes)
+
+
+def trainer_nodes(plan: Plan) -> dict[int, int]:
+    """Node of every trainer rank."""
+    processes = (process for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes)
+    return {rank: process.node_rank for rank, process in enumerate(processes)}
+
+
+def _asked_senders(spec: RLJobSpec, plan: Plan, nodes: Mapping[int, int]) -> tuple[int, ...]:
+    """Of trainer ranks on their nodes those that ``weightSync.senders`` means."""
     if spec.weight_sync.senders is Senders.EVERY:
-        return tuple(ranks)
+        return tuple(nodes)
     if spec.weight_sync.senders is Senders.FIRST:
         return (0,)
-    return tuple(nodes.index(node) for node in dict.fromkeys(nodes[rank] for rank in ranks))
+    first: dict[int, int] = {}
+    for rank, node in nodes.items():
+        first.setdefault(node, rank)
+    return tuple(first.values())
+
+
+def neighbors(spec: RLJobSpec, plan: Plan) -> tuple[tuple[int | None, ...], ...]:
+    """By engine, by process of it that has a part of the model: the trainer rank on its device; None where there is none.
+
+    Engines count through the Rollout components. SGLang's server is one process to a transport.
+    """
+    trainers = [process for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes]
+    on_device = {device: rank for rank, process in reversed(list(enumerate(trainers))) for device in process.devices}
+    engines = {component.name: component.engine for _, component in spec.with_role(Role.ROLLOUT)}
+    found: list[tuple[int | None, ...]] = []
+    for rollout in plan.with_role(Role.ROLLOUT):
+        engine = engines[rollout.name]
+        size = engine.tensor_parallel_size * engine.pipeline_parallel_size if engine is not None else 1
+        whole = engine is not None and engine.type is EngineType.SGLANG
+        for process in rollout.processes:
+            ranks = tuple(on_device.get(device) for device in process.devices) or (None,) * size
+            found.append(ranks[:1] if whole else ranks)
+    return tuple(found)
+
+
+def all_on_accelerators(spec: RLJobSpec, plan: Plan) -> bool:
+    """Whether trainer and engines compute on CUDA devices."""
+    groups = {group.name: group.on_accelerators for group in spec.node_groups}
+    components = [*plan.with_role(Role.TRAINER), *plan.with_role(Role.ROLLOUT)]
+    return all(process.devices and groups.get(plan.nodes[process.node_rank].group, False) for c in components for process in c.processes)
+
+
+def shared_with_senders(plan: Plan, senders: Sequence[int]) -> tuple[int, ...]:
+    """Devices on which a sending rank and an engine are: NCCL has one member of a group on a device."""
+    trainers = [process for trainer in plan.with_role(Role.TRAINER) for process in trainer.processes]
+    engines = {device for rollout in plan.with_role(Role.ROLLOUT) for device in rollout.device_set()}
+    return tuple(sorted(engines.intersection(*[{device for rank in senders for device in trainers[rank].devices}])))
 
 
 def loads_whole_updates(spec: RLJobSpec) -> str | None:

@@ -22,6 +22,8 @@ _INSTEAD = {
     naming.QUEUE_PRIORITY_LABEL: "write spec.queue.priorityClass",
 }
 """Labels that a field of the spec writes."""
+MAX_SPEC_BYTES = 192 * 1024
+"""The spec is an annotation of the head pod, and Kubernetes takes 256 KiB for all annotations of an object."""
 
 
 def _account(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -33,6 +35,12 @@ def _account(spec: RLJobSpec) -> Iterator[FieldError]:
     if account.name is not None and account.annotations:
         problem = f"are for the account that RLJob makes, and name says that {account.name} exists"
         yield _error(f"{path}.annotations", None, problem, "annotate that account yourself, or remove name")
+
+
+def _multi_kueue(spec: RLJobSpec) -> Iterator[FieldError]:
+    if spec.queue is not None and spec.queue.multi_kueue and (spec.service_account is None or spec.service_account.name is None):
+        problem = "runs the job on another cluster, where the account that RLJob makes does not exist"
+        yield _error("spec.queue.multiKueue", True, problem, "set serviceAccount.name to an account that exists there")
 
 
 def _metadata(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -99,5 +107,12 @@ def _model_cache(spec: RLJobSpec) -> Iterator[FieldError]:
                 yield _error(f"{where}[{index}].name", variable.name, problem, "remove one of them")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_account, _metadata, _resources, _model_cache)
+def _size(spec: RLJobSpec) -> Iterator[FieldError]:
+    num_bytes = len(spec.model_dump_json(by_alias=True, exclude_defaults=True).encode())
+    if num_bytes > MAX_SPEC_BYTES:
+        problem = f"is {num_bytes:,} bytes without defaults; at most {MAX_SPEC_BYTES:,} fit on the head pod, which carries it"
+        yield _error("spec", None, problem, "move long texts (templates, prompts, code) to files on spec.storage, and name those")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_account, _multi_kueue, _metadata, _resources, _model_cache, _size)
 """Rules between fields, each independent of the others."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.v1alpha1.operations import AdapterSync
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 Config = Mapping[str, object]
@@ -19,8 +20,14 @@ DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_siz
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Config keys of models whose logits are more than ``hidden @ head``; their log-probs would be silently wrong."""
+MIXTURE_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
+"""``model_type`` of the mixtures of experts that can be trained."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """How the families of mixtures call the number of experts of a layer."""
+EXPERT_MODULES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "experts", "gate"})
+"""Last names of an expert's layers, and of the router, in the types above."""
+AUX_LOSS_KEY = "router_aux_loss_coef"
+"""Config key with the coefficient of the load-balancing loss."""
 OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_config": "sound", "video_config": "video"}
 """Sections of models that read more than text."""
 _DENSE = "use a dense text model"
@@ -39,10 +46,41 @@ def model_problems(spec: RLJobSpec, config: Config) -> list[FieldError]:
 
 
 def _mixture(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
-    key = next((k for k in EXPERT_COUNTS if (_count(decoder, k) or 0) > 1), None)
-    if key is not None:
-        problem = f"config.json has model_type {_type(decoder)} and {key} {_count(decoder, key)}: mixtures of experts cannot be trained yet"
-        yield _error("spec.model.path", spec.model.path, problem, _DENSE)
+    key = _experts(decoder)
+    if key is not None and _type(decoder) not in MIXTURE_MODELS:
+        known = ", ".join(MIXTURE_MODELS)
+        problem = (
+            f"config.json has model_type {_type(decoder)} and {key} {_count(decoder, key)}: of mixtures of experts {known} can be trained"
+        )
+        yield _error("spec.model.path", spec.model.path, problem, f"use one of these types, or {_DENSE.removeprefix('use ')}")
+
+
+def _load_balancing(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    balancing, path = spec.training.load_balancing, "spec.training.loadBalancing"
+    if balancing is None:
+        return
+    if _experts(decoder) is None:
+        problem = f"config.json has model_type {_type(decoder)} without experts, so there are no routers to balance"
+        yield _error(path, None, problem, "remove it, or use a mixture of experts")
+    elif balancing.coefficient is None and not isinstance(decoder.get(AUX_LOSS_KEY), int | float):
+        problem = f"config.json has no {AUX_LOSS_KEY}, which would be the coefficient"
+        yield _error(f"{path}.coefficient", None, problem, "set it, for example to 0.001")
+
+
+def _adapted_experts(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """Experts are one parameter per layer and no linear layers; adapters would be on the other layers of that name alone, or nowhere."""
+    lora = spec.model.lora
+    if lora is None or _experts(decoder) is None:
+        return
+    for index, name in enumerate(lora.target_modules):
+        if name in EXPERT_MODULES:
+            problem = f"names layers of experts (config.json has model_type {_type(decoder)}), which cannot have adapters"
+            yield _error(
+                f"spec.model.lora.targetModules[{index}]", name, problem, "name layers of the attention, such as q_proj and o_proj"
+            )
+    if spec.weight_sync.adapters is AdapterSync.SERVED:
+        problem = f"config.json has model_type {_type(decoder)} with experts, and engines serve adapters of dense models only"
+        yield _error("spec.weightSync.adapters", AdapterSync.SERVED.value, problem, "write Merged")
 
 
 def _other_senses(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -97,6 +135,11 @@ def _engine_tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) ->
             yield _error(path, tensor, f"does not divide num_attention_heads {heads} of config.json", f"use {_divisors(heads, tensor)}")
 
 
+def _experts(decoder: Config) -> str | None:
+    """The key of the config that makes it a mixture; None for a dense model."""
+    return next((k for k in EXPERT_COUNTS if (_count(decoder, k) or 0) > 1), None)
+
+
 def _type(config: Config) -> str:
     return str(config.get("model_type"))
 
@@ -115,6 +158,8 @@ def _divisors(size: int, near: int) -> str:
 
 RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] = (
     _mixture,
+    _load_balancing,
+    _adapted_experts,
     _other_senses,
     _not_causal,
     _quantized,

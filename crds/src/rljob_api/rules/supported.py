@@ -53,7 +53,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         waits_for="loss scaling for float16",
         remedy="write bfloat16, or float32 on CPU devices; engines alone may have engine.dtype: float16",
     ),
-    Unsupported(path="weightSync.backend", when=one_of("NCCL", "IPC"), waits_for="transports between devices", remedy="write Auto"),
 )
 """Every field without effect. Order does not matter: problems are sorted by their place in the manifest."""
 

@@ -81,6 +81,13 @@ class Rollout(SpecModel):
         return self.top_p < 1.0 or self.min_p > 0.0 or bool(self.top_k)
 
 
+class LoadBalancing(SpecModel):
+    """The auxiliary loss that keeps the experts of a mixture in use (arXiv 2101.03961), over all trained tokens of an update."""
+
+    coefficient: NonNegative | None = None
+    """What it is multiplied by; the model's own (router_aux_loss_coef of config.json) when not set."""
+
+
 class Training(SpecModel):
     """How the policy is updated."""
 
@@ -117,5 +124,7 @@ class Training(SpecModel):
     """Recompute activations in the backward pass to save memory."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of the trainer."""
+    load_balancing: LoadBalancing | None = None
+    """Of a mixture of experts: add the load-balancing loss of its routers; not added when not set. Costs about a third of a step."""
     step_timeout_seconds: Seconds = 3600
     """Deadline of one training step on the trainer's side; a step that misses it fails the run."""

@@ -125,3 +125,10 @@ class NodeGroup(SpecModel):
     """Robots and other hardware; placements of this group then count its pieces instead of devices."""
     ignore_hardware: bool = False
     """Count nodes although the group has devices or hardware."""
+
+    @property
+    def on_accelerators(self) -> bool:
+        """Whether devices have memory and kernels of their own, by CUDA or ROCm; else the node's cores compute."""
+        if self.device_type is DeviceType.AUTO:
+            return self.device_resource != "cpu"
+        return self.device_type is DeviceType.CUDA

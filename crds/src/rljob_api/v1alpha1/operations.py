@@ -69,10 +69,13 @@ class SyncBackend(StrEnum):
     """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"
     """Packed buckets through Ray's object store: shared memory on one host, the network between hosts."""
+    TCP = "TCP"
+    """Packed buckets broadcast from the hosts of the sending ranks to those of the engines, by gloo."""
     NCCL = "NCCL"
-    """Broadcast between accelerators."""
+    """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run on GPUs yet: never taken by Auto."""
     IPC = "IPC"
-    """Shared accelerator memory on one host."""
+    """Packed buckets that engines read in the memory of their own devices, where a trainer rank is on each of them. Not run on GPUs yet:
+    Auto does not take it."""
 
 
 class Senders(StrEnum):
@@ -86,7 +89,7 @@ class Senders(StrEnum):
     """All, each its part; with SharedMemory those on the node of rank 0."""
 
 
-THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, SyncBackend.OBJECT_STORE})
+THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, SyncBackend.OBJECT_STORE, SyncBackend.TCP})
 """Backends by which senders pack whole tensors into buckets of their hosts."""
 
 
@@ -132,7 +135,7 @@ class WeightSync(SpecModel):
     """How engines get new weights."""
 
     backend: SyncBackend = SyncBackend.AUTO
-    """Which transport. SharedMemory is tested when the run starts; where it fails, ObjectStore takes its place, with a warning."""
+    """Which transport. All but ObjectStore are tested when the run starts; where one fails, ObjectStore takes its place, with a warning."""
     senders: Senders = Senders.FIRST
     """Trainer ranks that share the buckets out among them. More of them spread the load of the network over nodes; measured between two
     nodes that have a trainer rank and an engine each, they were slower than one."""
@@ -203,6 +206,9 @@ class Queue(SpecModel):
     """LocalQueue to wait in."""
     priority_class: Label | None = None
     """WorkloadPriorityClass."""
+    multi_kueue: bool = False
+    """Let MultiKueue run the job on another cluster: the RayJob gets managedBy kueue.x-k8s.io/multikueue, and KubeRay leaves it alone
+    here. Needs serviceAccount.name, an account that exists there."""
 
 
 class Report(SpecModel):
@@ -212,6 +218,8 @@ class Report(SpecModel):
     """Write sampled responses every n steps; 0 switches it off."""
     trajectories_per_step: Annotated[int, Field(ge=1, le=1024)] = 4
     """How many, besides the first four that failed since the step before."""
+    metrics_endpoint: bool = True
+    """Serve the newest metrics to Prometheus at port 9464 of the head, named rljob-metrics; rljob run has --metrics-port instead."""
 
 
 class Validation(SpecModel):

@@ -77,6 +77,9 @@ class RLJobSpec(SpecModel):
     do_not_disrupt: bool = False
     """Ask node autoscalers (Karpenter, the cluster autoscaler) not to evict the pods in order to save machines. Drains, preemptions and
     lost machines are not held off."""
+    refuse_evictions: bool = False
+    """Let the API server refuse evictions of the job's pods, by a PodDisruptionBudget: kubectl drain waits until the job is over.
+    Preemptions, deletions and lost machines are not held off. Otherwise a drained job writes a checkpoint and goes on elsewhere."""
     head: Head = Head()
     """Pod of the Ray head and the driver."""
     storage: Storage | None = None

@@ -238,6 +238,8 @@ def training(source: Source, generation: Section) -> Section:
     steps = _steps(source)
     optim, schedule, rate = ("actor", "optim"), _schedule(source), source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
+    found = source.peek("actor", "model", "expert_model_parallel_size")
+    experts = found if isinstance(found, int) else 1
     return compact(
         {
             "steps": steps,
@@ -253,7 +255,8 @@ def training(source: Source, generation: Section) -> Section:
             "miniBatches": _mini_batches(source, generation),
             "microBatchTokens": _micro_batch(source),
             "activationCheckpointing": _checkpointing(source),
-            "tensorParallelSize": tensor if tensor > 1 else None,
+            "tensorParallelSize": common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts),
+            "loadBalancing": common.load_balancing(source, ("actor", "model", "moe_aux_loss_coeff")),
         }
     )
 

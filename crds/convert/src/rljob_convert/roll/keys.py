@@ -5,7 +5,7 @@ Source: the configuration classes of ROLL (https://github.com/alibaba/ROLL, main
 
 from __future__ import annotations
 
-from rljob_convert.keys import Drop, KeyTable
+from rljob_convert.keys import EXPERTS, Drop, KeyTable
 
 TRAIN_ROLES = ("actor_train", "critic")
 ENGINE_ROLES = ("actor_infer",)
@@ -158,6 +158,7 @@ _MAPPED = {
     "actor_train.training_args.per_device_train_batch_size": "training.microBatchTokens, training.miniBatches",
     "actor_train.training_args.gradient_accumulation_steps": "training.miniBatches",
     "actor_train.strategy_args.strategy_config.tensor_model_parallel_size": "training.tensorParallelSize",
+    "actor_train.strategy_args.strategy_config.moe_aux_loss_coeff": "training.loadBalancing.coefficient",
     "actor_train.strategy_args.strategy_config.pipeline_model_parallel_size": "training.miniBatches; no pipeline parallel training",
     "actor_train.strategy_args.strategy_config.context_parallel_size": "training.miniBatches; no context parallel training",
     "actor_train.strategy_args.strategy_config.recompute_granularity": "training.activationCheckpointing",
@@ -296,8 +297,8 @@ _DROPPED_ANY_ROLE = {
 }
 _SINGLE = {
     "pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
-    "expert_model_parallel_size": Drop(why="RLJob has no expert parallel training", same=(1,)),
-    "expert_tensor_parallel_size": Drop(why="RLJob has no expert parallel training", same=(1,)),
+    "expert_model_parallel_size": Drop(why=EXPERTS, same=(1,)),
+    "expert_tensor_parallel_size": Drop(why=EXPERTS, same=(1,)),
     "context_parallel_size": Drop(why="RLJob has no context parallel training", same=(1,)),
     "virtual_pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
     "sequence_parallel": Drop(why="RLJob's tensor parallel layers do not divide the sequence", same=(False,)),
