@@ -18,6 +18,9 @@ INLINE_BYTES = 64 * 1024
 """Values below it travel in the call itself, others are worth :meth:`Worker.share` in a thread. Ray does so below 100 kB, and a call
 without an object to fetch is faster."""
 
+OnCall = Callable[[str, str, float, float], None]
+"""Told of every call that was answered and awaited: worker, method, monotonic seconds of its start and of its answer here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
@@ -130,6 +133,9 @@ class StandbyWorker(Protocol):
 
 class Cluster(Protocol):
     """Nodes that match a plan."""
+
+    on_call: OnCall | None
+    """Set before workers are started."""
 
     async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
         """Connect, wait until exactly the planned nodes are there, reserve their devices; ``notify`` gets what is missing.

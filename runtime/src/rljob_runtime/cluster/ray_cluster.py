@@ -30,7 +30,7 @@ from rljob_api.planning.environment import CUDA_VISIBLE_DEVICES
 from rljob_api.planning.plan import Plan, PlannedNode
 from rljob_runtime.cluster.host import WorkerHost, cuda_is_initialized, pod_visible_devices, settle_driver, visible_devices
 from rljob_runtime.cluster.interpreter import CHECK_TIMEOUT_S, interpreter_problem
-from rljob_runtime.cluster.protocol import Worker, WorkerSpec, gather_all
+from rljob_runtime.cluster.protocol import OnCall, Worker, WorkerSpec, gather_all
 from rljob_runtime.errors import (
     ClusterError,
     DeadlineError,
@@ -84,6 +84,7 @@ class RayCluster:
         self._bundle_of_rank: dict[int, int] = {}
         self._actors: list[Any] = []
         self._connected = False
+        self.on_call: OnCall | None = None
 
     async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
         """See the protocol."""
@@ -225,15 +226,18 @@ class RayCluster:
             self._group = None
         await asyncio.to_thread(ray.shutdown)
 
+    def runtime_env(self, spec: WorkerSpec) -> dict[str, Any] | None:
+        """Ray's runtime environment of a worker; None where Ray's own Python runs it."""
+        return {"py_executable": shlex.quote(spec.interpreter.path)} if spec.interpreter is not None else None
+
     def _create(self, spec: WorkerSpec) -> RayWorker:
         log_file = str(self._log_dir / f"{spec.name}.log")  # a standby process finds the log of what it becomes beside its own
-        python = {"py_executable": shlex.quote(spec.interpreter.path)} if spec.interpreter is not None else None
         actor = (
             ray.remote(concurrency_groups={CALLS: spec.concurrency, WATCH: 2})(_HostActor)
             .options(
                 name=f"{self._reserved.id.hex()[:8]}-{spec.name}-{len(self._actors)}",  # a lost worker's name is free only some time later
                 num_cpus=0,
-                runtime_env=python,
+                runtime_env=self.runtime_env(spec),
                 allow_out_of_order_execution=spec.concurrency > 1,  # what Ray does by itself as soon as max_concurrency is above 1
                 max_restarts=0,
                 max_task_retries=0,
@@ -242,14 +246,15 @@ class RayCluster:
             .remote(spec, log_file)
         )
         self._actors.append(actor)
-        return RayWorker(spec.name, log_file, actor)
+        return RayWorker(spec.name, log_file, actor, self.on_call)
 
 
 class RayWorker:
     """Implements :class:`rljob_runtime.cluster.protocol.Worker` on an actor, and ``StandbyWorker`` on one that was only prepared."""
 
-    def __init__(self, name: str, log_file: str, actor: Any) -> None:
+    def __init__(self, name: str, log_file: str, actor: Any, on_call: OnCall | None = None) -> None:
         """Wrap a created actor with the groups ``CALLS`` and ``WATCH``; it may still be starting."""
+        self._on_call = on_call
         self._name = name
         self._log_file = log_file
         self._actor = actor
@@ -286,7 +291,7 @@ class RayWorker:
 
     async def become(self, spec: WorkerSpec, timeout_s: float) -> RayWorker:
         """See ``StandbyWorker``."""
-        worker = RayWorker(spec.name, str(Path(self._log_file).with_name(f"{spec.name}.log")), self._actor)
+        worker = RayWorker(spec.name, str(Path(self._log_file).with_name(f"{spec.name}.log")), self._actor, self._on_call)
         await worker._startup("start", self._begin("become", spec, worker.log_file), timeout_s)
         return worker
 
@@ -324,7 +329,7 @@ class RayWorker:
     def start(self, method: str, *args: Any) -> RayPending:
         """See the protocol; a Pending argument travels as Ray's object reference."""
         sent = [a.ref if isinstance(a, RayPending) else a for a in args]
-        return RayPending(self, method, self._begin("call", method, *sent))
+        return RayPending(self, method, self._begin("call", method, *sent), self._on_call)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """See the protocol."""
@@ -334,10 +339,12 @@ class RayWorker:
 class RayPending:
     """Implements :class:`rljob_runtime.cluster.protocol.Pending` on an object reference."""
 
-    __slots__ = ("_method", "_worker", "ref")
+    __slots__ = ("_method", "_on_call", "_started_s", "_worker", "ref")
 
-    def __init__(self, worker: RayWorker, method: str, ref: Any) -> None:
-        """Remember whose call it is, for messages."""
+    def __init__(self, worker: RayWorker, method: str, ref: Any, on_call: OnCall | None = None) -> None:
+        """Remember whose call it is, for messages, and when it began."""
+        self._on_call = on_call
+        self._started_s = time.monotonic()
         self._worker = worker
         self._method = method
         self.ref = ref
@@ -346,7 +353,7 @@ class RayPending:
         """See the protocol."""
         try:
             async with asyncio.timeout(timeout_s):  # not wait_for: before Python 3.12 it swallows a cancellation that meets the answer
-                return await asyncio.wrap_future(self.ref.future())
+                value = await asyncio.wrap_future(self.ref.future())
         except (TimeoutError, GetTimeoutError) as error:
             if isinstance(error, RuntimeFault):
                 raise
@@ -359,6 +366,9 @@ class RayPending:
             raise _lost(error, self._worker) from error
         except RayError as error:
             raise ClusterError(f"Ray failed while {self._worker.name} ran {self._method}: {error}") from error
+        if self._on_call is not None:
+            self._on_call(self._worker.name, self._method, self._started_s, time.monotonic())
+        return value
 
 
 class _HostActor(WorkerHost):

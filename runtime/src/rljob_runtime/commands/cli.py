@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from rljob_runtime.commands import cli_jobs
 from rljob_runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _EXIT_CODES = "Exit codes: 0 done, 2 the job or the arguments are invalid, 3 the
 app = typer.Typer(
     name="rljob",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help=f"""Reinforcement-learning post-training of language models, described by one file.
@@ -36,6 +36,8 @@ app = typer.Typer(
       rljob plan examples/quickstart.yaml     which process runs where?
       rljob run examples/quickstart.yaml      train
       rljob show runs/quickstart              how did it go? with --trajectories: what did the model do?
+      rljob timeline runs/quickstart          which worker did what when?
+      rljob describe runs/quickstart          or the name of an RLJob of the cluster; also top, logs, open
       rljob explain spec.rollout              what do the fields mean?
       rljob convert --from roll old.yaml      the job of a ROLL or RLinf file
 
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make models to play with.")
 app.add_typer(model_app, name="model")
+cli_jobs.register(app)
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="The job as YAML or JSON; - reads standard input.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Which RLJob to take when the file holds several.")]
@@ -249,6 +252,9 @@ def run(
     run_dir: Annotated[Path | None, typer.Option(help="Folder for metrics, logs and checkpoints; runs/<name> when not given.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint in the folder.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics.")
+    ] = None,
 ) -> None:
     """Run a job on this machine.
 
@@ -263,7 +269,7 @@ def run(
     from rljob_runtime.entry.local_run import run_job
 
     path = Path("stdin.yaml") if file == "-" else Path(file)
-    raise typer.Exit(run_job(text, path, run_dir, overwrite, resume))
+    raise typer.Exit(run_job(text, path, run_dir, overwrite, resume, metrics_port))
 
 
 @app.command()
@@ -320,6 +326,31 @@ def show(
             print_trajectories(show_run.trajectories(folder, wanted, step), console, full=full)
         else:
             show_run.print_summary(folder, console)
+    except RuntimeFault as error:
+        _fail(str(error))
+
+
+@app.command()
+def timeline(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/quickstart; it may still go on.")],
+    steps: Annotated[str | None, typer.Option(metavar="A-B", help="Only these steps; the last ones that fit when not given.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a lane per worker; opens without a network.")] = None,
+) -> None:
+    """Show what every worker did when, and what it waited for.
+
+    Phases: generate, environment, score, train, sync, offload, load, checkpoint; a wait is named with its cause. Where components take
+    turns on devices, the page also has what of each was in their memory.
+
+    Exit codes: 0 done, 2 no such run or steps, or a file that cannot be written.
+    """
+    from rich.console import Console
+
+    from rljob_runtime.commands import timeline as command
+    from rljob_runtime.errors import RuntimeFault
+
+    try:
+        command.show(run_folder, steps, perfetto, html, Console(highlight=False))
     except RuntimeFault as error:
         _fail(str(error))
 

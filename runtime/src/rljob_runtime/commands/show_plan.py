@@ -186,6 +186,7 @@ def sync_routes(checked: CheckedJob) -> tuple[Route, ...]:
                 trainer,
                 rollout,
                 senders=chosen_senders(spec, plan),
+                broadcasts=True,
                 trainer_tensor_parallel_size=spec.training.tensor_parallel_size,
                 tensor_parallel_size=engine.tensor_parallel_size if engine else 1,
                 pipeline_parallel_size=engine.pipeline_parallel_size if engine else 1,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rljob_runtime.errors import ModelError
 from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 
 TIED_HEAD = "lm_head.weight"
 """With tied embeddings it is the embedding itself: checkpoints may or may not write it, engines load it once."""
@@ -70,4 +71,4 @@ def _from_architecture(config: object, trust_remote_code: bool) -> dict[str, tup
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: part.shape for name, part in checkpoint_parts(model).items()}

@@ -188,7 +188,10 @@ class FakeEngine:
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``."""
         self._raise_if_dead()
-        self._receiver = make_end(receiver, **settings)
+        made: Receiver = make_end(receiver, **settings)
+        for test in made.tests:
+            view(test)
+        self._receiver = made
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """Open an update; see ``Engine.begin_update``."""

@@ -145,6 +145,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     with interrupt.handling_signals():
         try:
             async with _deadline(job.spec.active_deadline_seconds):
+                cluster.on_call = reporter.called
                 log_dir = attempt.folder.logs.resolve()
                 start = partial(launch.launch, job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
                 restarts = Restarts(job.spec.failure_policy.max_worker_restarts, partial(reporter.event, level=Level.WARNING))

@@ -33,7 +33,7 @@ from rljob_api.v1alpha1.status import Progress
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, ByteSink, PodOutput, Tee
-from rljob_runtime.entry import attempt, progress
+from rljob_runtime.entry import attempt, metrics, progress
 from rljob_runtime.entry.termination_message import failure_of
 from rljob_runtime.errors import Evicted, Interrupted, RuntimeFault, SetupError
 from rljob_runtime.exit_codes import ExitCode
@@ -155,7 +155,11 @@ def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: mode
     )
     from rljob_runtime.cluster.ray_cluster import RayCluster
 
-    attempt.run(prepared, RayCluster(RUNNING_CLUSTER, folder.logs.resolve()), display_of(pod))
+    address = "::" if ":" in os.environ.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0"
+    port = naming.METRICS_PORT if spec.report.metrics_endpoint else None
+    facts = metrics.facts_of(checked, namespace=pod.namespace, attempt=pod.attempt)
+    with metrics.served(prepared, display_of(pod), facts, address, port) as (noted, display):
+        attempt.run(noted, RayCluster(RUNNING_CLUSTER, folder.logs.resolve()), display)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,6 +34,7 @@ RESOURCES_WITHOUT_EFFECT = ("memory", "shared_memory", "requests", "limits")
 def fields_without_effect(spec: RLJobSpec) -> list[str]:
     """Fields that are set to something and do nothing in a local run, by path, each once."""
     found = [f"spec.{_alias(spec, name)}" for name in WITHOUT_EFFECT if _is_set(spec, name)]
+    found += ["spec.report.metricsEndpoint"] if _is_set(spec.report, "metrics_endpoint") else []
     for group in spec.node_groups:
         found += [f"spec.nodeGroups[].{_alias(group, name)}" for name in GROUP_WITHOUT_EFFECT if _is_set(group, name)]
         sizes = group.resources

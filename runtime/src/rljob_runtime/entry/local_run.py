@@ -18,7 +18,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.cluster.protocol import Cluster
-from rljob_runtime.entry import attempt, local_checks
+from rljob_runtime.entry import attempt, local_checks, metrics
 from rljob_runtime.errors import Interrupted, RuntimeFault
 from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.job import launch, models
@@ -28,7 +28,7 @@ from rljob_runtime.loop.checkpointing import CheckpointStore
 from rljob_runtime.report import FolderMode, RunFolder, make_display
 
 
-def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool) -> int:
+def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool, metrics_port: int | None = None) -> int:
     """Run the job; returns the exit code and has told the user why.
 
     Args:
@@ -37,6 +37,7 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
         run_dir: run folder; ``runs/<name>`` when None.
         overwrite: replace an earlier run in that folder.
         resume: go on from its newest complete checkpoint.
+        metrics_port: of the loopback interface, at which Prometheus can read the run's metrics; None: nowhere.
     """
     job_folder = path.resolve().parent
     try:
@@ -55,7 +56,10 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
         return ExitCode.FAILED
     try:
         cluster = make_cluster(spec, prepared.folder.logs)
-        attempt.run(prepared, cluster, make_display(sys.stdout, clock=time.monotonic))
+        facts = metrics.facts_of(checked, namespace="", attempt=1)
+        display = make_display(sys.stdout, clock=time.monotonic)
+        with metrics.served(prepared, display, facts, metrics.LOOPBACK, metrics_port) as (noted, shown):
+            attempt.run(noted, cluster, shown)
     except (Interrupted, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except RuntimeFault as error:

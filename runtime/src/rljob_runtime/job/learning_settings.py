@@ -25,7 +25,7 @@ from rljob_runtime.overlap.scheduler import RolloutConfig
 from rljob_runtime.overlap.staleness import StalenessGate
 from rljob_runtime.overlap.validation import ValidationConfig
 from rljob_runtime.records import Sampling
-from rljob_runtime.training.config import LoraConfig, PolicyConfig
+from rljob_runtime.training.config import LoadBalancingConfig, LoraConfig, PolicyConfig
 from rljob_runtime.training.critic_config import CriticConfig
 
 QUEUED_SHARE = 4
@@ -121,6 +121,12 @@ def lora_config(spec: RLJobSpec) -> LoraConfig | None:
     """Adapters of the trainer."""
     lora = spec.model.lora
     return None if lora is None else LoraConfig(rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules)
+
+
+def load_balancing_config(spec: RLJobSpec) -> LoadBalancingConfig | None:
+    """Of the trainer's routers."""
+    balancing = spec.training.load_balancing
+    return None if balancing is None else LoadBalancingConfig(coefficient=balancing.coefficient)
 
 
 def critic_config(spec: RLJobSpec, policy: PolicyConfig) -> CriticConfig:

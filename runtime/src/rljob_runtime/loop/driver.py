@@ -430,9 +430,14 @@ class Driver:
         metrics |= self._parts.supervisor.take_metrics()
         if (environments := self._parts.scheduler.environments) is not None:
             metrics |= environments.take_metrics()
+            for worker, spans in environments.router.take_busy_spans().items():
+                reporter.worked(worker, "environment", spans)
         metrics["rollout/tokens_per_s"] = tokens / max(metrics["time/step_s"], 1e-9)
         metrics["overlap/trainer_idle_fraction"] = (times.taken_s - times.started_s) / max(metrics["time/step_s"], 1e-9)
-        metrics["overlap/engine_busy_fraction"] = self._parts.scheduler.fleet.take_busy_fraction()
+        metrics |= (fleet := self._parts.scheduler.fleet).queue_metrics()
+        for engine, spans in fleet.take_busy_spans().items():
+            reporter.worked(engine, "generate", spans)
+        metrics["overlap/engine_busy_fraction"] = fleet.take_busy_fraction()
         if outcome.sync is not None:
             metrics |= await self._parts.publisher.measured(outcome.sync)
         if self._leased_engines:

@@ -81,6 +81,8 @@ class JobWorkers:
     """Whether a judge uses a device of an engine."""
     sync_senders: tuple[int, ...] = (0,)
     """Trainer ranks that pack and send them."""
+    sync_neighbors: tuple[tuple[int | None, ...], ...] = ()
+    """By engine and process of it, the trainer rank on its device; see ``TransportSettings.neighbors``."""
 
     def with_role(self, role: Role) -> tuple[Component, ...]:
         """All components of a role."""

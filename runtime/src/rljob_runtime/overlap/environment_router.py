@@ -29,6 +29,7 @@ from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.environments.messages import EpisodeAction, EpisodeEnd, EpisodeReply, EpisodeStart
 from rljob_runtime.errors import DeadlineError, RuntimeFault, WorkerLostError, WorkerStuckError
 from rljob_runtime.overlap.fleet_engine import CALL_TIMEOUT_S, COLLECT_WAIT_S, now_s
+from rljob_runtime.overlap.occupancy import BusySpans
 
 REPLY_SPARE_S = 120.0
 """Beyond the limit of time of an episode until its worker is stuck."""
@@ -76,6 +77,8 @@ class _Host:
     """Of episodes with a message that has no reply yet: when it is overdue."""
     check_s: float = 0.0
     """When to look for overdue ones next."""
+    spans: BusySpans = field(default_factory=BusySpans)
+    """When it had messages to answer."""
     lost: bool = False
     comes_back: bool = False
     """Whether another process is about to take its place."""
@@ -86,10 +89,12 @@ class _Host:
         self.due[message.episode_id] = self.episodes[message.episode_id].due_s(now_s())
         self.outbox.put_nowait(message)
         self.busy.set()
+        self.spans.change(True, now_s())
 
     def forget(self, episode_id: str) -> None:
         self.due.pop(episode_id, None)
         self.episodes.pop(episode_id, None)
+        self.spans.change(bool(self.due), now_s())
 
     async def call(self, method: str, *args: Any) -> Any:
         """A call that only hands something over.
@@ -124,6 +129,10 @@ class EnvironmentRouter:
         self._replace = replace or _not_replaced
         self._homeless: dict[str, tuple[EpisodeStart, Player]] = {}
         """Episodes that begin once a worker is back."""
+
+    def take_busy_spans(self) -> dict[str, list[tuple[float, float]]]:
+        """By worker, from when to when it had messages to answer since the last call; readings of the event loop's clock."""
+        return {host.worker.name: host.spans.take(now_s()) for host in self._hosts}
 
     def start(self, message: EpisodeStart, player: Player) -> None:
         """Begin an episode at the worker that has the fewest."""
@@ -190,6 +199,7 @@ class EnvironmentRouter:
         replacement = self._replace(self._hosts.index(host), error)
         episodes, host.episodes = host.episodes, {}
         host.due.clear()
+        host.spans.change(False, now_s())
         host.outbox = asyncio.Queue()
         lost: dict[Player, list[str]] = {}
         for episode_id, playing in episodes.items():
@@ -241,6 +251,7 @@ class EnvironmentRouter:
                 host.forget(reply.episode_id)
                 del self._where[reply.episode_id]
             sorted_out.setdefault(playing.player, []).append(reply)
+        host.spans.change(bool(host.due), now_s())
         for player, own in sorted_out.items():
             player.on_replies(own)
 

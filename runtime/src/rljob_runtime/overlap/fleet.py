@@ -154,6 +154,14 @@ class EngineFleet:
         taken, self._counts = self._counts, FleetCounts()
         return taken
 
+    def queue_metrics(self) -> dict[str, float]:
+        """How many requests are at engines and how many wait for one, now."""
+        return {"rollout/requests_running": float(self.num_running), "rollout/requests_waiting": float(self.num_waiting)}
+
+    def take_busy_spans(self) -> dict[str, list[tuple[float, float]]]:
+        """By engine, from when to when it had requests since the last call; readings of the event loop's clock."""
+        return {engine.worker.name: engine.busy_spans.take(now_s()) for engine in self._engines}
+
     def take_busy_fraction(self) -> float:
         """Request slots in use over slots since the last call, mean over the engines that are not lost."""
         shares = [engine.occupancy.take(now_s()) for engine in self._engines if not engine.gone]

@@ -21,7 +21,7 @@ from typing import Any
 
 from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.errors import DeadlineError, EngineLostError, RuntimeFault, WorkerLostError
-from rljob_runtime.overlap.occupancy import Occupancy
+from rljob_runtime.overlap.occupancy import BusySpans, Occupancy
 from rljob_runtime.overlap.samples import PrefixCache, Sample
 from rljob_runtime.packed import CompletionBatch, RequestBatch, unpack
 from rljob_runtime.records import Completion, GenerationRequest
@@ -56,6 +56,7 @@ class FleetEngine:
         self.comes_back = False
         """Whether its replacement is under way."""
         self.occupancy = Occupancy(slots)
+        self.busy_spans = BusySpans()
         self.cache = PrefixCache()
         self.returned = asyncio.Event()
         """Set when a replacement serves."""
@@ -90,7 +91,7 @@ class FleetEngine:
             self.running[request.request_id] = sample
         self._outbox.put_nowait(("submit", RequestBatch(requests)))
         self._busy.set()
-        self.occupancy.change(len(self.running), now_s())
+        self._load_changed()
 
     def forget(self) -> None:
         """It has nothing cached any more: its weights changed, or its cache left the device."""
@@ -111,7 +112,11 @@ class FleetEngine:
 
     def released_some(self) -> None:
         """Its load is less from now on."""
+        self._load_changed()
+
+    def _load_changed(self) -> None:
         self.occupancy.change(len(self.running), now_s())
+        self.busy_spans.change(bool(self.running), now_s())
 
     def lose(self, error: WorkerLostError, *, comes_back: bool) -> None:
         """It is lost from now on; :meth:`exchange` ends."""

@@ -1,4 +1,4 @@
-"""How much of the engines' capacity was in use: slots with a request over slots, averaged over time."""
+"""How much of the engines' capacity was in use: slots with a request over slots, averaged over time; and when a worker had work at all."""
 
 from __future__ import annotations
 
@@ -25,3 +25,28 @@ class Occupancy:
         used, elapsed_s = self._slot_s, time_s - self._began_s
         self._slot_s, self._began_s = 0.0, time_s
         return used / (self._slots * elapsed_s) if elapsed_s > 0 else 0.0
+
+
+class BusySpans:
+    """From when to when a worker had work, fed at every change; O(1) each."""
+
+    def __init__(self) -> None:
+        """It has none."""
+        self._since_s: float | None = None
+        self._spans: list[tuple[float, float]] = []
+
+    def change(self, is_busy: bool, time_s: float) -> None:
+        """Whether it has work from ``time_s`` on."""
+        if is_busy and self._since_s is None:
+            self._since_s = time_s
+        elif not is_busy and self._since_s is not None:
+            self._spans.append((self._since_s, time_s))
+            self._since_s = None
+
+    def take(self, time_s: float) -> list[tuple[float, float]]:
+        """(start, end) of all work since the last call; what goes on is cut here."""
+        goes_on = self._since_s is not None
+        self.change(False, time_s)
+        self.change(goes_on, time_s)
+        taken, self._spans = self._spans, []
+        return [(start_s, end_s) for start_s, end_s in taken if end_s > start_s]

@@ -8,6 +8,7 @@
       models.json           commits of models that came from a Hub (job.models)
       metrics.jsonl         one line a step                 (report.names documents each metric)
       timeline.jsonl        one line a span {lane, phase, start_s, end_s, step}
+      activity.jsonl        one line a phase of a worker {worker, phase, start_s, end_s, step} (report.activity)
       switches.jsonl        one line a move of state onto or off a device, with memory before and after (report.switches)
       summary.json          written at the end
       report.html           written at the end; opens without a network
@@ -71,6 +72,11 @@ class RunFolder:
     def timeline_jsonl(self) -> Path:
         """One line a span."""
         return self.path / "timeline.jsonl"
+
+    @property
+    def activity_jsonl(self) -> Path:
+        """One line a phase of a worker."""
+        return self.path / "activity.jsonl"
 
     @property
     def switches_jsonl(self) -> Path:

@@ -87,6 +87,34 @@ class JsonLinesWriter:
                 self._file.close()
 
 
+class RowsWriter:
+    """What writers of one kind of rows have in common: the file, which callers cut back first when they resume."""
+
+    def __init__(self, path: Path, *, clock: Clock, flush_every_s: float = 1.0) -> None:
+        """Open the file for appending.
+
+        Raises:
+            RuntimeFault: it cannot be opened.
+        """
+        self._lines = JsonLinesWriter(path, clock=clock, flush_every_s=flush_every_s)
+
+    def flush(self) -> None:
+        """Hand all buffered rows to the operating system.
+
+        Raises:
+            RuntimeFault: the file cannot be written.
+        """
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Flush and close.
+
+        Raises:
+            RuntimeFault: the last rows cannot be written.
+        """
+        self._lines.close()
+
+
 def iter_rows(path: Path) -> Iterator[Row]:
     """Rows of a file written by ``JsonLinesWriter``, one after the other; a missing file has none.
 

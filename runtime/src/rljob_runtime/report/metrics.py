@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_runtime.records import StepRecord
-from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, finite_or_none, number_of, read_rows
+from rljob_runtime.report.jsonl import Clock, Row, RowsWriter, finite_or_none, number_of, read_rows
 from rljob_runtime.report.names import require_registered
 
 _PLAIN_KEYS = frozenset({"step", "version", "wall_s"})
 
 
-class MetricsWriter:
+class MetricsWriter(RowsWriter):
     """Appends step records to ``metrics.jsonl``; the caller truncates the file first when it resumes."""
 
     def __init__(self, path: Path, *, clock: Clock, flush_every_s: float = 1.0) -> None:
@@ -27,7 +27,7 @@ class MetricsWriter:
         Raises:
             RuntimeFault: it cannot be opened.
         """
-        self._lines = JsonLinesWriter(path, clock=clock, flush_every_s=flush_every_s)
+        super().__init__(path, clock=clock, flush_every_s=flush_every_s)
         self._known: set[str] = set()
 
     def write(self, record: StepRecord, wall_s: float) -> None:
@@ -44,22 +44,6 @@ class MetricsWriter:
         for name, value in record.metrics.items():
             row[name] = finite_or_none(float(value))
         self._lines.write(row)
-
-    def flush(self) -> None:
-        """Write what is buffered.
-
-        Raises:
-            RuntimeFault: the file cannot be written.
-        """
-        self._lines.flush()
-
-    def close(self) -> None:
-        """Flush and close.
-
-        Raises:
-            RuntimeFault: the last rows cannot be written.
-        """
-        self._lines.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

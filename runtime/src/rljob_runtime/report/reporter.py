@@ -6,6 +6,7 @@
            ── record(StepRecord) │            ├─ metrics.jsonl, tensorboard/
            ── span(...)          ├─ Reporter ─┼─ timeline.jsonl
            ── switched(...)      │            ├─ switches.jsonl
+           ── called, worked     │            ├─ activity.jsonl
            ── trajectories(...)  │            ├─ trajectories/step-*.jsonl
            ── event(...)         │            ├─ logs/events.jsonl
            ── finish(status)    ─┘            └─ summary.json, report.html
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from rljob_runtime.errors import Interrupted, RuntimeFault
 from rljob_runtime.records import StepRecord, Trajectory
+from rljob_runtime.report.activity import PHASE_OF_CALL, ActivityWriter
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Display, Level, PhaseView, RunInfo
 from rljob_runtime.report.folder import RunFolder
@@ -103,6 +105,7 @@ class Reporter:
         before_s = max(before_s, before_switches_s)
         self._metrics = MetricsWriter(folder.metrics_jsonl, clock=clock)
         self._timeline = JsonLinesWriter(folder.timeline_jsonl, clock=clock)
+        self._activity = ActivityWriter(folder.activity_jsonl, clock=clock)
         self._switches = SwitchesWriter(folder.switches_jsonl, clock=clock)
         if has_switches:  # of processes that are gone
             self._switches.start(self._step + 1, before_s)
@@ -120,6 +123,7 @@ class Reporter:
         times = [t for row in rows for key in ("wall_s", "end_s") if math.isfinite(t := number_of(row, key))]
         kept = truncate_after(folder.metrics_jsonl, last)
         truncate_after(folder.timeline_jsonl, last)
+        truncate_after(folder.activity_jsonl, last)
         truncate_after(folder.events_jsonl, last)
         drop_after(folder, last)
         return [record_of(row) for row in kept[-_SHOWN_HISTORY_STEPS:]], max(times, default=0.0)
@@ -197,6 +201,22 @@ class Reporter:
         with self._lock:
             start, end = round(start_s - self._zero_s, 6), round(end_s - self._zero_s, 6)
             self._timeline.write({"lane": lane, "phase": phase, "start_s": start, "end_s": end, "step": step})
+
+    def called(self, worker: str, method: str, start_s: float, end_s: float) -> None:
+        """A worker answered a call; ``on_call`` of a cluster. Never raises for want of space: the next ``record`` does."""
+        phase = PHASE_OF_CALL.get(method)
+        if phase is not None:
+            self.worked(worker, phase, [(start_s, end_s)])
+
+    def worked(self, worker: str, phase: str, spans: Sequence[tuple[float, float]]) -> None:
+        """A worker was in ``phase`` over these (start, end), readings of the clock. Never raises for want of space, as ``called``."""
+        with self._lock:
+            if self._done:
+                return
+            try:
+                self._activity.write(self._step + 1, worker, phase, [(a - self._zero_s, b - self._zero_s) for a, b in spans])
+            except RuntimeFault as exc:
+                self._late_error = exc
 
     def resident(self, residency: Sequence[DeviceResidency]) -> None:
         """What is on the devices now; recorded once when all workers are up, and again when workers came or went.
@@ -294,7 +314,7 @@ class Reporter:
             RuntimeFault: a file cannot be written.
         """
         with self._lock:
-            for writer in (self._metrics, self._timeline, self._switches, self._events):
+            for writer in (self._metrics, self._timeline, self._activity, self._switches, self._events):
                 writer.flush()
 
     def tick(self) -> None:
@@ -324,7 +344,7 @@ class Reporter:
 
     def _close_files(self) -> None:
         with contextlib.ExitStack() as stack:
-            for writer in (self._metrics, self._timeline, self._switches, self._events, self._tensorboard):
+            for writer in (self._metrics, self._timeline, self._activity, self._switches, self._events, self._tensorboard):
                 stack.callback(writer.close)
 
     # ---- context manager ---------------------------------------------------------------------------------------

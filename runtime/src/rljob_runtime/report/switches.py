@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_runtime.report.disk import writing
-from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, iter_rows, number_of
+from rljob_runtime.report.jsonl import Clock, Row, RowsWriter, iter_rows, number_of
 
 if TYPE_CHECKING:
     from rljob_runtime.offload.plan import Device
@@ -35,7 +35,7 @@ MAX_WORKERS = 128
 MAX_ERROR_CHARS = 500
 
 
-class SwitchesWriter:
+class SwitchesWriter(RowsWriter):
     """Appends rows to ``switches.jsonl``; the caller drops what is run again first."""
 
     def __init__(self, path: Path, *, clock: Clock) -> None:
@@ -44,7 +44,7 @@ class SwitchesWriter:
         Raises:
             RuntimeFault: it cannot be opened.
         """
-        self._lines = JsonLinesWriter(path, clock=clock)
+        super().__init__(path, clock=clock)
         self._kept: set[str] = set()
         self._left_out: set[str] = set()
 
@@ -99,22 +99,6 @@ class SwitchesWriter:
         for move in record.moves:
             if self._is_kept(move.worker):
                 self._lines.write(_move_row(step, zero_s, record, move))
-
-    def flush(self) -> None:
-        """Write what is buffered.
-
-        Raises:
-            RuntimeFault: the file cannot be written.
-        """
-        self._lines.flush()
-
-    def close(self) -> None:
-        """Flush and close.
-
-        Raises:
-            RuntimeFault: the last rows cannot be written.
-        """
-        self._lines.close()
 
     def _is_kept(self, worker: str) -> bool:
         if worker not in self._kept:

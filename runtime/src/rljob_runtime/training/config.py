@@ -32,6 +32,23 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBalancingConfig:
+    """Train a mixture's routers to use all experts; see :mod:`rljob_runtime.training.balance`."""
+
+    coefficient: float | None = None
+    """Of the loss; None: the one in the model's config.json."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning.
+
+        Raises:
+            ValueError: naming the setting, its value and the allowed range.
+        """
+        if self.coefficient is not None and self.coefficient < 0:
+            raise ValueError(f"load_balancing.coefficient is {self.coefficient}; it must be at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """Everything one policy worker needs to know; equal on all ranks."""
 
@@ -79,6 +96,8 @@ class PolicyConfig:
     """Ranks that hold one copy of the layers together and compute the same batches; divides the number of ranks."""
     lora: LoraConfig | None = None
     """Adapters to train; None trains all weights. Engines and exports get plain weights either way."""
+    load_balancing: LoadBalancingConfig | None = None
+    """Of a mixture of experts; None: routers learn from the other terms of the loss alone."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning.
@@ -100,6 +119,8 @@ class PolicyConfig:
             raise ValueError("optimizer_around_step is True with trainable False; a frozen policy has no optimizer, leave it False")
         if self.lora is not None and not self.trainable:
             raise ValueError("lora is set with trainable False; a frozen policy trains no adapters, leave it None")
+        if self.load_balancing is not None and not self.trainable:
+            raise ValueError("load_balancing is set with trainable False; a frozen policy trains no routers, leave it None")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0, or None to switch clipping off")
         if self.lr_schedule is not Schedule.CONSTANT and (self.total_steps is None or self.total_steps <= self.warmup_steps):

@@ -71,7 +71,7 @@ def _write(folder: Path, model: PreTrainedModel, source: Path, state: dict[str, 
     )
     with torch.device("meta"):
         twin = plain_class(copy.deepcopy(model.config)).to(getattr(torch, dtype))
-    twin.save_pretrained(folder, state_dict=state)
+    twin.save_pretrained(folder, state_dict=state, save_original_format=False)  # names are the checkpoint's already
     for pattern in SIDE_FILES:
         for file in source.glob(pattern):
             shutil.copyfile(file, folder / file.name)

@@ -2,7 +2,7 @@
 
 ========================================  ===========================================================================
 train/policy_loss, kl_loss                aggregated loss terms, mean over the step's updates
-train/total_loss                          what was differentiated, mean over the step's updates
+train/total_loss                          what was differentiated, mean over the step's updates; without load balancing
 train/ratio_mean, _std, _max, _min        the variant's ratio of policy to old policy, over trained tokens of all updates
 train/clip_fraction, _low_, _high_        share of trained tokens where a clip acted; low: on a ratio below 1
 train/entropy_from_behaviour              nats per token: minus the mean behaviour log-prob, an entropy estimate
@@ -13,6 +13,8 @@ train/correction_weight_mean              of the weights, before masks; with a c
 train/correction_weight_clipped_fraction  share of trained tokens whose weight is a bound
 train/correction_masked_fraction          share of trained tokens that a mask left out; with masks
 train/effective_sample_size               (sum f)^2 / (n sum f^2), f = weight times masks; with either; 0 if all are left out
+train/load_balancing_loss                 the term before its coefficient, mean over updates; of a mixture, see training.balance
+train/expert_load_max                     tokens of the busiest expert over the mean, over all layers; mean over updates
 mismatch/kl_k1, mismatch/kl_k3            KL(behaviour || trainer) per token before the first update: mean of -d and of
                                           exp(d) - d - 1, d = logp_trainer - logp_behaviour
 mismatch/max_abs_logprob_diff             largest absolute d before the first update
@@ -56,11 +58,17 @@ class StepMeter:
         self._group = group
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
         self._num_tokens = 0
+        self._balance: dict[str, float] = {}
         self._maxima = torch.full((len(_MAXIMA),), -torch.inf, dtype=torch.float64, device=device)
 
     def add_tokens(self, num_tokens: int) -> None:
         """Count prompt and response tokens of this rank's batches."""
         self._num_tokens += num_tokens
+
+    def add_balance(self, metrics: Mapping[str, float]) -> None:
+        """Count one update's load balancing; numbers are of all ranks already."""
+        for name, value in metrics.items():
+            self._balance[name] = self._balance.get(name, 0.0) + value
 
     def add(self, result: Objective, behaviour_logprobs: torch.Tensor, *, fresh: bool) -> None:
         """Count one micro-batch.
@@ -126,6 +134,7 @@ class StepMeter:
             "mismatch/max_abs_logprob_diff": top["abs_diff"],
             "mismatch/effective_sample_size": total["weight"] ** 2 / (fresh * total["weight_squared"]),
             **_optional(total, num_updates),
+            **{name: value / num_updates for name, value in self._balance.items()},
         }
 
 

@@ -19,16 +19,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from rljob_api.rules.model import LOGIT_CHANGES
+from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
+from rljob_runtime.training.balance import balance_coefficient, routing_sums
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
+from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 
 ONE_UNIT_BYTES = 32 * 2**20
 """A model up to this size is gathered as one unit: layer by layer saves little memory, and took a tenth longer per step (quickstart)."""
@@ -51,6 +53,9 @@ def resolve_folder(model_path: str) -> Path:
 def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     """Load the whole model on the CPU, in eval mode (no dropout: log-probs must be a function of weights and tokens).
 
+    Transformers holds the experts of a layer as one parameter and multiplies them by grouped matrix products where torch has these for the
+    device (``torch._grouped_mm``), in a loop otherwise. The model carries what its checkpoint calls its parameters (``checkpoint_parts``).
+
     What is trained is loaded in float32 (its masters), what is frozen in ``config.dtype``: a frozen policy, and all but the adapters with
     ``config.lora``.
 
@@ -65,6 +70,8 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ModelError(f"model folder {folder} cannot be loaded as a causal language model: {error}") from error
     _refuse_unsupported(model, folder)
+    balance_coefficient(model, config.load_balancing)
+    model.checkpoint_parts = checkpoint_parts(model)
     model.requires_grad_(config.trainable and config.lora is None)
     if config.lora is not None:
         add_adapters(decoder_layers(model), config.lora, config.seed)
@@ -98,8 +105,9 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) 
         for layer in layers:
             fully_shard(layer, mesh=layout.dp_mesh, mp_policy=policy)
     fully_shard(model, mesh=layout.dp_mesh, mp_policy=policy)
-    model.token_logprobs = types.MethodType(_token_logprobs, model)
-    register_fsdp_forward_method(model, "token_logprobs")
+    for name, method in (("token_logprobs", _token_logprobs), ("expert_choices", _expert_choices)):
+        setattr(model, name, types.MethodType(method, model))
+        register_fsdp_forward_method(model, name)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -143,11 +151,16 @@ def layer_costs(model: PreTrainedModel, device: torch.device) -> LayerCosts:
     layers = decoder_layers(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return LayerCosts(
-        linear_flops=2.0 * sum(p.numel() for layer in layers for p in layer.parameters()),
+        linear_flops=2.0 * sum(_used_share(p, config) * p.numel() for layer in layers for p in layer.parameters()),
         attention_flops=4.0 * config.num_attention_heads * head_dim * len(layers),
         overhead_tokens=overhead_tokens,
         may_share=config._attn_implementation == "sdpa",
     )
+
+
+def _used_share(parameter: nn.Parameter, config: PretrainedConfig) -> float:
+    """Share of a parameter that one token is multiplied with: of a layer's experts those it is routed to."""
+    return float(config.num_experts_per_tok) / parameter.shape[0] if parameter.ndim == 3 else 1.0
 
 
 def _token_logprobs(
@@ -162,19 +175,21 @@ def _token_logprobs(
     with_entropy: bool = False,
     possible_ids: torch.Tensor | None = None,
     possible_rows: torch.Tensor | None = None,
-) -> torch.Tensor:
+    with_routing: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs (N,) float32 of ``targets`` (N,) after the :func:`hidden_states` at ``positions`` (N,); with entropies below: (2, N).
 
-    With ``possible_ids`` (M,) and their ``possible_rows`` (M,) of a micro-batch, among these tokens only.
+    With ``possible_ids`` (M,) and their ``possible_rows`` (M,) of a micro-batch, among these tokens only. With ``with_routing`` also what
+    the routers chose at these positions, see :func:`~rljob_runtime.training.balance.routing_sums`; None without.
     """
-    chosen = hidden_states(self, input_ids, positions, position_ids, until)
+    chosen, routing = _pass(self, input_ids, positions, position_ids, until, with_routing=with_routing)
     weight = self.get_output_embeddings().weight
     part = None
     if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
         weight, layout = weight.to_local(), layout_of(self)
         part = VocabularyPart(first=layout.tp_rank * weight.shape[0], group=layout.tp_group)
     possible = None if possible_ids is None or possible_rows is None else PossibleTokens(token_ids=possible_ids, rows=possible_rows)
-    return selected_logprobs(
+    logprobs = selected_logprobs(
         chosen,
         weight,
         targets,
@@ -184,6 +199,20 @@ def _token_logprobs(
         with_entropy=with_entropy,
         possible=possible,
     )
+    return logprobs, routing
+
+
+def _expert_choices(
+    self: PreTrainedModel,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    until: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What the routers choose at ``positions`` (N,): :func:`~rljob_runtime.training.balance.routing_sums`, without the head."""
+    routing = _pass(self, input_ids, positions, position_ids, until, with_routing=True)[1]
+    assert routing is not None
+    return routing
 
 
 def hidden_states(
@@ -198,11 +227,29 @@ def hidden_states(
     Without ``until`` no attention mask: rows are padded right and attention is causal. No cache: with one, transformers takes
     packed-sequence guesses.
     """
+    return _pass(model, input_ids, positions, position_ids, until, with_routing=False)[0]
+
+
+def _pass(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    until: torch.Tensor | None,
+    *,
+    with_routing: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Hidden states (N, H) of :func:`hidden_states`, and routing sums (2, E) if they are asked for."""
     mask = None if until is None else tree_mask(until)
-    hidden = model.base_model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False).last_hidden_state
+    asked = {"output_router_logits": True} if with_routing else {}
+    output = model.base_model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False, **asked)
+    hidden = output.last_hidden_state
     # embedding, not hidden[positions] or index_select: positions repeat where prompts are shared, and its backward adds in a fixed order
     # on the CPU and on CUDA (there it sorts first; the others use atomics on one of the two), so losses are bit-identical over runs
-    return F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
+    chosen = F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
+    if not with_routing:
+        return chosen, None
+    return chosen, routing_sums(output.router_logits, positions, model.config.get_text_config().num_experts_per_tok)
 
 
 def tree_mask(until: torch.Tensor) -> torch.Tensor:
@@ -235,8 +282,8 @@ def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:
         if value not in (None, 1, 1.0):
             raise ModelError(f"model in {folder} has {key}={value}; models that change logits after the head are not supported")
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    if conversions:
+    if conversions and text_config.model_type not in MIXTURE_MODELS:
         raise ModelError(
             f"model in {folder} ({model.config.model_type}) stores weights under other names than it computes with "
-            f"({len(conversions)} conversions, as mixture-of-experts models do); dense models are supported"
+            f"({len(conversions)} conversions); of models that do, {', '.join(MIXTURE_MODELS)} are supported"
         )

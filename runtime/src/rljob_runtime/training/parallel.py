@@ -58,6 +58,11 @@ class Layout:
         return self.mesh.size(0)
 
     @property
+    def dp_rank(self) -> int:
+        """Which part of each tensor this rank holds, and which batches it computes."""
+        return self.mesh.get_local_rank(0)
+
+    @property
     def tp_size(self) -> int:
         """Number of ranks that compute one batch together."""
         return 1 if self.mesh.ndim == 1 else self.mesh.size(1)

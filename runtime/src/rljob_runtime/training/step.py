@@ -17,6 +17,7 @@ from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.losses.objective import LossInputs, objective
 from rljob_runtime.losses.spans import SpanIndex, span_index
 from rljob_runtime.records import TrainBatch
+from rljob_runtime.training.balance import Balance, balance_coefficient
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
@@ -94,25 +95,61 @@ def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: P
     assert isinstance(model, FSDPModule)
     last = len(batch.micro_batches) - 1
     with_entropy = config.loss.entropy_coefficient > 0
+    balance = _balance(model, batch.micro_batches, config)
     for index, micro in enumerate(batch.micro_batches):
         model.set_requires_gradient_sync(index == last)
-        outputs = run_micro_batch(model, micro, batch.temperature, config.logprob_chunk_tokens, with_entropy=with_entropy)
+        outputs, routing = _run(
+            model, micro, batch.temperature, config.logprob_chunk_tokens, with_entropy=with_entropy, with_routing=balance is not None
+        )
         if micro.is_filler:
             (outputs.sum() * 0.0).backward()
             continue
         logprobs, entropy = (outputs[0], outputs[1]) if with_entropy else (outputs, None)
         inputs = batch.inputs(micro, logprobs.device)
         result = objective(logprobs, inputs, config.loss, kl_coefficient=batch.kl_coefficient, entropy=entropy)
-        (result.loss * dp_size).backward()
+        loss = result.loss if balance is None or routing is None else result.loss + balance.loss(routing)
+        (loss * dp_size).backward()
         meter.add(result, inputs.behaviour_logprobs, fresh=fresh)
+    if balance is not None:
+        meter.add_balance(balance.metrics())
 
 
-def run_micro_batch(
-    model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int, *, with_entropy: bool = False
-) -> torch.Tensor:
-    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32; with entropies below: (2, N)."""
+def _balance(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], config: PolicyConfig) -> Balance | None:
+    """The load-balancing loss of an update; None where it is off."""
+    coefficient = balance_coefficient(model, config.load_balancing)
+    if coefficient == 0.0:
+        return None
+
+    def count(micro: MicroBatch) -> torch.Tensor:
+        return model.expert_choices(
+            to_device(micro.input_ids, model.device),
+            to_device(micro.positions, model.device),
+            None if micro.position_ids is None else to_device(micro.position_ids, model.device),
+            None if micro.until is None else to_device(micro.until, model.device),
+        )
+
+    top_k = model.config.get_text_config().num_experts_per_tok
+    group = layout_of(model).dp_group
+    return Balance(micro_batches, count, coefficient=coefficient, top_k=top_k, group=group)
+
+
+def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int) -> torch.Tensor:
+    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32."""
+    return _run(model, micro, temperature, chunk_tokens)[0]
+
+
+def _run(
+    model: PreTrainedModel,
+    micro: MicroBatch,
+    temperature: float,
+    chunk_tokens: int,
+    *,
+    with_entropy: bool = False,
+    with_routing: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32, with entropies below: (2, N); and routing sums, or None."""
     device = model.device
-    logprobs: torch.Tensor = model.token_logprobs(
+    outputs: tuple[torch.Tensor, torch.Tensor | None] = model.token_logprobs(
         to_device(micro.input_ids, device),
         to_device(micro.positions, device),
         to_device(micro.targets, device),
@@ -123,8 +160,9 @@ def run_micro_batch(
         with_entropy,
         None if micro.possible_ids is None else to_device(micro.possible_ids, device),
         None if micro.possible_rows is None else to_device(micro.possible_rows, device),
+        with_routing,
     )
-    return logprobs
+    return outputs
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

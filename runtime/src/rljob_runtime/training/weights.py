@@ -3,12 +3,13 @@
 One flat gather per bucket to the rank that sends it, not one per parameter; several at the same time to several ranks. Tensor parallelism
 divides a parameter by rows or columns into equal parts, and FSDP2 cuts each part along its first dimension into ``ceil(rows / dp ranks)``
 rows per rank: each rank has one block of the full tensor, whose bytes land in the bucket. Layers with adapters go out merged, so that
-engines see an ordinary model, or the adapters alone.
+engines see an ordinary model, or the adapters alone. Experts travel as the matrices that a checkpoint has of them
+(:mod:`rljob_runtime.weightsync.checkpoint_names`); FSDP2 cuts between experts, so that one rank has each of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from rljob_runtime.records import Bucket, TensorSlot
 from rljob_runtime.training.lora import ADAPTER_NAMES, LoraLinear, merged_weight
 from rljob_runtime.training.parallel import Layout, divided_dimension, layout_of, local_tensor
 from rljob_runtime.weightsync.adapters import LORA_A, LORA_B
+from rljob_runtime.weightsync.checkpoint_names import NamedPart
 from rljob_runtime.weightsync.packing import as_byte_tensor, pack
 
 ByteArray = npt.NDArray[np.uint8]
@@ -46,7 +48,7 @@ class Block:
 
 def weight_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
     """(Hugging Face name, dtype, full shape) of each parameter of the plain model, a tied head left out (the embedding carries it)."""
-    return [(name, dtype, tuple(p.shape)) for name, p in _engine_parameters(model)]
+    return [(name, dtype, part.shape) for name, part in parts_of(model).items()]
 
 
 def adapter_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
@@ -54,23 +56,29 @@ def adapter_specs(model: nn.Module, dtype: str) -> list[WeightSpec]:
     return [(name, dtype, tuple(p.shape)) for name, p in _adapters(model)]
 
 
-def pack_buckets(model: nn.Module, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
+def parts_of(model: nn.Module) -> Mapping[str, NamedPart]:
+    """Checkpoint name -> part, which the loaded model carries (:func:`~rljob_runtime.training.model.load_model`)."""
+    parts: Mapping[str, NamedPart] = model.checkpoint_parts  # type: ignore[assignment]
+    return parts
+
+
+def pack_buckets(
+    model: nn.Module, buckets: Mapping[int, Bucket], out: ByteArray | torch.Tensor | None = None
+) -> ByteArray | torch.Tensor | None:
     """Gather buckets at the same time, each on a rank of its own, which packs it; all ranks must call it with the same buckets.
 
     Args:
         model: sharded, and resharded after its last forward.
         buckets: by rank; what goes where. Values are cast to the slots' dtypes before they travel.
-        out: where this rank packs, for example shared memory; None makes a fresh array.
+        out: where this rank packs, for example shared memory, or a uint8 tensor on its device; None makes a fresh array.
 
     Returns:
-        uint8, shape (size_bytes of its bucket,) on a rank that has one; None on the others.
+        ``out``, uint8, shape (size_bytes of its bucket,) on a rank that has one; None on the others.
 
     Raises:
         WeightSyncError: a bucket names a parameter this model lacks, or of another shape.
     """
-    parameters = dict([*_engine_parameters(model), *_adapters(model)])
-    for bucket in buckets.values():
-        _check(bucket, parameters)
+    sources = _sources(model, buckets.values())
     own = buckets.get(dist.get_rank())
     if out is None and own is not None:
         out = np.zeros(own.size_bytes, dtype=np.uint8)  # zeros: the gaps between slots count in checksums
@@ -78,32 +86,53 @@ def pack_buckets(model: nn.Module, buckets: Mapping[int, Bucket], out: ByteArray
     gathered: _Gathered | None = None
     begun = []
     for rank, bucket in buckets.items():
-        shards = {slot.name: _shard(model, slot.name, parameters[slot.name]) for slot in bucket.slots}
+        shards = {slot.name: _shard(model, slot.name, sources[slot.name]) for slot in bucket.slots}
         if layout is None:
             assert out is not None
             pack(bucket, shards, out)
             return out
-        begun.append(_begin_gather(bucket, shards, parameters, layout, rank))
-        gathered = begun[-1] if bucket is own else gathered
+        begun.append(_begin_gather(bucket, shards, sources, layout, rank))
+        gathered = begun[-1] if rank == dist.get_rank() else gathered  # several ranks may have the same bucket
     for one in begun:
         one.work.wait()
     if own is None:
         return None
     assert out is not None
     assert gathered is not None
+    target = as_byte_tensor(out) if isinstance(out, np.ndarray) else out
     for blocks, data in zip(gathered.held, gathered.received or (), strict=True):
-        _place(own, blocks, data.cpu(), as_byte_tensor(out))
+        _place(own, blocks, data.to(target.device), target)
     return out
 
 
-def _check(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
-    for slot in bucket.slots:
-        parameter = parameters.get(slot.name)
-        if parameter is None or tuple(parameter.shape) != slot.shape:
-            found = "missing" if parameter is None else f"of shape {tuple(parameter.shape)}"
-            raise WeightSyncError(
-                f"bucket {bucket.index}: {slot.name} {slot.shape} is {found} in the trainer; plan the manifest from its specs"
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where a slot's numbers are."""
+
+    parameter: nn.Parameter
+    part: NamedPart
+
+
+def _sources(model: nn.Module, buckets: Iterable[Bucket]) -> dict[str, _Source]:
+    """Of every slot, by its name.
+
+    Raises:
+        WeightSyncError: a bucket names what this model lacks, or of another shape.
+    """
+    parameters, parts, adapters = dict(model.named_parameters()), parts_of(model), dict(_adapters(model))
+    found = {}
+    for bucket in buckets:
+        for slot in bucket.slots:
+            part, adapter = parts.get(slot.name), adapters.get(slot.name)
+            if part is None and adapter is not None:
+                part = NamedPart(parameter=slot.name, shape=tuple(adapter.shape))
+            if part is None or part.shape != slot.shape:
+                have = "missing" if part is None else f"of shape {part.shape}"
+                raise WeightSyncError(
+                    f"bucket {bucket.index}: {slot.name} {slot.shape} is {have} in the trainer; plan the manifest from its specs"
+                )
+            found[slot.name] = _Source(parameter=parameters[part.parameter] if adapter is None else adapter, part=part)
+    return found
 
 
 def block_of(slot: TensorSlot, divided: int | None, layout: Layout, dp_rank: int, tp_rank: int) -> Block:
@@ -132,11 +161,6 @@ def block_of(slot: TensorSlot, divided: int | None, layout: Layout, dp_rank: int
     return Block(first_row=first_row + dp_rank * per_rank if held else 0, rows=held, first_byte=first_byte, row_bytes=row_bytes)
 
 
-def _engine_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that the plain model has too."""
-    return ((name, p) for name, p in model.named_parameters() if name.rpartition(".")[2] not in ADAPTER_NAMES)
-
-
 def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Those that are trained, by the names they travel under."""
     ends = dict(zip(ADAPTER_NAMES, (LORA_A, LORA_B), strict=True))
@@ -146,17 +170,27 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield layer + ends[last], parameter
 
 
-def _shard(model: nn.Module, name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's block of a weight, merged where it has adapters (a collective then); or of an adapter, with the scale in ``B``."""
+def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
+    """This rank's block of a weight, merged where it has adapters (a collective then); or of an adapter, with the scale in ``B``.
+
+    Of an expert's matrix: all of it, or nothing.
+    """
     with torch.no_grad():  # the shard itself: through autograd, or a DTensor's detach, this would take longer than the copy of a small one
-        shard = local_tensor(parameter).detach()
+        shard = local_tensor(source.parameter).detach()
+    part = source.part
+    if part.expert is not None:
+        per_rank = -(-source.parameter.shape[0] // layout_of(model).dp_size)
+        local = part.expert - layout_of(model).dp_rank * per_rank
+        if not 0 <= local < shard.shape[0]:
+            return shard.new_empty(0)
+        return shard[local, part.first_row : part.first_row + part.shape[0]]
     if name.endswith(LORA_A):
         return shard
     if name.endswith(LORA_B):
         adapted = model.get_submodule(name.removesuffix(LORA_B))
         assert isinstance(adapted, LoraLinear)
         return shard * adapted.scale
-    owner, _, kind = name.rpartition(".")
+    owner, _, kind = part.parameter.rpartition(".")
     if kind != "weight" or not isinstance(module := model.get_submodule(owner), LoraLinear):
         return shard
     # rows of the product need the same rows of B, and all rows of A
@@ -188,12 +222,11 @@ class _Gathered:
 
 
 def _begin_gather(
-    bucket: Bucket, shards: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter], layout: Layout, destination: int
+    bucket: Bucket, shards: Mapping[str, torch.Tensor], sources: Mapping[str, _Source], layout: Layout, destination: int
 ) -> _Gathered:
     """Send this rank's blocks of a bucket to one rank; all travel as the longest of any rank."""
-    divided = {slot.name: divided_dimension(parameters[slot.name]) for slot in bucket.slots}
     held = [
-        [block_of(slot, divided[slot.name], layout, dp_rank, tp_rank) for slot in bucket.slots]
+        [_held(slot, sources[slot.name], layout, dp_rank, tp_rank) for slot in bucket.slots]
         for dp_rank in range(layout.dp_size)
         for tp_rank in range(layout.tp_size)
     ]
@@ -205,6 +238,15 @@ def _begin_gather(
     work = dist.gather(sent, received, dst=destination, async_op=True)
     assert work is not None
     return _Gathered(held=held, sent=sent, received=received, work=work)
+
+
+def _held(slot: TensorSlot, source: _Source, layout: Layout, dp_rank: int, tp_rank: int) -> Block:
+    """What a rank sends of a slot; an expert's matrix comes whole from the one that has the expert."""
+    if source.part.expert is None:
+        return block_of(slot, divided_dimension(source.parameter), layout, dp_rank, tp_rank)
+    owner = source.part.expert // -(-source.parameter.shape[0] // layout.dp_size)
+    rows = slot.shape[0] if (dp_rank, tp_rank) == (owner, 0) else 0
+    return Block(first_row=0, rows=rows, first_byte=0, row_bytes=slot.size_bytes // slot.shape[0])
 
 
 def _place(bucket: Bucket, blocks: list[Block], data: torch.Tensor, out: torch.Tensor) -> None:

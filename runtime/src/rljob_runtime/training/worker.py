@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
@@ -157,12 +156,13 @@ class PolicyWorker(ModelRank):
         """The same of the adapters, for engines that serve them; see :mod:`rljob_runtime.weightsync.adapters`."""
         return weights.adapter_specs(self.model, self.config.dtype)
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8] | None:
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None) -> Any:
         """Current weights of this rank's bucket as bytes, None where it has none; all ranks must call it with the same arguments.
 
         Args:
             buckets: by rank, of a manifest planned from :meth:`weight_specs` or :meth:`adapter_specs`.
-            out: where this rank packs, uint8, at least as large as its bucket; None makes a fresh array.
+            out: where this rank packs, uint8, at least as large as its bucket: an array, or a tensor on its device. None makes a fresh
+                array.
 
         Raises:
             WeightSyncError: a bucket does not fit the model.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.delta import Images
-from rljob_runtime.weightsync.parcel import Parcel, Payload
+from rljob_runtime.weightsync.parcel import Parcel, Payload, Remote
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 ByteArray = npt.NDArray[np.uint8]
@@ -115,7 +115,9 @@ class UpdateAssembly:
             payload = data.payload if self._images is None else self._images.apply(bucket, data)
         else:
             payload = data
-        if isinstance(payload, SharedBytes):
+        if isinstance(payload, Remote):
+            size, described = payload.num_bytes, f"{payload.num_bytes} bytes to be fetched"
+        elif isinstance(payload, SharedBytes):
             size, described = payload.size_bytes, f"{payload.size_bytes} shared bytes"
         else:
             size, described = payload.size, f"{payload.dtype}{payload.shape}"

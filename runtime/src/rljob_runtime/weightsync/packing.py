@@ -120,22 +120,23 @@ def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * DTYPE_BYTES[dtype]
 
 
-def pack(bucket: Bucket, tensors: Mapping[str, torch.Tensor], out: ByteArray) -> None:
+def pack(bucket: Bucket, tensors: Mapping[str, torch.Tensor], out: ByteArray | torch.Tensor) -> None:
     """Copy the bucket's tensors into ``out``, cast to the dtype of their slot where it differs.
 
     Args:
         bucket: what goes where.
         tensors: at least the bucket's names; any device, any strides.
-        out: shape (bucket.size_bytes,) or longer, uint8, writable. Gaps between slots keep their old bytes.
+        out: shape (bucket.size_bytes,) or longer, uint8, writable; on any device. Gaps between slots keep their old bytes.
 
     Raises:
         WeightSyncError: a tensor is missing or has another shape than its slot, or ``out`` is too small.
     """
-    if out.dtype != np.uint8 or out.ndim != 1 or out.size < bucket.size_bytes:
+    size = out.size if isinstance(out, np.ndarray) else out.numel()
+    if not str(out.dtype).endswith("uint8") or out.ndim != 1 or size < bucket.size_bytes:
         raise WeightSyncError(
-            f"pack of bucket {bucket.index}: buffer is {out.dtype}{out.shape}, needs uint8 with at least {bucket.size_bytes} bytes"
+            f"pack of bucket {bucket.index}: buffer is {out.dtype}{tuple(out.shape)}, needs uint8 with at least {bucket.size_bytes} bytes"
         )
-    flat = as_byte_tensor(out)
+    flat = as_byte_tensor(out) if isinstance(out, np.ndarray) else out
     for slot in bucket.slots:
         tensor = tensors.get(slot.name)
         if tensor is None:

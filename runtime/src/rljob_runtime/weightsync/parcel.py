@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +13,48 @@ import xxhash
 from rljob_runtime.errors import CorruptedWeightsError
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
+if TYPE_CHECKING:
+    import torch
+
 ByteArray = npt.NDArray[np.uint8]
-Payload = ByteArray | SharedBytes
-"""Bytes that travel in a message, or that every process of the node reads where they lie."""
+CHANGED = "its bytes changed on the way"
+"""How a corrupted bucket is known where an error comes as text alone, from another process of an engine."""
+CHUNK_WORDS = 1 << 22
+"""Of 8 bytes, summed at a time on a device: what a checksum takes beside the data."""
+
+
+class Remote(ABC):
+    """Bytes that every process of an engine gets by itself, where its part of the model is, and proves there."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """How many."""
+
+    @property
+    @abstractmethod
+    def lent(self) -> bool:
+        """Whether they lie in the sender's memory, which it fills again."""
+
+    @abstractmethod
+    def fetch(self, process: int, device: torch.device) -> torch.Tensor:
+        """Flat uint8 on the device; once in each process.
+
+        Args:
+            process: of the engine, by its rank there.
+            device: of that process.
+
+        Raises:
+            CorruptedWeightsError: they are not what was sent.
+            WeightSyncError: they did not come, or cannot be opened here.
+            DeadlineError: they did not come in time.
+        """
+
+
+Payload = ByteArray | SharedBytes | Remote
+"""Bytes that travel in a message, that every process of the node reads where they lie, or that each process fetches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +72,19 @@ class Parcel:
     @property
     def size_bytes(self) -> int:
         """Of the payload."""
+        if isinstance(self.payload, Remote):
+            return self.payload.num_bytes
         return self.payload.size if isinstance(self.payload, np.ndarray) else self.payload.size_bytes
 
     def check(self, what: str) -> None:
-        """Compare what can be read here with what was written.
+        """Compare what can be read here with what was written; what others fetch they prove themselves.
 
         Raises:
             CorruptedWeightsError: it differs.
             WeightSyncError: shared memory cannot be read here.
         """
-        found = checksum(view(self.payload))
-        if found != self.checksum:
-            raise CorruptedWeightsError(
-                f"{what} of weights v{self.version} ({self.size_bytes} bytes) has checksum {found:016x}, it was sent with "
-                f"{self.checksum:016x}: its bytes changed on the way"
-            )
+        if not isinstance(self.payload, Remote):
+            compare(checksum(view(self.payload)), self.checksum, f"{what} of weights v{self.version} ({self.size_bytes} bytes)")
 
 
 def sealed(version: int, data: ByteArray, payload: Payload | None = None, *, base: int | None = None) -> Parcel:
@@ -59,9 +98,49 @@ def view(payload: Payload) -> ByteArray:
     Raises:
         WeightSyncError: shared memory cannot be read here.
     """
+    if isinstance(payload, Remote):
+        import torch
+
+        fetched: ByteArray = payload.fetch(0, torch.device("cpu")).numpy()
+        return fetched
     return payload if isinstance(payload, np.ndarray) else payload.view()
+
+
+def compare(found: int, sent: int, what: str) -> None:
+    """Refuse bytes with another checksum.
+
+    Raises:
+        CorruptedWeightsError: they differ.
+    """
+    if found != sent:
+        raise CorruptedWeightsError(f"{what} has checksum {found:016x}, it was sent with {sent:016x}: {CHANGED}")
 
 
 def checksum(data: ByteArray) -> int:
     """Of contiguous bytes; faster than they can be copied."""
     return xxhash.xxh3_64_intdigest(data.data)
+
+
+def fingerprint(data: torch.Tensor) -> int:
+    """Of a flat uint8 tensor: the checksum of its bytes, or on a device :func:`device_checksum`. Both ends are of one kind."""
+    return checksum(data.numpy()) if data.device.type == "cpu" else device_checksum(data)
+
+
+def device_checksum(data: torch.Tensor) -> int:
+    """64 bits that any changed bit and any two exchanged words change, computed where the data is.
+
+    Words are mixed, multiplied by odd numbers that differ by place, and summed with overflow: an odd factor loses no bit.
+    """
+    import torch
+
+    whole = data.numel() // 8 * 8
+    words = data[:whole].view(torch.int64)
+    total = torch.full((), data.numel(), dtype=torch.int64, device=data.device)
+    for first in range(0, words.numel(), CHUNK_WORDS):
+        part = words[first : first + CHUNK_WORDS]
+        factors = torch.arange(first, first + part.numel(), dtype=torch.int64, device=data.device).mul_(2).add_(1)
+        total += factors.mul_(part ^ (part >> 29)).sum()
+    if whole < data.numel():
+        rest = data[whole:].to(torch.int64)
+        total += (rest * torch.arange(1, 2 * rest.numel(), 2, device=data.device) << 32).sum()
+    return int(total.item()) & (2**64 - 1)

@@ -18,6 +18,7 @@ time: collectives such as NCCL. *Handles*: ``send`` returns a handle on every ra
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ import numpy.typing as npt
 from rljob_runtime.cluster.protocol import Pending, Worker, gather_all
 from rljob_runtime.errors import WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
-from rljob_runtime.weightsync.parcel import Payload
+from rljob_runtime.weightsync.parcel import Payload, Remote
 
 ByteArray = npt.NDArray[np.uint8]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -48,8 +49,11 @@ class WeightSource(Protocol):
     def world_size(self) -> int:
         """Number of trainer ranks."""
 
-    def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
-        """Present weights of a rank's own bucket as bytes, None on ranks without one; a collective of all ranks, by rank."""
+    def pack_buckets(self, buckets: Mapping[int, Bucket], out: Any = None) -> ByteArray | None:
+        """Present weights of a rank's own bucket as bytes, None on ranks without one; a collective of all ranks, by rank.
+
+        ``out`` is where they go: an array of the host's memory, or a uint8 tensor on the rank's device.
+        """
 
 
 class Sender(Protocol):
@@ -119,6 +123,10 @@ class IncomingUpdate(Protocol):
 class Receiver(Protocol):
     """An engine's end; made in the engine's process with what ``Transport.prepare`` passes, and kept over versions."""
 
+    @property
+    def tests(self) -> Sequence[Remote]:
+        """What every process of the engine has to fetch before anything is sent; empty where nothing is fetched."""
+
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> IncomingUpdate:
         """Open an update.
 
@@ -144,6 +152,13 @@ class TransportSettings:
     """Trainer ranks that pack and send, at the same time."""
     dense_above: float | None = None
     """Part of a bucket's numbers from which on it travels whole; None: always."""
+    neighbors: tuple[tuple[int | None, ...], ...] = ()
+    """By engine, by process of it that has a part of the model: the trainer rank on its device, None where there is none. Empty: engines of
+    one process each, none of which shares a device."""
+
+    def processes(self, engine: int) -> tuple[int | None, ...]:
+        """Of an engine, as in ``neighbors``."""
+        return self.neighbors[engine] if self.neighbors else (None,)
 
 
 class Transport(Protocol):
@@ -165,6 +180,10 @@ class Transport(Protocol):
     @property
     def warning(self) -> str | None:
         """What users should know since the last ``prepare``: that weights go another way than was asked for, and why."""
+
+
+class PartnerLostError(WeightSyncError):
+    """Raised when a transfer that engines make together broke off with one of them; others can begin again without it."""
 
 
 class SyncLink:
@@ -194,6 +213,10 @@ class SyncLink:
     def engines(self) -> Mapping[int, Worker]:
         """Those that are not known to be lost."""
         return self._engines
+
+    async def trainer_address(self, rank: int) -> tuple[str, int]:
+        """Where a trainer rank is on the network, and a free port there."""
+        return await self._trainers[rank].address(self.timeout_s)
 
     def leave_out(self, engine: int) -> None:
         """An engine is lost, as somebody else found out."""
@@ -248,6 +271,27 @@ class SyncLink:
         """What trainer ranks answer."""
         self.awaited = "the trainer's ranks"
         return await gather_all(calls, self.timeout_s)
+
+    async def together_done(self, calls: Mapping[int, Pending], given: Pending | None = None) -> dict[int, Any]:
+        """As :meth:`engines_done`, of calls that need each other: the loss of an engine ends the wait for the rest.
+
+        Raises:
+            PartnerLostError: an engine is lost, and left out from now on.
+        """
+        names = ", ".join(self._engines[index].name for index in calls if index in self._engines)
+        waits = [asyncio.ensure_future(self.engines_done({index: call}, given)) for index, call in calls.items()]
+        await asyncio.sleep(0)
+        self.awaited = names
+        answers: dict[int, Any] = {}
+        try:
+            for wait in asyncio.as_completed(waits):
+                answers |= await wait
+                if any(index not in self._engines for index in calls):
+                    raise PartnerLostError(f"an engine of {names} was lost while all of them received weights together")
+        finally:
+            for one in waits:
+                one.cancel()
+        return dict(sorted(answers.items()))
 
     async def engines_done(self, calls: Mapping[int, Pending], given: Pending | None = None) -> dict[int, Any]:
         """What engines answer; one that is lost is left out, now and from now on.

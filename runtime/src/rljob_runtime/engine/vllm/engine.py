@@ -177,6 +177,11 @@ class VllmEngine:
         with self._changed:
             self._raise_if_dead()
         made: Receiver = make_end(receiver, **settings)  # may wait for the other side, so not under the lock
+        if tests := tuple(made.tests):
+            deadline = time.monotonic() + LOAD_TIMEOUT_S
+            tested: Future[None] = Future()
+            fetch = self._updating(tested, lambda loop: loop.test_transport(tests, deadline))
+            self._call(tested, fetch, LOAD_TIMEOUT_S, "the test of a weight transport")
         self._receiver = made
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:

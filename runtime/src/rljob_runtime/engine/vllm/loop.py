@@ -41,6 +41,7 @@ from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, Weight
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
 from rljob_runtime.weightsync.adapters import linear_layers
+from rljob_runtime.weightsync.parcel import Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
@@ -256,6 +257,14 @@ class VllmLoop:
             self.residence.check_update(incoming.version)
             self._finish_scores(deadline)
         self._weights.load(incoming, deadline)
+
+    def test_transport(self, tests: Sequence[Remote], deadline: float) -> None:
+        """Have every process of the engine fetch what senders sent first; the model stays as it is.
+
+        Raises:
+            WeightSyncError, DeadlineError: as for :meth:`load_update`.
+        """
+        self._weights.test(tests, deadline)
 
     def apply_update(self, incoming: IncomingUpdate, on_running: OnRunning, deadline: float) -> int:
         """Load the rest of a full set of weights and serve it.

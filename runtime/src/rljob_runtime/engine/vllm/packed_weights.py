@@ -19,3 +19,17 @@ def repack_shared_weights(model: torch.nn.Module) -> None:
         if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
             quant_method: Any = layer.quant_method
             quant_method.process_weights_after_loading(layer)
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """Pack the experts of a mixture for the CPU kernel after a reload of all its layers; to be called once per reload.
+
+    vLLM 0.32 packs them when it makes a layer's kernel, and takes a reload for one whose kernel needs nothing more
+    (``UnquantizedFusedMoEMethod``): on CPU the kernel would read plain weights as packed ones, with no error and log-probs off by nats.
+    """
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+    for layer in model.modules():
+        if isinstance(layer, MoERunner):
+            quant_method: Any = layer.routed_experts.quant_method
+            quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer.routed_experts)

@@ -7,16 +7,21 @@ One that broke off leaves weights that are neither the old nor the new ones, unt
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rljob_runtime.errors import DeadlineError, RuntimeFault, WeightSyncError
+from rljob_runtime.engine.vllm.weight_receiver import fetch_tests
+from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError
+from rljob_runtime.weightsync.parcel import CHANGED, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
+from rljob_runtime.weightsync.transports.tested import TEST_VERSION
 
 DEVICE_ERRORS = ("CUDA error", "NCCL error")
+OF_TRANSPORT = "of the group of trainer rank"
+"""In errors of a transport's own group, where what NCCL says of a lost peer is no end: the next group may be whole."""
 
 
 class WeightUpdates:
@@ -48,6 +53,10 @@ class WeightUpdates:
     def is_open(self, incoming: IncomingUpdate | None = None) -> bool:
         """Whether an update, or this one, has begun to change the model."""
         return self._open is not None and (incoming is None or self._open is incoming)
+
+    def test(self, tests: Sequence[Remote], deadline: float) -> None:
+        """Have every worker fetch what is not loaded; errors are those of :meth:`load`."""
+        self._rpc(fetch_tests, (tuple(tests),), TEST_VERSION, deadline)
 
     def load(self, incoming: IncomingUpdate, deadline: float) -> None:
         """Load what has come.
@@ -89,7 +98,7 @@ class WeightUpdates:
         self.finished += 1
         self.last_s = time.perf_counter() - self._opened_s
 
-    def _rpc(self, method: str | Callable[[Any], None], arguments: tuple[object, ...], version: int, deadline: float) -> None:
+    def _rpc(self, method: str | Callable[..., None], arguments: tuple[object, ...], version: int, deadline: float) -> None:
         """Call a method of every worker, or a function with it; vLLM's errors become ours here."""
         name = method if isinstance(method, str) else method.__name__
         left_s = deadline - time.monotonic()
@@ -100,9 +109,12 @@ class WeightUpdates:
         except Exception as exc:
             if self._process_ended() or _is_fatal(exc):
                 raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {name}: {exc}") from exc
-            raise WeightSyncError(f"update to version {version}: vLLM failed in {name}: {exc}; send a full update") from exc
+            kind = CorruptedWeightsError if CHANGED in str(exc) else WeightSyncError
+            raise kind(f"update to version {version}: vLLM failed in {name}: {exc}; send a full update") from exc
 
 
 def _is_fatal(error: Exception) -> bool:
     """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text."""
-    return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(text in str(error) for text in DEVICE_ERRORS)
+    text = str(error)
+    errors = DEVICE_ERRORS[:1] if OF_TRANSPORT in text else DEVICE_ERRORS
+    return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(known in text for known in errors)

@@ -10,7 +10,7 @@ CUDA graphs stay valid and the order of buckets does not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
@@ -18,12 +18,12 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from rljob_runtime.engine.vllm.packed_weights import repack_shared_weights
+from rljob_runtime.engine.vllm.packed_weights import repack_experts, repack_shared_weights
 from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.assembly import shorten
 from rljob_runtime.weightsync.packing import as_byte_tensor, unpack
-from rljob_runtime.weightsync.parcel import view
+from rljob_runtime.weightsync.parcel import Remote, view
 from rljob_runtime.weightsync.shared_memory import SharedBytes
 
 if TYPE_CHECKING:
@@ -99,19 +99,29 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
         Raises:
             WeightSyncError: with ``last`` when parameters of the model were in no bucket.
         """
-        data: torch.Tensor = as_byte_tensor(view(update_info.payload))
+        data = self._bytes_of(update_info.payload)
         if self._adapters is not None:
             self._adapters |= {name: tensor.clone() for name, tensor in unpack(update_info.bucket, data)}
             return
-        if self.device.type != "cpu":
-            data = data.to(self.device)
+        data = data.to(self.device)
         loaded: set[str] | None = self.model.load_weights(unpack(update_info.bucket, data))
-        if self.device.type == "cpu" and isinstance(update_info.payload, SharedBytes):
+        if self._is_filled_again(update_info.payload):
             self._keep_pieces(data)
         # Models without bookkeeping return None; the names of the manifest were checked before.
         self._loaded |= self._required if loaded is None else loaded
         if update_info.last and (missing := sorted(self._required - self._loaded)):
             raise WeightSyncError(f"the model's loader got no data for {shorten(missing)}; send a full update")
+
+    def fetch(self, payload: Remote) -> torch.Tensor:
+        """What this process has to get by itself."""
+        return payload.fetch(self.vllm_config.parallel_config.rank, self.device)
+
+    def _bytes_of(self, payload: Payload) -> torch.Tensor:
+        return self.fetch(payload) if isinstance(payload, Remote) else as_byte_tensor(view(payload))
+
+    def _is_filled_again(self, payload: Payload) -> bool:
+        """Whether the model's loader sees memory that the next bucket may come to."""
+        return payload.lent if isinstance(payload, Remote) else self.device.type == "cpu" and isinstance(payload, SharedBytes)
 
     def _keep_pieces(self, data: torch.Tensor) -> None:
         """Copy what layers wait with for the rest of theirs: the next bucket may come to the same memory."""
@@ -128,6 +138,8 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
             return
         finalize_layerwise_reload(self.model, self.model_config)
         repack_shared_weights(self.model)
+        if self.device.type == "cpu":
+            repack_experts(self.model)
 
     def take_adapters(self) -> dict[str, torch.Tensor]:
         """All that the last update brought; they are the caller's now."""
@@ -136,3 +148,13 @@ class BucketReceiver(WeightTransferEngine[ReceiverInit, BucketUpdate]):
 
     def shutdown(self) -> None:
         """Nothing to close."""
+
+
+def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
+    """Fetch, in a process of the engine, what is not loaded.
+
+    Raises:
+        CorruptedWeightsError, WeightSyncError, DeadlineError: as of ``Remote.fetch``.
+    """
+    for test in tests:
+        worker.weight_transfer_engine.fetch(test)

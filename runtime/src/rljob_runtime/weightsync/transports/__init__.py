@@ -11,6 +11,9 @@ from rljob_runtime.weightsync.transport import Transport, TransportSettings
 TRANSPORTS: dict[SyncBackend, str] = {
     SyncBackend.OBJECT_STORE: "rljob_runtime.weightsync.transports.object_store:ObjectStoreTransport",
     SyncBackend.SHARED_MEMORY: "rljob_runtime.weightsync.transports.shared_memory:SharedMemoryTransport",
+    SyncBackend.IPC: "rljob_runtime.weightsync.transports.ipc:IpcTransport",
+    SyncBackend.NCCL: "rljob_runtime.weightsync.transports.collective:NcclTransport",
+    SyncBackend.TCP: "rljob_runtime.weightsync.transports.collective:TcpTransport",
 }
 """``module:Class`` of the driver's part; imported when a job asks for it."""
 

@@ -13,7 +13,7 @@ from rljob_runtime.cluster.protocol import Pending
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
-from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 
@@ -80,6 +80,8 @@ class PackedSender:
 
 class PackedReceiver:
     """An engine's end: buckets are kept until all are there."""
+
+    tests: Sequence[Remote] = ()
 
     def __init__(self, *, sparse: bool = False) -> None:
         """``sparse``: buckets may bring only what changed."""

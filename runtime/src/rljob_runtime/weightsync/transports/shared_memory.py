@@ -21,7 +21,7 @@ from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
 from rljob_runtime.weightsync.packing import clear_gaps
-from rljob_runtime.weightsync.parcel import Parcel, sealed
+from rljob_runtime.weightsync.parcel import Parcel, Remote, sealed
 from rljob_runtime.weightsync.shared_memory import Segments, prefix_of
 from rljob_runtime.weightsync.shares import shared_out
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, Transport, TransportSettings, WeightSource
@@ -149,6 +149,8 @@ class SharedSender:
 
 class SharedReceiver:
     """An engine's end."""
+
+    tests: Sequence[Remote] = ()
 
     def __init__(self, *, streams: bool, tests: Sequence[Parcel], sparse: bool = False) -> None:
         """Read the first bucket of every sender; ``sparse``: later ones may bring only what changed.

@@ -1,0 +1,163 @@
+"""Commands that look at jobs, on a cluster through kubectl or local by the run folder; also ``kubectl rlj``."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from rljob_runtime.exit_codes import ExitCode
+
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Of the job; the kubeconfig's own when not given.")]
+Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; its current one when not given.")]
+Job = Annotated[str, typer.Argument(metavar="NAME", help="An RLJob of the cluster, or the folder of a local run.")]
+
+
+class Page(StrEnum):
+    """What ``rljob open`` opens."""
+
+    REPORT = "report"
+    TENSORBOARD = "tensorboard"
+    DASHBOARD = "dashboard"
+    METRICS = "metrics"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (top, describe, logs):
+        app.command()(command)
+    app.command(name="open")(open_page)
+
+
+def top(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Folders of local runs; the cluster's jobs without.")
+    ] = None,
+    namespace: Namespace = None,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    context: Context = None,
+    watch: Annotated[float | None, typer.Option(min=1.0, metavar="SECONDS", help="Look again so often, until interrupted.")] = None,
+) -> None:
+    """List jobs with their state and progress.
+
+    Exit codes: 0 done, 2 no run there, or kubectl says why not.
+    """
+    from rich.console import Console
+
+    from rljob_runtime.commands import jobs
+    from rljob_runtime.commands.kubectl import Kubectl
+    from rljob_runtime.errors import RuntimeFault
+
+    console = Console(highlight=False)
+    cluster = Kubectl(namespace=namespace, context=context)
+    while True:
+        try:
+            rows = jobs.local_rows(runs) if runs else jobs.top_rows(cluster.jobs(everywhere=everywhere))
+        except RuntimeFault as error:
+            _fail(str(error))
+        if watch is not None and console.is_terminal:
+            console.clear()
+        jobs.print_top(rows, console)
+        if watch is None:
+            return
+        try:
+            time.sleep(watch)
+        except KeyboardInterrupt:
+            return
+
+
+def describe(name: Job, namespace: Namespace = None, context: Context = None) -> None:
+    """Show the state of a job: conditions, nodes, progress, where the time goes, the last failure with advice, its placement.
+
+    Exit codes: 0 done, 2 no such job or run.
+    """
+    from rich.console import Console
+
+    from rljob_runtime.commands import jobs
+    from rljob_runtime.commands.kubectl import Kubectl
+    from rljob_runtime.errors import RuntimeFault
+
+    console = Console(highlight=False)
+    try:
+        if Path(name).is_dir():
+            jobs.describe_run(Path(name), console)
+            return
+        cluster = Kubectl(namespace=namespace, context=context)
+        job = cluster.job(name)
+        attempt = job.get("status", {}).get("attempt")
+        jobs.describe_job(job, cluster.pods(name, attempt) if attempt else [], console)
+    except RuntimeFault as error:
+        _fail(str(error))
+
+
+def logs(
+    name: Job,
+    worker: Annotated[str | None, typer.Option(help="Of this worker, such as actor_train-0; the driver's when not given.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on; cluster only.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only so many last lines of a pod; cluster only.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Print the log of the driver or of a worker.
+
+    Exit codes: 0 done, 2 no such job, run or worker; else kubectl's.
+    """
+    from rljob_runtime.commands import logs as command
+    from rljob_runtime.commands.kubectl import Kubectl
+    from rljob_runtime.errors import RuntimeFault
+
+    try:
+        if Path(name).is_dir():
+            if follow or tail is not None:
+                _fail("--follow and --tail are for jobs of a cluster; a local run's logs are files in its folder logs/")
+            typer.echo(command.local_logs(Path(name), worker), nl=False)
+            return
+        cluster = Kubectl(namespace=namespace, context=context)
+        if follow and worker is not None:
+            _fail("--follow cannot be given with --worker: its lines are in one of several pods; leave --follow out")
+        raise typer.Exit(command.pod_logs(cluster, name, worker, keep_on=follow, tail=tail))
+    except RuntimeFault as error:
+        _fail(str(error))
+
+
+def open_page(
+    name: Job,
+    what: Annotated[Page | None, typer.Option(help="Local: report or tensorboard. Cluster: dashboard or metrics.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of this machine, for a forwarded page.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+) -> None:
+    """Open the report or TensorBoard of a local run, or forward Ray's dashboard or the metrics of a job.
+
+    Exit codes: 0 done, 2 no such job, run or page; else kubectl's or TensorBoard's.
+    """
+    from rljob_runtime.commands import logs as command
+    from rljob_runtime.commands.kubectl import Kubectl
+    from rljob_runtime.errors import RuntimeFault
+
+    try:
+        if Path(name).is_dir():
+            if port is not None:
+                _fail("--port is for jobs of a cluster")
+            raise typer.Exit(command.open_page(Path(name), (what or Page.REPORT).value))
+        cluster = Kubectl(namespace=namespace, context=context)
+        raise typer.Exit(command.forward(cluster, name, (what or Page.DASHBOARD).value, port))
+    except RuntimeFault as error:
+        _fail(str(error))
+
+
+def kubectl_plugin() -> None:
+    """Entry point ``kubectl-rlj``, which kubectl runs as ``kubectl rlj``: the commands that look at jobs."""
+    app = typer.Typer(
+        name="kubectl rlj", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, help="RLJobs of the cluster."
+    )
+    register(app)
+    app()
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(ExitCode.INVALID)

@@ -1,0 +1,357 @@
+"""A process group of one sender and all processes of engines that receive from it: made anew whenever its members change.
+
+::
+
+    sender     Outbox: a thread forms the group and broadcasts what is put into it, in order; a store for the members to meet at
+    receiver   Member: joins at its first receipt; every receipt is one broadcast
+    driver     Meetings: tells all members to give up, when an engine is lost or a deadline passed
+
+The group is torch's own class, made directly: no member is in torch's default group with the others, and engines have one of their own.
+It is NCCL between CUDA devices and gloo between hosts' memories, and nothing else differs between the two. Neither of them ends a call
+whose peer is gone in a time that would suit: so nothing here waits inside of it. Calls are begun, looked at until they are done, and given
+up at their deadline, or once the store says that the meeting is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rljob_runtime.errors import DeadlineError, WeightSyncError
+
+C10D: Any = dist
+"""Torch's annotations leave out its stores, and options of its groups."""
+AHEAD = 2
+"""Buckets that a sender holds: one travels while the next is packed."""
+LOOK_S = 0.05
+"""How often a wait asks the store whether the meeting is over."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.005
+STORE_TIMEOUT_S = 30.0
+"""Of connecting to the store, and of one question to it. Torch looks up the name of the other end's address at each connection, in the
+store's one thread too, and a resolver that gets no answer takes 5 s and more for that."""
+CLOSE_TIMEOUT_S = 10.0
+OVER = "over"
+"""Key of the store: why nobody should wait any more."""
+NO_ERROR_HANDLING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+"""Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where and for how long the members of one group meet."""
+
+    name: str
+    """Of this group alone."""
+    sender: int
+    """Trainer rank that sends; member 0."""
+    host: str
+    """Address of the sender."""
+    port: int
+    """Free there; of the store."""
+    num_members: int
+    """With the sender."""
+    join_s: float
+    """Deadline of forming the group."""
+    timeout_s: float
+    """Deadline of every later broadcast."""
+
+
+def device_here() -> torch.device:
+    """The device whose memory travels: the process's CUDA device, or the host."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+class Member:
+    """One process's part in a group. One thread at a time."""
+
+    def __init__(self, meeting: Meeting, rank: int, device: torch.device) -> None:
+        """Join; returns once all members are there.
+
+        Args:
+            meeting: its store has to be there.
+            rank: in the group; 0 is the sender.
+            device: of what will travel.
+
+        Raises:
+            DeadlineError: not all members came.
+            WeightSyncError: the meeting is over, or the group cannot be formed.
+        """
+        self._meeting, self._rank, self._device = meeting, rank, device
+        self._next = 0
+        self._group: Any = None
+        deadline = time.monotonic() + meeting.join_s
+        self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
+        self._control = _store(meeting)
+        with _as_sync_errors(f"{self._what}: the group could not be formed"):
+            self._control.set(f"here/{rank}", "")
+            wanted = [f"here/{other}" for other in range(meeting.num_members)]
+            self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
+            left_s = max(deadline - time.monotonic(), 1.0)
+            self._group = _process_group(C10D.PrefixStore("group", self._control), rank, meeting, device, left_s)
+
+    def broadcast(self, data: torch.Tensor, sequence: int) -> None:
+        """Send ``data`` as member 0, fill it as another.
+
+        Args:
+            data: uint8 on the member's device; as large on all members.
+            sequence: counts broadcasts of the group, so that no member takes one for another.
+
+        Raises:
+            DeadlineError: it took longer than the meeting allows.
+            WeightSyncError: a member is lost or the meeting is over; the group is of no use any more.
+        """
+        if sequence != self._next:
+            raise WeightSyncError(f"{self._what} is at broadcast {self._next} and was to make number {sequence}")
+        self._next += 1
+        if not data.numel():
+            return
+        fault = self._fault_of(data, sequence)
+        if fault is not None:
+            self.close()
+            raise fault
+
+    def close(self) -> None:
+        """Leave the group; who still waits for this member gets an error."""
+        held, self._group = [self._group], None
+        self._next = -1
+        if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
+            threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
+
+    def _fault_of(self, data: torch.Tensor, sequence: int) -> WeightSyncError | DeadlineError | None:
+        """What went wrong in a broadcast, without its frames, which would keep the call alive, and the group with it."""
+        options = C10D.BroadcastOptions()
+        options.rootRank = 0
+        what = f"broadcast {sequence} of {data.numel()} bytes"
+        deadline = time.monotonic() + self._meeting.timeout_s
+        try:
+            with _as_sync_errors(f"{self._what}: {what} broke off"):
+                self._finished(self._group.broadcast([data], options), deadline, f"{what} did not end")
+        except (WeightSyncError, DeadlineError) as error:
+            return type(error)(str(error))
+        return None
+
+    def _finished(self, work: Any, deadline: float, late: str) -> None:
+        self._wait(work.is_completed, deadline, late)
+        work.wait()
+
+    def _wait(self, is_done: Callable[[], bool], deadline: float, late: str) -> None:
+        pause, next_look = SHORTEST_PAUSE_S, time.monotonic() + LOOK_S
+        while not is_done():
+            now = time.monotonic()
+            if now > deadline:
+                raise DeadlineError(f"{self._what}: {late} in time")
+            if now > next_look:
+                if self._control.check([OVER]):
+                    raise WeightSyncError(f"{self._what}: {self._control.get(OVER).decode()}")
+                next_look = now + LOOK_S
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+class Outbox:
+    """A sender's end of its group: what is put into it travels in the background, in order."""
+
+    def __init__(self, meeting: Meeting, device: torch.device) -> None:
+        """Open the meeting; the group is formed once something is to be sent.
+
+        Raises:
+            WeightSyncError: the address or port cannot be used.
+        """
+        self._meeting, self._device = meeting, device
+        with _as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host} port {meeting.port}"):
+            self._store = _tcp_store(meeting, is_master=True)
+        self._waiting: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(AHEAD)
+        self._fault: WeightSyncError | DeadlineError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"rljob-group-{meeting.sender}", daemon=True)
+        self._thread.start()
+        self._put = 0
+
+    def room(self) -> WeightSyncError | DeadlineError | None:
+        """Wait until there is room for one more tensor; what broke the group, if something did.
+
+        The caller raises it once its part in collectives of trainer ranks is done, so that none of them waits for it.
+        """
+        if self._fault is None and not self._room.acquire(timeout=self._meeting.timeout_s):
+            return DeadlineError(f"trainer rank {self._meeting.sender}: engines did not take the bucket before the last in time")
+        return self._fault
+
+    def put(self, data: torch.Tensor) -> int:
+        """Have ``data`` sent, which must not change any more; returns its number. :meth:`room` comes before each."""
+        sequence, self._put = self._put, self._put + 1
+        self._waiting.put(data)
+        return sequence
+
+    def close(self) -> None:
+        """End the meeting."""
+        end_meeting(self._store, "the sender closed the group")
+        self._waiting.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        """The thread: no exception leaves it, callers of :meth:`room` get it."""
+        member: Member | None = None
+        sequence = 0
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            while (data := self._waiting.get()) is not None:
+                member = member or Member(self._meeting, 0, self._device)
+                member.broadcast(data, sequence)
+                sequence += 1
+                del data
+                self._room.release()
+        except (WeightSyncError, DeadlineError) as error:
+            self._fault = error
+            self._room.release()
+        finally:
+            if member is not None:
+                member.close()
+
+
+class Meetings:
+    """The driver's hold on the groups of a transport."""
+
+    def __init__(self, meetings: tuple[Meeting, ...]) -> None:
+        """Connect to their stores; blocks.
+
+        Raises:
+            WeightSyncError: one does not answer.
+        """
+        self._stores = [_store(meeting) for meeting in meetings]
+
+    def end(self, reason: str) -> None:
+        """Have every member that waits give up; blocks shortly."""
+        for store in self._stores:
+            end_meeting(store, reason)
+        self._stores = []
+
+
+def end_meeting(store: Any, reason: str) -> None:
+    """Leave the reason where members look."""
+    with contextlib.suppress(RuntimeError):  # its sender is gone, and members see that
+        store.set(OVER, reason)
+
+
+_joined: dict[tuple[int, int], tuple[str, Member]] = {}
+"""By sender and rank in its group: the meeting that this process has joined last."""
+_joining = threading.Lock()
+
+
+def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
+    """This process's membership; at the first call it joins, and leaves the meeting that was there before.
+
+    Raises:
+        DeadlineError, WeightSyncError: as of :class:`Member`.
+    """
+    key = (meeting.sender, rank)
+    with _joining:
+        before = _joined.get(key)
+        if before is not None and before[0] == meeting.name:
+            return before[1]
+        _joined.pop(key, None)
+    if before is not None:
+        before[1].close()
+    member = Member(meeting, rank, device)
+    with _joining:
+        _joined[key] = meeting.name, member
+    return member
+
+
+def leave(meeting: Meeting, rank: int) -> None:
+    """This process leaves a meeting, if it is still in it."""
+    with _joining:
+        name, member = _joined.get((meeting.sender, rank), ("", None))
+        if name != meeting.name:
+            return
+        del _joined[meeting.sender, rank]
+    if member is not None:
+        member.close()
+
+
+def _dropped(held: list[Any]) -> None:
+    """Abort a group and let go of it."""
+    with contextlib.suppress(RuntimeError):
+        held[0].abort()
+    held.clear()
+
+
+def _process_group(store: Any, rank: int, meeting: Meeting, device: torch.device, left_s: float) -> Any:
+    """The lowest border between CUDA and CPU: which of torch's groups it is."""
+    if device.type == "cuda":
+        options = C10D.ProcessGroupNCCL.Options()
+        options._timeout = _time(meeting.timeout_s)
+        with _environment(NO_ERROR_HANDLING):
+            return C10D.ProcessGroupNCCL(store, rank, meeting.num_members, options)
+    gloo = C10D.ProcessGroupGloo._Options()
+    gloo._timeout = _time(left_s)
+    gloo._devices = [C10D.ProcessGroupGloo.create_device(hostname=_own_address(meeting))]
+    group = C10D.ProcessGroupGloo(store, rank, meeting.num_members, gloo)
+    group._set_default_timeout(_time(meeting.timeout_s))
+    return group
+
+
+def _own_address(meeting: Meeting) -> str:
+    """The address of this process as the sender sees it: the host's name may stand for another interface, or the loopback."""
+    family, kind, _, _, address = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as way:
+        way.connect(address)  # of a datagram socket: chooses the interface, and sends nothing
+        return str(way.getsockname()[0])
+
+
+def _store(meeting: Meeting) -> Any:
+    """A connection of its own."""
+    with _as_sync_errors(f"the store of trainer rank {meeting.sender} at {meeting.host} port {meeting.port} does not answer"):
+        return _tcp_store(meeting, is_master=False)
+
+
+def _tcp_store(meeting: Meeting, *, is_master: bool) -> Any:
+    return C10D.TCPStore(
+        meeting.host,
+        meeting.port,
+        is_master=is_master,
+        wait_for_workers=False,
+        timeout=_time(min(STORE_TIMEOUT_S, meeting.join_s)),
+        use_libuv=False,
+    )
+
+
+def _time(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)
+
+
+@contextlib.contextmanager
+def _as_sync_errors(what: str) -> Iterator[None]:
+    """Torch's errors as ours."""
+    try:
+        yield
+    except (WeightSyncError, DeadlineError):
+        raise
+    except (RuntimeError, OSError) as error:
+        raise WeightSyncError(f"{what}: {error}") from error
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables that torch reads when a group is made."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,284 @@
+"""Packed buckets broadcast from each sender to all engines, in a process group that is made for it (``weightsync.group``).
+
+::
+
+    trainer ranks   pack part 0 │ pack part 1 │ ...            all gather, each sender packs its bucket and puts it into its outbox
+    senders' groups        └ broadcast 0 │ broadcast 1 │ ...   in the background, at most two of them held
+    engines                  receive 0, load │ receive 1 ...   one bucket after the other, the same order in every process
+
+NCCL and TCP are this one transport. With **NCCL** buckets are packed on the sender's device and received on the devices of the engines, in
+each of their processes, between two of their steps: there is no room for the weights twice, so each bucket goes into the model as it comes.
+With **TCP** (gloo) buckets travel between the hosts' memories, once to each engine, which takes them while it generates.
+
+A member that is lost breaks the group. The driver, which hears of it first, ends the meeting, and the others begin again without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rljob_runtime.cluster.protocol import Pending
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.records import WeightManifest
+from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
+from rljob_runtime.weightsync.delta import DeltaEncoder, Images
+from rljob_runtime.weightsync.group import Meeting, Meetings, Outbox, device_here, joined
+from rljob_runtime.weightsync.packing import as_byte_tensor
+from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
+from rljob_runtime.weightsync.shares import shared_out
+from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
+from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
+
+HOST = torch.device("cpu")
+
+
+class CollectiveTransport(TestedTransport):
+    """The driver's part; see :class:`~rljob_runtime.weightsync.transport.Transport`."""
+
+    on_device = False
+    """Whether buckets travel between devices, into every process of an engine; else between hosts, once to each engine."""
+
+    def __init__(self, settings: TransportSettings) -> None:
+        """No group is there yet."""
+        super().__init__(settings)
+        self._meetings: Meetings | None = None
+
+    async def _prepare(self, link: SyncLink) -> None:
+        if self.on_device and self._settings.dense_above is not None:
+            raise WeightSyncError("changed numbers alone are applied in host memory; remove weightSync.delta")
+        await self._release("a new group takes its place")
+        seats = self._seats(link)
+        meetings = await self._agreed(link, 1 + sum(len(range(*seat)) for seat in seats.values()))
+        sender = {"meetings": meetings, "on_device": self.on_device, "dense_above": self._settings.dense_above}
+        await link.trainers_done(link.on_trainers("prepare_sender", f"{__name__}:{BroadcastSender.__name__}", link.manifest, sender))
+        self._meetings = await asyncio.to_thread(Meetings, tuple(meetings.values()))
+        packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
+        tests = [parcel for parcel in packed if parcel is not None]
+        made = {}
+        for index, engine in link.engines.items():
+            receiver = {
+                "first_rank": seats[index][0],
+                "streams": self.on_device,
+                "tests": tests,
+                "sparse": self._settings.dense_above is not None,
+            }
+            made[index] = engine.start("prepare_receiver", f"{__name__}:{BroadcastReceiver.__name__}", receiver)
+        await link.together_done(made)
+
+    def _seats(self, link: SyncLink) -> dict[int, tuple[int, int]]:
+        """First rank in each group, and the one behind the last, of every engine."""
+        seats, first = {}, 1
+        for index in link.engines:
+            seats[index] = (first, first + (len(self._settings.processes(index)) if self.on_device else 1))
+            first = seats[index][1]
+        return seats
+
+    async def _agreed(self, link: SyncLink, num_members: int) -> dict[int, Meeting]:
+        """Where the group of each sender meets."""
+        found = {}
+        for rank in shared_out(link.manifest, self._settings.senders)[0]:
+            host, port = await link.trainer_address(rank)
+            found[rank] = Meeting(
+                name=uuid.uuid4().hex,
+                sender=rank,
+                host=host,
+                port=port,
+                num_members=num_members,
+                join_s=self._test_s(link),
+                timeout_s=link.timeout_s,
+            )
+        return found
+
+    async def _transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+        """Pack one part ahead; engines take one bucket at a time, so that all make their collectives in one order."""
+        parts = shared_out(link.manifest, self._settings.senders)
+        if len(link.manifest.buckets) == 1:
+            packed = link.on_trainers("send_weights", version, 0)
+            given = packed[self._settings.senders[0]]
+            updating = link.update_whole(version, given)
+            await link.others_done(packed, parts[0])
+            return await link.together_done(updating, given)
+        begun = link.on_engines("begin_update", link.manifest, version)
+        waiting: list[tuple[int, Pending]] = []
+        for part, owned in enumerate(parts):
+            packed = link.on_trainers("send_weights", version, part)
+            await link.together_done(begun)
+            begun = {}
+            await self._taken(link, waiting)
+            waiting = [(bucket.index, packed[rank]) for rank, bucket in owned.items()]
+            await link.others_done(packed, owned)
+        await self._taken(link, waiting)
+        return await link.together_done(link.finish())
+
+    async def _taken(self, link: SyncLink, waiting: Sequence[tuple[int, Pending]]) -> None:
+        for index, given in waiting:
+            await link.together_done(link.on_engines("load_bucket", index, given), given)
+
+    async def _release(self, reason: str) -> None:
+        meetings, self._meetings = self._meetings, None
+        if meetings is not None:
+            await asyncio.to_thread(meetings.end, reason)
+
+
+class TcpTransport(CollectiveTransport):
+    """Between the hosts' memories, over gloo."""
+
+    title = "TCP"
+
+
+class NcclTransport(CollectiveTransport):
+    """Between devices, over NCCL; in processes without CUDA between their memories, over gloo."""
+
+    title = "NCCL"
+    on_device = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast(Remote):
+    """A bucket, or what changed of it, on its way through a group."""
+
+    meeting: Meeting
+    sequence: int
+    """Of the broadcast in its group."""
+    size_bytes: int
+    sent_checksum: int
+    what: str
+    """For messages."""
+    first_rank: int = 0
+    """Of the engine's processes in the group."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many."""
+        return self.size_bytes
+
+    @property
+    def lent(self) -> bool:
+        """They come into memory of the receiver's own."""
+        return False
+
+    def fetch(self, process: int, device: torch.device) -> torch.Tensor:
+        """Take part in the broadcast; see ``Remote.fetch``."""
+        member = joined(self.meeting, self.first_rank + process, device)
+        data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+        member.broadcast(data, self.sequence)
+        compare(fingerprint(data), self.sent_checksum, self.what)
+        return data
+
+
+class BroadcastSender:
+    """A trainer rank's end: a part is one bucket of every sender, which travels while the next one is packed."""
+
+    def __init__(
+        self, source: WeightSource, manifest: WeightManifest, *, meetings: Mapping[int, Meeting], on_device: bool, dense_above: float | None
+    ) -> None:
+        """Open the meeting of a sender; ``dense_above`` as in the settings.
+
+        Raises:
+            WeightSyncError: nobody could reach it.
+        """
+        self._source = source
+        self._parts = shared_out(manifest, list(meetings))
+        self._device = device_here() if on_device else HOST
+        self._meeting = meetings.get(source.rank)
+        self._outbox = None if self._meeting is None else Outbox(self._meeting, self._device)
+        self._delta = None if dense_above is None else DeltaEncoder(dense_above)
+
+    def send(self, version: int, part: int) -> Parcel | None:
+        """Put its bucket on its way, on a sender that has one; None elsewhere."""
+        owned = self._parts[part]
+        bucket = owned.get(self._source.rank)
+        if bucket is None or self._outbox is None or self._meeting is None:
+            self._source.pack_buckets(owned)
+            return None
+        fault = self._outbox.room()
+        data = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
+        self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
+        if fault is not None:  # only now: other ranks were in the same gather
+            raise fault
+        base = None
+        if self._delta is not None and version != TEST_VERSION:
+            sparse, base = self._delta.encode(version, bucket, data.numpy())
+            data = as_byte_tensor(sparse)
+        proof = fingerprint(data)
+        sent = Broadcast(
+            meeting=self._meeting,
+            sequence=self._outbox.put(data),
+            size_bytes=data.numel(),
+            sent_checksum=proof,
+            what=f"bucket {bucket.index} of weights v{version} ({data.numel()} bytes) from trainer rank {self._source.rank}",
+        )
+        return Parcel(version=version, checksum=proof, payload=sent, base=base)
+
+    def close(self) -> None:
+        """End the meeting."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+
+class BroadcastReceiver:
+    """An engine's end."""
+
+    def __init__(self, *, first_rank: int, streams: bool, tests: Sequence[Parcel], sparse: bool) -> None:
+        """Receive the first bucket of every sender, unless every process of the engine does so by itself.
+
+        Args:
+            first_rank: of the engine's processes in every group.
+            streams: each process receives on its own device; else this one for all, while the engine generates.
+            tests: what senders sent first.
+            sparse: later ones may bring only what changed.
+
+        Raises:
+            WeightSyncError, DeadlineError: it did not come, or is not what was sent.
+        """
+        self._first_rank = first_rank
+        self._streams = streams
+        self._images = Images() if sparse else None
+        seated = [self._seated(test) for test in tests]
+        self.tests: Sequence[Remote] = [test.payload for test in seated if isinstance(test.payload, Remote)] if streams else ()
+        for test in seated if not streams else ():
+            received(test)
+
+    def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> UpdateAssembly:
+        """Open an update."""
+        return _Update(self, manifest, version, expected, streams=self._streams, images=self._images)
+
+    def taken(self, parcel: Parcel) -> Parcel:
+        """As the update keeps it: to be fetched by the engine's processes, or with its bytes."""
+        seated = self._seated(parcel)
+        return seated if self._streams else received(seated)
+
+    def _seated(self, parcel: Parcel) -> Parcel:
+        assert isinstance(parcel.payload, Broadcast)
+        return dataclasses.replace(parcel, payload=dataclasses.replace(parcel.payload, first_rank=self._first_rank))
+
+
+class _Update(UpdateAssembly):
+    """One version on its way into one engine."""
+
+    def __init__(self, receiver: BroadcastReceiver, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._receiver = receiver
+
+    def take(self, part: int, data: Part) -> None:
+        """Take one bucket; see ``UpdateAssembly.take``."""
+        super().take(part, self._receiver.taken(data) if isinstance(data, Parcel) else data)
+
+
+def received(parcel: Parcel) -> Parcel:
+    """The parcel with its bytes in this process's memory.
+
+    Raises:
+        CorruptedWeightsError, WeightSyncError, DeadlineError: as of ``Remote.fetch``.
+    """
+    assert isinstance(parcel.payload, Remote)
+    data = parcel.payload.fetch(0, HOST).numpy()
+    data.flags.writeable = False  # nobody else has it, so that an update need not copy it
+    return dataclasses.replace(parcel, payload=data)
