@@ -1,9 +1,10 @@
 """Run by `helm test` inside the cluster, with the operator's image: checks everything an RLJob needs and shows all results.
 
-Environment: RLJOB_CHECK_API (default: the cluster's own), RLJOB_CHECK_RULES (the operator's rules as JSON), RLJOB_CHECK_ACCOUNT
-(namespace:name of its ServiceAccount), RLJOB_CHECK_NAMESPACES (comma-separated; empty: all), RLJOB_CHECK_NAMESPACE (where an RLJob is
-created with dryRun), RLJOB_CHECK_METRICS (host:port of the operator's metrics service; absent if this pod may not reach it). Standard
-library only.
+Environment: RLJOB_CHECK_API (default: the cluster's own), RLJOB_CHECK_RULES (the operator's rules as JSON: for each namespace it
+watches), RLJOB_CHECK_OWN_RULES (for the release's own), RLJOB_CHECK_GLOBAL_RULES (for objects in no namespace), RLJOB_CHECK_ACCOUNT
+(namespace:name of its ServiceAccount), RLJOB_CHECK_NAMESPACES (comma-separated; empty: all), RLJOB_CHECK_NAMESPACE (the release's,
+where an RLJob is created with dryRun), RLJOB_CHECK_METRICS (host:port of the operator's metrics service; absent if this pod may not
+reach it). Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +89,25 @@ def established(api: Api, name: str, remedy: str) -> str:
     return f"versions {', '.join(v['name'] for v in crd['spec']['versions'])}"
 
 
-def expanded(rules: list[dict[str, list[str]]]) -> Iterator[tuple[str, str, str]]:
-    """Expand rules to API group, resource and verb of every permission."""
-    for rule in rules:
-        yield from itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
+def expanded(rules: str) -> list[tuple[str, str, str, str]]:
+    """Expand rules in JSON to API group, resource, name (empty: any) and verb of every permission."""
+    return [
+        right
+        for rule in json.loads(rules)
+        for right in itertools.product(rule["apiGroups"], rule["resources"], rule.get("resourceNames", [""]), rule["verbs"])
+    ]
 
 
 def operator_rights(api: Api, environment: Mapping[str, str]) -> str:
-    """Check that the operator has all permissions of the chart, in every namespace it watches."""
-    rights = list(expanded(json.loads(environment["RLJOB_CHECK_RULES"])))
+    """Check that the operator has all permissions of the chart, each where it needs them."""
     namespaces = [n for n in environment["RLJOB_CHECK_NAMESPACES"].split(",") if n] or [""]
+    wanted = list(itertools.product(namespaces, expanded(environment["RLJOB_CHECK_RULES"])))
+    wanted += [(environment["RLJOB_CHECK_NAMESPACE"], right) for right in expanded(environment.get("RLJOB_CHECK_OWN_RULES", "[]"))]
+    wanted += [("", right) for right in expanded(environment.get("RLJOB_CHECK_GLOBAL_RULES", "[]"))]
     missing = []
-    for namespace, (group, resource, verb) in itertools.product(namespaces, rights):
-        name, _, subresource = resource.partition("/")
-        attributes = {"namespace": namespace, "group": group, "resource": name, "subresource": subresource, "verb": verb}
+    for namespace, (group, resource, name, verb) in wanted:
+        plural, _, subresource = resource.partition("/")
+        attributes = {"namespace": namespace, "group": group, "resource": plural, "subresource": subresource, "name": name, "verb": verb}
         review = api(
             "POST",
             "/apis/authorization.k8s.io/v1/subjectaccessreviews",
@@ -112,12 +118,12 @@ def operator_rights(api: Api, environment: Mapping[str, str]) -> str:
             },
         )
         if not review["status"]["allowed"]:
-            missing.append(f"{verb} {group}/{resource} in {namespace or 'all namespaces'}")
+            missing.append(f"{verb} {group}/{resource}{name and f' {name}'} in {namespace or 'all namespaces'}")
     if missing:
         raise CheckError(
             f"the operator lacks permissions: {'; '.join(missing)}; set rbac.create to true or grant them to its service account"
         )
-    return f"{len(rights)} permissions in {', '.join(namespaces).strip() or 'all namespaces'}"
+    return f"{len(wanted)} permissions, jobs in {', '.join(namespaces).strip() or 'all namespaces'}"
 
 
 def sample_is_accepted(api: Api, namespace: str) -> str:

@@ -73,16 +73,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [pods]
   verbs: [list, watch]
 # The other objects of a job; Kubernetes garbage-collects them with the RLJob.
-# The spec of one attempt, never updated.
-- apiGroups: [""]
-  resources: [configmaps]
-  verbs: [get, create]
 # Shared by all attempts; patch restores them if they were modified or created by an earlier version of the operator.
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
+  verbs: [get, create, patch]
+# Of jobs with refuseEvictions.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
   verbs: [get, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
@@ -112,4 +112,33 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $dns := dict "ports" (list (dict "port" 53 "protocol" "UDP") (dict "port" 53 "protocol" "TCP")) }}
 {{- toJson (concat (list $dns (dict "to" $peers "ports" $ports)) .Values.jobs.egress.allow) }}
 {{- end }}
+{{- end }}
+
+{{/* Permissions in the release namespace; `helm test` checks these, too. */}}
+{{- define "rljob.leaseRules" -}}
+# Creation cannot be limited to a name.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "rljob.fullname" . }}]
+  verbs: [get, patch]
+{{- end }}
+{{- define "rljob.webhookRules" -}}
+# The certificates, which the operators share. Creation cannot be limited to a name.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [{{ include "rljob.fullname" . }}-webhook]
+  verbs: [get, patch]
+{{- end }}
+{{/* And in the cluster. */}}
+{{- define "rljob.webhookGlobalRules" -}}
+- apiGroups: [admissionregistration.k8s.io]
+  resources: [validatingwebhookconfigurations]
+  resourceNames: [{{ printf "%s-%s-webhook" .Release.Namespace (include "rljob.fullname" .) }}]
+  verbs: [get, patch]
 {{- end }}

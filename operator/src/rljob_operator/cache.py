@@ -44,8 +44,10 @@ class Source(Enum):
 
     WATCH = auto()
     """A watch."""
+    LIST = auto()
+    """A list that a watch has just begun before: what is older than the watch, it will not deliver."""
     OTHER = auto()
-    """A list, a read, or the answer to an own write; the watch has yet to deliver it."""
+    """A periodic list, a read, or the answer to an own write; the watch has yet to deliver it."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class _Job:
     version: int
     packed: bytes
     reason: str
+    is_new: bool
+    """Without a status."""
 
 
 @dataclass(slots=True)
@@ -110,6 +114,11 @@ class Cache:
         entry = self._entries.get(key)
         child = None if entry is None else entry.children.get((kind, name))
         return None if child is None else child.uid
+
+    def is_new(self, key: Key) -> bool:
+        """Whether the RLJob is known and nobody has written its status: nothing of it is older, but for what a dead operator left."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.job is not None and entry.job.is_new
 
     def keys(self) -> list[Key]:
         """All RLJobs."""
@@ -217,7 +226,7 @@ class Cache:
         if entry.job is not None:
             self._reasons[entry.job.reason] -= 1
         reason = _succeeded_reason(obj)
-        entry.job = _Job(version=version, packed=_pack(obj), reason=reason)
+        entry.job = _Job(version=version, packed=_pack(obj), reason=reason, is_new=not obj.get("status"))
         self._reasons[reason] += 1
         return True
 
@@ -265,7 +274,7 @@ class Cache:
     def _track_delivery(self, where: ObjectKey, version: int, source: Source) -> None:
         """Keep track of versions that the watch has not delivered yet."""
         pending = self._undelivered[where[0]]
-        if source is Source.WATCH:
+        if source is not Source.OTHER:
             if where in pending and pending[where][0] <= version:
                 del pending[where]
             return

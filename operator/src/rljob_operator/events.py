@@ -1,4 +1,7 @@
-"""Kubernetes events for status transitions that matter to users: at most one per condition, emitted after the status is written."""
+"""Kubernetes events for status transitions that matter to users: at most one per condition, emitted after the status is written.
+
+Each is a write, so what goes without saying is none: that a new job starts, or that its nodes are ready when it runs.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ PROBLEMS = (Reason.UNSCHEDULABLE, Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, R
 def events(old_status: Mapping[str, Any], new_status: Mapping[str, Any]) -> tuple[Event, ...]:
     """Events for the transition between two statuses, in the order of the conditions; a changed message alone emits none."""
     old, new = stored_conditions(old_status), stored_conditions(new_status)
+    runs = new[ConditionType.RUNNING].status is ConditionStatus.TRUE
     emitted = []
     for type_, rule in _RULES.items():
         before, after = old[type_], new[type_]
         if (before.status, before.reason) != (after.status, after.reason):
             event = rule(before, after)
-            if event is not None:
+            if event is not None and not (runs and event.reason == Reason.NODES_READY):  # a driver that runs says so, too
                 emitted.append(event)
     return tuple(emitted)
 
@@ -33,7 +37,7 @@ def _event(value: ConditionValue, *, is_warning: bool, message: str = "") -> Eve
 
 def _accepted(before: ConditionValue, after: ConditionValue) -> Event | None:
     if after.status is ConditionStatus.TRUE and before.status is ConditionStatus.UNKNOWN:
-        return None  # the job starting or being suspended has an event of its own
+        return None  # that a spec is valid is no news
     return _event(after, is_warning=after.status is ConditionStatus.FALSE, message="The spec is valid and every process is placed.")
 
 
@@ -52,7 +56,7 @@ def _cluster_ready(before: ConditionValue, after: ConditionValue) -> Event | Non
 
 
 def _running(before: ConditionValue, after: ConditionValue) -> Event | None:
-    if after.status is ConditionStatus.TRUE or (after.reason is Reason.STARTING and before.reason not in PROBLEMS):
+    if after.status is ConditionStatus.TRUE or (after.reason is Reason.STARTING and before.reason not in (*PROBLEMS, Reason.PENDING)):
         return _event(after, is_warning=False)
     return _event(after, is_warning=True) if after.reason is Reason.RESTARTING else None
 

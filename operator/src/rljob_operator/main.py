@@ -8,7 +8,11 @@
 Watches and lists keep the cache current in every operator; queue and reconciler exist for a term, as long as the lease is held.
 A new term looks at every job. Without a lease there is one term.
 
-A watch that had to begin again from a list (410 Gone) may have missed deletions: its kind is compared with a full list at once. That it
+kopf begins a watch with a list, of which it only gets the version that the watch goes on from (:class:`VersionOnly`): with thousands of
+jobs the objects would come twice, through the slower of two ways. They come from full lists of our own, the first once all watches have
+begun. Until it is complete only jobs without a status are acted on: all of their children are younger than the watches.
+
+A watch that had to begin again from a list (410 Gone) has missed changes: its kind is compared with a full list at once. That it
 lists is seen in kopf's HTTP session. An error that kopf does not survive ends the process: the lease is released, and Kubernetes starts
 another one.
 
@@ -39,7 +43,7 @@ from rljob_api.crd.docstrings import attribute_docs
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs
 from rljob_operator.cache import Cache, Source
-from rljob_operator.errors import OperatorError
+from rljob_operator.errors import OperatorError, SettingsError
 from rljob_operator.kube import KubernetesClient
 from rljob_operator.lease import Election, Leadership
 from rljob_operator.metrics import Metrics
@@ -53,6 +57,8 @@ from rljob_operator.workqueue import WorkQueue
 if TYPE_CHECKING:
     from rljob_operator.webhook import Webhook
 
+BEGIN_S: Final = 60.0
+"""Until all watches have begun; what they need is known to be there."""
 DRAIN_S: Final = 20.0
 """How long a shutdown waits for reconciles in progress."""
 MAX_WATCH_AGE_S: Final = 180.0
@@ -76,7 +82,9 @@ class Operator:
         self.queue: WorkQueue | None = None
         """Of the current term; None while this process stands by."""
         self.resync = Resync(client, cache, self._add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
-        self.gaps = Gaps(self.resync.note_gap)
+        self.gaps = Gaps(self.resync.note_gap, num_watches=len(WATCHED) * max(1, len(settings.namespace_list)))
+        self._is_complete = False
+        """Whether the cache has everything that was there before the watches began."""
         self.stop = asyncio.Event()
         self.leadership = leadership
         self._client = client
@@ -103,14 +111,13 @@ class Operator:
         """
         self.handle_signals()
         stop = asyncio.create_task(self.stop.wait(), name="stop")
-        listing = asyncio.create_task(self.resync.first(), name="first lists")
-        await asyncio.wait([listing, stop], return_when=asyncio.FIRST_COMPLETED)
-        if not listing.done():
-            listing.cancel()
-            await asyncio.wait([listing])
+        served = asyncio.create_task(self.resync.wait_until_served(), name="watched kinds")
+        await asyncio.wait([served, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not served.done():
+            served.cancel()
+            await asyncio.wait([served])
             return
-        listing.result()
-        logger.info("listed %d RLJobs", len(self.cache.keys()))
+        served.result()  # kopf would never notice a kind that is installed later
         running = self.start()
         watches = asyncio.create_task(self._watch(), name="watches")
         try:
@@ -126,7 +133,7 @@ class Operator:
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start resync, terms, election and webhook, whose tasks are returned; none of them ends by itself."""
-        parts = {"resync": self.resync.run(), "terms": self._terms()}
+        parts = {"resync": self._keep_complete(), "terms": self._terms()}
         if self._election is not None:
             parts["election"] = self._election.run()
         if self._webhook is not None:
@@ -150,6 +157,27 @@ class Operator:
         if tasks:
             await asyncio.wait(tasks)
 
+    async def _keep_complete(self) -> None:
+        """List everything once the watches have begun, so that no change falls between; then compare now and then.
+
+        Raises:
+            SettingsError: the watches did not begin in time, or a watched kind cannot be listed.
+        """
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                await self.gaps.all_begun.wait()
+        except TimeoutError:
+            raise SettingsError(
+                f"the watches on {', '.join(WATCHED)} did not begin within {BEGIN_S:g} s; the log has kopf's errors"
+            ) from None
+        await self.resync.first()
+        self._is_complete = True
+        keys = self.cache.keys()
+        logger.info("listed %d RLJobs", len(keys))
+        for key in keys:
+            self._add_from_resync(key)
+        await self.resync.run()
+
     async def _terms(self) -> None:
         """Begin a term whenever the lease is gained, and end it when it is lost."""
         while True:
@@ -165,7 +193,8 @@ class Operator:
         reconciler = Reconciler(self._client, self.cache, self.settings, self._metrics)
         self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics)
         for key in self.cache.keys():
-            self.queue.add_from_resync(key)
+            if self._is_complete or self.cache.is_new(key):
+                self.queue.add_from_resync(key)
         self.queue.start()
         self._metrics.leader.set(1)
         logger.info("acting on %d RLJobs with %d workers", len(self.cache.keys()), self.settings.workers)
@@ -177,7 +206,7 @@ class Operator:
             await queue.stop(deadline_s)
 
     def _add_from_resync(self, key: Key) -> None:
-        if self.queue is not None:
+        if self.queue is not None and self._is_complete:
             self.queue.add_from_resync(key)
 
     def handle_signals(self) -> None:
@@ -189,7 +218,7 @@ class Operator:
     def on_event(self, kind: Kind, event_type: str | None, obj: dict[str, Any]) -> None:
         """Handle one watch event."""
         key = self.cache.remove(kind, obj) if event_type == "DELETED" else self.cache.put(kind, obj, Source.WATCH)
-        if key is not None and self.queue is not None:
+        if key is not None and self.queue is not None and (self._is_complete or self.cache.is_new(key)):
             self.queue.add(key)
 
     def problems(self) -> list[str]:
@@ -250,10 +279,13 @@ def kopf_registry(operator: Operator) -> kopf.OperatorRegistry:
 class Gaps:
     """Tells lists of kopf that follow a gap in a watch from the first ones, which begin it."""
 
-    def __init__(self, note: Callable[[Kind], None]) -> None:
-        """``note`` is called with the kind whose watch begins again."""
+    def __init__(self, note: Callable[[Kind], None], *, num_watches: int) -> None:
+        """``note`` is called with the kind whose watch begins again; ``num_watches``: one for each kind and watched namespace."""
         self._note = note
         self._begun: set[str] = set()
+        self._num_watches = num_watches
+        self.all_begun = asyncio.Event()
+        """Set once each watch has the version to begin from."""
 
     async def on_request(self, _session: Any, _context: Any, params: aiohttp.TraceRequestEndParams) -> None:
         """Called after each of kopf's requests: a hook of aiohttp's."""
@@ -263,9 +295,22 @@ class Gaps:
         if params.url.path in self._begun:
             self._note(kind)
         self._begun.add(params.url.path)
+        if len(self._begun) == self._num_watches:
+            self.all_begun.set()
 
 
 _KINDS: Final = {kind.plural: kind for kind in WATCHED}
+
+
+class VersionOnly(aiohttp.ClientResponse):
+    """An answer to kopf. A list of a watched kind has its version and no objects, also where there are more than the one asked for."""
+
+    async def json(self, **options: Any) -> Any:
+        """The body as JSON."""
+        answer = await super().json(**options)
+        if self.url.name in _KINDS and isinstance(answer, dict) and "items" in answer:
+            return answer | {"metadata": {"resourceVersion": answer["metadata"]["resourceVersion"]}, "items": []}
+        return answer
 
 
 def observed_session(info: kopf.ConnectionInfo, gaps: Gaps) -> kopf.AiohttpSession:
@@ -278,6 +323,7 @@ def observed_session(info: kopf.ConnectionInfo, gaps: Gaps) -> kopf.AiohttpSessi
         proxy=info.proxy_url,
         trust_env=info.trust_env,
         trace_configs=[trace],
+        response_class=VersionOnly,
     )
     return kopf.AiohttpSession(server=info.server, default_namespace=info.default_namespace, aiohttp_session=session)
 
@@ -317,7 +363,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 260
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 1.0
-    settings.watching.chunk_size = 100
+    settings.watching.chunk_size = 1  # see VersionOnly
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.error_backoffs = EndlessBackoff()

@@ -60,6 +60,8 @@ class ChildView:
     """spec.suspend."""
     queue: str = ""
     """Kueue's queue, from the label that the operator or Kueue's webhook has put there."""
+    is_elsewhere: bool = False
+    """Whether spec.managedBy names another controller than KubeRay, as MultiKueue's: the pods are on another cluster."""
     deployment_status: str
     """status.jobDeploymentStatus: "" (new), Initializing, Running, Complete, Failed, ValidationFailed, Suspending, Suspended ..."""
     job_status: str

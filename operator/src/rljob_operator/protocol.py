@@ -27,8 +27,6 @@ class Kind(StrEnum):
     """KubeRay's cluster: created by KubeRay, read-only here."""
     POD = "Pod"
     """Created by KubeRay, read-only here."""
-    CONFIG_MAP = "ConfigMap"
-    """Resolved spec of one attempt."""
     SERVICE_ACCOUNT = "ServiceAccount"
     """Identity of the head pod."""
     ROLE = "Role"
@@ -37,6 +35,8 @@ class Kind(StrEnum):
     """Binds the role to the service account."""
     NETWORK_POLICY = "NetworkPolicy"
     """Who may connect to the pods of a job."""
+    DISRUPTION_BUDGET = "PodDisruptionBudget"
+    """Which pods of a job may not be evicted."""
     EVENT = "Event"
     """Status transitions of an RLJob, for users."""
     LEASE = "Lease"
@@ -62,11 +62,11 @@ _RESOURCES = {
     Kind.RAYJOB: ("ray.io/v1", "rayjobs"),
     Kind.RAYCLUSTER: ("ray.io/v1", "rayclusters"),
     Kind.POD: ("v1", "pods"),
-    Kind.CONFIG_MAP: ("v1", "configmaps"),
     Kind.SERVICE_ACCOUNT: ("v1", "serviceaccounts"),
     Kind.ROLE: ("rbac.authorization.k8s.io/v1", "roles"),
     Kind.ROLE_BINDING: ("rbac.authorization.k8s.io/v1", "rolebindings"),
     Kind.NETWORK_POLICY: ("networking.k8s.io/v1", "networkpolicies"),
+    Kind.DISRUPTION_BUDGET: ("policy/v1", "poddisruptionbudgets"),
     Kind.EVENT: ("v1", "events"),
     Kind.LEASE: ("coordination.k8s.io/v1", "leases"),
     Kind.SECRET: ("v1", "secrets"),

@@ -67,8 +67,6 @@ NUM_UNFINISHED: Final = 4096
 """Maximum number of attempts remembered whose children could not all be created yet."""
 _LATER_KINDS: Final = (str(Kind.ROLE_BINDING), str(Kind.RAYJOB))
 """Kinds that are created after all others, in this order."""
-_NEVER_PATCHED: Final = (Kind.CONFIG_MAP, Kind.RAYJOB)
-"""Kinds created per attempt and never updated: a stored ConfigMap is immutable and holds a valid spec of that very attempt."""
 
 SERVER_ERROR: Final = 500
 """Lowest HTTP status of errors of the server, among them those of webhooks that do not answer."""
@@ -265,7 +263,7 @@ class Reconciler:
             stored = await self._client.get(kind, job.key.namespace, name)
             if not _is_owned(stored, job.uid):
                 return _Obstacle(taken_name=f"{kind} {name}")
-            if kind not in _NEVER_PATCHED and not _covers(stored, manifest):
+            if kind is not Kind.RAYJOB and not _covers(stored, manifest):  # a RayJob is made once per attempt and never updated
                 # Created for an earlier attempt, by an earlier version of the operator, or modified externally.
                 stored = await self._client.patch_merge(kind, job.key.namespace, name, manifest)
         if kind is Kind.RAYJOB:

@@ -1,7 +1,7 @@
-"""Full lists: once before the first decision, at once after a gap in a watch, and every few minutes in any case.
+"""Full lists: once the watches have begun, at once after a gap in a watch, and every few minutes in any case.
 
-A watch that was disconnected for longer than the API server keeps history (410 Gone) restarts from a new list, which does not show what was
-deleted in between; only a comparison with a full list does. Changes found before the watch delivered them are counted, and a watch that
+A watch that was disconnected for longer than the API server keeps history (410 Gone) goes on from a new version; what changed in between,
+and what was deleted, only a comparison with a full list shows. Changes found before the watch delivered them are counted, and a watch that
 lags for too long fails the liveness probe.
 
 Gaps that follow each other are compared after growing pauses with jitter, so that watches that keep breaking cost few lists.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from rljob_api.naming import JOB_LABEL
@@ -55,17 +55,28 @@ class Resync:
         self._gaps.add(kind)
         self._has_gap.set()
 
+    async def wait_until_served(self) -> None:
+        """Wait until each kind can be listed.
+
+        Raises:
+            SettingsError: a kind is not installed or may not be listed, or the API server did not answer within 120 s.
+        """
+        await self._for_each_kind(self._first_page)
+
     async def first(self) -> None:
         """List everything; retries while the API server or a CRD is missing.
 
         Raises:
             SettingsError: a kind is not installed or may not be listed, or the API server did not answer within 120 s.
         """
+        await self._for_each_kind(lambda kind: self._list(kind, Source.LIST))
+
+    async def _for_each_kind(self, work: Callable[[Kind], Awaitable[object]]) -> None:
         deadline = asyncio.get_running_loop().time() + FIRST_DEADLINE_S
         while True:
             try:
                 for kind in WATCHED:
-                    await self._list(kind)
+                    await work(kind)
             except KubeError as error:
                 if not isinstance(error, NotFoundError | UnavailableError) or asyncio.get_running_loop().time() > deadline:
                     raise SettingsError(f"cannot list the watched kinds: {error}; {_REMEDY}") from error
@@ -83,7 +94,7 @@ class Resync:
                 async with asyncio.timeout_at(full_s):
                     await self._has_gap.wait()
             except TimeoutError:
-                await self.compare(WATCHED)
+                await self.compare(WATCHED, Source.OTHER)
                 full_s = clock_s() + PERIOD_S
                 continue
             if clock_s() > quiet_s:
@@ -91,18 +102,18 @@ class Resync:
             self._has_gap.clear()
             gaps, self._gaps = self._gaps, set()
             logger.info("watches began again from a list: %s; comparing with full lists", ", ".join(sorted(gaps)))
-            for kind in await self.compare(sorted(gaps)):
+            for kind in await self.compare(sorted(gaps), Source.LIST):
                 self.note_gap(kind)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
             quiet_s = clock_s() + 2 * pause_s
 
-    async def compare(self, kinds: Iterable[Kind]) -> list[Kind]:
-        """Compare once. Returns the kinds that could not be listed."""
+    async def compare(self, kinds: Iterable[Kind], source: Source) -> list[Kind]:
+        """Compare once; ``source`` says whether watches have yet to deliver what is found. Returns the kinds that could not be listed."""
         failed = []
         for kind in kinds:
             try:
-                missed = await self._list(kind)
+                missed = await self._list(kind, source)
             except KubeError as error:
                 logger.warning("resync skipped: %s", error)
                 failed.append(kind)
@@ -112,7 +123,12 @@ class Resync:
                 logger.info("resync found %d changed %ss before the watch delivered them", missed, kind)
         return failed
 
-    async def _list(self, kind: Kind) -> int:
+    async def _first_page(self, kind: Kind) -> None:
+        for namespace in self._namespaces or (None,):
+            async for _ in self._client.pages(kind, namespace, "" if kind is Kind.RLJOB else JOB_LABEL):
+                break
+
+    async def _list(self, kind: Kind, source: Source) -> int:
         """List one kind. Returns the number of objects that had changed."""
         missed = 0
         for namespace in self._namespaces or (None,):
@@ -122,7 +138,7 @@ class Resync:
                 version = int(page["metadata"]["resourceVersion"])
                 for item in page["items"]:
                     present.add((kind, item["metadata"]["namespace"], item["metadata"]["name"]))
-                    missed += self._enqueue(self._cache.put(kind, item, Source.OTHER))
+                    missed += self._enqueue(self._cache.put(kind, item, source))
                 await asyncio.sleep(0)  # decoding a page blocks the event loop for a moment; let other tasks run
             swept = self._cache.sweep(kind, present, version, () if namespace is None else (namespace,))
             missed += sum(self._enqueue(key) for key in swept)

@@ -29,6 +29,8 @@ class Settings:
     """Create a NetworkPolicy for every job."""
     egress: str = ""
     """Egress rules of the jobs' NetworkPolicies as a JSON list, besides their own pods; empty: egress is not restricted."""
+    metrics_from: str = ""
+    """Peers that may read the metrics of jobs, as a JSON list like "from" of a NetworkPolicy; empty: nobody but the job's own pods."""
     workers: int = 8
     """Maximum number of concurrent reconciles."""
     requests: int = 16
@@ -59,6 +61,11 @@ class Settings:
         return json.loads(self.egress) if self.egress else None
 
     @property
+    def metrics_peers(self) -> list[dict[str, object]]:
+        """Peers that may read the metrics of jobs."""
+        return json.loads(self.metrics_from) if self.metrics_from else []
+
+    @property
     def namespace_list(self) -> tuple[str, ...]:
         """The namespaces to watch; empty: all."""
         return tuple(n.strip() for n in self.namespaces.split(",") if n.strip())
@@ -85,6 +92,7 @@ class Settings:
             except ValueError:
                 problems.append(f"{name}={text!r} is not of type {field.type}")
         problems += _out_of_range(values) + _bad_egress(str(values.get("egress", "")))
+        problems += _bad_peers(str(values.get("metrics_from", "")))
         if problems:
             raise SettingsError("; ".join(problems) + "; known settings: " + ", ".join(known))
         return cls(**values)  # type: ignore[arg-type]
@@ -117,6 +125,22 @@ def _bad_egress(text: str) -> list[str]:
         return [f"RLJOB_OPERATOR_EGRESS is not JSON: {error}"]
     if not isinstance(rules, list) or not all(isinstance(rule, dict) and rule.keys() <= {"to", "ports"} for rule in rules):
         return [f"RLJOB_OPERATOR_EGRESS={text!r} is not a list of rules with to and ports, as in spec.egress of a NetworkPolicy"]
+    return []
+
+
+def _bad_peers(text: str) -> list[str]:
+    """Peers that are none; an empty one would be refused by the API server with every job's policy."""
+    if not text:
+        return []
+    try:
+        peers = json.loads(text)
+    except ValueError as error:
+        return [f"RLJOB_OPERATOR_METRICS_FROM is not JSON: {error}"]
+    known = {"namespaceSelector", "podSelector", "ipBlock"}
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer and peer.keys() <= known for peer in peers):
+        return [
+            f"RLJOB_OPERATOR_METRICS_FROM={text!r} is not a list of peers with {', '.join(sorted(known))}, as in from of a NetworkPolicy"
+        ]
     return []
 
 

@@ -27,6 +27,8 @@ MAX_LOG_LINES = 25
 """Maximum length of the tail of a driver's log, in lines."""
 MAX_TERMINATION_MESSAGE = 2400
 """Maximum length of the driver's termination message, in characters."""
+KUBERAY = "ray.io/kuberay-operator"
+"""Value of managedBy that means the same as none."""
 STARTING = ("", "ContainerCreating", "PodInitializing")
 """Waiting reasons of normal container startup."""
 _NOT_PRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -58,6 +60,7 @@ def child_view(raw: Raw) -> ChildView:
         deleting=bool(metadata.get("deletionTimestamp")),
         suspend=_map(raw, "spec").get("suspend") is True,
         queue=_text(_map(metadata, "labels"), QUEUE_LABEL),
+        is_elsewhere=_text(_map(raw, "spec"), "managedBy") not in ("", KUBERAY),
         deployment_status=_text(status, "jobDeploymentStatus"),
         job_status=_text(status, "jobStatus"),
         reason=_text(status, "reason"),

@@ -3,7 +3,7 @@
 ::
 
     RLJob ── ServiceAccount, Role, RoleBinding, NetworkPolicy   <job>-rljob       the same for every attempt
-         └── ConfigMap, RayJob                                  <job>-a<attempt>  created once, never updated
+         └── RayJob                                             <job>-a<attempt>  created once, never updated
 
 The RayJob comes last, so that everything it needs exists when the reconciler creates it.
 """
@@ -11,7 +11,7 @@ The RayJob comes last, so that everything it needs exists when the reconciler cr
 from __future__ import annotations
 
 from rljob_api.validation import CheckedJob
-from rljob_operator.desired import access, network, rayjob, specmap
+from rljob_operator.desired import access, disruption, network, rayjob, resolved_spec
 from rljob_operator.model import JobView, Manifest
 from rljob_operator.settings import Settings
 
@@ -30,12 +30,12 @@ def attempt_objects(job: JobView, checked: CheckedJob, attempt: int, settings: S
     Raises:
         ValueError: there is no valid name for the attempt; see :func:`rljob_api.naming.rayjob_name`.
     """
-    resolved = specmap.resolve(checked.job, job.status, settings)
+    resolved = resolved_spec.resolve(checked.job, job.status, settings)
     return (
         *access.service_account(job, resolved),
         access.role(job),
         access.role_binding(job, resolved),
         *((network.network_policy(job, settings),) if settings.network_policy else ()),
-        specmap.config_map(job, resolved, attempt),
+        *disruption.disruption_budget(job, resolved),
         rayjob.ray_job(job, resolved, attempt),
     )

@@ -1,6 +1,6 @@
-"""Connections of a job's pods: ingress from its own pods, and from KubeRay to the dashboard; egress as the operator is configured.
+"""Connections of a job's pods: ingress from its own pods, from KubeRay to the dashboard, from a few to metrics; egress as configured.
 
-Egress is open by default: models and data can be anywhere.
+Who reads metrics is configured in the operator. Egress is open by default: models and data can be anywhere.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def network_policy(job: JobView, settings: Settings) -> Manifest:
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}} if namespace else {},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
     }
+    peers = settings.metrics_peers
+    metrics = [{"from": peers, "ports": [{"protocol": "TCP", "port": naming.METRICS_PORT}]}] if peers else []
     rules = settings.egress_rules
     egress = {} if rules is None else {"egress": [{"to": [{"podSelector": own_pods}]}, *rules]}
     return {
@@ -33,6 +35,7 @@ def network_policy(job: JobView, settings: Settings) -> Manifest:
             "ingress": [
                 {"from": [{"podSelector": own_pods}]},
                 {"from": [kuberay], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]},
+                *metrics,
             ],
             **egress,
         },

@@ -15,6 +15,7 @@ from rljob_api.v1alpha1.base import SpecModel
 from rljob_api.v1alpha1.nodes import Head, NodeGroup
 from rljob_api.v1alpha1.pods import EnvVar, ModelCache
 from rljob_api.v1alpha1.rljob import RLJob
+from rljob_operator.desired import resolved_spec
 from rljob_operator.desired.access import account_name
 from rljob_operator.desired.merge import merge
 from rljob_operator.desired.metadata import pod_labels
@@ -29,6 +30,8 @@ STOP_MARGIN_S = 10
 PRE_STOP = ("python", "-m", "rljob_runtime.entry.pre_stop")
 HEAD_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """What the head requests where the spec says nothing: a pod without requests is the first one evicted."""
+RAY_HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "serve": 8000}
+"""Written out because KubeRay gives the head's Service the ports of its container, and its own ones only where the container names none."""
 _SPEC_VOLUME, _STORAGE_VOLUME, _CACHE_VOLUME, _SHARED_MEMORY_VOLUME = "rljob-spec", "storage", "model-cache", "shared-memory"
 _EMPTY_VOLUMES = {"tmp": naming.TEMPORARY_FOLDER, "home": naming.HOME_FOLDER}
 
@@ -53,9 +56,15 @@ def head_template(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
     spec, container = template["spec"], template["spec"]["containers"][0]
     spec["serviceAccountName"] = account_name(job, resolved)
     spec["automountServiceAccountToken"] = True
-    spec["volumes"].append({"name": _SPEC_VOLUME, "configMap": {"name": naming.rayjob_name(job.key.name, attempt)}})
-    container["volumeMounts"].append({"name": _SPEC_VOLUME, "mountPath": posixpath.dirname(naming.SPEC_FILE), "readOnly": True})
-    return _merged(template, (resolved.spec.pod_template, head.pod_template))
+    container["ports"] = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in RAY_HEAD_PORTS.items()]
+    if resolved.spec.report.metrics_endpoint:
+        container["ports"].append({"name": naming.METRICS_PORT_NAME, "containerPort": naming.METRICS_PORT, "protocol": "TCP"})
+    folder, file = posixpath.split(naming.SPEC_FILE)
+    annotation = {"fieldPath": f"metadata.annotations['{naming.SPEC_ANNOTATION}']"}
+    spec["volumes"].append({"name": _SPEC_VOLUME, "downwardAPI": {"items": [{"path": file, "fieldRef": annotation}]}})
+    container["volumeMounts"].append({"name": _SPEC_VOLUME, "mountPath": folder, "readOnly": True})
+    merged = _merged(template, (resolved.spec.pod_template, head.pod_template))
+    return merge(merged, {"metadata": {"annotations": {naming.SPEC_ANNOTATION: resolved_spec.text(job, resolved)}}})
 
 
 def worker_template(job: JobView, resolved: RLJob, attempt: int, group: NodeGroup, first_rank: int) -> Manifest:

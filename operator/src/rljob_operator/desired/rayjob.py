@@ -17,6 +17,8 @@ from rljob_operator.desired import pods
 from rljob_operator.desired.metadata import attempt_labels, child_metadata
 from rljob_operator.model import JobView, Manifest
 
+MULTI_KUEUE = "kueue.x-k8s.io/multikueue"
+"""Controller of RayJobs that run on another cluster."""
 ENTRYPOINT = ("python", "-m", "rljob_runtime.entry.kubernetes")
 
 
@@ -43,6 +45,7 @@ def ray_job(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 0,
             **({"suspend": True} if queue is not None else {}),
+            **({"managedBy": MULTI_KUEUE} if queue is not None and queue.multi_kueue else {}),
             "rayClusterSpec": {
                 "rayVersion": spec.ray_version,
                 "authOptions": {"mode": "token"},

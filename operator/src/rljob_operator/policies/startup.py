@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from rljob_api.v1alpha1.conditions import ConditionStatus
 from rljob_api.vocabulary import Reason
-from rljob_operator.model import ConditionValue, Failure, PodView
+from rljob_operator.model import ChildView, ConditionValue, Failure, PodView
 from rljob_operator.policies.situation import Situation
 
 IMAGE_REASONS = frozenset(
@@ -23,6 +23,8 @@ Problem = tuple[Reason, str]
 def cluster_ready(situation: Situation) -> ConditionValue:
     """Condition ClusterReady of a live RayJob that is not held."""
     child, ready, desired = situation.child, situation.num_ready, situation.options.num_nodes
+    if child is not None and child.is_elsewhere:
+        return _elsewhere(child, desired)
     if ready >= desired:
         return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=f"All {desired} nodes have joined.")
     found = problem(situation)
@@ -31,6 +33,15 @@ def cluster_ready(situation: Situation) -> ConditionValue:
         reason = Reason.NODES_NOT_READY if is_running else Reason.STARTING
         return ConditionValue(status=ConditionStatus.FALSE, reason=reason, message=_count(situation))
     return ConditionValue(status=ConditionStatus.FALSE, reason=found[0], message=f"{_count(situation)} {found[1]}")
+
+
+def _elsewhere(child: ChildView, desired: int) -> ConditionValue:
+    """The same where only the RayJob's status comes back: KubeRay starts the driver once all nodes are ready."""
+    if child.deployment_status == "Running":
+        message = f"All {desired} nodes have joined, on another cluster."
+        return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=message)
+    message = f"Nothing is known of the {desired} nodes, which are on another cluster."
+    return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.STARTING, message=message)
 
 
 def head_note(situation: Situation) -> str:

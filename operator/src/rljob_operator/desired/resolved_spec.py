@@ -1,19 +1,20 @@
-"""The resolved RLJob of an attempt and the ConfigMap that mounts it into the head pod."""
+"""The resolved RLJob of an attempt, as the text that the head pod carries.
+
+It is an annotation of the pod, which Kubernetes shows to the pod as a file: an attempt is one object less to make than with a ConfigMap,
+and the RayJob is complete in itself.
+"""
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from rljob_api import naming
 from rljob_api.v1alpha1.pods import PullSecret
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND, RLJob
-from rljob_operator.desired.metadata import attempt_labels, child_metadata
-from rljob_operator.model import JobView, Manifest
+from rljob_operator.model import JobView
 from rljob_operator.settings import Settings
 
 
@@ -25,8 +26,6 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"), list("-+.0123456789")
 )
-
-SPEC_KEY = posixpath.basename(naming.SPEC_FILE)
 
 
 def resolve(job: RLJob, status: Mapping[str, Any], settings: Settings) -> RLJob:
@@ -47,14 +46,8 @@ def resolve(job: RLJob, status: Mapping[str, Any], settings: Settings) -> RLJob:
     return job.model_copy(update={"spec": spec, "status": None})
 
 
-def config_map(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
-    """Immutable ConfigMap with the resolved job, without defaults: those are the image's, which may be older than this operator."""
+def text(job: JobView, resolved: RLJob) -> str:
+    """The resolved job as YAML, without defaults: those are the image's, which may be older than this operator."""
     document = {"apiVersion": API_VERSION, "kind": KIND} | resolved.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": child_metadata(job, naming.rayjob_name(job.key.name, attempt), attempt_labels(job, attempt)),
-        "immutable": True,
-        "data": {SPEC_KEY: yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)},
-    }
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140))
