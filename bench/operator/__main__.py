@@ -16,6 +16,7 @@ from bench.operator import report, scenarios
 from bench.operator.api import Api
 from bench.operator.subject import Subject
 from e2e.cluster.api_server import temporary_api_server
+from e2e.cluster.state import StateFolder
 
 PACKAGES = ("kopf", "kubernetes", "pydantic", "aiohttp")
 SETTLE_S = 5.0
@@ -29,7 +30,9 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="bench-operator-") as folder,
         temporary_api_server(Path(folder) / "api", crds=True) as kubeconfig,
     ):
-        subject = Subject(kubeconfig, Path(folder) / "operator.log")
+        processes = StateFolder(path=Path(folder) / "api").require().processes
+        server = [record.identity.pid for record in processes if record.name in ("etcd", "kube-apiserver")]
+        subject = Subject(kubeconfig, Path(folder) / "operator.log", server)
         try:
             values = asyncio.run(_measure(kubeconfig, subject, arguments, console))
         finally:
@@ -67,7 +70,7 @@ async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Names
         values["rss"].append({"jobs": present, "rss_bytes": subject.rss_bytes()})
         if arguments.many > present:
             more = arguments.many - present
-            values["bursts"].append(await step(f"{more} jobs at once", scenarios.burst(api, subject, "many", more)))
+            await step(f"{more} jobs that are over", scenarios.finished(api, "life", "many", more))
             values["rss"].append({"jobs": arguments.many, "rss_bytes": subject.rss_bytes()})
             present = arguments.many
         values["restart"] = await step(f"restart with {present} jobs", scenarios.restart(api, subject, "restart", present))
@@ -77,7 +80,7 @@ async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Names
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.operator", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000, help="jobs of the burst and of the live set (default: %(default)s)")
-    parser.add_argument("--many", type=int, default=10000, help="jobs present at the restart (default: %(default)s)")
+    parser.add_argument("--many", type=int, default=10000, help="jobs present at the restart, most of them over (default: %(default)s)")
     parser.add_argument("--latency", type=int, default=200, help="jobs created one at a time (default: %(default)s)")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of the idle measurement (default: %(default)s)")
     arguments = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,15 @@ from bench.operator.watcher import Watcher, exists, summary
 from rljob_api.reading.manifest import read
 
 ROOT = Path(__file__).resolve().parents[2]
+RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+CHILDREN = (
+    "/api/v1/namespaces/{namespace}/serviceaccounts",
+    f"{RBAC}/roles",
+    f"{RBAC}/rolebindings",
+    "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    RAYJOBS,
+)
+"""Collections of what the operator makes for a job, in an order in which they can be made."""
 QUICKSTART: dict[str, Any] = dict(read((ROOT / "examples" / "quickstart.yaml").read_text()).data)
 REQUESTS = "rljob_operator_requests_total"
 WRITES = {"create": ("create",), "patch": ("patch", "apply_status"), "delete": ("delete",)}
@@ -36,6 +46,15 @@ Progress = Callable[[str], None]
 def writes(subject: Subject, *names: str) -> float:
     """Writes the operator has asked for so far, answered or not; all when no name is given."""
     return sum(subject.total(REQUESTS, verb=verb) for name in names or WRITES for verb in WRITES[name])
+
+
+def written_kinds(subject: Subject) -> dict[str, float]:
+    """The same by verb and kind."""
+    return {
+        f"{verb} {kind}": subject.total(REQUESTS, verb=verb, kind=kind)
+        for verb in itertools.chain.from_iterable(WRITES.values())
+        for kind in subject.labels(REQUESTS, "kind")
+    }
 
 
 def job_manifest(name: str) -> dict[str, Any]:
@@ -69,7 +88,7 @@ async def burst(api: Api, subject: Subject, namespace: str, count: int) -> dict[
     """``count`` RLJobs at once -> all RayJobs exist and all statuses say so."""
     await api.namespace(namespace)
     rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
-    written, cpu_s = writes(subject), subject.cpu_s()
+    written, cpu_s, server_s = writes(subject), subject.cpu_s(), subject.server_cpu_s()
     async with Watcher(api, ray, exists) as rayjobs, Watcher(api, rlj, summary) as jobs:
         began_s = time.monotonic()
         await bounded(partial(api.create, rlj, job_manifest(f"job-{index}")) for index in range(count))
@@ -83,25 +102,39 @@ async def burst(api: Api, subject: Subject, namespace: str, count: int) -> dict[
         "all_statuses_s": settled_s,
         "jobs_per_s": count / children_s,
         "operator_cpu_ms_per_job": (subject.cpu_s() - cpu_s) / count * 1e3,
+        "server_cpu_ms_per_job": (subject.server_cpu_s() - server_s) / count * 1e3,
         "writes_per_job": (writes(subject) - written) / count,
     }
 
 
 async def direct(api: Api, source: str, namespace: str, count: int) -> dict[str, Any]:
-    """The same RayJobs created by the client itself, 16 in flight: what the API server allows."""
+    """The same objects created by the client itself, 16 in flight, RayJobs alone and all of them: what the API server allows."""
     await api.namespace(namespace)
-    items = (await api.call("GET", f"{RAYJOBS.format(namespace=source)}?limit={count}"))["items"]
-    manifests = [stripped(item) for item in items]
-    began_s = time.monotonic()
-    await bounded(partial(api.create, RAYJOBS.format(namespace=namespace), m) for m in manifests)
-    took_s = time.monotonic() - began_s
-    return {"rayjobs": len(manifests), "all_created_s": took_s, "per_s": len(manifests) / took_s}
+    manifests: dict[str, list[dict[str, Any]]] = {}
+    for collection in CHILDREN:
+        items = (await api.call("GET", f"{collection.format(namespace=source)}?limit={count}&labelSelector=rljob.dev/job"))["items"]
+        manifests[collection.format(namespace=namespace)] = [stripped(item) for item in items]
+    took_s = {}
+    for collection, objects in manifests.items():
+        began_s = time.monotonic()
+        await bounded(partial(api.create, collection, m) for m in objects)
+        took_s[collection] = time.monotonic() - began_s
+    rayjobs = RAYJOBS.format(namespace=namespace)
+    num_objects = sum(map(len, manifests.values()))
+    return {
+        "rayjobs": len(manifests[rayjobs]),
+        "all_created_s": took_s[rayjobs],
+        "per_s": len(manifests[rayjobs]) / took_s[rayjobs],
+        "objects": num_objects,
+        "all_objects_s": sum(took_s.values()),
+        "objects_per_s": num_objects / sum(took_s.values()),
+    }
 
 
 def stripped(item: dict[str, Any]) -> dict[str, Any]:
-    """A RayJob of the same spec that nobody owns, so that the operator does not look at it."""
-    spec = copy.deepcopy(item["spec"])
-    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": item["metadata"]["name"]}, "spec": spec}
+    """An object of the same content that nobody owns and that carries no label, so that the operator does not look at it."""
+    content = {name: value for name, value in item.items() if name not in ("metadata", "status")}
+    return copy.deepcopy(content) | {"metadata": {"name": item["metadata"]["name"]}}
 
 
 async def all_running(api: Api, namespace: str, count: int) -> dict[str, Any]:
@@ -131,7 +164,7 @@ async def life(api: Api, subject: Subject, namespace: str, count: int) -> dict[s
     """Writes of one whole life by verb: created, running, succeeded, one job after the other."""
     await api.namespace(namespace)
     rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
-    before = {name: writes(subject, name) for name in WRITES}
+    before, kinds = {name: writes(subject, name) for name in WRITES}, written_kinds(subject)
     async with Watcher(api, ray, exists) as rayjobs, Watcher(api, rlj, summary) as jobs:
         for index in range(count):
             await api.create(rlj, job_manifest(f"life-{index}"))
@@ -141,7 +174,26 @@ async def life(api: Api, subject: Subject, namespace: str, count: int) -> dict[s
                 await jobs.wait(word, index + 1, TIMEOUT_S)
     await asyncio.sleep(1)  # events follow the status write
     each = {name: (writes(subject, name) - before[name]) / count for name in WRITES}
-    return {"jobs": count, **each, "all": sum(each.values())}
+    by_kind = {what: (total - kinds.get(what, 0.0)) / count for what, total in written_kinds(subject).items()}
+    return {"jobs": count, **each, "all": sum(each.values()), "by_kind": {what: each for what, each in by_kind.items() if each}}
+
+
+async def finished(api: Api, source: str, namespace: str, count: int) -> dict[str, Any]:
+    """``count`` jobs that are over, with the status that the operator gave one in ``source``; their children are long gone."""
+    await api.namespace(namespace)
+    rlj = RLJOBS.format(namespace=namespace)
+    (model,) = (await api.call("GET", f"{RLJOBS.format(namespace=source)}?limit=1"))["items"]
+
+    async def one(index: int) -> None:
+        # Suspended, the operator makes no children in the moment before the status is there.
+        manifest = job_manifest(f"over-{index}")
+        manifest["spec"]["suspend"] = True
+        await api.create(rlj, manifest)
+        await api.patch_status(f"{rlj}/over-{index}", model["status"])
+
+    began_s = time.monotonic()
+    await bounded(partial(one, index) for index in range(count))
+    return {"jobs": count, "seconds": time.monotonic() - began_s}
 
 
 async def idle(subject: Subject, jobs: int, seconds: float) -> dict[str, Any]:
@@ -163,6 +215,7 @@ async def restart(api: Api, subject: Subject, namespace: str, present: int) -> d
     await api.namespace(namespace)
     rlj, ray = RLJOBS.format(namespace=namespace), RAYJOBS.format(namespace=namespace)
     subject.stop()
+    server_s = subject.server_cpu_s()
     async with Watcher(api, ray, exists) as rayjobs:
         began_s = time.monotonic()
         await asyncio.to_thread(subject.start)
@@ -174,4 +227,12 @@ async def restart(api: Api, subject: Subject, namespace: str, present: int) -> d
                 raise TimeoutError(f"the operator looked at {subject.total(RECONCILES):.0f} of {present} jobs within {TIMEOUT_S:.0f} s")
             await asyncio.sleep(0.2)
         all_s = time.monotonic() - began_s
-    return {"present": present, "healthy_s": healthy_s, "first_job_s": first_s, "all_jobs_s": all_s, "rss_bytes": subject.rss_bytes()}
+    return {
+        "present": present,
+        "healthy_s": healthy_s,
+        "first_job_s": first_s,
+        "all_jobs_s": all_s,
+        "operator_cpu_s": subject.cpu_s(),
+        "server_cpu_s": subject.server_cpu_s() - server_s,
+        "rss_bytes": subject.rss_bytes(),
+    }

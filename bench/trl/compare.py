@@ -31,8 +31,8 @@ OnStep = Callable[[str, int], None]
 class Tuning:
     """How the settings of both sides are chosen for a workload."""
 
-    threads: Sequence[tuple[int, int]]
-    """What RLJob is tried with: threads of the trainer and of the engine; one alone is taken as it is."""
+    own: Sequence[tuple[int, int, int]]
+    """What RLJob is tried with: threads of the trainer, engines, threads of each; one alone is taken as it is."""
     candidates: Sequence[dict[str, Any]]
     """What TRL is tried with."""
     steps: int
@@ -61,30 +61,35 @@ def tune(prepared: Prepared, tuning: Tuning, folder: Path, on_step: OnStep) -> l
 
 
 def tune_rljob(prepared: Prepared, tuning: Tuning, folder: Path, on_step: OnStep) -> list[dict[str, Any]]:
-    """Seconds per step under each number of threads, fastest first; the first few steps, while caches fill, are left out of the mean."""
-    if len(tuning.threads) == 1:
-        return [{"threads": list(tuning.threads[0])}]
+    """Seconds per step under each of ``own``, fastest first; the first few steps, while caches fill, are left out of the mean."""
+    if len(tuning.own) == 1:
+        return [{"own": list(tuning.own[0])}]
     results = []
     warmup = prepared.workload.warmup_steps
-    for number, threads in enumerate(tuning.threads, start=1):
-        what = f"choosing RLJob's threads {number}/{len(tuning.threads)}"
+    for number, own in enumerate(tuning.own, start=1):
+        what = f"choosing RLJob's settings {number}/{len(tuning.own)}"
         report = lambda n, w=what: on_step(w, n)  # noqa: E731 - binds the text of this candidate
-        job_file = with_threads(prepared.job_file, threads, steps=warmup + tuning.steps)
+        job_file = with_own(prepared.job_file, own, steps=warmup + tuning.steps)
         _, outcome = rljob_side.run(job_file, folder / "tune", folder / "rljob-tune.log", RUN_TIMEOUT_S, report)
-        results.append({"threads": list(threads), "step_s": statistics.fmean(outcome["step_s"][warmup:])})
+        results.append({"own": list(own), "step_s": statistics.fmean(outcome["step_s"][warmup:])})
     return sorted(results, key=lambda r: r["step_s"])
 
 
-def with_threads(job_file: Path, threads: Sequence[int], *, steps: int | None = None) -> Path:
-    """A copy of the manifest with these threads of the trainer and of the engine, and ``steps``."""
+def with_own(job_file: Path, own: Sequence[int], *, steps: int | None = None) -> Path:
+    """A copy of the manifest with these threads of the trainer, engines and threads of each, and ``steps``; each engine has a device."""
     manifest = yaml.safe_load(job_file.read_text())
-    by_role = dict(zip(("Trainer", "Rollout"), threads, strict=True))
-    for component in manifest["spec"]["components"]:
-        if component["role"] in by_role:
-            component["threadsPerWorker"] = by_role[component["role"]]
+    spec = manifest["spec"]
+    trainer_threads, engines, engine_threads = own
+    for component in spec["components"]:
+        if component["role"] == "Trainer":
+            component["threadsPerWorker"] = trainer_threads
+        if component["role"] == "Rollout":
+            component["threadsPerWorker"] = engine_threads
+            component["placement"] = {"ranks": "1" if engines == 1 else f"1-{engines}"}
+    spec["nodeGroups"][0]["devicesPerNode"] = 1 + engines
     if steps is not None:
-        manifest["spec"]["training"]["steps"] = steps
-    copied = job_file.with_name(f"job-{'-'.join(map(str, threads))}-threads.yaml")
+        spec["training"]["steps"] = steps
+    copied = job_file.with_name(f"job-{'-'.join(map(str, own))}.yaml")
     copied.write_text(yaml.safe_dump(manifest, sort_keys=False))
     return copied
 
@@ -113,11 +118,11 @@ def run_trl(
 
 
 def measure(
-    prepared: Prepared, settings: dict[str, Any], threads: Sequence[int], repeats: int, folder: Path, on_step: OnStep
+    prepared: Prepared, settings: dict[str, Any], own: Sequence[int], repeats: int, folder: Path, on_step: OnStep
 ) -> list[dict[str, Any]]:
     """TRL, RLJob, TRL, RLJob and so on; one entry per run."""
     runs = []
-    own_job = with_threads(prepared.job_file, threads)
+    own_job = with_own(prepared.job_file, own)
     for repeat in range(1, repeats + 1):
         for side in ("TRL", "RLJob"):
             what = f"{side}, run {repeat}/{repeats}"

@@ -113,9 +113,10 @@ def settings_text(settings: dict[str, Any]) -> str:
     return f"{settings['generation']}, {settings['threads']} threads, {settings['micro_batch']} sequences a pass"
 
 
-def threads_text(tried: dict[str, Any]) -> str:
-    """RLJob's threads in a line."""
-    return "{} of the trainer, {} of the engine".format(*tried["threads"])
+def own_text(tried: dict[str, Any]) -> str:
+    """RLJob's settings in a line."""
+    trainer_threads, engines, engine_threads = tried["own"]
+    return f"threads of the trainer {trainer_threads}, engines {engines}, threads of each {engine_threads}"
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -159,8 +160,8 @@ def markdown(values: dict[str, Any]) -> str:
         lines += [f"| {label.replace('  ', '&emsp;')} | {trl} | {own} |" for label, trl, own in rows(result)]
         lines += ["", f"TRL's settings: {settings_text(result['trl_settings'])}. Chosen from:", ""]
         lines += [f"- {settings_text(c)}: {_outcome(c)}" for c in result["tuning"]]
-        lines += ["", f"RLJob's threads: {threads_text(result['rljob_tuning'][0])}.", ""]
-        lines += [f"- {threads_text(c)}: {c['step_s']:.3f} s a step" for c in result["rljob_tuning"] if "step_s" in c]
+        lines += ["", f"RLJob's settings: {own_text(result['rljob_tuning'][0])}.", ""]
+        lines += [f"- {own_text(c)}: {c['step_s']:.3f} s a step" for c in result["rljob_tuning"] if "step_s" in c]
         lines += [""]
     return "\n".join([*lines, *history(values)])
 

@@ -14,7 +14,7 @@ from rljob_api.validation import check
 from rljob_convert import convert
 from rljob_convert.conversion import Converted
 
-AGENTS, EXPERTS = "agents", "mixture of experts"
+AGENTS = "agents"
 OUT = "not planned: images, sound, robots"
 BROKEN = "upstream: takes in a file that is not there"
 OPEN = "open"
@@ -57,7 +57,6 @@ class Outcome:
             return (OUT,)
         found = {owner_of(problem) for problem in self.problems}
         found |= {owner_of(self.refused)} if self.refused is not None and kind not in (corpus.NOT_RL, corpus.NO_JOB) else set()
-        found |= {EXPERTS} if kind == corpus.MIXTURE else set()
         if AGENTS in found:
             found -= {OPEN}  # an agents' job lacks what only its environments will say: prompts, rewards, groups
         return tuple(sorted(found))

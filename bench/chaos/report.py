@@ -1,0 +1,37 @@
+"""The table of faults, and the recoveries beside a full restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.chaos.outcome import FAILED, RECOVERED, WRONG
+
+
+def headline(values: dict[str, Any]) -> str:
+    """One line."""
+    rows = [row for layer in values["layers"].values() for row in layer["table"]]
+    return f"{sum(row['faults'] for row in rows)} faults, {sum(row[WRONG] for row in rows)} not answered as they should be"
+
+
+def markdown(values: dict[str, Any]) -> str:
+    """The whole report."""
+    about = values["machine"]
+    lines = [
+        "# Chaos", "",
+        f"Written by `python -m bench.chaos`; {about['processor']}, {about['cores']} cores. {headline(values)}.", "",
+        "A fault is *recovered* where the job went on to its end with every step trained once, or the operator brought its job to the "
+        "true end; *failed* is one that no restart repairs, reported with its cause. "
+        "Time to recover: from the fault to the next step that is "
+        "trained, to the next attempt's RayJob, or to the RayJob of a job that is applied in the middle of a fault of the operator.", "",
+    ]  # fmt: skip
+    for layer in values["layers"].values():
+        lines += [
+            f"## {layer['title'].capitalize()}", "",
+            f"Seed {layer['seed']}, {layer['seconds']:.0f} s until {layer['measured_at']}; load of the machine {layer['load']:.0f}.", "",
+            "| kind | faults | recovered | failed with the true cause | wrong | p50 s | p99 s |", "|---|---:|---:|---:|---:|---:|---:|",
+        ]  # fmt: skip
+        for row in layer["table"]:
+            times = " | ".join("" if row[key] is None else f"{row[key]:.2f}" for key in ("p50_s", "p99_s"))
+            lines.append(f"| {row['kind']} | {row['faults']} | {row[RECOVERED]} | {row[FAILED]} | {row[WRONG]} | {times} |")
+        lines += ["", *(f"- {text}" for text in layer["wrong"]), *([""] if layer["wrong"] else [])]
+    return "\n".join(lines)
