@@ -33,7 +33,7 @@ def test_an_impossible_placement_creates_no_child(kubectl: Kubectl):
     accepted = kubectl.condition(name, "Accepted")
     assert accepted["reason"] == "SpecInvalid"
     assert "spec.components[0].placement.ranks" in accepted["message"]
-    for kind in ("rayjobs", "configmaps", "serviceaccounts", "networkpolicies"):
+    for kind in ("rayjobs", "serviceaccounts", "networkpolicies"):
         assert kubectl.children(name, kind) == []
 
 

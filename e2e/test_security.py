@@ -104,7 +104,7 @@ def test_only_the_head_has_the_account_and_its_account_changes_progress_only(kub
 
 
 def test_logs_are_readable_while_the_job_runs_and_secret_values_are_nowhere(kubectl: Kubectl, volume: Volume, running: str):
-    seen = kubectl("get", "rljobs,rayjobs,rayclusters,configmaps,events,pods", "-o", "json")
+    seen = kubectl("get", "rljobs,rayjobs,rayclusters,events,pods", "-o", "json")
     logs = [kubectl("logs", p["metadata"]["name"], "--all-containers") for p in kubectl.children(running, "pods")]
     files = volume.texts(running, "-path './logs/*' -o -name '*.json' -o -name '*.jsonl' -o -name '*.yaml'")
     operator = kubectl("logs", "deployment/rljob-operator", namespace=SYSTEM)

@@ -20,6 +20,7 @@ WIDENED = {
     "role": ("rules", "/-", {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}),
     "rolebinding": ("subjects", "/-", {"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}),
     "networkpolicy": ("spec", "/ingress/-", {}),
+    "poddisruptionbudget": ("spec", "/minAvailable", 0),
 }
 """External modifications of the objects that all attempts of a job share: kind -> field, path in it, value."""
 
@@ -79,7 +80,7 @@ def test_the_quickstart_trains_and_reports_conditions(kubectl: Kubectl, volume: 
 def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, volume: Volume):
     name = "worker-lost"
     job = two_groups(name, steps=60)
-    job["spec"]["failurePolicy"] = {"maxRestarts": 2, "restartBackoffSeconds": 1}
+    job["spec"] |= {"failurePolicy": {"maxRestarts": 2, "restartBackoffSeconds": 1}, "refuseEvictions": True}
     kubectl.apply(job)
     kubectl.until("the RayJob, which is created last", lambda: kubectl.children(name, "rayjobs"), 60, job=name)
     made = {kind: kubectl.get(kind, f"{name}-rljob") for kind in WIDENED}
@@ -140,5 +141,5 @@ def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume
     assert kubectl.get("rljob", name)["status"]["attempt"] == 1
 
     kubectl("delete", "rljob", name)
-    kinds = "rayjobs,rayclusters,pods,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,services,secrets"
+    kinds = "rayjobs,rayclusters,pods,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,services,secrets"
     kubectl.until("nothing left", lambda: not kubectl("get", kinds, f"--selector=rljob.dev/job={name}", "-o", "name").strip(), 180)

@@ -4,6 +4,7 @@
 are made once.
 """
 
+import contextlib
 import os
 import resource
 import shutil
@@ -15,6 +16,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support import forked_workers
 from tests.support.golden import SWITCH, Golden
 
 TESTS = Path(__file__).parent
@@ -104,5 +106,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+_forking = contextlib.ExitStack()
+"""What ends the processes that Ray workers are forked from."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One manager of forked workers for all processes of pytest."""
+    if not hasattr(config, "workerinput"):
+        folder = Path(_forking.enter_context(tempfile.TemporaryDirectory(prefix="rljob-tests-fork-")))
+        _forking.enter_context(forked_workers.managed(folder))
+
+
 def pytest_unconfigure() -> None:
+    _forking.close()
     shutil.rmtree(_HF_HOME, ignore_errors=True)

@@ -58,6 +58,8 @@ RULE_METRICS = {
     "train/correction_weight_clipped_fraction",
     "train/correction_masked_fraction",
     "train/effective_sample_size",
+    "train/load_balancing_loss",
+    "train/expert_load_max",
     "distillation/kl",
     "distillation/loss",
     "critic/loss",
@@ -114,12 +116,21 @@ RARE_METRICS = {
 from a part of the vocabulary, or whose rule has options; ``train/skipped_updates`` where everything was left out,
 ``rollout/groups_recovered`` after a restart, ``rollout/history_tokens_*`` where an engine had tokens of a request cached,
 ``engine/*`` where an engine was lost, ``environment/*`` where an environment worker was."""
+FORKING = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+from tests.support import forked_workers
+sys.path.pop()
+forked_workers.use()
+"""
+CLI = """
+from rljob_runtime.commands.cli import main
+main()
+"""
 WITH_ADAPTER = """
 from rljob_api.v1alpha1.components import EngineType
-from rljob_runtime.commands.cli import main
 from rljob_runtime.engine.registry import ENGINES
 ENGINES[EngineType.VLLM] = "{}"
-main()
 """
 LENGTH_REWARD = '''
 """A reward that any model can raise: how many digits the answer has."""
@@ -213,8 +224,8 @@ def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
 class Running:
     """One ``rljob run`` in a process group of its own, as a shell would start it."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], *options: str, adapter: str = "") -> None:
-        """``adapter``: ``module:name`` of the one that takes vLLM's place."""
+    def __init__(self, folder: Path, manifest: dict[str, Any], *options: str, adapter: str = "", as_users: bool = False) -> None:
+        """``adapter``: ``module:name`` of the one that takes vLLM's place; ``as_users``: none of tests.support.forked_workers."""
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.manifest = manifest
@@ -228,7 +239,7 @@ class Running:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    *(["-c", WITH_ADAPTER.format(adapter)] if adapter else ["-m", "rljob_runtime.commands.cli"]),
+                    *(["-m", "rljob_runtime.commands.cli"] if as_users and not adapter else ["-c", _program(adapter, as_users)]),
                     "run",
                     str(folder / "job.yaml"),
                     "--run-dir",
@@ -304,6 +315,11 @@ class Running:
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(command)
         return left
+
+
+def _program(adapter: str, as_users: bool) -> str:
+    """`rljob` with an adapter in vLLM's place, or forked workers, or both."""
+    return ("" if as_users else FORKING) + (WITH_ADAPTER.format(adapter) if adapter else "") + CLI
 
 
 CLUSTER_HOST = """

@@ -163,6 +163,7 @@ OTHER_VALUES: dict[str, Any] = {
     "imagePullSecrets": [{"name": "other"}],
     "metadata": {"labels": {"a": "b"}},
     "doNotDisrupt": True,
+    "refuseEvictions": True,
     "nodeGroups": [{"name": "other", "devicesPerNode": 2, "deviceResource": "cpu"}],
     "components": [{**component, "threadsPerWorker": 3} for component in manifest()["spec"]["components"]],
     "pipeline": "Agentic",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.jobs import EPISODE_METRICS, Running, job, rljob, untrained_model
+from tests.integration.jobs import EPISODE_METRICS, Running, job, rljob
 
 GAME = '''
 """Says a number; wants digits back. It raises for one seed of three, once the first action is there."""
@@ -63,7 +63,7 @@ GROUPS, SAMPLES = 4, 4
 """Of a step, of a group."""
 
 
-def digits_job(model: Path) -> dict[str, Any]:
+def digits_job(model: Path, folder: Path) -> dict[str, Any]:
     environment = {
         "name": "digits",
         "type": "digits_game:Digits",
@@ -78,7 +78,7 @@ def digits_job(model: Path) -> dict[str, Any]:
         "type": "Chat",
         "maxTurns": TURNS,
         "prompt": {"chatTemplate": False},
-        "parameters": {"path": str(model.parent / "talks.jsonl"), "reward": {"type": "Function", "function": "digits_game:share"}},
+        "parameters": {"path": str(folder / "talks.jsonl"), "reward": {"type": "Function", "function": "digits_game:share"}},
     }
     shown = "{history}\n{current_observation}"
     fresh = {"chatTemplate": False, "turn": shown, "history": "Turn", "memoryTurns": 2, "memory": "Observations"}
@@ -104,12 +104,12 @@ def digits_job(model: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Running:
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     folder = tmp_path_factory.mktemp("agentic")
     (folder / "digits_game.py").write_text(GAME)
     talks = [{"question": f"{n} + 1 = ", "answer": "", "turns": ["and then? ", "and then? "]} for n in range(3)]
     (folder / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
-    running = Running(folder, digits_job(untrained_model(folder / "model")))
+    running = Running(folder, digits_job(model, folder))
     assert running.wait() == 0, running.output
     return running
 
@@ -175,7 +175,7 @@ def test_nothing_is_left_behind(run: Running) -> None:
 
 def interrupted_job(model: Path, steps: int) -> dict[str, Any]:
     """Half of each step's groups are held in the middle of their episodes while the file ``hold`` exists."""
-    manifest = digits_job(model)
+    manifest = digits_job(model, model.parent)
     spec = manifest["spec"]
     slow = spec["environments"][0] | {"validationShare": 0}
     spec["environments"] = [slow | {"name": name, "type": f"digits_game:{name.capitalize()}"} for name in ("slow", "held")]

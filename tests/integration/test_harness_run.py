@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.jobs import EPISODE_METRICS, Running, job, untrained_model
+from tests.integration.jobs import EPISODE_METRICS, Running, job
 
 AGENT = '''
 """Wants digits back, over two turns; of a task with an odd number it asks for something else besides."""
@@ -70,11 +70,11 @@ def agent_job(model: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Running:
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     folder = tmp_path_factory.mktemp("harness")
     (folder / "agent.py").write_text(AGENT)
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"number": number}) + "\n" for number in range(6)))
-    running = Running(folder, agent_job(untrained_model(folder / "model"), folder))
+    running = Running(folder, agent_job(model, folder))
     assert running.wait() == 0, running.output
     return running
 

@@ -72,20 +72,29 @@ def test_what_is_rendered(helm: Path, case: str, golden: Golden):
     # The policy is generated and compared elsewhere.
     own = [m for m in rendered.values() if not m["kind"].startswith("ValidatingAdmissionPolicy")]
     assert len(rendered) - len(own) == 2
-    text = yaml.safe_dump_all(map(without_script, own), sort_keys=False, width=140)
+    text = yaml.safe_dump_all(map(without_files, own), sort_keys=False, width=140)
     golden(GOLDEN / f"{case}.yaml", text)
 
 
-def without_script(manifest: Manifest) -> Manifest:
-    """The manifest without the script of `helm test`, which :func:`test_the_test_pod_runs_the_script` compares once."""
+def without_files(manifest: Manifest) -> Manifest:
+    """The manifest without files of the chart, which :func:`test_files_of_the_chart_are_rendered_as_they_are` compares once."""
+    if manifest["kind"] == "ConfigMap":
+        return manifest | {"data": {name: f"<files/dashboards/{name}>" for name in manifest["data"]}}
+    if manifest["kind"] == "PrometheusRule":
+        return manifest | {"spec": {"groups": "<files/alerts.yaml>"}}
     if manifest["kind"] != "Pod":
         return manifest
     (container,) = manifest["spec"]["containers"]
     return manifest | {"spec": manifest["spec"] | {"containers": [container | {"args": ["<files/check_install.py>"]}]}}
 
 
-def test_the_test_pod_runs_the_script(helm: Path):
-    (pod,) = [m for m in objects(render(helm)).values() if m["kind"] == "Pod"]
+def test_files_of_the_chart_are_rendered_as_they_are(helm: Path):
+    rendered = objects(render(helm, "--values", GOLDEN / "everything.values.yaml"))
+    by_kind = {m["kind"]: m for m in rendered.values()}
+    files = {path.name: path.read_text() for path in (CHART / "files" / "dashboards").glob("*.json")}
+    assert by_kind["ConfigMap"]["data"] == files
+    assert by_kind["PrometheusRule"]["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    pod = by_kind["Pod"]
     (container,) = pod["spec"]["containers"]
     assert container["args"] == [(CHART / "files" / "check_install.py").read_text()]
 
@@ -209,6 +218,7 @@ def test_two_releases_in_one_cluster_share_only_the_policy_that_protects_the_sta
         ("replicas=0", "at '/replicas': minimum: got 0, want 1"),
         ("jobs.egress.restrict=true", "set networkPolicy.apiServerCIDRs, or port 443 of any address would stay open"),
         ("jobs.egress.restrict=true,jobs.networkPolicy=false", "needs jobs.networkPolicy: true"),
+        ("podMonitor.enabled=true", "set jobs.metricsFrom, or jobs.networkPolicy: false"),
         ("serviceAccount.create=false", "serviceAccount.name: name an existing account, or set serviceAccount.create to true"),
     ],
 )

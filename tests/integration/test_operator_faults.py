@@ -37,12 +37,12 @@ def operator(proxy: FaultyProxy, world: World, tmp_path: Path) -> Iterator[Opera
 
 
 def children(world: World, job: str) -> list[str]:
-    kinds = "rayjobs,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
+    kinds = "rayjobs,serviceaccounts,roles,rolebindings,networkpolicies"
     return sorted(f"{o['kind']}/{o['metadata']['name']}" for o in world.list(kinds, job))
 
 
 ALL_CHILDREN = [
-    "ConfigMap/{0}-a1", "NetworkPolicy/{0}-rljob", "RayJob/{0}-a1", "Role/{0}-rljob", "RoleBinding/{0}-rljob", "ServiceAccount/{0}-rljob",
+    "NetworkPolicy/{0}-rljob", "RayJob/{0}-a1", "Role/{0}-rljob", "RoleBinding/{0}-rljob", "ServiceAccount/{0}-rljob",
 ]  # fmt: skip
 
 

@@ -45,9 +45,7 @@ def test_success_from_manifest_to_completed(world: World):
     world.until_condition("good", "Accepted", "True/SpecValid")
     child = world.until_child("good-a1")
     assert world.conditions("good")["Succeeded"] == "Unknown/Starting"
-    assert [len(world.list(kind, "good")) for kind in ("serviceaccounts", "roles", "rolebindings", "networkpolicies", "configmaps")] == [
-        1
-    ] * 5
+    assert [len(world.list(kind, "good")) for kind in ("serviceaccounts", "roles", "rolebindings", "networkpolicies")] == [1] * 4
     assert child["metadata"]["ownerReferences"][0]["kind"] == "RLJob"
 
     world.runs("good-a1")
@@ -79,7 +77,7 @@ def test_an_invalid_spec_has_no_child_and_says_everything(world: World):
     world.job("bad", nodeGroups=[{"name": "local", "nodes": 1, "devicesPerNode": 1, "deviceResource": "cpu"}])
     world.until_condition("bad", "Accepted", "False/SpecInvalid")
     assert "spec.components[1].placement" in world.message("bad", "Accepted")
-    assert world.list("rayjobs,configmaps,serviceaccounts", "bad") == []
+    assert world.list("rayjobs,serviceaccounts", "bad") == []
     assert world.conditions("bad")["Succeeded"] == "Unknown/SpecInvalid"
 
 
@@ -97,10 +95,10 @@ def test_a_change_that_the_api_server_does_not_see_is_named_and_ends_nothing(wor
     world.pods_gone("sly1-head", "sly1-w0")
     assert world.get("rayjob", "sly-a2") is None
     world.patch("rljob", "sly", {"spec": {"podTemplate": original}})
-    world.until_child("sly-a2")
+    child = world.until_child("sly-a2")
     assert world.conditions("sly")["Accepted"] == "True/SpecValid"
-    (config_map,) = [m for m in world.list("configmaps", "sly") if m["metadata"]["name"] == "sly-a2"]
-    assert "steps: 500" in config_map["data"]["rljob.yaml"], "training.steps has effect for the next attempt"
+    head = child["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    assert "steps: 500" in head["metadata"]["annotations"]["rljob.dev/spec"], "training.steps has effect for the next attempt"
 
 
 def test_a_lost_worker_restarts_until_restarts_are_used_up(world: World):
@@ -244,7 +242,7 @@ def test_finished_jobs_are_deleted_when_their_time_to_live_is_over(world: World)
     world.runs("brief-a1", "b1")
     world.rayjob_status("brief-a1", **SUCCEEDED)
     world.until("the RLJob is deleted", lambda: world.get("rljob", "brief") is None)
-    kinds = "rayjobs,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
+    kinds = "rayjobs,serviceaccounts,roles,rolebindings,networkpolicies"
     world.until("the garbage collector removed its children", lambda: world.list(kinds, "brief") == [], 60)
     assert world.get("rljob", "brief") is None, "nobody made it again"
 

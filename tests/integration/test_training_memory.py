@@ -137,7 +137,7 @@ def test_gradients_of_several_micro_batches_are_whole_on_every_process(worker: P
     model = worker.model
     model.set_requires_gradient_sync(False)
     positions = torch.arange(4)
-    model.token_logprobs(torch.zeros(2, 8, dtype=torch.long), positions, positions, 1.0, 4).sum().backward()
+    model.token_logprobs(torch.zeros(2, 8, dtype=torch.long), positions, positions, 1.0, 4)[0].sum().backward()
     assert all(p.grad is None for p in model.parameters())
     (group,) = model._get_fsdp_state()._fsdp_param_groups
     accumulated = [(p.unsharded_accumulated_grad, p._unsharded_param.grad) for p in group.fsdp_params]  # of bfloat16, of float32

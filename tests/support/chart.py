@@ -25,7 +25,7 @@ def schema() -> dict[str, Any]:
 
 def options(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted names of all leaves; an object whose content is free ({} or a Kubernetes object) is a leaf."""
-    free = {"resources", "podSecurityContext", "securityContext", "test.resources"}
+    free = {"resources", "podSecurityContext", "securityContext", "test.resources", "dashboards.labels"}
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and path not in free:

@@ -128,7 +128,8 @@ class FaultyProxy:
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": self.watch_error, "message": "injected"}
             return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n", content_type="application/json")
         url = f"http://127.0.0.1:{self._upstream_port}{request.raw_path}"
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP | {"host", "accept-encoding"}}
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP | {"host"}}
+        headers["Accept-Encoding"] = "identity"  # long lists come compressed otherwise, and what says so is hop by hop
         is_watch = "watch" in request.query
         body = await request.read() or None  # an empty body would get a content type that the API server refuses
         async with self._session.request(request.method, url, headers=headers, data=body) as upstream:

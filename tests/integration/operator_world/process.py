@@ -18,7 +18,11 @@ from tests.support.ports import free_port
 class OperatorProcess:
     """Start, kill, start again; its log is one file over all starts."""
 
-    def __init__(self, kubeconfig: Path, log_file: Path, namespaces: str, lease: str = "", webhook: str = "") -> None:
+    def __init__(
+        self, kubeconfig: Path, log_file: Path, namespaces: str, lease: str = "", webhook: str = "", module: str = "rljob_operator"
+    ) -> None:
+        """``module`` is what Python runs."""
+        self._module = module
         self.log_file = log_file
         self.health_port = free_port()
         self.metrics_port = free_port()
@@ -39,7 +43,7 @@ class OperatorProcess:
     def start(self) -> None:
         assert self._process is None
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "rljob_operator"], env=self._env, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen([sys.executable, "-m", self._module], env=self._env, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + HANG_S
         while not self._healthy():
             assert self._process.poll() is None, f"the operator ended: {self.log_file.read_text()[-3000:]}"

@@ -1,6 +1,5 @@
 import io
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from rljob_api.errors import PlacementError
+from rljob_api.errors import SpecInvalidError
 from rljob_api.validation import check
 from rljob_runtime.commands import model, show_plan
 from rljob_runtime.commands.cli import app
@@ -170,7 +169,7 @@ def test_plan_on_a_terminal_without_unicode() -> None:
     assert b"1 node x 2 devices (cpu)" in screen.buffer.getvalue()
 
 
-def test_weights_that_cannot_travel_are_a_problem_of_the_plan() -> None:
+def test_weights_that_cannot_travel_are_a_problem() -> None:
     document = manifest()
     document["spec"] |= {
         "nodeGroups": [{"name": "g", "nodes": 2, "devicesPerNode": 1}],
@@ -181,8 +180,8 @@ def test_weights_that_cannot_travel_are_a_problem_of_the_plan() -> None:
         ],
         "weightSync": {"backend": "IPC"},
     }
-    with pytest.raises(PlacementError, match="IPC shares memory within a node"):
-        show_plan.sync_routes(check(document, runnable=False))
+    with pytest.raises(SpecInvalidError, match=r"spec.weightSync.backend: \"IPC\": needs a trainer rank on every device of the engines"):
+        check(document, runnable=False)
 
 
 def test_schema_and_explain() -> None:
@@ -196,7 +195,7 @@ def test_schema_and_explain() -> None:
 def test_run_hands_over_the_chosen_job_and_its_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[tuple[object, ...]] = []
 
-    def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool) -> int:
+    def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool, metrics_port: int | None) -> int:
         calls.append((check(text).job.metadata.name, path, run_dir, overwrite, resume))
         return 3
 
@@ -254,24 +253,21 @@ def test_help_names_the_exit_codes() -> None:
     assert all(word in text for word in ("validate", "plan", "schema", "explain", "run", "model", "130 interrupted"))
 
 
-HEAVY = ("torch", "vllm", "ray", "transformers", "numpy", "rich.console")
+HEAVY = ("torch", "vllm", "ray", "transformers", "numpy", "rich.console", "kubernetes_asyncio", "aiohttp", "prometheus_client")
+MAX_MODULES = {"validate": 600, "--help": 200}
+"""A few more than today. Seconds would say what else the machine does: `python -X importtime -m rljob_runtime.commands.cli` shows them."""
 
 
 @pytest.mark.parametrize("arguments", [["validate", QUICKSTART], ["--help"]], ids=["validate", "help"])
-def test_starts_fast(arguments: list[str]) -> None:
-    """CPU time, because wall time also measures what else the machine does; best of three, the first one may compile."""
+def test_imports_little(arguments: list[str]) -> None:
     code = (
-        "import sys, atexit\n"
-        f"atexit.register(lambda: sys.stderr.write('heavy: ' + ','.join(m for m in {HEAVY!r} if m in sys.modules)))\n"
+        "import json, sys, atexit\n"
+        "atexit.register(lambda: sys.stderr.write(json.dumps(sorted(sys.modules))))\n"
         f"sys.argv = ['rljob', *{arguments!r}]\n"
         "from rljob_runtime.commands.cli import main\nmain()\n"
     )
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert done.stderr == "heavy: ", done.stderr
-        assert done.returncode == 0
-    assert min(seconds) < 0.8, f"{seconds} s of CPU; see python -X importtime"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0
+    modules = set(json.loads(done.stderr))
+    assert not modules & set(HEAVY)
+    assert len(modules) <= MAX_MODULES[arguments[0]], sorted(modules)

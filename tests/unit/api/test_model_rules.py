@@ -13,9 +13,12 @@ from tests.unit.api.model_configs import CONFIGS, QWEN25_05B
 DENSE = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072}
 
 
-def problems(config: dict[str, Any] | None, **spec: Any) -> list[str]:
+def problems(config: dict[str, Any] | None, lora: dict[str, Any] | None = None, **spec: Any) -> list[str]:
+    document = job(Path("team/model"), steps=1, **spec)
+    if lora is not None:
+        document["spec"]["model"]["lora"] = lora
     try:
-        check(job(Path("team/model"), steps=1, **spec), config_of=lambda spec: config)
+        check(document, config_of=lambda spec: config)
     except SpecInvalidError as error:
         return [str(problem) for problem in error.errors]
     return []
@@ -31,8 +34,8 @@ def four_devices(**sections: Any) -> dict[str, Any]:
     return {"nodeGroups": [{"name": "local", "devicesPerNode": 4, "deviceResource": "cpu"}], "components": components, **sections}
 
 
-@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if "moe" not in c["model_type"] and c["model_type"] != "mixtral"])
-def test_dense_text_models_pass(name: str) -> None:
+@pytest.mark.parametrize("name", CONFIGS)
+def test_text_models_pass(name: str) -> None:
     assert problems(CONFIGS[name]) == []
 
 
@@ -41,9 +44,14 @@ def test_without_a_config_nothing_is_said() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (CONFIGS["mixtral"], "model_type mixtral and num_local_experts 4: mixtures of experts cannot be trained yet; use a dense text model"),
-    (CONFIGS["qwen3_moe"], "model_type qwen3_moe and num_experts 8: mixtures"),
-    ({"model_type": "vlm", "text_config": {"model_type": "t", "n_routed_experts": 64}}, "model_type t and n_routed_experts 64: mixtures"),
+    (
+        {"model_type": "deepseek_v3", "n_routed_experts": 64},
+        "model_type deepseek_v3 and n_routed_experts 64: of mixtures of experts mixtral, qwen2_moe, qwen3_moe can be trained; use one",
+    ),
+    (
+        {"model_type": "vlm", "text_config": {"model_type": "t", "n_routed_experts": 64}},
+        "model_type t and n_routed_experts 64: of mixtures",
+    ),
     ({"model_type": "qwen2_5_vl", "vision_config": {}}, "model_type qwen2_5_vl and vision_config: a model that reads images"),
     ({"model_type": "qwen2_audio", "audio_config": {}}, "audio_config: a model that reads sound cannot be trained yet"),
     ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder true: only causal language models"),
@@ -63,7 +71,7 @@ def test_models_that_cannot_be_trained_are_named_with_what_shows_it(config: dict
 
 
 def test_a_plan_is_made_all_the_same_and_says_what_a_run_would_refuse() -> None:
-    made = check(job(Path("m"), steps=1), runnable=False, config_of=lambda spec: CONFIGS["mixtral"])
+    made = check(job(Path("m"), steps=1), runnable=False, config_of=lambda spec: {"model_type": "gpt_oss", "num_local_experts": 8})
     assert [problem.path for problem in made.not_yet] == ["spec.model.path"]
 
 
@@ -85,3 +93,31 @@ def test_tensor_parallelism_of_an_engine_divides_the_heads() -> None:
     (problem,) = problems(QWEN25_05B | {"num_attention_heads": 15}, **four_devices(rollout_component=engine))
     said = "spec.components[1].engine.tensorParallelSize: 2: does not divide num_attention_heads 15 of config.json; use 1 or 3"
     assert problem == said
+
+
+def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
+    on: dict[str, Any] = {"training": {"steps": 1, "loadBalancing": {}}}
+    assert problems(CONFIGS["mixtral"] | {"router_aux_loss_coef": 0.02}, **on) == []
+    (missing,) = problems(CONFIGS["mixtral"], **on)
+    assert missing.startswith("spec.training.loadBalancing.coefficient: ")
+    assert "config.json has no router_aux_loss_coef" in missing
+    assert problems(CONFIGS["mixtral"], training={"steps": 1, "loadBalancing": {"coefficient": 0.01}}) == []
+    (dense,) = problems(DENSE, **on)
+    assert dense.startswith("spec.training.loadBalancing: ")
+    assert "without experts" in dense
+
+
+def test_adapters_of_a_mixture_are_merged_and_not_on_experts() -> None:
+    lora: dict[str, Any] = {"rank": 8, "alpha": 16, "targetModules": ["q_proj", "up_proj"]}
+    (experts,) = problems(CONFIGS["qwen3_moe"], lora=lora)
+    assert experts.startswith('spec.model.lora.targetModules[1]: "up_proj": names layers of experts')
+    assert problems(DENSE, lora=lora) == []
+    lora = lora | {"targetModules": ["q_proj"]}
+    (served,) = problems(CONFIGS["qwen3_moe"], lora=lora, weightSync={"adapters": "Served"})
+    assert served.startswith('spec.weightSync.adapters: "Served": config.json has model_type qwen3_moe with experts')
+    assert served.endswith("write Merged")
+
+
+def test_layers_of_a_mixture_are_not_divided_by_the_trainer() -> None:
+    (problem,) = problems(CONFIGS["qwen3_moe"], **four_devices(training={"steps": 1, "tensorParallelSize": 2}))
+    assert "config.json has model_type qwen3_moe, whose layers the trainer cannot divide" in problem

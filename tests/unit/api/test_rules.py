@@ -225,3 +225,15 @@ def test_settings_that_only_name_their_default_pass() -> None:
     spec = RLJob.model_validate_json(json.dumps(document)).spec
     document["spec"] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert paths(document) == []
+
+
+def test_a_spec_that_the_head_pod_cannot_carry_is_refused_with_both_sizes() -> None:
+    env = [{"name": f"TEXT_{number}", "value": "x" * 20_000} for number in range(10)]
+    long = job(podTemplate={"spec": {"containers": [{"name": "ray", "env": env}]}})
+    with pytest.raises(SpecInvalidError) as caught:
+        check(long)
+    (problem,) = caught.value.errors
+    assert problem.path == "spec"
+    assert "196,608" in str(problem)
+    env.pop()
+    assert paths(long) == []

@@ -19,7 +19,7 @@ from rljob_api.planning.sync_routes import (
     sync_plan_of,
 )
 from rljob_api.rules import weight_sync
-from rljob_api.v1alpha1 import RLJob
+from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.validation import check
 from tests.layout.tree import ROOT
@@ -188,7 +188,7 @@ def test_rank_0_sends_or_one_rank_of_each_node_or_all(nodes: int, sync: dict[str
 
 def test_shared_memory_has_senders_of_its_node_alone() -> None:
     document = manifest()
-    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": 2, "devicesPerNode": 3}]
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": 2, "devicesPerNode": 3, "deviceType": "CPU"}]
     document["spec"]["components"] = [
         {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0-3"}},
         {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "2"}},
@@ -201,10 +201,69 @@ def test_shared_memory_has_senders_of_its_node_alone() -> None:
         assert chosen_senders(spec, plan(spec)) == senders
 
 
+def spec_of(trainer: str, rollout: str, group: dict[str, object], **fields: object) -> RLJobSpec:
+    document = manifest()
+    document["spec"]["nodeGroups"] = [{"name": "a", **group}]
+    engine = {"type": "SGLang"} if fields.pop("sglang", False) else {}
+    document["spec"]["components"] = [
+        {"name": "actor_train", "role": "Trainer", "placement": {"ranks": trainer}},
+        {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": rollout}, "engine": engine},
+        {"name": "reward", "role": "Reward", "placement": {"workers": 1}},
+    ]
+    document["spec"]["weightSync"] = fields
+    return RLJob.model_validate_json(json.dumps(document)).spec
+
+
+FOUR = {"devicesPerNode": 4}
+ON_CPU = {"devicesPerNode": 4, "deviceType": "CPU"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "group", "fields", "chosen"),
+    [
+        ("0-3", "0-3", FOUR, {}, SyncBackend.SHARED_MEMORY),
+        ("0-3", "0-3", FOUR, {"backend": "IPC"}, SyncBackend.IPC),
+        ("0-3", "0-3", ON_CPU, {}, SyncBackend.SHARED_MEMORY),
+        ("0-1", "2-3", FOUR, {}, SyncBackend.SHARED_MEMORY),
+        ("0-1", "2-3", FOUR, {"backend": "NCCL"}, SyncBackend.NCCL),
+        ("0-3", "2-3", FOUR, {"senders": "Every"}, SyncBackend.SHARED_MEMORY),
+        ("0-1", "2-3", FOUR, {"sglang": True}, SyncBackend.OBJECT_STORE),
+    ],
+)
+def test_only_names_choose_a_transport_between_devices(
+    trainer: str, rollout: str, group: dict[str, object], fields: dict[str, object], chosen: SyncBackend
+) -> None:
+    spec = spec_of(trainer, rollout, group, **fields)
+    assert chosen_backend(spec, plan(spec)) is chosen
+
+
+@pytest.mark.parametrize(
+    ("backend", "trainer", "rollout", "group", "fields", "problems"),
+    [
+        ("NCCL", "0-1", "2-3", FOUR, {}, []),
+        ("TCP", "0-1", "2-3", ON_CPU, {"sglang": True, "delta": {}}, []),
+        ("IPC", "0-3", "0-3", ON_CPU, {}, []),
+        ("NCCL", "0-1", "2-3", ON_CPU, {}, ["connects CUDA devices, and trainer or engines compute on others; write Auto, or TCP"]),
+        ("NCCL", "0-1", "0-3", FOUR, {}, ["engines are on their devices 0 as well; write Auto, IPC where"]),
+        ("NCCL", "0-1", "2-3", FOUR, {"delta": {}}, ["is put together in host memory; remove weightSync.delta, or write TCP"]),
+        ("NCCL", "0-1", "2-3", FOUR, {"sglang": True}, ["SGLang, takes a whole update; write Auto, TCP or ObjectStore"]),
+        ("IPC", "0-1", "0-3", FOUR, {}, ["2 of 4 have devices without one, engine 2 first; place the trainer on all devices"]),
+        ("IPC", "0-3", "0-3", FOUR, {"senders": "Every"}, ["has no effect with IPC: every rank hands its buckets"]),
+    ],
+)
+def test_what_no_transport_between_devices_reaches_is_refused(
+    backend: str, trainer: str, rollout: str, group: dict[str, object], fields: dict[str, object], problems: list[str]
+) -> None:
+    spec = spec_of(trainer, rollout, group, backend=backend, **fields)
+    found = [str(problem) for problem in weight_sync._between_devices(spec, plan(spec))]
+    assert len(found) == len(problems)
+    assert all(text in problem for text, problem in zip(problems, found, strict=True)), found
+
+
 @pytest.mark.parametrize(("nodes", "chosen"), [(1, SyncBackend.SHARED_MEMORY), (2, SyncBackend.OBJECT_STORE)])
 def test_auto_is_shared_memory_where_one_node_has_it_all(nodes: int, chosen: SyncBackend) -> None:
     document = manifest()
-    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": nodes, "devicesPerNode": 4 // nodes}]
+    document["spec"]["nodeGroups"] = [{"name": "a", "nodes": nodes, "devicesPerNode": 4 // nodes, "deviceType": "CPU"}]
     document["spec"]["components"] = [
         {"name": "actor_train", "role": "Trainer", "placement": {"ranks": "0-1"}},
         {"name": "actor_infer", "role": "Rollout", "placement": {"ranks": "2-3"}},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.upstream import corpus, report
-from bench.upstream.outcome import EXPERTS, Outcome, examine
+from bench.upstream.outcome import Outcome, examine
 
 JOB = "exp_name: a\npretrain: {model}\nadv_estimator: grpo\nnum_return_sequences_in_group: 8\nactor_train: {{device_mapping: '[0]'}}\n"
 JUDGE = "rewards: {llm_judge: {worker_cls: x.LLMJudgeRewardWorker, judge_model_type: inference}}\n"
@@ -55,14 +55,14 @@ def test_owners(outcomes: dict[str, Outcome]) -> None:
     assert (outcomes["examples/text/judge.yaml"].owners, outcomes["examples/text/judge.yaml"].judges) == ((), True)
     assert outcomes["examples/text/rlvr.yaml"].judges is False
     assert outcomes["examples/text/sglang.yaml"].is_valid
-    assert outcomes["examples/moe/rlvr.yaml"].owners == (EXPERTS,)
+    assert outcomes["examples/moe/rlvr.yaml"].owners == ()
     assert outcomes["examples/agents/sokoban.yaml"].is_valid
 
 
 def test_figures(outcomes: dict[str, Outcome]) -> None:
     figures = report.data(list(outcomes.values()), {"ROLL": "here"}, None)
     assert figures["headline"].startswith(
-        "3 of 5 jobs on text run as they are, 1 when their judge's model is served beside them, 1 wait for planned work, 0 are open"
+        "4 of 5 jobs on text run as they are, 1 when their judge's model is served beside them, 0 wait for planned work, 0 are open"
     )
     assert "| ROLL | RL with agents | 1 | 0 | 0 | 1 |" in report.markdown(figures)
 

@@ -24,11 +24,11 @@ EXPECTED_RIGHTS = {
     ("ray.io", "rayjobs"): {"get", "list", "watch", "create", "patch", "delete"},
     ("ray.io", "rayclusters"): {"list", "watch"},
     ("", "pods"): {"list", "watch"},
-    ("", "configmaps"): {"get", "create"},
     ("", "serviceaccounts"): {"get", "create", "patch"},
     ("networking.k8s.io", "networkpolicies"): {"get", "create", "patch"},
     ("rbac.authorization.k8s.io", "roles"): {"get", "create", "patch"},
     ("rbac.authorization.k8s.io", "rolebindings"): {"get", "create", "patch"},
+    ("policy", "poddisruptionbudgets"): {"get", "create", "patch"},
     ("", "events"): {"create"},
 }
 
@@ -111,6 +111,7 @@ def test_defaults_of_chart_and_operator_agree():
     assert ",".join(chart["watch"]["namespaces"]) == defaults["namespaces"]
     assert ",".join(chart["runtime"]["imagePullSecrets"]) == defaults["runtime_image_pull_secrets"]
     assert (chart["jobs"]["egress"], defaults["egress"]) == ({"restrict": False, "allow": []}, "")
+    assert (chart["jobs"]["metricsFrom"], defaults["metrics_from"]) == ([], "")
     text = (CHART / "templates" / "deployment.yaml").read_text()
     for name in ("health", "metrics"):
         assert f'{name.upper()}_PORT, value: "{defaults[f"{name}_port"]}"' in text

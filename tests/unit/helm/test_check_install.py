@@ -103,7 +103,20 @@ def test_all_checks_pass(script: ModuleType, cluster: Cluster, environment: dict
     assert len(cluster.reviews) == wanted
     assert {r["user"] for r in cluster.reviews} == {"system:serviceaccount:system:rljob-operator"}
     status = [r["resourceAttributes"] for r in cluster.reviews if r["resourceAttributes"]["subresource"] == "status"]
-    assert status == [{"namespace": "", "group": "rljob.dev", "resource": "rljobs", "subresource": "status", "verb": "patch"}]
+    assert status == [{"namespace": "", "group": "rljob.dev", "resource": "rljobs", "subresource": "status", "name": "", "verb": "patch"}]
+
+
+def test_rights_on_the_lease_and_the_webhook_are_checked_by_name_and_place(
+    script: ModuleType, cluster: Cluster, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    lease = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["op"], "verbs": ["get", "patch"]}]
+    webhook = [{"apiGroups": ["x"], "resources": ["configurations"], "resourceNames": ["hook"], "verbs": ["patch"]}]
+    wider = {"RLJOB_CHECK_NAMESPACES": "a,b", "RLJOB_CHECK_OWN_RULES": json.dumps(lease), "RLJOB_CHECK_GLOBAL_RULES": json.dumps(webhook)}
+    cluster.denied = {("patch", "leases")}
+    assert script.main(environment | wider) == 1
+    asked = [(r["namespace"], r["resource"], r["name"]) for r in (review["resourceAttributes"] for review in cluster.reviews)]
+    assert asked[-3:] == [("system", "leases", "op"), ("system", "leases", "op"), ("", "configurations", "hook")]
+    assert "lacks permissions: patch coordination.k8s.io/leases op in system;" in capsys.readouterr().out
 
 
 def test_rights_are_checked_in_every_namespace(script: ModuleType, cluster: Cluster, environment: dict[str, str]):

@@ -36,10 +36,10 @@ class Died(RuntimeError):
 
 
 def attempt_objects(job: JobView, attempt: int) -> list[Manifest]:
-    """Stand-in for the children of an attempt: a ConfigMap and the RayJob, the RayJob last."""
+    """Stand-in for the children of an attempt: a Role and the RayJob, the RayJob last."""
     name = f"{job.key.name}-a{attempt}"
     return [
-        {"kind": "ConfigMap", "metadata": {"name": name}},
+        {"kind": "Role", "metadata": {"name": name}},
         {"kind": "RayJob", "metadata": {"name": name, "labels": {"rljob.dev/attempt": str(attempt)}}},
     ]
 

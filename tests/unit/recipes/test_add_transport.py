@@ -26,10 +26,10 @@ from rljob_runtime.weightsync.transport import ByteArray, TransportSettings
 from rljob_runtime.weightsync.transports import TRANSPORTS, transport
 from tests.unit.recipes import toy_transport
 
-WIRE = SyncBackend.IPC
-"""A backend that has no transport yet."""
-SETTINGS = TransportSettings(run=f"recipe{os.getpid()}", while_generating=False)
-BACKENDS = [SyncBackend.OBJECT_STORE, SyncBackend.SHARED_MEMORY, WIRE]
+WIRE = SyncBackend.AUTO
+"""The name of no transport."""
+SETTINGS = TransportSettings(run=f"recipe{os.getpid()}", while_generating=False, neighbors=((0,), (0,)))
+BACKENDS = [*TRANSPORTS, WIRE]
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +102,7 @@ async def test_every_engine_gets_the_trainers_bytes_of_each_version(trainer: Pol
         assert measured["sync/stall_s"] + measured["sync/hidden_s"] == pytest.approx(report.elapsed_s)
         assert [engine.version() for engine in setting.engines] == [version, version]
         assert [bits(engine.received) for engine in setting.engines] == [wanted, wanted]
+        assert measured["sync/fell_back"] == 0
     setting.stop()
 
 
@@ -162,8 +163,9 @@ async def test_a_transfer_that_does_not_end_is_an_error_within_the_deadline(trai
 
 
 def test_a_backend_without_a_transport_is_named() -> None:
-    with pytest.raises(WeightSyncError, match="NCCL has no transport; this runtime has ObjectStore, SharedMemory, IPC"):
-        transport(SyncBackend.NCCL, SETTINGS)
+    TRANSPORTS.pop(WIRE)
+    with pytest.raises(WeightSyncError, match="Auto has no transport; this runtime has ObjectStore, SharedMemory, IPC, NCCL, TCP"):
+        transport(WIRE, SETTINGS)
 
 
 def test_a_rank_without_a_transport_says_so(trainer: PolicyWorker) -> None:

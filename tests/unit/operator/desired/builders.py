@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rljob_api import naming
 from rljob_api.validation import CheckedJob, check
 from rljob_operator.desired import attempt_objects
 from rljob_operator.model import JobView, Key, Manifest
@@ -48,6 +49,12 @@ def objects(source: str | Mapping[str, Any], attempt: int = 1, settings: Setting
 def one(found: tuple[Manifest, ...], kind: str) -> Manifest:
     (manifest,) = [item for item in found if item["kind"] == kind]
     return manifest
+
+
+def spec_text(found: tuple[Manifest, ...]) -> str:
+    """The resolved spec that the head pod gets."""
+    text: str = groups(one(found, "RayJob"))[0]["template"]["metadata"]["annotations"][naming.SPEC_ANNOTATION]
+    return text
 
 
 def ray_job(source: str | Mapping[str, Any], attempt: int = 1) -> Manifest:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from rljob_api import naming
 from rljob_api.validation import check
 from tests.unit.api.manifests import manifest
 from tests.unit.operator.desired import builders
-from tests.unit.operator.desired.builders import container, environment, groups, objects, one, ray_job
+from tests.unit.operator.desired.builders import container, environment, groups, objects, one, ray_job, spec_text
 
 
 def with_spec(**fields: Any) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def test_labels_and_annotations_reach_rayjob_and_pods_and_never_replace_ours() -
     for group in groups(job):
         pod = group["template"]["metadata"]
         assert pod["labels"] == {"volcano.sh/queue-name": "q", "rljob.dev/job": "case", "rljob.dev/attempt": "1"}
+        pod["annotations"].pop(naming.SPEC_ANNOTATION, None)
         assert pod["annotations"] == {
             "y": "2",
             "karpenter.sh/do-not-disrupt": "true",
@@ -101,8 +103,24 @@ def test_labels_and_annotations_reach_rayjob_and_pods_and_never_replace_ours() -
         }
 
 
+def test_a_budget_that_needs_all_pods_refuses_every_eviction() -> None:
+    (budget,) = [item for item in objects(with_spec(refuseEvictions=True)) if item["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["minAvailable"] == 2, "the head and one node"
+    assert budget["spec"]["selector"] == {"matchLabels": {"rljob.dev/job": "case"}}
+
+
+def test_multi_kueue_runs_the_rayjob_elsewhere_under_an_account_of_there() -> None:
+    document = with_spec(queue={"name": "q", "multiKueue": True}, serviceAccount={"name": "trainer"})
+    job = ray_job(document)
+    assert (job["spec"]["managedBy"], job["spec"]["suspend"]) == ("kueue.x-k8s.io/multikueue", True)
+    head = groups(job)[0]["template"]["spec"]
+    assert head["serviceAccountName"] == "trainer"
+    volumes = {name for volume in head["volumes"] for name in volume}
+    assert volumes == {"name", "emptyDir", "downwardAPI"}, "nothing that this cluster alone has"
+
+
 def test_text_that_yaml_takes_for_a_number_stays_text() -> None:
     document = with_spec(head={"resources": {"limits": {"ephemeral-storage": "1e12"}}}, image="1.5")
-    stored = one(objects(document), "ConfigMap")["data"]["rljob.yaml"]
+    stored = spec_text(objects(document))
     assert check(stored).job.spec.head.resources.limits == {"ephemeral-storage": "1e12"}
     assert check(stored).job.spec.image == "1.5"

@@ -17,7 +17,7 @@ from rljob_operator.model import Manifest
 from tests.support.golden import Golden
 from tests.unit.api.manifests import manifest
 from tests.unit.operator.desired import builders, kuberay
-from tests.unit.operator.desired.builders import GOLDEN, SETTINGS, SOURCES, container, environment, groups, objects, one, ray_job
+from tests.unit.operator.desired.builders import GOLDEN, SETTINGS, SOURCES, container, environment, groups, objects, one, ray_job, spec_text
 
 CASES = pytest.mark.parametrize("source", list(SOURCES.values()), ids=list(SOURCES))
 
@@ -28,8 +28,10 @@ def test_objects_are_the_golden_ones(name: str, golden: Golden) -> None:
 
 
 def without_spec(manifest: Manifest) -> Manifest:
-    """The manifest without the resolved spec, which :func:`test_the_config_map_holds_the_resolved_job` compares for every source."""
-    return manifest | {"data": dict.fromkeys(manifest["data"], "<resolved spec>")} if manifest["kind"] == "ConfigMap" else manifest
+    """The manifest without the resolved spec, which :func:`test_the_head_gets_the_resolved_job` compares for every source."""
+    if manifest["kind"] == "RayJob":
+        groups(manifest)[0]["template"]["metadata"]["annotations"][naming.SPEC_ANNOTATION] = "<resolved spec>"
+    return manifest
 
 
 def test_no_golden_file_without_a_source() -> None:
@@ -90,7 +92,8 @@ def test_the_check_of_pod_security_sees_what_is_wrong() -> None:
 @CASES
 def test_order_owner_and_labels(source: Path) -> None:
     found = objects(source.read_text(), attempt=3)
-    kinds = ["ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap", "RayJob"]
+    budget = ["PodDisruptionBudget"] if check(source.read_text()).job.spec.refuse_evictions else []
+    kinds = ["ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", *budget, "RayJob"]
     assert [item["kind"] for item in found] == kinds
     for item in found:
         (owner,) = item["metadata"]["ownerReferences"]
@@ -98,7 +101,7 @@ def test_order_owner_and_labels(source: Path) -> None:
         assert item["metadata"]["namespace"] == "team-rl"
         labels = item["metadata"]["labels"]
         assert labels[naming.JOB_LABEL] == owner["name"]
-        assert labels.get(naming.ATTEMPT_LABEL) == ("3" if item["kind"] in ("ConfigMap", "RayJob") else None)
+        assert labels.get(naming.ATTEMPT_LABEL) == ("3" if item["kind"] == "RayJob" else None)
     for group in groups(found[-1]):
         labels = group["template"]["metadata"]["labels"]
         assert (labels[naming.JOB_LABEL], labels[naming.ATTEMPT_LABEL]) == (owner["name"], "3")
@@ -108,7 +111,7 @@ def test_order_owner_and_labels(source: Path) -> None:
 def test_what_is_the_same_for_every_attempt_is_equal() -> None:
     first, second = (objects(SOURCES["gpus"].read_text(), attempt) for attempt in (1, 2))
     assert first[:4] == second[:4]
-    assert [item["metadata"]["name"] for item in second[4:]] == ["math-grpo-a2", "math-grpo-a2"]
+    assert [item["metadata"]["name"] for item in second[4:]] == ["math-grpo-a2"]
 
 
 def test_the_account_may_patch_the_status_of_its_job_and_nothing_else() -> None:
@@ -134,6 +137,27 @@ def test_network_policy() -> None:
     assert "NetworkPolicy" not in {item["kind"] for item in objects(manifest(), settings=builders.settings(network_policy=False))}
 
 
+def test_metrics_are_read_by_whom_the_operator_is_configured_to_let_in() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    policy = one(objects(manifest(), settings=builders.settings(metrics_from=json.dumps(peers))), "NetworkPolicy")["spec"]
+    assert policy["ingress"][2:] == [{"from": peers, "ports": [{"protocol": "TCP", "port": 9464}]}]
+
+
+def with_report(report: dict[str, Any]) -> str:
+    source = manifest()
+    source["spec"]["report"] = report
+    return yaml.safe_dump(source)
+
+
+def test_the_head_names_the_port_of_its_metrics_beside_those_of_ray() -> None:
+    # KubeRay 1.6 copies the head container's ports into the head's Service and adds its defaults only where there are none.
+    ray = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "serve": 8000}
+    for enabled, own in ((True, {"rljob-metrics": 9464}), (False, {})):
+        head, worker = groups(ray_job(with_report({"metricsEndpoint": enabled})))
+        assert {port["name"]: port["containerPort"] for port in container(head)["ports"]} == ray | own
+        assert "ports" not in container(worker)
+
+
 def test_egress_is_what_the_operator_is_configured_with_and_the_own_pods() -> None:
     rules = [{"ports": [{"port": 53, "protocol": "UDP"}]}, {"to": [{"ipBlock": {"cidr": "198.18.0.1/32"}}]}]
     policy = one(objects(manifest(), settings=builders.settings(egress=json.dumps(rules))), "NetworkPolicy")["spec"]
@@ -144,17 +168,24 @@ def test_egress_is_what_the_operator_is_configured_with_and_the_own_pods() -> No
 
 
 @CASES
-def test_the_config_map_holds_the_resolved_job(source: Path) -> None:
+def test_the_head_gets_the_resolved_job(source: Path) -> None:
     found = objects(source.read_text())
-    stored = one(found, "ConfigMap")
-    assert stored["immutable"] is True
-    job = check(stored["data"]["rljob.yaml"]).job
+    job = check(spec_text(found)).job
     original = check(source.read_text()).job
     assert (job.spec.image, job.spec.ray_version) == (original.spec.image or SETTINGS.runtime_image, original.spec.ray_version or "2.60.0")
     update: dict[str, Any] = {"image": job.spec.image, "ray_version": job.spec.ray_version, "active_deadline_seconds": None}
     assert job.spec == original.spec.model_copy(update=update)
-    head = groups(one(found, "RayJob"))[0]["template"]["spec"]
-    assert {"name": "rljob-spec", "configMap": {"name": stored["metadata"]["name"]}} in head["volumes"]
+    (head, *workers) = (group["template"] for group in groups(one(found, "RayJob")))
+    (file,) = next(volume for volume in head["spec"]["volumes"] if volume["name"] == "rljob-spec")["downwardAPI"]["items"]
+    assert file == {"path": "rljob.yaml", "fieldRef": {"fieldPath": "metadata.annotations['rljob.dev/spec']"}}
+    assert all(naming.SPEC_ANNOTATION not in worker["metadata"].get("annotations", {}) for worker in workers), "only the head reads it"
+
+
+def test_no_pod_template_takes_the_spec_from_the_head() -> None:
+    document = manifest()
+    mine = {"metadata": {"annotations": {naming.SPEC_ANNOTATION: "mine"}}}
+    document["spec"]["head"] = {"podTemplate": mine}
+    assert check(spec_text(objects(document))).job.spec.head.pod_template == mine
 
 
 def test_an_upgraded_operator_goes_on_with_the_image_of_the_first_attempt() -> None:
@@ -163,14 +194,14 @@ def test_an_upgraded_operator_goes_on_with_the_image_of_the_first_attempt() -> N
         builders.view(job), status={"attempt": 1, "image": "registry.example/rljob-runtime:0.0.9", "rayVersion": "2.59.0"}
     )
     found = attempt_objects(begun, job, 2, SETTINGS)
-    spec = check(one(found, "ConfigMap")["data"]["rljob.yaml"]).job.spec
+    spec = check(spec_text(found)).job.spec
     assert (spec.image, spec.ray_version) == ("registry.example/rljob-runtime:0.0.9", "2.59.0")
     assert one(found, "RayJob")["spec"]["rayClusterSpec"]["rayVersion"] == "2.59.0"
     assert {container(group)["image"] for group in groups(one(found, "RayJob"))} == {"registry.example/rljob-runtime:0.0.9"}
 
 
 def test_an_older_image_can_read_the_spec_of_a_newer_operator() -> None:
-    stored = yaml.safe_load(one(objects(manifest()), "ConfigMap")["data"]["rljob.yaml"])
+    stored = yaml.safe_load(spec_text(objects(manifest())))
     given = manifest()["spec"]
     assert set(stored["spec"]) <= {*given, "image", "rayVersion"}, "no default is written, so no field that the image does not know"
 
@@ -179,7 +210,7 @@ def test_a_suspended_job_is_stored_as_running_and_only_a_queue_suspends_the_rayj
     document = manifest()
     document["spec"]["suspend"] = True
     found = objects(document)
-    assert check(one(found, "ConfigMap")["data"]["rljob.yaml"]).job.spec.suspend is False
+    assert check(spec_text(found)).job.spec.suspend is False
     assert "suspend" not in one(found, "RayJob")["spec"]
     document["spec"]["queue"] = {"name": "q"}
     queued = ray_job(document)

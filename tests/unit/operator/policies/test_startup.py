@@ -33,6 +33,17 @@ def test_pods_with_the_same_problem_are_counted() -> None:
     assert problem(built) == (Reason.UNSCHEDULABLE, "Pod a: Insufficient gpu (and 1 more)")
 
 
+def test_nodes_on_another_cluster_are_ready_when_its_driver_starts() -> None:
+    """MultiKueue copies the status of the RayJob; pods and RayCluster stay on the other cluster."""
+    begun = scene().child(1, "Initializing", is_elsewhere=True)
+    assert startup.cluster_ready(assess(begun.observed(), at(60))).reason is Reason.STARTING
+    running = scene().child(1, "Running", job_status="RUNNING", is_elsewhere=True)
+    ready = startup.cluster_ready(assess(running.observed(), at(60)))
+    assert (ready.status, ready.reason) == ("True", Reason.NODES_READY)
+    days = {c["type"]: (c["status"], c["reason"]) for c in running.render(200_000)["conditions"]}
+    assert (days["Running"], days["Failed"]) == (("True", "Running"), ("False", "Running")), "no pod is missed"
+
+
 @pytest.mark.parametrize("fields", [{"ready": True}, {"deleting": True, "ready": False}, {"cluster": "older", "ready": False}])
 def test_pods_that_do_not_matter(fields: dict[str, object]) -> None:
     assert problem(starting().pod("a", unschedulable=ROOM, **fields)) is None

@@ -96,8 +96,8 @@ async def test_create(client, server):
 
 
 async def test_core_kinds_have_a_path_of_their_own(client, server):
-    await client.get(Kind.CONFIG_MAP, "team", "math-a1")
-    assert server.requests[0][:2] == ("GET", "/api/v1/namespaces/team/configmaps/math-a1")
+    await client.get(Kind.SERVICE_ACCOUNT, "team", "math-rljob")
+    assert server.requests[0][:2] == ("GET", "/api/v1/namespaces/team/serviceaccounts/math-rljob")
 
 
 async def test_merge_patch(client, server):

@@ -11,6 +11,8 @@ from typing import Any
 
 import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from rljob_api.naming import JOB_LABEL
@@ -50,7 +52,7 @@ async def test_all_watches_but_the_one_on_rljobs_select_by_label_on_the_server()
 
 async def test_only_a_list_that_follows_another_is_a_gap():
     noted: list[Kind] = []
-    gaps = main.Gaps(noted.append)
+    gaps = main.Gaps(noted.append, num_watches=4)
 
     async def answered(url: str, status: int = 200) -> None:
         response = SimpleNamespace(status=status)
@@ -62,11 +64,67 @@ async def test_only_a_list_that_follows_another_is_a_gap():
     await answered("/apis/ray.io/v1/rayjobs?limit=100", 503)
     await answered("/apis/ray.io/v1/rayjobs?limit=100")
     await answered("/api/v1/namespaces/a/pods?limit=100")
+    assert not gaps.all_begun.is_set()
     await answered("/api/v1/namespaces/b/pods?limit=100")
     assert noted == []
+    assert gaps.all_begun.is_set()
     await answered("/apis/ray.io/v1/rayjobs?limit=100")
     await answered("/api/v1/namespaces/b/pods?limit=100")
     assert noted == [Kind.RAYJOB, Kind.POD]
+
+
+async def test_kopf_gets_the_version_of_a_list_and_none_of_its_objects():
+    page = {"kind": "PodList", "items": [{"metadata": {"name": "a"}}], "metadata": {"resourceVersion": "7", "continue": "x"}}
+    other = {"kind": "APIResourceList", "resources": []}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(other if request.path == "/api/v1" else page)
+
+    application = web.Application()
+    application.router.add_get("/{tail:.*}", answer)
+    async with TestServer(application) as server:
+        info = kopf.ConnectionInfo(server=str(server.make_url("/")))
+        context = main.observed_session(info, main.Gaps(lambda kind: None, num_watches=1))
+        async with context.aiohttp_session as session:
+            listed = await (await session.get(server.make_url("/api/v1/pods?limit=1"))).json()
+            assert listed == {"kind": "PodList", "items": [], "metadata": {"resourceVersion": "7"}}
+            assert await (await session.get(server.make_url("/api/v1"))).json() == other
+    assert main.kopf_settings().watching.chunk_size == 1
+
+
+def test_before_the_first_list_only_new_jobs_are_acted_on():
+    async def scenario() -> tuple[list[str], list[str]]:
+        kube = FakeKube()
+        operator = _operator(kube)
+        operator.start()
+        await asyncio.sleep(1)
+        kube.add(rljob("begun"))
+        begun = kube.set_status(Kind.RLJOB, "team", "begun", observedGeneration=1)
+        operator.on_event(Kind.RLJOB, "ADDED", begun)
+        operator.on_event(Kind.RLJOB, "ADDED", kube.add(rljob("new")))
+        await asyncio.sleep(5)
+        before = [write for write in kube.writes if "RayJob" in write]
+        kube.add(rljob("silent"))  # no watch tells of it
+        operator.gaps.all_begun.set()
+        await asyncio.sleep(5)
+        await operator.drain()
+        return before, [write for write in kube.writes if "RayJob" in write]
+
+    before, after = run(scenario())
+    assert before == ["create RayJob new-a1"]
+    assert sorted(after) == ["create RayJob begun-a1", "create RayJob new-a1", "create RayJob silent-a1"]
+
+
+def test_watches_that_never_begin_end_the_process():
+    async def scenario() -> float:
+        operator = _operator()
+        resync = next(task for task in operator.start() if task.get_name() == "resync")
+        with pytest.raises(SettingsError, match=r"the watches on RLJob, RayJob, RayCluster, Pod did not begin within 60 s"):
+            await resync
+        await operator.drain()
+        return asyncio.get_running_loop().time()
+
+    assert 60 <= run(scenario()) <= 61
 
 
 def test_a_gap_is_compared_at_once_and_many_gaps_seldom():
@@ -190,6 +248,24 @@ def test_the_probe_names_a_dead_queue_and_a_watch_that_lags():
     assert silent == ["the watch on RLJob has not delivered a known change for 181 s (limit 180 s)"]
 
 
+@pytest.mark.parametrize("lists", ["first", "after a gap"])
+def test_what_is_older_than_a_watch_is_not_waited_for(lists: str):
+    """An operator that starts among jobs that are over hears nothing of them, and is healthy."""
+
+    async def scenario() -> list[str]:
+        clock, kube = [0.0], FakeKube()
+        operator = _operator(kube, cache=Cache(lambda: clock[0]))
+        kube.add(rljob())
+        if lists == "first":
+            await operator.resync.first()
+        else:
+            await operator.resync.compare([Kind.RLJOB], Source.LIST)
+        clock[0] = 181.0
+        return list(operator.cache.watch_ages_s().values())
+
+    assert set(run(scenario())) == {0.0}
+
+
 def test_a_missing_definition_is_waited_for_and_then_named():
     async def scenario() -> float:
         kube = FakeKube()
@@ -251,6 +327,8 @@ def test_settings_are_read():
         ("NETWORK_POLICY", "yes", "RLJOB_OPERATOR_NETWORK_POLICY='yes' is not of type bool"),
         ("LEASE", "system", "RLJOB_OPERATOR_LEASE='system' is not of the form namespace/name"),
         ("EGRESS", "deny", "RLJOB_OPERATOR_EGRESS is not JSON"),
+        ("METRICS_FROM", "monitoring", "RLJOB_OPERATOR_METRICS_FROM is not JSON"),
+        ("METRICS_FROM", "[{}]", "is not a list of peers with ipBlock, namespaceSelector, podSelector"),
         ("EGRESS", '[{"from": []}]', "is not a list of rules with to and ports, as in spec.egress of a NetworkPolicy"),
         ("COLOUR", "red", "RLJOB_OPERATOR_COLOUR is not a known setting"),
     ],

@@ -60,7 +60,7 @@ async def all_requests() -> set[Right]:
             await running.settle(hours=0.01)
 
     for kind, change in CHANGES.items():
-        modified = world(recorder, "SUCCEEDED")
+        modified = world(recorder, "SUCCEEDED", refuseEvictions=True)
         rejection = RejectedError("create", 403, "exceeded quota")
         recorder.fault = lambda verb, kind, name, error=rejection: error if (verb, kind) == ("create", Kind.RAYJOB) else None
         await modified.settle(hours=0.01)

@@ -264,9 +264,9 @@ def test_a_run_ends_before_anything_starts_when_the_model_is_gated_or_of_a_kind_
     assert "it has no such model" in run_text(tmp_path, capsys)
     hub.add(REPO, repository, gated=True)
     assert "spec.model.path 'team/tiny' is gated and no token was given" in run_text(tmp_path, capsys)
-    (repository / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    (repository / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "num_local_experts": 8}))
     hub.add(REPO, repository)
-    said = 'spec.model.path: "team/tiny": config.json has model_type mixtral and num_local_experts 8: mixtures of experts'
+    said = 'spec.model.path: "team/tiny": config.json has model_type gpt_oss and num_local_experts 8: of mixtures of experts'
     assert said in run_text(tmp_path, capsys)
     assert hub.downloads() == []
 

@@ -211,6 +211,8 @@ LOOP: Mapping[str, Case] = {
     "training.learningRate": Case(value=0.5, changes={"policy.learning_rate": 0.5}),
     "training.minLearningRate": Case(value=1e-7, needs={"training.schedule": "Linear"}, changes={"policy.min_learning_rate": 1e-7}),
     "training.tensorParallelSize": Case(value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}),
+    "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
+    "training.loadBalancing.coefficient": Case(value=0.5, default=0.1, changes={"policy.load_balancing.coefficient": 0.5}),
     "model.lora": Case(
         value={},
         changes={"policy.lora": NOT_SET, "policy.lora.rank": 16, "policy.lora.alpha": 32.0, "policy.lora.target_modules": ()},
@@ -221,7 +223,7 @@ LOOP: Mapping[str, Case] = {
 }
 
 CASES = {**{f"algorithm.{path}": case for path, case in ALGORITHM.items()}, **LOOP}
-SECTIONS = ("algorithm", "overlap", "validation", "model.lora", "rollout.groupFilter")
+SECTIONS = ("algorithm", "overlap", "validation", "model.lora", "rollout.groupFilter", "training.loadBalancing")
 FIELDS = (
     *(
         "rollout.stopStrings",

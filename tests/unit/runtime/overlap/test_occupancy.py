@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljob_runtime.overlap.occupancy import Occupancy
+from rljob_runtime.overlap.occupancy import BusySpans, Occupancy
 
 
 def test_the_share_is_the_integral_of_used_slots_over_the_time_since_the_last_question():
@@ -28,3 +28,14 @@ def test_no_time_is_no_use():
     engine.change(1, 5.0)
     engine.take(5.0)
     assert engine.take(5.0) == 0.0
+
+
+def test_work_is_from_its_beginning_to_its_end_and_cut_where_somebody_asks():
+    spans = BusySpans()
+    assert spans.take(1.0) == []
+    for is_busy, time_s in ((True, 2.0), (True, 2.5), (False, 3.0), (False, 3.5), (True, 4.0)):
+        spans.change(is_busy, time_s)
+    assert spans.take(5.0) == [(2.0, 3.0), (4.0, 5.0)]
+    spans.change(False, 6.0)
+    assert spans.take(7.0) == [(5.0, 6.0)]
+    assert spans.take(8.0) == []

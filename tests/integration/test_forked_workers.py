@@ -1,0 +1,113 @@
+"""Forked workers of tests of jobs: a fork is the process that the interpreter would have started, or there is none."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import forked_workers
+from tests.support.pace import HANG_S
+
+TELLS = """
+import json, os, signal, sys
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__, "folder": os.getcwd(), "environment": dict(os.environ),
+    "own_group": os.getpgid(0) == os.getpid(), "threads": len(os.listdir("/proc/self/task")), "input": sys.stdin.read(),
+    "signals": {s.name: str(signal.getsignal(s)).split(" at ")[0] for s in signal.valid_signals() if s.__class__ is signal.Signals},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "files": len(os.listdir("/proc/self/fd")),
+    "niceness": os.nice(0), "oom": open("/proc/self/oom_score_adj").read(),
+    "preloaded": "colorsys" in sys.modules,
+}))
+sys.stderr.write("an error")
+sys.exit(7)
+"""
+WAITS = "print('here', flush=True)\nimport threading\nthreading.Event().wait()\n"
+ENDED_BY = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+
+Launch = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Starts a script as Ray's node starts a worker; with a manager of this test's own."""
+
+    def launched(code: str, modules: tuple[str, ...] = ("colorsys",), **options: Any) -> subprocess.Popen[str]:
+        script = tmp_path / "worker.py"
+        script.write_text(code)
+        worker = json.dumps({"modules": modules, "environment": {"TOKENIZERS_PARALLELISM": "false"}})
+        context = json.dumps({"env_vars": {forked_workers.WORKER: worker}, "py_executable": sys.executable, "command_prefix": []})
+        ray = ["--language=PYTHON", f"--serialized-runtime-env-context={context}"]
+        command = [sys.executable, str(forked_workers.LAUNCHER), str(script), "--node=1", *ray, "--worker=2"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, text=True, **(pipes | options))
+
+    (tmp_path / "manager").mkdir()
+    with forked_workers.managed(tmp_path / "manager"):
+        yield launched
+
+
+def as_rays_node_does() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    os.nice(3)
+    Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate("input", timeout=HANG_S)
+    assert (process.returncode, err) == (7, "an error")
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_a_fork_is_what_the_interpreter_would_have_started(launch: Launch, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "more"), "OF_THIS_WORKER": "1", "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {
+        "cwd": tmp_path, "env": environment, "process_group": 0,
+        "preexec_fn": as_rays_node_does,
+    }  # fmt: skip
+    first, second, third = (told(launch(TELLS, **options)) for _ in range(3))
+    assert [t.pop("preloaded") for t in (first, second, third)] == [False, True, True], "what comes once is not worth a process"
+    assert first == second == third
+    assert first["argv"][1:] == ["--node=1", "--worker=2"]
+    assert first["environment"]["OF_THIS_WORKER"] == "1"
+    assert first["own_group"]
+    assert (first["niceness"], first["oom"].strip()) == (os.nice(0) + 3, "1000")
+    assert first["blocked"] == [signal.SIGINT]
+    other = told(launch(TELLS, **options | {"env": environment | {"OMP_NUM_THREADS": "2"}}))
+    assert not other["preloaded"], "forked from a process whose libraries had read another number of threads"
+
+
+def test_a_launcher_ends_as_its_fork_and_a_fork_with_its_launcher(launch: Launch) -> None:
+    assert [launch(ENDED_BY).wait(HANG_S) for _ in range(2)] == [-signal.SIGTERM, -signal.SIGTERM]
+    asked = launch(WAITS)
+    assert asked.stdout is not None
+    assert asked.stdout.readline() == "here\n"
+    asked.terminate()
+    assert asked.wait(HANG_S) == -signal.SIGTERM, "signals are passed on"
+    killed = launch(WAITS)
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "here\n"
+    killed.kill()
+    assert killed.stdout.read() == "", "the fork held the other end, too"
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "ray"])
+def test_where_nothing_can_be_forked_workers_start_as_ever(launch: Launch, module: str) -> None:
+    assert [told(launch(TELLS, ("colorsys", module)))["preloaded"] for _ in range(4)] == [False] * 4
+
+
+def test_forks_end_with_the_manager(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with forked_workers.managed(tmp_path / "other"):
+        assert launch(ENDED_BY).wait(HANG_S) == -signal.SIGTERM
+        waiting = launch(WAITS)
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "here\n"
+    assert waiting.wait(HANG_S) == -signal.SIGKILL
+    assert waiting.stdout.read() == ""

@@ -1,0 +1,67 @@
+"""Mixtures of experts from the trainer into real vLLM on CPU: after an update its log-probs are those of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, Qwen3MoeConfig
+
+from rljob_runtime.records import WeightManifest
+from rljob_runtime.training.worker import PolicyWorker
+from rljob_runtime.weightsync.packing import plan_buckets
+from tests.integration.rank_processes import random_batch
+from tests.support.engine_contract import TIMEOUT_S, TOLERANCE, config_for, expected_scores
+from tests.support.trainers import one_at_a_time, policy
+from tests.support.vllm_engine import running
+
+VOCAB = 60
+SMALL: dict[str, Any] = {
+    **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+    **{"max_position_embeddings": 1024, "initializer_range": 0.2},
+}
+MODELS: dict[str, PretrainedConfig] = {
+    "qwen3_moe": Qwen3MoeConfig(
+        **SMALL, intermediate_size=96, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=64, head_dim=32, norm_topk_prob=True
+    ),
+    "mixtral": MixtralConfig(**SMALL, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2),
+}
+PROBES = [(5, 17, 33, 8, 9, 10), (4, 4), tuple(range(1, 59)) * 3]
+
+
+def updates(folder: Path) -> tuple[WeightManifest, list[list[np.ndarray]]]:
+    """Buckets after one training step and after two, and exports of both; before the engine, which has a process group of its own."""
+    made = []
+    with one_at_a_time(policy) as start:
+        worker: PolicyWorker = start(folder)
+        manifest = plan_buckets(worker.weight_specs(), 50_000)  # layers are larger than a bucket
+        assert len(manifest.buckets) > 4
+        for version in (1, 2):
+            worker.train_step([random_batch(VOCAB, version)], step=version)
+            packed = [worker.pack_buckets({0: bucket}) for bucket in manifest.buckets]
+            made.append([data for data in packed if data is not None])
+            worker.export_hf(folder / f"v{version}")
+    return manifest, made
+
+
+def test_engines_have_the_trainers_weights_after_every_update(tmp_path: Path) -> None:
+    """The second update reloads layers that were reloaded."""
+    for name, config in MODELS.items():
+        torch.manual_seed(3)
+        folder = tmp_path / name
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        manifest, made = updates(folder)
+        plain = [AutoModelForCausalLM.from_pretrained(folder / f"v{v}", dtype=torch.float32).eval() for v in (1, 2)]
+        with running(config_for(str(folder))) as engine:
+            for version, buckets in enumerate(made, start=1):
+                before = engine.score(PROBES, TIMEOUT_S)
+                engine.begin_update(manifest, version)
+                for index in reversed(range(len(buckets))):
+                    engine.load_bucket(index, buckets[index])
+                assert engine.finish_update(TIMEOUT_S) == version
+                for probe, old, new in zip(PROBES, before, engine.score(PROBES, TIMEOUT_S), strict=True):
+                    assert new == pytest.approx(expected_scores(plain[version - 1], probe), abs=TOLERANCE)
+                    assert np.abs(np.array(old) - np.array(new)).max() > 0.01

@@ -1,0 +1,93 @@
+"""Ray workers of tests forked from processes that have imported torch, transformers and vLLM already.
+
+An engine's process computes for 13 seconds before it does anything, nearly all of it imports; a trainer's for 5. Every job of every
+integration test starts some, so that imports were more than half of what these tests compute. Here a *preloaded* process imports once
+and forks a worker in milliseconds:
+
+- :mod:`.launcher` is what Ray's node starts as a worker's process. It asks for a fork, passes its arguments, working folder, environment,
+  signal mask and standard files on, and stays for as long as the fork lives: who kills it kills the fork, its exit status is the fork's.
+  Whatever goes wrong before the fork exists, it becomes the ordinary worker's process instead, which only takes longer.
+- :mod:`.manager` is one process for the whole session of pytest. It has one preloaded process for each kind of worker and each set of
+  those variables that the libraries read when they are imported; the first worker of a set starts as it does for users.
+- :mod:`.preloaded` imports, makes sure that it has no second thread, and forks. Ray is not imported before the fork.
+
+:func:`use` makes the embedded clusters of a process do so. Tests of `rljob run` use it unless they ask for a start as users have it
+(``tests.integration.jobs.Running``); the quickstart, the in-cluster driver and the standby processes are always started as users' are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.pace import HANG_S
+
+SOCKET = "RLJOB_TESTS_FORK_SOCKET"
+"""Environment: where the manager listens; not set, every worker is started as users' are."""
+WORKER = "RLJOB_TESTS_FORK_WORKER"
+"""Environment of a worker's launcher, given by Ray: the worker's factory and its own variables, as JSON."""
+ENGINE = (
+    "rljob_runtime.engine.vllm.engine",
+    "rljob_runtime.engine.vllm.preparing",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen2",
+)
+TRAINER = ("rljob_runtime.training.worker", "rljob_runtime.training.critic", "transformers.models.qwen2.modeling_qwen2")
+MODULES = {
+    "rljob_runtime.engine.vllm.engine:VllmEngine": ENGINE,
+    "rljob_runtime.training.worker:PolicyWorker": TRAINER,
+    "rljob_runtime.training.critic:CriticWorker": TRAINER,
+}
+"""What a worker of this factory imports in any case; other workers are light, and started as users' are."""
+HERE = Path(__file__).parent
+LAUNCHER = HERE / "launcher.py"
+
+
+@contextlib.contextmanager
+def managed(folder: Path) -> Iterator[None]:
+    """A manager until the end of the block, which also ends when this process does; ``folder`` keeps its socket and its log."""
+    command = [sys.executable, str(HERE / "manager.py"), str(folder / "socket")]
+    with (folder / "log").open("ab") as log:
+        manager = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd="/", start_new_session=True)
+    assert manager.stdout is not None
+    assert manager.stdout.readline() == b"ready\n", f"the manager of forked workers did not start: {(folder / 'log').read_text()}"
+    outer = os.environ.get(SOCKET)
+    os.environ[SOCKET] = str(folder / "socket")
+    try:
+        yield
+    finally:
+        os.environ.pop(SOCKET)
+        if outer is not None:
+            os.environ[SOCKET] = outer
+        manager.communicate(timeout=HANG_S)
+
+
+def use() -> None:
+    """Clusters that this process embeds from now on start their workers so; nothing without a manager."""
+    if SOCKET not in os.environ:
+        return
+    from ray.cluster_utils import Cluster
+
+    from rljob_runtime.cluster import embedded
+    from rljob_runtime.cluster.protocol import WorkerSpec
+
+    class ForkingProcesses(Cluster):  # type: ignore[misc]  # Ray's helper has no types
+        def add_node(self, wait: bool = True, **arguments: Any) -> Any:
+            return super().add_node(wait, setup_worker_path=str(LAUNCHER), **arguments)
+
+    def runtime_env(cluster: embedded.EmbeddedCluster, spec: WorkerSpec) -> dict[str, Any] | None:
+        modules = MODULES.get(spec.factory)
+        if modules is None or spec.interpreter is not None:
+            return plain_runtime_env(cluster, spec)
+        return {"env_vars": {WORKER: json.dumps({"modules": modules, "environment": dict(spec.env)})}}
+
+    plain_runtime_env = embedded.EmbeddedCluster.runtime_env
+    embedded.RayProcesses = ForkingProcesses  # type: ignore[misc]
+    embedded.EmbeddedCluster.runtime_env = runtime_env  # type: ignore[method-assign]

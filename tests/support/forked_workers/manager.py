@@ -1,0 +1,111 @@
+"""Passes each request for a fork to the preloaded process of its kind; starts those, ends with its standard input. See the package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import messages
+
+READ_AT_IMPORT = (
+    "GLOO_", "GOMP_", "GRPC_", "HF_", "HUGGINGFACE_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "NUMPY_", "OMP_",
+    "OPENBLAS_", "PYTHON", "PYTORCH_", "SAFETENSORS_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TRITON_", "USE_", "VLLM_", "XDG_",
+)  # fmt: skip
+"""Beginnings of names of variables that Python, torch, transformers, vLLM or what they import may read when it is imported."""
+IMPORT_PATH = "PYTHONPATH"
+"""Is set up by each fork for itself."""
+FROM_REQUEST = 2
+"""Which worker of a kind and environment is the first one that is forked: what comes once is not worth a process."""
+MAX_PRELOADED = 4
+"""Half a gigabyte each."""
+
+Key = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+
+
+@dataclass
+class Manager:
+    """The preloaded processes."""
+
+    listening: socket.socket
+    preloaded: dict[Key, socket.socket] = field(default_factory=dict)
+    ended: set[Key] = field(default_factory=set)
+    """Could not be started, or died: never again."""
+    seen: Counter[Key] = field(default_factory=Counter)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def serve(self) -> None:
+        """Until the standard input is closed."""
+        while True:
+            ready, _, _ = select.select([0, self.listening, *self.preloaded.values()], [], [])
+            if 0 in ready:
+                return
+            for key, end in list(self.preloaded.items()):
+                if end in ready:  # they send nothing: it has ended
+                    del self.preloaded[key]
+                    self.ended.add(key)
+                    end.close()
+            if self.listening in ready:
+                launcher, _ = self.listening.accept()
+                with launcher:
+                    launcher.settimeout(10.0)
+                    with contextlib.suppress(OSError):
+                        self._pass_on(launcher)
+
+    def _pass_on(self, launcher: socket.socket) -> None:
+        """A launcher that is not passed on sees its connection closed, and becomes the worker itself."""
+        request, files = messages.receive(launcher)
+        try:
+            to = self._chosen(request) if request else None
+            if to is not None:
+                messages.send(to, request, [launcher.fileno(), *files])
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _chosen(self, request: dict[str, Any]) -> socket.socket | None:
+        modules = tuple(request["worker"]["modules"])
+        environment = request["environment"] | request["worker"]["environment"]
+        read = {n: v for n, v in environment.items() if n.startswith(READ_AT_IMPORT) and n != IMPORT_PATH}
+        key = (modules, tuple(sorted(read.items())))
+        self.seen[key] += 1
+        there = self.preloaded.get(key)
+        if there is not None or key in self.ended or self.seen[key] < FROM_REQUEST or len(self.preloaded) == MAX_PRELOADED:
+            return there
+        self.preloaded[key] = self._start(modules, read)
+        return self.preloaded[key]
+
+    def _start(self, modules: tuple[str, ...], read: dict[str, str]) -> socket.socket:
+        print(f"preloads {modules[0]} with {read}", flush=True)
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(READ_AT_IMPORT)}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, str(Path(__file__).with_name("preloaded.py")), str(theirs.fileno()), *modules]
+            self.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=kept | read))
+        return ours
+
+
+def main() -> None:
+    """``manager.py SOCKET``: says ``ready`` on its standard output when it listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(sys.argv[1])
+        listening.listen(64)
+        os.write(1, b"ready\n")
+        os.dup2(2, 1)
+        manager = Manager(listening)
+        manager.serve()
+    for end in manager.preloaded.values():
+        end.close()
+    for process in manager.processes:
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What the chaos bench calls wrong: a fault of its checks would hide every other one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.chaos import loop, operator_faults, processes
+from bench.chaos.loop_attempt import REFUSED, TRAINED, Case, append
+from bench.chaos.observer import Observer
+from bench.chaos.outcome import FAILED, RECOVERED, Outcome, table
+from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState
+
+CASE = Case(seed=0, steps=3, batch=2, lag=0, engines=1, every=1, faults=())
+
+
+def files(root: Path, trained: list[tuple[int, int, list[int]]], *, done: int = 6, rows: int = 3, dropped: float = 0.0) -> Path:
+    """What attempts leave: (attempt, step, prompts) of every training, and a checkpoint of the last step with ``done`` prompts."""
+    for attempt, step, prompts in trained:
+        append(root / TRAINED, {"attempt": attempt, "step": step, "prompts": sorted(prompts * 2), "at_s": 0.0})
+    (root / "run").mkdir()
+    for step in range(rows):
+        append(root / "run" / "metrics.jsonl", {"step": step + 1, "rollout/groups_dropped": dropped})
+    store = CheckpointStore(root / "run" / "checkpoints", keep=2)
+    state = DriverState(step=3, source_state={}, first_prompt=done, done=(), rule_state={}, spec_fingerprint="f")
+    store.complete(store.begin(3), state)
+    return root
+
+
+WHOLE = [(0, 0, [0, 1]), (0, 1, [2, 3]), (0, 2, [4, 5])]
+
+
+def test_a_run_without_a_fault_and_one_that_goes_on_at_its_checkpoint_are_right(tmp_path: Path) -> None:
+    assert loop.check(CASE, files(tmp_path, WHOLE), [0], over=True) == ""
+    again = tmp_path / "again"
+    again.mkdir()
+    assert loop.check(CASE, files(again, [*WHOLE[:2], (1, 1, [2, 3]), (1, 2, [4, 5])]), [0, 1], over=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("trained", "starts", "options", "says"),
+    [
+        (WHOLE[:2], [0], {}, "steps [0, 1] instead of 3"),
+        ([*WHOLE[:2], (0, 1, [2, 3]), WHOLE[2]], [0], {}, "trained twice in one attempt"),
+        ([*WHOLE[:2], (1, 2, [2, 3])], [0, 2], {}, "another number of times"),
+        ([*WHOLE[:2], (0, 2, [4])], [0], {}, "a step of another size"),
+        (WHOLE, [0], {"rows": 2}, "rows of steps [1, 2]"),
+        (WHOLE, [0], {"done": 7}, "prompts [6] are done, not trained"),
+    ],
+)
+def test_what_is_missing_or_twice_is_found(
+    tmp_path: Path, trained: list[tuple[int, int, list[int]]], starts: list[int], options: dict[str, Any], says: str
+) -> None:
+    assert says in loop.check(CASE, files(tmp_path, trained, **options), starts, over=True)
+
+
+def test_a_prompt_that_rewards_refused_or_that_was_counted_as_dropped_is_not_lost(tmp_path: Path) -> None:
+    append(tmp_path / REFUSED, [6])
+    assert loop.check(CASE, files(tmp_path, WHOLE, done=7), [0], over=True) == ""
+    counted = tmp_path / "counted"
+    counted.mkdir()
+    assert loop.check(CASE, files(counted, WHOLE, done=7, dropped=1.0), [0], over=True) == ""
+
+
+def rayjob(name: str, attempt: int, job: str = "j", **status: str) -> dict[str, Any]:
+    labels = {"rljob.dev/job": job, "rljob.dev/attempt": str(attempt)}
+    return {"metadata": {"name": name, "uid": name, "labels": labels}, "status": status}
+
+
+def rljob(reason: str) -> dict[str, Any]:
+    condition = {"type": "Succeeded", "status": "True", "reason": reason, "message": ""}
+    return {"metadata": {"name": "j", "uid": "u"}, "status": {"conditions": [condition]}}
+
+
+def test_the_observer_sees_two_live_children_a_restart_after_the_end_and_a_changed_end() -> None:
+    seen = Observer(None, "n")  # type: ignore[arg-type]
+    seen._rayjob("ADDED", rayjob("j-a1", 1))
+    seen._rayjob("MODIFIED", rayjob("j-a1", 1, jobDeploymentStatus="Failed"))
+    seen._rayjob("ADDED", rayjob("j-a2", 2))
+    seen._rljob("MODIFIED", rljob("Completed"))
+    assert seen.violations == []
+    seen._rayjob("ADDED", rayjob("j-a3", 3))
+    seen._rayjob("ADDED", rayjob("k-a2", 2, job="k"))
+    seen._rayjob("ADDED", rayjob("k-a1", 1, job="k"))
+    seen._rljob("MODIFIED", rljob("Other"))
+    text = "\n".join(seen.violations)
+    assert text.count("ONE-CHILD: j has") == 1
+    assert "TERMINAL: j-a3 was made after j was over" in text
+    assert "attempt 1 of k was made after attempt 2" in text
+    assert "TERMINAL: j was over with" in text
+
+
+def test_a_table_has_a_row_for_every_kind_and_times_of_what_recovered() -> None:
+    found = [Outcome(layer="l", kind="a", result=RECOVERED, recovery_s=float(s)) for s in (1, 3)]
+    found += [Outcome(layer="l", kind="a", result=FAILED, recovery_s=100.0), Outcome(layer="l", kind="b", result=RECOVERED)]
+    first, second = table(found)
+    assert (first["faults"], first[RECOVERED], first[FAILED], first["p50_s"]) == (3, 2, 1, 2.0)
+    assert second["p50_s"] is None
+
+
+def test_a_seed_gives_the_same_faults_and_no_kind_belongs_to_two_layers() -> None:
+    assert loop.make_case(7, loop.KINDS) == loop.make_case(7, loop.KINDS)
+    assert json.dumps(loop.make_case(7, loop.KINDS).faults) != json.dumps(loop.make_case(8, loop.KINDS).faults)
+    layers = [set(loop.KINDS), set(operator_faults.KINDS), set(processes.KINDS)]
+    assert sum(map(len, layers)) - len(set.union(*layers)) <= 1  # the driver is killed in two
