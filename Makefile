@@ -22,7 +22,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup setup-sglang run test test-slow check bench generate e2e cluster-up cluster-down cluster-status clean distclean
+.PHONY: help setup setup-sglang run test test-slow check bench chaos generate e2e cluster-up cluster-down cluster-status clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,9 +60,13 @@ check: $(STAMP) ## Lint, format, types, import contracts, layout gates, generate
 bench: $(STAMP) ## Ratios against peers and limits, written to bench/results/
 	python -m bench $(ARGS)
 
+chaos: $(STAMP) ## A thousand faults at random moments: driver loop, operator on a real API server, real processes
+	python -m bench.chaos $(ARGS)
+
 generate: $(STAMP) ## Write the CRD, its helm copy and the field reference from rljob_api
 	python -m rljob_api generate --out .
 	python -m rljob_runtime.report --out .
+	python tools/dashboards.py
 
 e2e: $(STAMP) ## A real cluster, the built images, the installed chart, every scenario (as root; 10 minutes more the first time)
 	tools/e2e $(ARGS)
