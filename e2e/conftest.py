@@ -24,6 +24,7 @@ from e2e.cluster.guard import require_allowed_context
 from e2e.environment import needed
 from e2e.jobs import ROOT
 from e2e.kubectl import Kubectl
+from e2e.rights import Right
 from e2e.volumes import Volume, shared_volume
 
 NAMESPACE = "rljob-e2e"
@@ -41,6 +42,8 @@ COMPARED = "test_time_division.py"
 LAST = Path(__file__).with_name("test_rights.py")
 COLLECTED_AT = pytest.StashKey[datetime]()
 """Before the first request of this run."""
+RIGHTS_FOR_A_WHILE = pytest.StashKey[set[Right]]()
+"""Of the operator, while a scenario had the chart's webhook installed."""
 DESELECTED = pytest.StashKey[list[str]]()
 """Tests that were collected and will not run."""
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 
-from e2e.conftest import NAMESPACE, SYSTEM
+from e2e.conftest import NAMESPACE
 from e2e.jobs import quickstart, two_groups
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.volumes import Volume
@@ -111,35 +111,3 @@ def test_a_lost_worker_is_followed_by_an_attempt_that_resumes(kubectl: Kubectl, 
     for kind, (field, _, _) in WIDENED.items():
         now = kubectl.get(kind, f"{name}-rljob")
         assert now[field] == made[kind][field], f"the second attempt restores {field} of the {kind}"
-
-
-def test_operator_deleted_suspended_resumed_and_deleted(kubectl: Kubectl, volume: Volume):
-    name = "interrupted"
-    kubectl.apply(two_groups(name, steps=100_000))
-    kubectl.until("six steps", lambda: kubectl.step(name) >= 6, STARTS_S, job=name)
-
-    before = {o["metadata"]["uid"] for kind in ("rayjobs", "rayclusters", "pods") for o in kubectl.children(name, kind)}
-    (operator,) = kubectl.list("pods", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
-    kubectl("delete", "pod", operator["metadata"]["name"], namespace=SYSTEM, timeout_s=90)
-    kubectl("rollout", "status", "deployment", "--timeout=90s", namespace=SYSTEM, timeout_s=120)
-    step = kubectl.step(name)
-    kubectl.until("more steps under the new operator", lambda: kubectl.step(name) > step, 60, job=name)
-    after = {o["metadata"]["uid"] for kind in ("rayjobs", "rayclusters", "pods") for o in kubectl.children(name, kind)}
-    assert after == before, "the new operator neither created nor deleted anything"
-
-    kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    kubectl.wait(name, "Suspended", 180)
-    kubectl.until("no pods while suspended", lambda: not kubectl.children(name, "pods"), 150, job=name)
-    saved = [f for f in volume.files(f"{name}/checkpoints") if f.endswith("COMPLETE")]
-    assert saved, "a suspension leaves a checkpoint"
-
-    kubectl("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    kubectl.wait(name, "Running", STARTS_S)
-    kubectl.until("steps after the resumption", lambda: kubectl.step(name) > step, STARTS_S, job=name)
-    steps = [m["step"] for m in metrics(volume, name)]
-    assert steps == list(range(1, len(steps) + 1)), "the run resumes from the checkpoint"
-    assert kubectl.get("rljob", name)["status"]["attempt"] == 1
-
-    kubectl("delete", "rljob", name)
-    kinds = "rayjobs,rayclusters,pods,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,services,secrets"
-    kubectl.until("nothing left", lambda: not kubectl("get", kinds, f"--selector=rljob.dev/job={name}", "-o", "name").strip(), 180)

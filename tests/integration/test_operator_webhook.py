@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.cluster.crds import RLJOB_CRD
 from e2e.cluster.errors import CommandError
 from tests.integration.kube_api import ApiServer
 from tests.integration.operator_world.process import OperatorProcess
@@ -91,4 +93,39 @@ def test_problems_are_told_at_apply_and_never_stand_in_the_way_of_an_operator_th
     operator.start()
     world.until_condition("unchecked", "Accepted", "False/SpecInvalid")
     world.until("the webhook answers again, with the certificate of the Secret", lambda: answers(world))
+    assert operator.stop() == 0
+
+
+def crd_spec(world: World, *change: dict[str, Any]) -> None:
+    """Change the CRD's fields of ``spec`` by JSON patch; paths are below its properties."""
+    base = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties"
+    patch = json.dumps([{**one, "path": f"{base}/{one['path']}"} for one in change])
+    world.kubectl("patch", "crd", "rljobs.rljob.dev", "--type=json", "-p", patch)
+
+
+def test_a_newer_crd_refuses_no_job_and_an_older_one_is_reported(world: World, operator: OperatorProcess):
+    """As after an upgrade of the CRD alone, and after an upgrade of the operator alone."""
+    world.job("before", suspend=True)
+    operator.start()
+    world.until_condition("before", "Accepted", "True/SpecValid")
+    world.until("the webhook answers", lambda: answers(world))
+    removed = {"op": "remove", "path": "refuseEvictions"}
+    crd_spec(world, {"op": "add", "path": "novel", "value": {"type": "string", "default": "a"}}, removed)
+    try:
+        world.until("unknown fields in the log", lambda: "which does not know spec.novel" in operator.log_file.read_text())
+        world.until("missing fields in the log", lambda: "drops spec.refuseEvictions" in operator.log_file.read_text())
+        world.job("after", suspend=True)
+        world.until_condition("after", "Accepted", "True/SpecValid")
+        stored = world.get("rljob", "after")
+        assert stored is not None
+        assert stored["spec"]["novel"] == "a"
+        world.patch("rljob", "before", {"spec": {"suspend": False}})
+        world.until_child("before-a1")
+        world.until_condition("before", "Accepted", "True/SpecValid")
+        with pytest.raises(CommandError, match=r"spec\.novel"):
+            world.job("chosen", novel="b")
+    finally:
+        world.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(RLJOB_CRD))
+    world.until("the operator noticed that the CRD is its own", lambda: "is this operator's again" in operator.log_file.read_text())
+    world.until_condition("before", "Accepted", "True/SpecValid")
     assert operator.stop() == 0

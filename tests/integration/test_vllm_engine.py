@@ -124,15 +124,6 @@ def test_after_an_update_through_shared_memory_scores_are_those_of_the_new_weigh
     check_scores_after_updates(engine, tied=False, bring=push_shared)
 
 
-@pytest.mark.slow
-def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> None:
-    model = new_model(tied=True, seed=14)
-    for engine in started(save(new_model(tied=True, seed=0), tmp_path), tensor_parallel_size=2):
-        push_shared(engine, model, 1)
-        probe = (5, 17, 33, 8, 9, 10)
-        assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)
-
-
 def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(engine: VllmEngine) -> None:
     old, model = engine.version(), new_model(tied=False, seed=13)
     engine.submit([endless(f"r{i}", i) for i in range(4)])
@@ -254,3 +245,13 @@ def test_the_death_of_the_engine_thread_reaches_every_caller(tied: VllmEngine, m
     ):
         with pytest.raises(EngineDiedError, match="no more memory"):
             call()
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> None:
+    """Last: the end of an engine with processes of its own takes vLLM's groups of this process with it."""
+    model = new_model(tied=True, seed=14)
+    for engine in started(save(new_model(tied=True, seed=0), tmp_path), tensor_parallel_size=2):
+        push_shared(engine, model, 1)
+        probe = (5, 17, 33, 8, 9, 10)
+        assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)

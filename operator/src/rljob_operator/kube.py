@@ -145,6 +145,25 @@ class KubernetesClient:
         # With a finalizer or a graceful deletion the answer is the object; otherwise it is gone and the answer is a Status.
         return answer if answer.get("kind") == kind and answer["metadata"].get("deletionTimestamp") else None
 
+    async def schema_version(self) -> str:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        group_version = f"apis/{Kind.RLJOB.api_version}"
+        paths = await self._request("schema_version", Kind.RLJOB, "GET", "/openapi/v3", "")
+        try:
+            return str(paths["paths"][group_version]["serverRelativeURL"])
+        except (KeyError, TypeError) as error:
+            raise NotFoundError("schema_version RLJob", 404, f"the API server publishes no schema of {group_version}") from error
+
+    async def schema(self, version: str) -> Manifest:
+        """See :class:`~rljob_operator.protocol.KubeClient`."""
+        answer = await self._request("schema", Kind.RLJOB, "GET", version, "", timeout_s=LIST_TIMEOUT_S)
+        try:
+            (found,) = [s for s in answer["components"]["schemas"].values() if _describes(s, Kind.RLJOB)]
+            spec: Manifest = found["properties"]["spec"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise NotFoundError("schema RLJob", 404, f"{version} has no schema of one kind RLJob with a spec") from error
+        return spec
+
     async def close(self) -> None:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
         await self._api.close()
@@ -198,6 +217,11 @@ def _path(kind: Kind, namespace: str | None) -> str:
     """Path of a collection; without a namespace that of a cluster-scoped kind, or of all namespaces."""
     prefix = f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
     return f"{prefix}/{kind.plural}" if not namespace else f"{prefix}/namespaces/{namespace}/{kind.plural}"
+
+
+def _describes(schema: Manifest, kind: Kind) -> bool:
+    """Whether a published schema is that of a kind."""
+    return any(mark.get("kind") == kind for mark in schema.get("x-kubernetes-group-version-kind", ()))
 
 
 def _decode(action: str, status: int, data: bytes) -> Manifest:

@@ -51,6 +51,7 @@ from rljob_operator.model import Key
 from rljob_operator.protocol import WATCHED, Kind, KubeClient
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.resync import Resync
+from rljob_operator.served import ServedSchema
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import WorkQueue
 
@@ -82,7 +83,9 @@ class Operator:
         self.queue: WorkQueue | None = None
         """Of the current term; None while this process stands by."""
         self.resync = Resync(client, cache, self._add_from_resync, namespaces=settings.namespace_list, metrics=metrics)
+        self.served = ServedSchema(client, metrics, self._read_again)
         self.gaps = Gaps(self.resync.note_gap, num_watches=len(WATCHED) * max(1, len(settings.namespace_list)))
+        self._reconciler: Reconciler | None = None
         self._is_complete = False
         """Whether the cache has everything that was there before the watches began."""
         self.stop = asyncio.Event()
@@ -98,7 +101,9 @@ class Operator:
         if settings.webhook:
             from rljob_operator.webhook import Webhook  # the image has cryptography for this alone
 
-            self._webhook = Webhook(client, metrics, service=settings.webhook, port=settings.webhook_port, may_write=leadership.holds)
+            self._webhook = Webhook(
+                client, metrics, service=settings.webhook, port=settings.webhook_port, may_write=leadership.holds, known=self.served.known
+            )
         self._watches_stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         metrics.watch_cache(cache.num_jobs_by_reason, cache.watch_ages_s)
@@ -132,8 +137,8 @@ class Operator:
             task.result()  # it only ends with an error
 
     def start(self) -> list[asyncio.Task[None]]:
-        """Start resync, terms, election and webhook, whose tasks are returned; none of them ends by itself."""
-        parts = {"resync": self._keep_complete(), "terms": self._terms()}
+        """Start resync, terms, schema, election and webhook, whose tasks are returned; none of them ends by itself."""
+        parts = {"resync": self._keep_complete(), "terms": self._terms(), "schema": self.served.run()}
         if self._election is not None:
             parts["election"] = self._election.run()
         if self._webhook is not None:
@@ -148,7 +153,7 @@ class Operator:
         if self._election is not None:
             await self._cancel("election")  # a renewal under way would come after the release
             await self._election.release()
-        await self._cancel("webhook")
+        await self._cancel("webhook", "schema")
 
     async def _cancel(self, *names: str) -> None:
         tasks = [task for task in self._tasks if task.get_name() in names]
@@ -172,10 +177,8 @@ class Operator:
             ) from None
         await self.resync.first()
         self._is_complete = True
-        keys = self.cache.keys()
-        logger.info("listed %d RLJobs", len(keys))
-        for key in keys:
-            self._add_from_resync(key)
+        logger.info("listed %d RLJobs", len(self.cache.keys()))
+        self._look_at_all()
         await self.resync.run()
 
     async def _terms(self) -> None:
@@ -190,7 +193,7 @@ class Operator:
 
     def _begin_term(self) -> None:
         """Look at every job, with nothing remembered of an earlier term."""
-        reconciler = Reconciler(self._client, self.cache, self.settings, self._metrics)
+        reconciler = self._reconciler = Reconciler(self._client, self.cache, self.settings, self._metrics, known=self.served.known)
         self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics)
         for key in self.cache.keys():
             if self._is_complete or self.cache.is_new(key):
@@ -204,6 +207,16 @@ class Operator:
         self._metrics.leader.set(0)
         if queue is not None:
             await queue.stop(deadline_s)
+
+    def _read_again(self) -> None:
+        """Specs that were refused may be accepted now."""
+        if self._reconciler is not None:
+            self._reconciler.forget_checked()
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        for key in self.cache.keys():
+            self._add_from_resync(key)
 
     def _add_from_resync(self, key: Key) -> None:
         if self.queue is not None and self._is_complete:

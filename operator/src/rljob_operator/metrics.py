@@ -55,6 +55,12 @@ class Metrics:
             "1 while this process acts on RLJobs; 0 while it stands by.",
             registry=self.registry,
         )
+        self.crd_fields = Gauge(
+            PREFIX + "crd_fields",
+            "Fields of the CRD that is served: missing (known to this operator alone: apply its CRD) and unknown (to this operator).",
+            ["state"],
+            registry=self.registry,
+        )
         self.missed_objects = Counter(
             PREFIX + "missed_objects",
             "Objects whose change or deletion was found by a resync before the watch delivered it, by kind.",

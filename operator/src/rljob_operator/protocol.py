@@ -144,6 +144,24 @@ class KubeClient(Protocol):
         """
         ...
 
+    async def schema_version(self) -> str:
+        """Identify the schema of RLJobs that is served now; another text after each change.
+
+        Raises:
+            NotFoundError: none is published.
+            UnavailableError: retry later.
+        """
+        ...
+
+    async def schema(self, version: str) -> Manifest:
+        """Read the structural schema of ``spec`` of RLJobs as published; ``version`` is an answer of :meth:`schema_version`.
+
+        Raises:
+            NotFoundError: it is not published, or no longer.
+            UnavailableError: retry later.
+        """
+        ...
+
     async def close(self) -> None:
         """Close all connections."""
         ...

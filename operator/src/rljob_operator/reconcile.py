@@ -57,6 +57,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.model import Decision, Event, JobView, Key, Manifest, Observed
 from rljob_operator.policies import failure
 from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
+from rljob_operator.review import Known, everything
 from rljob_operator.settings import Settings
 from rljob_operator.workqueue import utc_now
 
@@ -95,17 +96,23 @@ class Reconciler:
         metrics: Metrics,
         *,
         clock: Callable[[], datetime] = utc_now,
+        known: Known = everything,
     ) -> None:
-        """``clock`` is the only time source of decisions."""
+        """``clock`` is the only time source of decisions; ``known`` leaves out what only a newer CRD has of a spec."""
         self._client = client
         self._cache = cache
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._known = known
         self._checked: OrderedDict[tuple[str, int], CheckedJob | SpecInvalidError] = OrderedDict()
         self._created: OrderedDict[tuple[str, int], set[tuple[str, str]]] = OrderedDict()
         """(UID of the job, attempt) -> kind and name of the children created so far, for attempts that are not complete yet."""
         self._event_names = itertools.count()
+
+    def forget_checked(self) -> None:
+        """Check every spec again: what ``known`` leaves out has changed."""
+        self._checked.clear()
 
     async def reconcile(self, key: Key) -> datetime | None:
         """Reconcile one job. Returns when to reconcile it again even without an event; None: never.
@@ -116,6 +123,7 @@ class Reconciler:
         job = self._cache.job(key)
         if job is None or job.deleting:
             return None  # its children are garbage-collected through their owner references
+        job = replace(job, spec=self._known(job.spec))
         now = self._clock()
         observed = await self._observe(job)
         decision = decide(observed, now)

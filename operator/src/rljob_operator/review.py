@@ -12,7 +12,7 @@ the spec stays, or the object is deleted   allowed: metadata can always be edite
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rljob_api import validation
@@ -27,7 +27,16 @@ NAME_TO_COME: Final = "to-be-generated"
 """Stands for the name that the API server will make of generateName."""
 
 
-def review(request: Mapping[str, Any]) -> dict[str, Any]:
+Known = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""A spec without fields that this operator does not know; see :meth:`rljob_operator.skew.Skew.known`."""
+
+
+def everything(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All of it: where the CRD has the operator's own fields."""
+    return spec
+
+
+def review(request: Mapping[str, Any], known: Known = everything) -> dict[str, Any]:
     """Answer the ``request`` of an AdmissionReview with its ``response``.
 
     Raises:
@@ -39,23 +48,23 @@ def review(request: Mapping[str, Any]) -> dict[str, Any]:
         return allowed
     if not admission.is_managed(views.job_view(new)):
         return {**allowed, "warnings": [UNMANAGED]}
-    problems = problems_of(new)
+    problems = problems_of(new, known)
     if problems and old:
-        known = set(problems_of(old))
-        problems = [problem for problem in problems if problem not in known]
+        stored = set(problems_of(old, known))
+        problems = [problem for problem in problems if problem not in stored]
     if problems:
         status = {"code": 422, "reason": "Invalid", "message": admission.problems_text(problems)}
         return {**allowed, "allowed": False, "status": status}
     return allowed if old or new["spec"].get("storage") else {**allowed, "warnings": [NO_STORAGE]}
 
 
-def problems_of(job: Mapping[str, Any]) -> list[str]:
+def problems_of(job: Mapping[str, Any], known: Known = everything) -> list[str]:
     """The problems of an RLJob as the operator words them in condition Accepted."""
     metadata = job["metadata"]
     name = metadata.get("name") or f"{metadata.get('generateName', '')}{NAME_TO_COME}"
     named = {"name": name, "namespace": metadata.get("namespace") or "default"}
     try:
-        validation.check({"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": job.get("spec") or {}})
+        validation.check({"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": known(job.get("spec") or {})})
     except SpecInvalidError as error:
         return [str(problem) for problem in error.errors]
     return []

@@ -60,6 +60,7 @@ class Webhook:
         service: str,
         port: int,
         may_write: Callable[[], bool],
+        known: review.Known = review.everything,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """``service`` is "namespace/name" of Service and Secret; the configuration is called ``<namespace>-<name>``."""
@@ -68,6 +69,7 @@ class Webhook:
         self._namespace, _, self._name = service.partition("/")
         self._port = port
         self._may_write = may_write
+        self._known = known
         self._clock = clock
         # Loopback for a look by hand through a port-forward.
         self._hosts = (f"{self._name}.{self._namespace}.svc", "localhost", "127.0.0.1")
@@ -128,7 +130,7 @@ class Webhook:
         self._num_waiting += 1
         try:
             async with self._slots:
-                answer = await asyncio.to_thread(review.review, request)
+                answer = await asyncio.to_thread(review.review, request, self._known)
         finally:
             self._num_waiting -= 1
         self._metrics.reviews.labels("allowed" if answer["allowed"] else "denied").inc()

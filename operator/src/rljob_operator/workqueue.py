@@ -13,6 +13,7 @@ key added by a resync       queued behind all events
 key added while processed   reconciled once more, afterwards
 error                       retried after 0.1 s, 0.2 s, ... 60 s, less up to a quarter, or the server's Retry-After; a success resets it
 Retry-After                 nothing wakes the key earlier
+the clock is set            every key with a timer is reconciled: its next check was relative to the clock before
 too many keys               they wait; a queued key takes about a hundred bytes, further events for it nothing
 ==========================  ==================================================================================================
 """
@@ -36,6 +37,10 @@ FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 60.0
 RECONCILE_DEADLINE_S: Final = 120.0
 """Timeout of one reconcile: about a dozen requests of at most 10 s each."""
+
+CLOCK_POLL_S: Final = 1.0
+MAX_CLOCK_DRIFT_S: Final = 0.5
+"""Between two looks; more is not drift: somebody set the clock, or the machine slept."""
 
 _EVENT, _RESYNC = 0, 1
 """Priorities; the lower number is served first."""
@@ -81,10 +86,12 @@ class WorkQueue:
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._workers: list[asyncio.Task[None]] = []
+        self._clock_watch: asyncio.Task[None] | None = None
         self._stopping = False
 
     def start(self) -> None:
         """Start the workers."""
+        self._clock_watch = asyncio.create_task(self._watch_clock(), name="clock")
         self._workers = [asyncio.create_task(self._work(), name=f"worker {index}") for index in range(self._num_workers)]
 
     @property
@@ -136,6 +143,8 @@ class WorkQueue:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._clock_watch is not None:
+            self._clock_watch.cancel()
         for _ in self._workers:
             self._ready.put_nowait((_EVENT, -1, None))  # wakes an idle worker
         if self._workers:
@@ -218,6 +227,22 @@ class WorkQueue:
             heapq.heappop(self._timers)  # replaced or dropped since
         if self._timers and not self._stopping:
             self._timer = asyncio.get_running_loop().call_at(self._timers[0][0], self._on_timer)
+
+    async def _watch_clock(self) -> None:
+        """Timers run on the event loop's clock; a next check that was far away on a wrong clock may be due on the right one."""
+        ahead_s = self._ahead_s()
+        while True:
+            await asyncio.sleep(CLOCK_POLL_S)
+            before_s, ahead_s = ahead_s, self._ahead_s()
+            if abs(ahead_s - before_s) > MAX_CLOCK_DRIFT_S:
+                logger.warning(
+                    "the clock jumped by %.1f s; looking at the %d jobs that wait for a time", ahead_s - before_s, len(self._due)
+                )
+                for key in list(self._due):
+                    self.add_from_resync(key)
+
+    def _ahead_s(self) -> float:
+        return self._clock().timestamp() - asyncio.get_running_loop().time()
 
     def _on_timer(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from rljob_api.crd.schema import job_schema
 from rljob_api.naming import JOB_LABEL
 from rljob_operator.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RejectedError
 from rljob_operator.model import Manifest
@@ -39,6 +40,8 @@ class FakeKube:
         self.fault: Callable[[str, Kind, str], KubeError | None] = lambda verb, kind, name: None
         self.lose: Callable[[str, Kind, Manifest], bool] = lambda type_, kind, obj: False
         self.is_listed: Callable[[Kind, str], bool] = lambda kind, name: True
+        self.spec_schema: Manifest = job_schema()["properties"]["spec"]
+        self.schema_number = 1
         self.die_after_write: int | None = None
         self.page_size = 2
         self._clock = clock
@@ -98,6 +101,15 @@ class FakeKube:
         held = self.remove(kind, namespace, name)
         self._after_write(f"delete {kind} {name}")
         return held
+
+    async def schema_version(self) -> str:
+        self._before("schema_version", Kind.RLJOB, "")
+        return str(self.schema_number)
+
+    async def schema(self, version: str) -> Manifest:
+        self._before("schema", Kind.RLJOB, version)
+        assert version == str(self.schema_number)
+        return copy.deepcopy(self.spec_schema)
 
     async def close(self) -> None:
         pass

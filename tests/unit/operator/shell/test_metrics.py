@@ -17,6 +17,7 @@ NAMES = {
     "rljob_operator_jobs",
     "rljob_operator_watch_age_seconds",
     "rljob_operator_webhook_reviews",
+    "rljob_operator_crd_fields",
 }
 
 

@@ -143,9 +143,9 @@ async def test_a_flood_is_answered_unchecked_and_costs_no_memory(served, monkeyp
     loop = asyncio.get_running_loop()
     real = review.review
 
-    def slow(request):
+    def slow(request, known):
         asyncio.run_coroutine_threadsafe(may_go_on.wait(), loop).result(60)
-        return real(request)
+        return real(request, known)
 
     monkeypatch.setattr(review, "review", slow)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

@@ -302,3 +302,40 @@ def test_errors_and_reconciles_are_counted():
 @pytest.mark.parametrize("workers", [1, 8])
 def test_a_queue_that_was_not_started_is_not_alive(workers):
     assert not WorkQueue(Recorder(), workers=workers, metrics=Metrics()).is_alive
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_clock_that_was_wrong_for_a_moment_delays_no_check(jump_s: float, caplog: pytest.LogCaptureFixture):
+    """The check is asked for while the clock is wrong; after that nothing happens to the job."""
+    caplog.set_level(logging.WARNING)
+    offset_s = 0.0
+
+    async def scenario() -> list[float]:
+        nonlocal offset_s
+
+        async def look(key: Key) -> datetime | None:
+            looks.append(asyncio.get_running_loop().time())
+            return _seconds(5.0) if clock() < _seconds(5.0) else None
+
+        def clock() -> datetime:
+            return now() + timedelta(seconds=offset_s)
+
+        looks: list[float] = []
+        queue = WorkQueue(look, workers=1, metrics=Metrics(), clock=clock, jitter=lambda: 0.0)
+        queue.start()
+        await asyncio.sleep(0.1)
+        offset_s = jump_s
+        await asyncio.sleep(1)
+        queue.add(A)
+        await asyncio.sleep(1)
+        offset_s = 0.0
+        await asyncio.sleep(20)
+        await queue.stop(1)
+        return looks
+
+    looks = run(scenario())
+    assert looks[0] == pytest.approx(1.1)
+    if jump_s < 0:
+        assert looks[-1] == pytest.approx(5.0), "at its time, as if the clock had never been wrong"
+    assert len(looks) <= 4
+    assert len(caplog.messages) == 2

@@ -49,6 +49,8 @@ SEED_RANGE = 2**63
 """torch generators take seeds below it."""
 CPU_BATCHED_TOKENS = 8192
 """Tokens of one step on CPU, where a step holds whole prompts."""
+CPU_BLOCK_TOKENS = 128
+"""Of one block of keys and values: vLLM's default on CPU."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,6 @@ class VllmLoop:
         tokenizer = load_tokenizer(config)
         self._tokenizer_eos: int | None = None if tokenizer is None else tokenizer.eos_token_id
         self._decode = decoder(tokenizer) if config.finds_texts and tokenizer is not None else None
-        self._salted = config.enable_prefix_caching
         self._caches = bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
         self._templates: dict[Sampling, SamplingParams] = {}
         self._responses: dict[str, Response] = {}
@@ -160,7 +161,7 @@ class VllmLoop:
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Hand requests to the scheduler; ids must be new."""
         arrival = time.time()
-        salt = str(self.version) if self._salted else None
+        salt = str(self.version) if self._caches else None
         for request in requests:
             template = self._templates.get(request.sampling)
             if template is None:
@@ -465,7 +466,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "tensor_parallel_size": config.tensor_parallel_size,
         # Inside an actor vLLM would start Ray actors of its own for the other shards, outside the plan.
         "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
-        "enable_prefix_caching": config.enable_prefix_caching,
+        "enable_prefix_caching": config.enable_prefix_caching and not (on_cpu and _fits_a_block(config)),
         "enforce_eager": config.enforce_eager,
         "async_scheduling": False,
         "enable_sleep_mode": not on_cpu and config.release != "never",
@@ -476,6 +477,11 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         **_adapter_args(config),
     }
     return EngineArgs(**(own | dict(config.extra_args)))
+
+
+def _fits_a_block(config: EngineConfig) -> bool:
+    """Whether no sequence is longer than one block of the cache: prefixes are reused in whole blocks, so looking them up is useless."""
+    return config.max_model_len <= int(config.extra_args.get("block_size") or CPU_BLOCK_TOKENS)
 
 
 def _adapter_args(config: EngineConfig) -> dict[str, Any]:
