@@ -1,12 +1,15 @@
-"""Permissions of a job's pods, and secrecy of its credentials."""
+"""Permissions of a job's pods, who can connect to them, and secrecy of its credentials."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 
 import pytest
 
-from e2e.conftest import SYSTEM
+from e2e.conftest import AUDIT_LOG, SYSTEM
+from e2e.enforcement import enforcing
 from e2e.jobs import two_groups
 from e2e.kubectl import Kubectl
 from e2e.volumes import Volume
@@ -21,6 +24,17 @@ except urllib.error.HTTPError as error:
     print(error.code)
 """
 
+CONNECT = """
+import socket, sys
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), timeout=3).close()
+        print(port)
+    except OSError:
+        pass
+"""
+PORTS = ["6379", "8265"]
+"""Of a head: Ray's store of the cluster's state, and the dashboard."""
 REQUEST = """
 import os, ssl, sys, urllib.error, urllib.request
 method, path, body = sys.argv[1:]
@@ -37,8 +51,18 @@ except urllib.error.HTTPError as error:
 
 
 @pytest.fixture(scope="module")
-def running(kubectl: Kubectl, volume: Volume):
-    """A training job with a secret in its environment."""
+def enforced(kubectl: Kubectl, volume: Volume) -> Iterator[None]:
+    """NetworkPolicies are enforced; in another cluster than the built one that is up to its network plug-in."""
+    if AUDIT_LOG not in os.environ:
+        yield
+        return
+    with enforcing(kubectl):
+        yield
+
+
+@pytest.fixture(scope="module")
+def running(kubectl: Kubectl, volume: Volume, enforced: None):
+    """A training job with a secret in its environment, which starts and trains while its NetworkPolicy is enforced."""
     name = "guarded"
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": SECRET}}
     job = two_groups(name, steps=100_000)
@@ -58,6 +82,20 @@ def head_of(kubectl: Kubectl, job: str) -> str:
 def test_the_dashboard_requires_a_token(kubectl: Kubectl, running: str):
     code = kubectl("exec", head_of(kubectl, running), "-c", "ray", "--", "python", "-c", PROBE, "http://127.0.0.1:8265/api/jobs/")
     assert code.strip() in ("401", "403")
+
+
+def reached(kubectl: Kubectl, pod: str, address: str, container: str) -> list[str]:
+    """Ports of an address that a pod can connect to."""
+    return kubectl("exec", pod, "-c", container, "--", "python", "-c", CONNECT, address, *PORTS).split()
+
+
+def test_its_own_pods_connect_and_no_other_pod_does(kubectl: Kubectl, running: str):
+    pods = kubectl.children(running, "pods")
+    (head,) = [pod for pod in pods if pod["metadata"]["labels"]["ray.io/node-type"] == "head"]
+    address = head["status"]["podIP"]
+    for pod in pods:
+        assert reached(kubectl, pod["metadata"]["name"], address, "ray") == PORTS
+    assert reached(kubectl, Volume.POD, address, "shell") == []
 
 
 def test_pods_run_restricted_and_read_only(kubectl: Kubectl, running: str):

@@ -131,7 +131,10 @@ class FaultyProxy:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP | {"host"}}
         headers["Accept-Encoding"] = "identity"  # long lists come compressed otherwise, and what says so is hop by hop
         is_watch = "watch" in request.query
-        body = await request.read() or None  # an empty body would get a content type that the API server refuses
+        try:
+            body = await request.read() or None  # an empty body would get a content type that the API server refuses
+        except ConnectionError:
+            raise web.HTTPBadRequest(text="the client is gone") from None  # killed while it wrote
         async with self._session.request(request.method, url, headers=headers, data=body) as upstream:
             kept = {k: v for k, v in upstream.headers.items() if k.lower() not in HOP_BY_HOP}
             response = web.StreamResponse(status=upstream.status, headers=kept)
