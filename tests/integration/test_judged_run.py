@@ -83,7 +83,7 @@ def classifier(policy: Path, folder: Path) -> tuple[Path, Callable[[str], float]
     return folder, score
 
 
-RANKS = {"apart": "0123", "together": "0000", "beside": "0100"}
+RANKS = {"apart": "0123", "beside": "0100"}
 """Devices of trainer, engine, judge and reward model."""
 
 
@@ -126,11 +126,11 @@ def judging_job(model: Path, folder: Path, places: str) -> tuple[dict[str, Any],
     return made, expected
 
 
-@pytest.mark.parametrize("places", ["apart", "together", pytest.param("beside", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("places", ["apart", pytest.param("beside", marks=pytest.mark.slow)])
 def test_models_on_devices_of_the_job_judge_and_end_with_it(places: str, model: Path, tmp_path: Path) -> None:
     """Real vLLM behind its own server, twice: the tiny model judges by answering the question again, another one scores by its class.
 
-    Together they take turns with trainer and engine on one device, beside with the trainer alone, and score the same.
+    Beside the trainer they take turns with it and score the same. One with the trainer and one with the engine: e2e/test_scores.py.
     """
     manifest, expected = judging_job(model, tmp_path, places)
     run = Running(tmp_path, manifest)
