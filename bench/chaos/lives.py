@@ -163,7 +163,7 @@ class Life:
 
         async def remove() -> None:  # as KubeRay does with the pods of a RayJob that is deleted
             await self._until(self.job_path, lambda found: "lastFailure" in found.get("status", {}), "lastFailure")
-            await self.api.call("DELETE", f"{gone}?gracePeriodSeconds=0")
+            await self.api.answer("DELETE", f"{gone}?gracePeriodSeconds=0")  # the garbage collector may have been first
 
         await remove()
 

@@ -221,8 +221,9 @@ class Reconciler:
             await self._suspend(key, name, suspend)
         for name in decision.delete_children:
             uid = self._cache.uid(Kind.RAYJOB, key, name)
-            if uid is not None:
-                await self._delete(Kind.RAYJOB, key, name, uid)
+            if uid is not None and await self._delete(Kind.RAYJOB, key, name, uid):
+                # The cache knows already: the event of the deletion will change nothing there, and wake nobody.
+                decision = replace(decision, next_check=now)
         if decision.create_attempt is None:
             return observed, decision
         if isinstance(observed.checked, SpecInvalidError):
@@ -292,8 +293,8 @@ class Reconciler:
             await self._refresh(Kind.RAYJOB, key, name)
             raise
 
-    async def _delete(self, kind: Kind, key: Key, name: str, uid: str) -> None:
-        """Delete the object with this UID; if it is already gone, that is fine."""
+    async def _delete(self, kind: Kind, key: Key, name: str, uid: str) -> bool:
+        """Delete the object with this UID. Returns whether it is gone now: no finalizer keeps it, or it was gone before."""
         try:
             terminating = await self._client.delete(kind, key.namespace, name, uid)
         except NotFoundError:
@@ -305,6 +306,7 @@ class Reconciler:
             self._cache.forget(kind, key.namespace, name)
         else:
             self._cache.put(kind, terminating, Source.OTHER)
+        return terminating is None
 
     # --- status and events ---------------------------------------------------------------------------------------------------------
 

@@ -280,6 +280,27 @@ def test_a_drained_head_restarts_a_job_that_allows_no_restart():
     assert (world.status()["attempt"], world.status()["disruptions"]) == (2, 1)
 
 
+def test_a_rayjob_that_is_gone_at_once_is_followed_by_the_next_attempt():
+    """KubeRay has not put its finalizer on it, or is gone: the answer to the deletion is all that is heard of it."""
+
+    async def scenario() -> World:
+        world = World(lambda attempt: "RUNNING" if attempt == 1 else "SUCCEEDED")
+        world.kube.add(rljob())
+        await world.settle()
+        _head_is_deleted(world)
+        await world.settle(until=lambda: "lastFailure" in world.status())
+        for kind in (Kind.POD, Kind.RAYCLUSTER):
+            for name in world.kube.names(kind):
+                world.kube.remove(kind, "team", name)
+        world.kube.edit(Kind.RAYJOB, "team", "math-a1", {"metadata": {"finalizers": None}})
+        await world.settle()
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.created(Kind.RAYJOB) == ["math-a1", "math-a2"]
+    assert world.condition("Succeeded") == ("True", "Completed")
+
+
 def test_the_head_of_a_job_that_has_ended_is_not_evicted_however_late_the_end_is_known():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")
