@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import yaml
 
 from e2e.cluster.crds import RLJOB_CRD
 from e2e.conftest import HELM_TIMEOUT_S, RELEASE, RIGHTS_FOR_A_WHILE, SYSTEM, Helm, image_values
@@ -54,7 +55,7 @@ def refused(kubectl: Kubectl) -> str:
     job = two_groups("refused", steps=5)
     job["spec"]["components"][0]["placement"]["ranks"] = "0-7"
     try:
-        kubectl("apply", "--dry-run=server", "-f", "-", input=json.dumps(job))
+        kubectl("apply", "--dry-run=server", "-f", "-", input=yaml.safe_dump(job))
     except KubectlError as error:
         return str(error)
     return ""
