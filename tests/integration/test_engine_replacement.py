@@ -10,6 +10,7 @@ import psutil
 from rljob_runtime.cluster.host import START_WORD, WAITS_WORDS
 from tests.integration.broken_engine import FAILED, FAULT_FILE, FIRST, MOVED
 from tests.integration.jobs import Running, job
+from tests.support.pace import HANG_S
 
 STALL_S = 20
 """Of the hanging engine, longer than a busy machine holds up a healthy one; the others are noticed at once."""
@@ -70,7 +71,7 @@ def test_an_engine_whose_thread_ends_and_one_that_hangs_are_replaced_by_standbys
     hold.touch()
     manifest = replaced_job(model, file)
     manifest["spec"]["rollout"] |= {"standbyProcesses": "PerNode", "stallTimeoutSeconds": STALL_S}
-    manifest["spec"]["rewards"][0]["function"] = "length_reward:held_score"
+    manifest["spec"]["rewards"][0] |= {"function": "length_reward:held_score", "timeoutSeconds": HANG_S}  # held, not timed out: no step passes
     run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY", as_users=True)
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     for number, fault in enumerate(("raise", "hang"), start=1):
