@@ -139,4 +139,4 @@ def test_a_killed_shard_of_a_tensor_parallel_engine_is_noticed_and_the_engine_re
     assert len(shards) == 2, [(child.name(), child.cmdline()) for child in engine.children(recursive=True)]
     os.kill(shards[1].pid, signal.SIGKILL)
     check_replaced(run)
-    assert "a process of vLLM's ended" in run.output
+    assert "a process of vLLM's ended" in run.output, run.output

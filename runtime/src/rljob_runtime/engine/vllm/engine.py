@@ -283,6 +283,8 @@ class VllmEngine:
             self._serve(loop)
         except Exception as exc:
             logger.exception("the vLLM thread ended")
+            if loop.process_ended():
+                self._fail(PROCESS_ENDED)
             where = traceback.extract_tb(exc.__traceback__)[-1]
             self._fail(f"the vLLM thread ended: {type(exc).__name__}: {exc} (in {where.name}, line {where.lineno}); start a new engine")
         else:
