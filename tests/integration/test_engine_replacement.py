@@ -71,7 +71,7 @@ def test_an_engine_whose_thread_ends_and_one_that_hangs_are_replaced_by_standbys
     hold.touch()
     manifest = replaced_job(model, file)
     manifest["spec"]["rollout"] |= {"standbyProcesses": "PerNode", "stallTimeoutSeconds": STALL_S}
-    manifest["spec"]["rewards"][0] |= {"function": "length_reward:held_score", "timeoutSeconds": HANG_S}  # held, not timed out: no step passes
+    manifest["spec"]["rewards"][0] |= {"function": "length_reward:held_score", "timeoutSeconds": HANG_S}  # held, not timed out
     run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY", as_users=True)
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     for number, fault in enumerate(("raise", "hang"), start=1):
