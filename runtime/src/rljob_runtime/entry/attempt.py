@@ -35,7 +35,7 @@ from rljob_api.validation import CheckedJob
 from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.cluster.replaceable import processes
-from rljob_runtime.errors import ActiveDeadlineError, Evicted, Interrupted, RuntimeFault, WorkerLostError
+from rljob_runtime.errors import ActiveDeadlineError, CallDeadlineError, Evicted, Interrupted, RuntimeFault, WorkerLostError
 from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
 from rljob_runtime.job.restarting import Restarts, end_others, start_again
@@ -183,13 +183,14 @@ def _from_newest(attempt: Attempt) -> Attempt:
 async def _train_or_lose(
     attempt: Attempt, cluster: Cluster, workers: JobWorkers, reporter: Reporter, interrupt: Interruption, restarts: Restarts
 ) -> WorkerLostError | None:
-    """Train to the end, or to the loss of a worker that may start again, which is returned."""
+    """Train to the end, or to the loss of a worker that may start again, which is returned; one that hangs is lost."""
     try:
         await _train(attempt, cluster, workers, reporter, interrupt)
-    except WorkerLostError as error:
-        if interrupt.stop.is_set() or attempt.checked.job.spec.validates_only or not restarts.take(error, workers):
+    except (WorkerLostError, CallDeadlineError) as error:
+        lost = error.stuck if isinstance(error, CallDeadlineError) else error
+        if interrupt.stop.is_set() or attempt.checked.job.spec.validates_only or not restarts.take(lost, workers):
             raise
-        return error
+        return lost
     finally:
         interrupt.orderly = False
     return None

@@ -50,6 +50,8 @@ REASONS = {
     "DeadlineError": Reason.DEADLINE_EXCEEDED,
     "StartupDeadlineError": Reason.STARTUP_DEADLINE_EXCEEDED,
     "ActiveDeadlineError": Reason.ACTIVE_DEADLINE_EXCEEDED,
+    "BrokenGroupError": Reason.WORKER_LOST,
+    "CallDeadlineError": Reason.DEADLINE_EXCEEDED,
     "Interrupted": Reason.STOPPED,
     "Evicted": Reason.EVICTED,
 }
