@@ -15,8 +15,6 @@ from bench.gpu_check.policy import folder_of, policy
 from bench.gpu_check.scale import Scale
 from bench.gpu_check.trainer import probe_lines, probe_tokens
 
-START_S = 240.0
-CALL_S = 60.0
 CPU_CACHE_BYTES = 64 << 20
 
 
@@ -38,8 +36,8 @@ def check(scale: Scale) -> Iterator[Line]:
     }
     ctx = context()
     results = ctx.Queue()
-    arguments = (settings, [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])], scale.on_cuda, results)
-    found = answer(ctx, [(serve, arguments)], results, timeout_s=START_S + 6 * CALL_S, what="engine")
+    arguments = (settings, [row.tolist() for row in np.split(tokens, np.cumsum(lengths)[:-1])], scale.on_cuda, scale.wait_s, results)
+    found = answer(ctx, [(serve, arguments)], results, timeout_s=4 * scale.wait_s, what="engine")
     starts = np.cumsum(lengths) - lengths
     wanted = np.delete(trained, starts)
     yield Line(check="engine", what="start", value=found["start_s"], unit="s")
@@ -53,7 +51,7 @@ def check(scale: Scale) -> Iterator[Line]:
     yield from probe_lines("engine", wanted.astype(np.float32), found["after"], "vLLM against the trainer", dtype=scale.dtype)
 
 
-def serve(settings: dict[str, Any], sequences: list[list[int]], on_cuda: bool, results: Any) -> None:
+def serve(settings: dict[str, Any], sequences: list[list[int]], on_cuda: bool, wait_s: float, results: Any) -> None:
     """In a process of its own: start, score, sleep, wake, score."""
     from rljob_runtime.engine.protocol import EngineConfig
     from rljob_runtime.engine.vllm.environment import ENVIRONMENT_TO_UNSET, engine_environment
@@ -72,11 +70,11 @@ def serve(settings: dict[str, Any], sequences: list[list[int]], on_cuda: bool, r
     start_s = time.perf_counter() - started
     given = [tuple(sequence) for sequence in sequences]
     try:
-        before = np.concatenate([np.asarray(row, dtype=np.float32) for row in engine.score(given, CALL_S)])
+        before = np.concatenate([np.asarray(row, dtype=np.float32) for row in engine.score(given, wait_s)])
         held = engine.memory().allocated_bytes
-        left = engine.offload(kinds, CALL_S)
-        came = engine.load(kinds, CALL_S)
-        after = np.concatenate([np.asarray(row, dtype=np.float32) for row in engine.score(given, CALL_S)])
+        left = engine.offload(kinds, wait_s)
+        came = engine.load(kinds, wait_s)
+        after = np.concatenate([np.asarray(row, dtype=np.float32) for row in engine.score(given, wait_s)])
     finally:
         engine.shutdown()
     results.put(

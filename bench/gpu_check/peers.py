@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-WAIT_S = 60.0
-
 
 def device_of(index: int | None) -> torch.device:
     """A CUDA device, or the CPU."""
@@ -30,7 +28,7 @@ def total(data: torch.Tensor) -> int:
     return int(data.view(torch.int64).sum().item())
 
 
-def owner(handles: Any, replies: Any, device_index: int | None, num_bytes: int, parts: int) -> None:
+def owner(handles: Any, replies: Any, device_index: int | None, num_bytes: int, parts: int, wait_s: float) -> None:
     """Make buffers and let a reader open them where they are; keeps them until it has answered."""
     torch.set_num_threads(1)
     mp.set_sharing_strategy("file_system")
@@ -42,18 +40,18 @@ def owner(handles: Any, replies: Any, device_index: int | None, num_bytes: int, 
     synchronize(device)
     handles.put([total(buffer) for buffer in buffers])
     handles.put(buffers)
-    replies.get(timeout=WAIT_S)  # the reader is done: only now may they go
+    replies.get(timeout=wait_s)  # the reader is done: only now may they go
 
 
-def reader(handles: Any, replies: Any, results: Any, device_index: int | None, repeat: int) -> None:
+def reader(handles: Any, replies: Any, results: Any, device_index: int | None, repeat: int, wait_s: float) -> None:
     """Open what :func:`owner` exported, and copy it; reports seconds, bytes and whether all sums are right."""
     torch.set_num_threads(1)
     mp.set_sharing_strategy("file_system")
     device = device_of(device_index)
     torch.zeros(1, device=device)  # the context is not part of opening
-    sums = handles.get(timeout=WAIT_S)
+    sums = handles.get(timeout=wait_s)
     started = time.perf_counter()
-    buffers = handles.get(timeout=WAIT_S)
+    buffers = handles.get(timeout=wait_s)
     opened_s = time.perf_counter() - started
     own = [torch.empty_like(buffer) for buffer in buffers]
 
@@ -76,7 +74,7 @@ def reader(handles: Any, replies: Any, results: Any, device_index: int | None, r
     replies.put("done")
 
 
-def member(rank: int, world: int, port: int, device_index: int | None, num_bytes: int, repeat: int, results: Any) -> None:
+def member(rank: int, world: int, port: int, device_index: int | None, num_bytes: int, repeat: int, wait_s: float, results: Any) -> None:
     """A rank of a group: rank 0 broadcasts, all others receive; alone it gathers from itself. Rank 0 reports."""
     torch.set_num_threads(1)
     device = device_of(device_index)
@@ -87,7 +85,7 @@ def member(rank: int, world: int, port: int, device_index: int | None, num_bytes
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=WAIT_S),
+        timeout=datetime.timedelta(seconds=wait_s),
     )
     data = (
         torch.arange(num_bytes // 8, dtype=torch.int64, device=device)

@@ -42,6 +42,8 @@ class Scale:
     micro_batch_tokens: int
     logprob_chunk_tokens: int
     repeat: int
+    wait_s: float
+    """Deadline of what other processes do; at CPU size a busy machine may take its time."""
     folder: Path
     """For models and checkpoints; removed at the end."""
     written: dict[str, Path] = field(default_factory=dict)
@@ -98,6 +100,7 @@ def gpu(folder: Path) -> Scale:
         micro_batch_tokens=16_384,
         logprob_chunk_tokens=1024,
         repeat=3,
+        wait_s=60.0,
         folder=folder,
     )
 
@@ -117,6 +120,7 @@ def cpu(folder: Path) -> Scale:
         micro_batch_tokens=128,
         logprob_chunk_tokens=64,
         repeat=2,
+        wait_s=600.0,
         folder=folder,
     )
 

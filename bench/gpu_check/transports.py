@@ -26,11 +26,11 @@ def check_ipc(scale: Scale) -> Iterator[Line]:
     found = answer(
         ctx,
         [
-            (peers.owner, (handles, replies, index, scale.copied_bytes, PARTS)),
-            (peers.reader, (handles, replies, results, index, scale.repeat)),
+            (peers.owner, (handles, replies, index, scale.copied_bytes, PARTS, scale.wait_s)),
+            (peers.reader, (handles, replies, results, index, scale.repeat, scale.wait_s)),
         ],
         results,
-        timeout_s=peers.WAIT_S,
+        timeout_s=scale.wait_s,
         what="ipc",
     )
     memory = "CUDA IPC" if scale.on_cuda else "shared memory, which stands in for CUDA IPC"
@@ -49,8 +49,11 @@ def check_collective(scale: Scale) -> Iterator[Line]:
     ctx = context()
     results = ctx.Queue()
     port = _free_port()
-    jobs = [(peers.member, (rank, world, port, rank if gpus else None, scale.copied_bytes, scale.repeat, results)) for rank in range(world)]
-    found = answer(ctx, jobs, results, timeout_s=2 * peers.WAIT_S, what="collective")
+    jobs = [
+        (peers.member, (rank, world, port, rank if gpus else None, scale.copied_bytes, scale.repeat, scale.wait_s, results))
+        for rank in range(world)
+    ]
+    found = answer(ctx, jobs, results, timeout_s=2 * scale.wait_s, what="collective")
     what, limit, name, bound = _limit(scale, gpus)
     yield share(
         "collective",
