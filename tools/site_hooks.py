@@ -79,6 +79,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return separated_lists(_LINK_TO_FOLDER.sub(r"\1", _CODE_OR_LINK.sub(rewritten, markdown)))
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """A page that asks no other host for anything."""
+    return without_foreign_script(output)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for the page "not found"."""
+    return without_foreign_script(output_content)
+
+
+def without_foreign_script(html: str) -> str:
+    """Without the one script that the theme's plugin offline loads from another host: the search of pages opened as files needs it."""
+    return html.replace('<script src="https://unpkg.com/iframe-worker/shim"></script>', "")
+
+
 def links(text: str, place: str) -> list[str]:
     """Paths below the repository that a page links to."""
     targets = [match["target"] for match in _CODE_OR_LINK.finditer(text) if match["target"]]
