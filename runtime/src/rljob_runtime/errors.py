@@ -4,6 +4,7 @@
 
     RuntimeFault                     (RuntimeError)   something broke while running -> exit 3
     ├── SetupError                                    what the spec names is not on this machine or in this image -> exit 2
+    ├── CallbackError                                 a callback of the caller's own raised
     ├── PluginError                                   a function of the user's own cannot be imported or called -> exit 2 at the start
     ├── ClusterError                                  nodes, placement group, Ray itself
     ├── WorkerLostError                               a worker process ended; names it, its exit and its log file
@@ -68,6 +69,10 @@ class PluginError(RuntimeFault):
     """Raised when a function of the user's own that the spec names cannot be imported, or not be called as it has to be."""
 
     reason = Reason.SPEC_INVALID
+
+
+class CallbackError(RuntimeFault):
+    """Raised when a callback of ``rljob.run`` raised; names it, and is raised from its exception."""
 
 
 class ClusterError(RuntimeFault):

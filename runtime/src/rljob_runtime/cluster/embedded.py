@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,15 +53,18 @@ class EmbeddedCluster(RayCluster):
 
     async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
         """See the protocol."""
-        self.start_processes(plan)
+        if self._processes is None:
+            self.start_processes(plan)
         await super().start(plan, timeout_s, notify)
 
     def start_processes(self, plan: Plan) -> str:
         """Start the nodes of the plan without connecting to them; returns the cluster's address.
 
         Raises:
-            ClusterError: a process did not start.
+            ClusterError: a process did not start, or this is not the process's first thread, where Ray can install signal handlers.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise ClusterError("the embedded Ray cluster can only be started in the process's main thread; call it there")
         os.environ[KEEP_VISIBLE_DEVICES] = "1"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault(WORKER_NICENESS, "0")

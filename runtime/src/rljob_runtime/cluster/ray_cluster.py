@@ -15,6 +15,7 @@ import contextlib
 import os
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -65,7 +66,13 @@ CPU_SHARE = 0.01
 
 @contextlib.contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Undo what Ray does to SIGINT and SIGTERM: it would exit the process before a checkpoint is written."""
+    """Undo what Ray does to SIGINT and SIGTERM: it would exit the process before a checkpoint is written.
+
+    It does nothing to them in another than the process's first thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rljob_runtime.commands import cli_jobs
+from rljob_runtime.commands import cli_experiments, cli_jobs
 from rljob_runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ app = typer.Typer(
       rljob run examples/quickstart.yaml      train
       rljob show runs/quickstart              how did it go? with --trajectories: what did the model do?
       rljob timeline runs/quickstart          which worker did what when?
+      rljob compare runs/a runs/b             which was better, and is it luck?
       rljob describe runs/quickstart          or the name of an RLJob of the cluster; also top, logs, open
       rljob explain spec.rollout              what do the fields mean?
       rljob convert --from roll old.yaml      the job of a ROLL or RLinf file
@@ -46,6 +47,7 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make models to play with.")
 app.add_typer(model_app, name="model")
 cli_jobs.register(app)
+cli_experiments.register(app)
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="The job as YAML or JSON; - reads standard input.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Which RLJob to take when the file holds several.")]

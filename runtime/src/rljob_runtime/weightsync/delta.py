@@ -120,7 +120,7 @@ def changed_numbers(old: ByteArray, new: ByteArray, number: np.dtype[Any], limit
             continue
         start = first * per_word
         if num_words * FEW > differ.size:
-            count += np.count_nonzero(np.not_equal(*_piece(numbers, start, differ.size * per_word)))
+            count += int(np.count_nonzero(np.not_equal(*_piece(numbers, start, differ.size * per_word))))
             found.append((start, None))
         else:
             where = np.flatnonzero(differ)

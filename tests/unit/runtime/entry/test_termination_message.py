@@ -40,6 +40,7 @@ REASONS = {
     "LeaseLostError": Reason.DEADLINE_EXCEEDED,
     "CheckpointError": Reason.CHECKPOINT_FAILED,
     "SupersededError": Reason.CHECKPOINT_FAILED,
+    "CallbackError": Reason.DRIVER_FAILED,
     "PluginError": Reason.SPEC_INVALID,
     "RewardSetupError": Reason.REWARD_INVALID,
     "EnvironmentSetupError": Reason.SPEC_INVALID,
