@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 
 from rljob_api.validation import check
 from rljob_convert import conversion
+from rljob_runtime.commands import sweep_file
 from rljob_runtime.commands.cli import app
 from tests.layout.tree import ROOT
 from tests.support.snippets import PAGES, Snippet, all_snippets, job_of
@@ -35,11 +37,15 @@ def framework(snippet: Snippet) -> str | None:
 
 
 @pytest.mark.parametrize("snippet", [snippet for snippet in YAML if not framework(snippet)], ids=str)
-def test_yaml_is_a_valid_manifest_or_part_of_one(snippet: Snippet) -> None:
+def test_yaml_is_a_valid_manifest_or_part_of_one(snippet: Snippet, tmp_path: Path) -> None:
     for document in yaml.safe_load_all(snippet.text):
         kind = document.get("kind")
         if kind == "RLJob":
             check(snippet.text)
+        elif "matrix" in document:
+            (tmp_path / "sweep.yaml").write_text(snippet.text)
+            shutil.copy(ROOT / "examples" / document["job"], tmp_path)
+            assert sweep_file.read(tmp_path / "sweep.yaml", shape_of=lambda path: None, config_of=lambda spec: None).points
         elif kind == "RayJob":
             assert kuberay.schema_problems(document) == []
         elif kind:
