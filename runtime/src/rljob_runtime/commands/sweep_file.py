@@ -207,7 +207,7 @@ def _put(document: Json, path: str, value: object) -> None:
 
 
 def _checked(points: Sequence[Point], shape_of: ShapeReader, config_of: ConfigReader) -> tuple[CheckedJob, ...]:
-    """Every point, checked; a problem that all have is told once.
+    """Every point, checked; a problem that all have is reported once.
 
     Raises:
         SpecInvalidError: some are invalid.

@@ -65,16 +65,16 @@ class CallbackDisplay:
         self._control = control
 
     def started(self, info: RunInfo, folder: Path, resumed_step: int | None) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def history(self, records: Sequence[StepRecord]) -> None:
         """Steps of earlier attempts were told then."""
 
     def phase_started(self, name: str) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def phase_ended(self, phase: PhaseView, *, failed: bool) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def step(self, record: StepRecord) -> None:
         """Tell of the step, and of its validation.
@@ -89,10 +89,10 @@ class CallbackDisplay:
                 _tell(callback, "on_validation", f"step {record.step}", partial(callback.on_validation, record, self._control))
 
     def event(self, text: str, level: Level) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def tick(self, running: Sequence[PhaseView]) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def finished(self, summary: RunSummary, report: Path | None) -> None:
         """The result tells."""

@@ -54,10 +54,10 @@ def difference(baseline: Sequence[float], side: Sequence[float], *, seed: int = 
     random = np.random.default_rng(seed)
     low = high = None
     if len(a) > 1 and len(b) > 1:
-        drawn = b[random.integers(0, len(b), (RESAMPLES, len(b)))].mean(axis=1) - a[random.integers(0, len(a), (RESAMPLES, len(a)))].mean(
+        means = b[random.integers(0, len(b), (RESAMPLES, len(b)))].mean(axis=1) - a[random.integers(0, len(a), (RESAMPLES, len(a)))].mean(
             axis=1
         )
-        low, high = (float(v) for v in np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
+        low, high = (float(v) for v in np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
     ways = math.comb(len(a) + len(b), len(b))
     p = _p_value(a, b, ways, random)
     equal_ways = 1 if len(a) != len(b) else 2

@@ -1,4 +1,4 @@
-"""A broken process group is told from a worker's own error."""
+"""A broken process group is distinguished from a worker's own error."""
 
 import pytest
 

@@ -91,7 +91,7 @@ def test_problems_of_all_points_come_at_once_before_anything_is_written(written:
     path = written("job: job.yaml\nmatrix:\n  spec.training.learningRate: [-1, 4e-4]\n  spec.training.stebs: [1, 2]")
     done = CliRunner().invoke(app, ["sweep", str(path), "--run-dir", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert done.output.count("stebs") <= 2, "a problem of all points is told once"
+    assert done.output.count("stebs") <= 2, "a problem of all points is reported once"
     assert "learningRate" in done.output
     assert "learningRate -1, stebs 1) and 1 more" in done.output
     assert not (tmp_path / "out").exists()

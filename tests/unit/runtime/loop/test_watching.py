@@ -1,4 +1,4 @@
-"""Of several errors at the same time the one that names the lost process is told."""
+"""Of several errors at the same time the one that names the lost process is reported."""
 
 import asyncio
 from collections.abc import Coroutine
