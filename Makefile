@@ -47,11 +47,11 @@ run: $(STAMP) models/tiny/config.json ## Quickstart: a whole GRPO run on this ma
 # Files side by side in one process of pytest more than there are cores (tests/conftest.py), longest first.
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
 
-test: $(STAMP) ## Unit, property, layout and integration tests
+test: $(STAMP) ## Unit, property, layout and short integration tests
 	@! command -v go > /dev/null || python -m e2e.cluster build --mode api || [ -z "$${CI:-}" ] # without it, its tests are skipped
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(STAMP) ## The slow tests
+test-slow: $(STAMP) ## Whole jobs, faults in them, learning runs: minutes each
 	$(PYTEST) -m slow -v $(ARGS)
 
 check: $(STAMP) ## Lint, format, types, import contracts, layout gates, generated files

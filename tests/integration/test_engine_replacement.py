@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from rljob_runtime.cluster.host import START_WORD, WAITS_WORDS
 from tests.integration.broken_engine import FAILED, FAULT_FILE, FIRST, MOVED
 from tests.integration.jobs import Running, job
 from tests.support.pace import HANG_S
+
+pytestmark = pytest.mark.slow
 
 STALL_S = 20
 """Of the hanging engine, longer than a busy machine holds up a healthy one; the others are noticed at once."""

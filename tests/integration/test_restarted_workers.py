@@ -4,8 +4,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from rljob_runtime.cluster.host import START_WORD
 from tests.integration.jobs import Running, job
+
+pytestmark = pytest.mark.slow
 
 STEPS = 10
 BETWEEN = 3

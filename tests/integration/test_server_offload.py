@@ -18,6 +18,8 @@ from tests.integration.test_judged_run import CHAT_TEMPLATE, classifier
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 CACHE_BYTES = 32 << 20
 KEY = "key-1"
 WORDS = ["1+2=", "7+5=12", "Tell me more about the sum of 3 and 4."]
