@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from bench import scale
 from rljob_api.memory import shape_from_count
 from rljob_api.validation import check
 from rljob_runtime.commands.cli import app
@@ -20,6 +22,7 @@ from rljob_runtime.simulation.findings import Refused, changes, find, lower_boun
 from rljob_runtime.simulation.layout import layout_of
 from rljob_runtime.simulation.lengths import sigma_of
 from rljob_runtime.simulation.measured import Measurement
+from rljob_runtime.simulation.virtual_time import run_virtual
 from rljob_runtime.simulation.world import DecodeStep
 from tests.layout.tree import ROOT
 
@@ -200,3 +203,23 @@ def test_a_run_is_read_and_its_own_step_predicted(tmp_path: Path):
     assert written["measuredStepSeconds"] == phases["step_s"]
     assert written["stepSeconds"] == pytest.approx(phases["step_s"], rel=TOLERANCE)
     assert replace(of_recorded(), step_s=0.0) == replace(measured.read(tmp_path / "metrics.jsonl"), step_s=0.0)
+
+
+def test_what_is_computed_in_a_thread_takes_no_virtual_time():
+    async def main() -> tuple[float, str]:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(1.0, lambda: None)
+        found = await asyncio.to_thread(str.upper, "done")
+        timer.cancel()
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(divmod, 1, 0)
+        return loop.time(), found
+
+    assert run_virtual(main()) == (0.0, "DONE")
+
+
+def test_the_page_of_sizes_is_what_the_simulation_computes():
+    """Of its rows those that take a second; whole responses of thousands of tokens, which the scheduler scores in a thread."""
+    page = scale.PAGE.read_text(encoding="utf-8").splitlines()
+    for model in scale.MODELS:
+        assert scale.rows(model, 8)[0] in page, "python -m bench.scale writes docs/scale.md"
