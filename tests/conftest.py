@@ -35,7 +35,9 @@ LONGEST_FIRST = (
     "test_incluster.py",
     "test_sglang_engine.py",
     "test_overlap_run.py",
+    "test_sync_faults.py",
     "test_convert.py",
+    "test_bit_equality.py",
 )
 """Files of a minute and more: begun last, one of them would run alone at the end."""
 SPREAD = ("test_quickstart.py", "test_converted_job.py", "test_engine_replacement.py", "test_run.py", "test_judged_run.py")
