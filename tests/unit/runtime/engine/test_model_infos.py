@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rljob_runtime.engine.vllm.model_infos import FOLDER_VARIABLE, seed
 
 
@@ -25,3 +27,10 @@ def test_files_that_the_cache_lacks_are_copied_and_others_are_kept(tmp_path: Pat
 def test_without_an_image_nothing_is_made(tmp_path: Path) -> None:
     seed({"XDG_CACHE_HOME": str(tmp_path)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_starts_without_them_where_the_cache_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "known").mkdir()
+    seed({FOLDER_VARIABLE: str(tmp_path / "known"), "VLLM_CACHE_ROOT": str(tmp_path / "a file")})
+    assert "a file/modelinfos cannot be written" in caplog.text
