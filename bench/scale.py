@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_api import memory
-from rljob_api.memory import ModelShape, shape_from_config
+from rljob_api.memory import shape_from_config
 from rljob_api.validation import check
 from rljob_runtime.commands.simulate_plan import device_peak, device_type, number
 from rljob_runtime.simulation import costs
@@ -84,7 +83,7 @@ def rows(model: Model, devices: int) -> tuple[str, list[str]]:
 
     found = find("as it is", make(spec, layout))
     peak = device_peak(memory.estimate(spec, checked.plan, shape))
-    assert peak is not None
+    assert peak is not None, "the size of the model is given"
     need, there = peak[0] / 2**30, kind.memory_bytes / 2**30
     fits = f"{need:.0f}" if need <= there else f"**{need:.0f}**"
     how = "in turn" if layout.shares_devices else f"{layout.trainer_devices} + {layout.rollout_devices}"
@@ -105,11 +104,6 @@ def _cells(found: Finding) -> str:
     return " | ".join([*figures, f"{outcome.trainer_idle_share:.0%}", f"{outcome.engine_idle_share:.0%}"])
 
 
-def shapes() -> Iterator[tuple[Model, ModelShape]]:
-    """Every model with its sizes."""
-    return ((model, shape_from_config(model.config)) for model in MODELS)
-
-
 def page() -> str:
     """The whole page."""
     base, changed = [], []
@@ -118,7 +112,7 @@ def page() -> str:
             row, more = rows(model, devices)
             base.append(row)
             changed += more
-    sizes = ", ".join(f"{model.name} {shape.parameters / 1e9:.1f} billion parameters" for model, shape in shapes())
+    sizes = ", ".join(f"{m.name} {shape_from_config(m.config).parameters / 1e9:.1f} billion parameters" for m in MODELS)
     prompts = ", ".join(f"{count} prompts on {devices} devices" for devices, count in PROMPTS.items())
     return "\n".join([*HEAD, *_about(sizes, prompts), *BASE, *base, *CHANGES, *changed, *TAIL, ""])
 

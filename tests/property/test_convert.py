@@ -157,7 +157,7 @@ def bombs() -> dict[str, str]:
 @pytest.mark.parametrize("framework", sorted(TABLES))
 @pytest.mark.parametrize("bomb", sorted(bombs()))
 def test_bombs(framework: str, bomb: str) -> None:
-    """At most 2 s and 200 MB, also for what is worst."""
+    """At most 2 s of processor time (``within`` asserts it), also for what is worst; memory: :func:`test_memory`."""
     text = bombs()[bomb]
     with within(2.0), contextlib.suppress(SpecInvalidError):
         conversion.render(conversion.convert(framework, text))
