@@ -92,17 +92,17 @@ def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_vol
     urgent["spec"]["queue"] = {"name": "default", "priorityClass": URGENT}
     queued.apply(urgent)
     queued.until("the first job is preempted", lambda: is_queued(queued, name), SUSPENDS_S, job=name)
-    trained = queued.step(name)
-    queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    queued.until("its place in the queue is given back", lambda: not queued.children(name, "rayjobs"), SUSPENDS_S, job=name)
     queued.wait(URGENT, "Succeeded", TRAINS_S)
-
-    queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    trains_beyond(queued, name, trained)
+    trained = queued.step(name)
+    trained = trains_beyond(queued, name, trained)
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
+
     queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     queued.wait(name, "Suspended", SUSPENDS_S)
     queued.until("the quota is given back", lambda: not queued.children(name, "rayjobs"), SUSPENDS_S, job=name)
+    queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    trains_beyond(queued, name, trained)
+    assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
 
     status = queued.get("rljob", name)["status"]
     assert status["attempt"] == 1, "neither was a failure"
