@@ -98,7 +98,7 @@ def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: P
     with_entropy = config.loss.entropy_coefficient > 0
     balance = _balance(model, batch.micro_batches, config)
     for index, micro in enumerate(batch.micro_batches):
-        model.set_requires_gradient_sync(index == last)
+        model.set_requires_gradient_sync(config.reduces_each_micro_batch or index == last)
         outputs, routing = _run(
             model, micro, batch.temperature, config.logprob_chunk_tokens, with_entropy=with_entropy, with_routing=balance is not None
         )

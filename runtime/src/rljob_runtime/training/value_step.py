@@ -140,7 +140,7 @@ def accumulate_value_gradients(model: PreTrainedModel, batch: PreparedValues, co
     assert isinstance(model, FSDPModule)
     last = len(batch.micro_batches) - 1
     for index, micro in enumerate(batch.micro_batches):
-        model.set_requires_gradient_sync(index == last)
+        model.set_requires_gradient_sync(config.reduces_each_micro_batch or index == last)
         values = run_value_micro_batch(model, micro)
         if micro.is_filler:
             (values.sum() * 0.0).backward()
