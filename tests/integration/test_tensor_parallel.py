@@ -114,6 +114,11 @@ def gradients_and_norms(worker: PolicyWorker, dp: int, dp_rank: int, vocab: int)
     norm = clip_gradients(worker.model, None)
     arrays = {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}
     worker.model.zero_grad(set_to_none=True)
+    each = dataclasses.replace(worker.config, reduces_each_micro_batch=True)
+    accumulate_gradients(worker.model, prepared, each, StepMeter(cpu), fresh=True)
+    clip_gradients(worker.model, None)
+    arrays |= {f"each/{name}": gradient for name, gradient in full_gradients(worker).items()}
+    worker.model.zero_grad(set_to_none=True)
     return arrays | {"norm": norm.numpy()}
 
 
@@ -202,9 +207,10 @@ def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, dp: 
     one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
     gradients = read(one, "result", "grad/")
     assert min(float(np.abs(g).max()) for key, g in gradients.items() if "k_proj.bias" not in key) > 1e-3  # softmax ignores key biases
-    difference = largest_difference(gradients, read(other, "result", "grad/"))
-    print(f"{name} {dp}x{tp}: largest difference of gradients {difference:.1e}")
-    assert difference < 1e-6
+    for way in ("grad/", "each/"):  # reduced with the last micro-batch, and with each
+        difference = largest_difference(gradients, read(other, "result", way))
+        print(f"{name} {dp}x{tp} {way}: largest difference of gradients {difference:.1e}")
+        assert difference < 1e-6
     norm = read(one, "result", "norm")[""]
     assert norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())), rel=1e-6)
     assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too

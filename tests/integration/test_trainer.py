@@ -76,10 +76,10 @@ def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> Tr
     )
 
 
-def gradients(worker: PolicyWorker, batch: TrainBatch, *, shared: bool = False) -> dict[str, torch.Tensor]:
+def gradients(worker: PolicyWorker, batch: TrainBatch, *, packed: bool = False) -> dict[str, torch.Tensor]:
     """Full gradients of one batch's loss; leaves the model as it was."""
     device = torch.device("cpu")
-    (prepared,) = prepare_batches([batch], worker.config, device, worker.ready.costs if shared else None)
+    (prepared,) = prepare_batches([batch], worker.config, device, worker.ready.costs if packed else None)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(device), fresh=True)
     result = {name: p.grad.full_tensor().clone() for name, p in worker.model.named_parameters() if p.grad is not None}  # type: ignore[attr-defined]
     worker.model.zero_grad(set_to_none=True)
@@ -116,10 +116,10 @@ def make_group_batch(seed: int = 0, reference: bool = False) -> TrainBatch:
     )
 
 
-def assert_layout(worker: PolicyWorker, batch: TrainBatch, *, shared: bool) -> None:
-    costs = worker.ready.costs if shared else None
+def assert_layout(worker: PolicyWorker, batch: TrainBatch, *, packed: bool) -> None:
+    costs = worker.ready.costs if packed else None
     (prepared,) = prepare_batches([batch], worker.config, torch.device("cpu"), costs)
-    assert {micro.until is not None for micro in prepared.micro_batches} == {shared}
+    assert {micro.packed is not None for micro in prepared.micro_batches} == {packed}
 
 
 def reference_logprobs(folder: Path, batch: TrainBatch, temperature: float) -> np.ndarray:
@@ -144,12 +144,10 @@ def test_logprobs_equal_transformers_full_softmax(start: StartPolicy, model_fold
 
 
 @pytest.mark.parametrize("budget", [20, 10_000])
-def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layout(
-    start: StartPolicy, model_folder: Path, budget: int
-) -> None:
+def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_padded_rows(start: StartPolicy, model_folder: Path, budget: int) -> None:
     worker = start(token_budget=budget)
     batch = make_group_batch()
-    assert_layout(worker, batch, shared=True)
+    assert_layout(worker, batch, packed=True)
     got = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask)
     assert np.array_equal(got, worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0, wanted=batch.response_mask))
     np.testing.assert_allclose(got, reference_logprobs(model_folder, batch, 1.0) * batch.response_mask, atol=2e-6)
@@ -157,13 +155,13 @@ def test_logprobs_with_shared_prompts_equal_the_full_softmax_and_the_plain_layou
     np.testing.assert_allclose(got, plain, atol=1e-6)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, model_folder: Path, shared: bool) -> None:
-    batch = make_group_batch(reference=True) if shared else make_batch(reference=True)
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, model_folder: Path, packed: bool) -> None:
+    batch = make_group_batch(reference=True) if packed else make_batch(reference=True)
     loss_config = LossConfig(aggregation=Aggregation.SEQ_MEAN_TOKEN_MEAN, kl_coefficient=0.3, kl_estimator=KLEstimator.K2)
     worker = start(loss=loss_config, token_budget=40)
-    assert_layout(worker, batch, shared=shared)
-    got = gradients(worker, batch, shared=shared)
+    assert_layout(worker, batch, packed=packed)
+    got = gradients(worker, batch, packed=packed)
     plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     assert batch.reference_logprobs is not None
     loss, begin = torch.zeros(()), 0
@@ -194,8 +192,8 @@ def test_gradients_do_not_depend_on_the_layout(start: StartPolicy) -> None:
     plain = gradients(worker, batch)
     for settings in ({}, {"token_budget": 25}, {"activation_checkpointing": True}):
         worker = start(**settings)
-        assert_layout(worker, batch, shared=True)
-        shared = gradients(worker, batch, shared=True)
+        assert_layout(worker, batch, packed=True)
+        shared = gradients(worker, batch, packed=True)
         for name, gradient in plain.items():
             torch.testing.assert_close(shared[name], gradient, atol=1e-6, rtol=0)
 
@@ -205,7 +203,7 @@ def test_metrics_do_not_depend_on_the_layout(start: StartPolicy) -> None:
     batch = make_group_batch()
     shared = worker.train_step([batch], step=0)
     worker = start(attn_implementation="eager")
-    assert not worker.ready.costs.may_share
+    assert not worker.ready.costs.may_pack
     plain = worker.train_step([batch], step=0)
     for name, value in plain.items():
         if not name.startswith("time/"):
@@ -235,15 +233,17 @@ SMALL = {
 
 
 def costs_of(config: PretrainedConfig, attention: str = "sdpa", device: str = "cpu") -> LayerCosts:
-    return model.layer_costs(AutoModelForCausalLM.from_config(config, attn_implementation=attention), torch.device(device))
+    made = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model.prepare_attention(made)
+    return model.layer_costs(made, torch.device(device))
 
 
-def test_only_models_that_honour_a_mask_share_prompts() -> None:
+def test_only_models_that_attend_to_all_earlier_tokens_pack() -> None:
     per_layer = 2 * 24 * 24 + 24 + 2 * (24 * 12 + 12) + 3 * 24 * 40 + 2 * 24  # query and output, key and value, MLP, norms
-    known = LayerCosts(linear_flops=2.0 * 2 * per_layer, attention_flops=4.0 * 24 * 2)
+    known = LayerCosts(linear_flops=2.0 * 2 * per_layer, attention_flops=4.0 * 24 * 2, call_flops=1.5e6 * 2)
     assert costs_of(Qwen2Config(**SMALL)) == known
     assert costs_of(LlamaConfig(**SMALL)).may_share
-    assert costs_of(Qwen2Config(**SMALL), attention="eager") == dataclasses.replace(known, may_share=False)
+    assert costs_of(Qwen2Config(**SMALL), attention="eager") == dataclasses.replace(known, may_pack=False, may_share=False)
     assert costs_of(Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)) == LINEAR_ONLY
     assert costs_of(MistralConfig(**SMALL, sliding_window=8)) == LINEAR_ONLY
     assert costs_of(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)) == LINEAR_ONLY
@@ -253,7 +253,7 @@ def test_only_models_that_honour_a_mask_share_prompts() -> None:
 def test_a_micro_batch_costs_more_by_itself_on_an_accelerator(config: PretrainedConfig) -> None:
     on_cpu = costs_of(config)
     assert on_cpu.overhead_tokens == 256
-    assert costs_of(config, device="cuda") == dataclasses.replace(on_cpu, overhead_tokens=2048)
+    assert costs_of(config, device="cuda") == dataclasses.replace(on_cpu, overhead_tokens=2048, call_flops=0.0, by_blocks=on_cpu.may_pack)
 
 
 @pytest.mark.parametrize("one_unit_bytes", [0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])

@@ -1,5 +1,6 @@
 """The memory estimate against what transformers and torch really hold."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,26 @@ def test_gradients_of_several_micro_batches_are_whole_on_every_process(worker: P
     accumulated = [(p.unsharded_accumulated_grad, p._unsharded_param.grad) for p in group.fsdp_params]  # of bfloat16, of float32
     held = [upcast if upcast is not None else own for upcast, own in accumulated]
     assert train_terms(config)["whole gradients of several micro-batches"] == sum(local_tensor(tensor).nbytes for tensor in held)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["last", "each"])
+def test_gradients_that_are_reduced_with_each_micro_batch_are_never_whole(worker: PolicyWorker, each: bool) -> None:
+    model, cpu = worker.model, torch.device("cpu")
+    config = dataclasses.replace(worker.config, token_budget=20, reduces_each_micro_batch=each)
+    (prepared,) = prepare_batches([make_batch()], config, cpu)
+    (group,) = model._get_fsdp_state()._fsdp_param_groups
+    whole: list[bool] = []
+
+    def look(*_: Any) -> None:
+        """What the micro-batches before this one have left."""
+        whole.append(any(p.unsharded_accumulated_grad is not None or p._unsharded_param.grad is not None for p in group.fsdp_params))
+
+    model.base_model.register_forward_pre_hook(look)
+    accumulate_gradients(model, prepared, config, StepMeter(cpu), fresh=True)
+    assert whole == [False] + [not each] * (len(prepared.micro_batches) - 1)
+    assert len(whole) > 2
+    terms = train_terms(json.loads((Path(config.model_path) / "config.json").read_text()), dtype=config.dtype)
+    assert terms["gradients"] == sum(local_tensor(p.grad).nbytes for p in model.parameters() if p.grad is not None)
 
 
 def test_constants_are_those_of_the_runtime() -> None:

@@ -34,6 +34,17 @@ class RewardType(StrEnum):
     """What a sequence-classification model scores the response, see rewardModel."""
 
 
+class GradientReduction(StrEnum):
+    """When data-parallel processes of a trainer add up their gradients."""
+
+    AUTO = "Auto"
+    """LastMicroBatch, but EachMicroBatch where whole gradients would not fit: by the memory estimate, so where deviceMemory is known."""
+    LAST_MICRO_BATCH = "LastMicroBatch"
+    """Once per update. Until then each process holds whole float32 gradients, 4 bytes per parameter and tensor-parallel share."""
+    EACH_MICRO_BATCH = "EachMicroBatch"
+    """With every micro-batch. Each process holds its share of the gradients only; twice the traffic for several micro-batches."""
+
+
 class BudgetEnd(StrEnum):
     """What happens when a judge's budget is spent."""
 

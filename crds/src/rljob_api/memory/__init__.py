@@ -12,7 +12,7 @@ with processes and their devices, text with distinct situations.
 """
 
 from rljob_api.memory.checks import problems, problems_of, shape_of, warnings
-from rljob_api.memory.estimating import estimate, process_needs
+from rljob_api.memory.estimating import chosen_reduction, estimate, process_needs
 from rljob_api.memory.model import Kind, KVCapacity, MemoryEstimate, Need, Phase, PhaseEstimate, PoolEstimate, PoolKind, Term
 from rljob_api.memory.rendering import as_document, as_rows, as_text, peak_rows
 from rljob_api.memory.shape import DecoderShape, ModelShape, shape_from_config, shape_from_count
@@ -32,6 +32,7 @@ __all__ = [
     "as_document",
     "as_rows",
     "as_text",
+    "chosen_reduction",
     "estimate",
     "peak_rows",
     "problems",

@@ -47,7 +47,7 @@ class AdapterNeeds(PolicyNeeds):
 
     def _adapters(self, kind: Kind, name: str, size: int) -> Need:
         """Sharded like the weights, but for whole gradients while several micro-batches are added up."""
-        whole = kind is Kind.GRAD and self.update_tokens > self.micro_batch_tokens
+        whole = kind is Kind.GRAD and self.holds_whole_gradients
         shards = self.tensor if whole else self.data * self.tensor
         return Need(
             kind=kind,

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 
 from rljob_api.errors import FieldError, show
-from rljob_api.memory.estimating import estimate
+from rljob_api.memory.estimating import TIGHT_SHARE, estimate
 from rljob_api.memory.model import KVCapacity, MemoryEstimate, PhaseEstimate, PoolEstimate, PoolKind, Term
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.units import show_bytes
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-TIGHT_SHARE = 0.9
-"""From this share of the limit on an estimate is a warning: fragments and rounding of allocators are not in it."""
 MAX_TERMS = 8
 """Terms that a message spells out; the smallest are summed up."""
 MAX_REMEDIES = 3

@@ -43,7 +43,10 @@ from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, O
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import GradientReduction
 
+TIGHT_SHARE = 0.9
+"""From this share of the limit on an estimate is tight: fragments and rounding of allocators are not in it."""
 _ROUNDING = 1e-9
 _COPIED = frozenset({Kind.WEIGHT, Kind.OPTIMIZER})
 """Kinds that are copied when they leave; others can be made again."""
@@ -58,21 +61,18 @@ def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> MemoryEst
         plan: of that spec.
         shape: of its model; None estimates nothing, but still finds engines that share a device and want too much of it.
     """
-    on_devices, on_nodes = situations(plan)
-    fractions = tuple(_shared_fractions(spec, on_devices))
+    seen = situations(plan)
+    fractions = tuple(_shared_fractions(spec, seen[0]))
     if shape is None:
         notes = ("the size of the model is not known: set spec.model.parameterCount",)
         return MemoryEstimate(shape=None, pools=(), capacities=(), shared_fractions=fractions, notes=notes)
-    estimator = _Estimator(spec, plan, shape)
-    pools = [pool for s in on_devices if (pool := estimator.device(s))]
-    pools += [pool for s in on_nodes if (pool := estimator.node(s))]
-    pools += [pool for s in on_nodes if (pool := estimator.host(s))]
+    estimator, pools = _estimated(spec, plan, shape, seen)
     return MemoryEstimate(
         shape=shape,
         pools=tuple(sorted(pools, key=_fullest_first)),
         capacities=estimator.capacities(),
         shared_fractions=fractions,
-        notes=tuple(_notes(spec, shape, pools)),
+        notes=tuple(_notes(spec, shape, pools, estimator.reduction)),
     )
 
 
@@ -84,7 +84,7 @@ def process_needs(spec: RLJobSpec, plan: Plan, shape: ModelShape) -> Callable[[P
         plan: of that spec.
         shape: of its model.
     """
-    estimator = _Estimator(spec, plan, shape)
+    estimator, _ = _estimated(spec, plan, shape, situations(plan))
     indexes = {component.name: index for index, component in enumerate(plan.components)}
 
     def needs(component: PlannedComponent, process: PlannedProcess) -> ProcessNeeds:
@@ -92,6 +92,39 @@ def process_needs(spec: RLJobSpec, plan: Plan, shape: ModelShape) -> Callable[[P
         return estimator.of((indexes[component.name], first), plan.nodes[process.node_rank].group)
 
     return needs
+
+
+def chosen_reduction(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> GradientReduction:
+    """When a job's gradients are reduced: what it asks for, or with Auto on each micro-batch where whole gradients do not fit.
+
+    Args:
+        spec: of the job.
+        plan: of that spec.
+        shape: of its model; None decides for the last micro-batch, which is faster, as does a limit that the spec does not say.
+    """
+    if shape is None:
+        asked = spec.training.gradient_reduction
+        return GradientReduction.LAST_MICRO_BATCH if asked is GradientReduction.AUTO else asked
+    return _estimated(spec, plan, shape, situations(plan))[0].reduction
+
+
+def _estimated(
+    spec: RLJobSpec, plan: Plan, shape: ModelShape, seen: tuple[Sequence[Situation], Sequence[Situation]]
+) -> tuple[_Estimator, list[PoolEstimate]]:
+    """The estimator with the reduction that is decided for, and its pools of the situations (of devices, of nodes)."""
+    asked, each = spec.training.gradient_reduction, GradientReduction.EACH_MICRO_BATCH
+    first = _Estimator(spec, plan, shape, GradientReduction.LAST_MICRO_BATCH if asked is GradientReduction.AUTO else asked)
+    pools = first.pools(*seen)
+    if asked is not GradientReduction.AUTO or not any(_is_tight(pool) for pool in pools):
+        return first, pools
+    second = _Estimator(spec, plan, shape, each)
+    smaller = second.pools(*seen)
+    helps = any(_is_tight(pool) and less.peak.num_bytes < pool.peak.num_bytes for pool, less in zip(pools, smaller, strict=True))
+    return (second, smaller) if helps else (first, pools)
+
+
+def _is_tight(pool: PoolEstimate) -> bool:
+    return pool.limit_bytes is not None and pool.peak.num_bytes > TIGHT_SHARE * pool.limit_bytes
 
 
 def _fullest_first(pool: PoolEstimate) -> tuple[int, float, int]:
@@ -131,7 +164,7 @@ def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Itera
             )
 
 
-def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate]) -> Iterator[str]:
+def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate], reduction: GradientReduction) -> Iterator[str]:
     if shape.decoder is None:
         yield (
             "only the number of parameters is known: gathered layers, activations, logits and what a KV cache holds are left out, "
@@ -144,6 +177,8 @@ def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate]) ->
     own = [component.name for component in spec.components if TRAITS[component.role].has_own_model]
     if own:
         yield f"{', '.join(own)}: left out, the size of a model other than spec.model is not known"
+    if reduction is GradientReduction.EACH_MICRO_BATCH and spec.training.gradient_reduction is GradientReduction.AUTO:
+        yield "training.gradientReduction: Auto is EachMicroBatch here, because whole gradients would not fit"
     if spec.model.lora is not None and shape.decoder is None:
         yield "model.lora: adapters are left out, their size follows from that of the layers"
 
@@ -219,13 +254,20 @@ class _Occupant:
 class _Estimator:
     """Estimates pool after pool; computes the needs of equal processes once."""
 
-    def __init__(self, spec: RLJobSpec, plan: Plan, shape: ModelShape) -> None:
+    def __init__(self, spec: RLJobSpec, plan: Plan, shape: ModelShape, reduction: GradientReduction) -> None:
         self._spec, self._plan, self._shape = spec, plan, shape
+        self.reduction = reduction
         self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
         self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
         self._num_senders = len(chosen_senders(spec, plan))
         self._backend = chosen_backend(spec, plan)
         self._num_engines = sum(component.world_size for component in plan.with_role(Role.ROLLOUT))
+
+    def pools(self, on_devices: Sequence[Situation], on_nodes: Sequence[Situation]) -> list[PoolEstimate]:
+        """Devices, then nodes, then what offloaded state takes on these."""
+        pools = [pool for s in on_devices if (pool := self.device(s))]
+        pools += [pool for s in on_nodes if (pool := self.node(s))]
+        return pools + [pool for s in on_nodes if (pool := self.host(s))]
 
     def device(self, situation: Situation) -> PoolEstimate | None:
         """One device; None on CPU groups that give devices no memory of their own."""
@@ -324,6 +366,7 @@ class _Estimator:
             first=first,
             senders=self._num_senders,
             backend=self._backend,
+            reduces_each=self.reduction is GradientReduction.EACH_MICRO_BATCH,
         )
         return policy.trained() if traits.is_trained else policy.frozen()
 

@@ -3,8 +3,8 @@
 Weights, gradients and both moments of AdamW are float32 and sharded over the data-parallel processes (ZeRO stage 3, arXiv 1910.02054,
 with 4 + 4 + 8 bytes a parameter because masters are what is sharded). Computation is in ``model.dtype`` on gathered layers: FSDP2
 gathers the next layer while one computes, and keeps the root unit (embedding, head) gathered (torch.distributed.fsdp.fully_shard).
-Gradients are exchanged with the last micro-batch of an update only, so with several of them each process accumulates WHOLE float32
-gradients (``set_requires_gradient_sync(False)``).
+With ``training.gradientReduction: LastMicroBatch`` gradients are exchanged with the last micro-batch of an update only, so with several
+of them each process accumulates WHOLE float32 gradients (``set_requires_gradient_sync(False)``); with EachMicroBatch its share of them.
 
 Saved activations follow the method of Korthikanti et al. (arXiv 2205.05198, section 4): per layer, count what autograd keeps. The
 counts are those of transformers' layers, which keep more than Megatron's; a test compares them with what autograd really saves.
@@ -58,6 +58,8 @@ class PolicyNeeds:
     """Trainer ranks that do; of several each is taken for one."""
     backend: SyncBackend = SyncBackend.AUTO
     """How weights travel."""
+    reduces_each: bool = False
+    """Whether gradients are reduced with each micro-batch."""
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
@@ -115,6 +117,11 @@ class PolicyNeeds:
     def micro_batch_tokens(self) -> int:
         """Tokens of the largest micro-batch; a single sequence may be longer than the budget."""
         return min(self.update_tokens, max(self.training.micro_batch_tokens, self.full_tokens))
+
+    @property
+    def holds_whole_gradients(self) -> bool:
+        """Whether gradients of several micro-batches add up before they are reduced."""
+        return self.update_tokens > self.micro_batch_tokens and not self.reduces_each
 
     @property
     def vocabulary_parts(self) -> int:
@@ -226,14 +233,14 @@ class PolicyNeeds:
             formula=f"{show_count(unit)} x ({self.compute_bytes} + {MASTER_BYTES}) B",
             num_bytes=unit * number,
         )
-        if self.update_tokens <= self.micro_batch_tokens:
+        if not self.holds_whole_gradients:
             return (self._sharded(Kind.GRAD, "gradients", MASTER_BYTES), exchange)
         whole = Need(
             kind=Kind.GRAD,
             name="whole gradients of several micro-batches",
             formula=f"{show_count(self.parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
             num_bytes=ceil_div(self.parameters, self.tensor) * MASTER_BYTES,
-            remedy="more training.miniBatches, so that an update is one micro-batch, or a larger training.tensorParallelSize",
+            remedy="training.gradientReduction: EachMicroBatch",
         )
         return (whole, exchange)
 

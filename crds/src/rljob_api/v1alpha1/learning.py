@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, Seconds, SpecModel
-from rljob_api.vocabulary import GroupRouting, Schedule, StandbyProcesses
+from rljob_api.vocabulary import GradientReduction, GroupRouting, Schedule, StandbyProcesses
 
 MAX_TOP_K = 4096
 """Each sampled token brings the ids of all that could have been sampled to the trainer, 4 bytes each."""
@@ -122,6 +122,8 @@ class Training(SpecModel):
     """Tokens whose vocabulary logits exist at one time."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    gradient_reduction: GradientReduction = GradientReduction.AUTO
+    """When the processes of the trainer, and those of a critic, add up their gradients. Results differ by rounding only."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of the trainer."""
     load_balancing: LoadBalancing | None = None

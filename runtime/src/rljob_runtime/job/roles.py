@@ -16,6 +16,7 @@ from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.rules.algorithm import base_is_reference
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
+from rljob_api.vocabulary import GradientReduction
 from rljob_runtime.engine.registry import engine_worker
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.engine.vllm.server_settings import vllm_server
@@ -73,6 +74,8 @@ class WorkerContext:
     job_folder: Path | None
     """Searched first for the user's functions."""
     log_dir: Path
+    gradient_reduction: GradientReduction = GradientReduction.LAST_MICRO_BATCH
+    """Never Auto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +167,7 @@ def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
         "offload_host_bytes": use.host_bytes,
         "reserve": use.releases_kinds,
         "optimizer_around_step": use.optimizer_around_step,
+        "reduces_each_micro_batch": context.gradient_reduction is GradientReduction.EACH_MICRO_BATCH,
         "job_folder": context.job_folder,
     }
 

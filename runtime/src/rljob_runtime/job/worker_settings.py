@@ -114,11 +114,13 @@ def policy_config(
     offload_host_bytes: int | None = None,
     reserve: tuple[StateKind, ...] = (),
     optimizer_around_step: bool = False,
+    reduces_each_micro_batch: bool = False,
     job_folder: Path | None = None,
 ) -> PolicyConfig:
     """Configuration of a rank of a trainer, critic, or of a reference or teacher, which train nothing.
 
-    Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing; a Custom loss is imported from ``job_folder`` first.
+    Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing, ``reduces_each_micro_batch``
+    from the memory estimate; a Custom loss is imported from ``job_folder`` first.
     """
     training = spec.algorithm.critic.over(spec.training) if role is Role.CRITIC else spec.training
     return PolicyConfig(
@@ -148,6 +150,7 @@ def policy_config(
         offload_host_bytes=offload_host_bytes,
         reserve=reserve,
         optimizer_around_step=optimizer_around_step,
+        reduces_each_micro_batch=reduces_each_micro_batch,
     )
 
 

@@ -86,6 +86,8 @@ class PolicyConfig:
     """Most host memory of this process for offloaded state; None sets no limit."""
     reserve: tuple[StateKind, ...] = ()
     """Kinds whose host memory is taken at set-up, so that a budget that is too small ends the start and not a step."""
+    reduces_each_micro_batch: bool = False
+    """Add up gradients over ranks with every micro-batch, so that a rank holds only its share of them; else once, with the last one."""
     optimizer_around_step: bool = False
     """AdamW's states are on the device only while ``optimizer.step()`` runs, or a checkpoint is written or read. They count as reserved."""
     trust_remote_code: bool = False

@@ -1,19 +1,20 @@
-"""Cuts a train batch into padded micro-batches; numpy, no torch.
+"""Cuts a train batch into micro-batches of at most ``token_budget`` tokens; numpy, no torch.
 
-Rows are sorted by length and cut where that is cheapest, with ``rows * width <= token_budget``, padding included. Padding stands right:
-under a causal mask no trained token ever looks at it. The last token of a row predicts nothing and is not computed; sequences without a
-trained token are left out. Two layouts, chosen by :mod:`~rljob_runtime.training.sharing`:
+The last token of a sequence predicts nothing and is not computed; sequences without a trained token are left out. Two layouts:
 
-plain
-    One sequence per row: positions are columns, attention is causal, no mask is needed.
-shared
-    A tree of sequences with equal prompts, depth first, e.g. for the prompt ``a b`` and the responses ``c d .``, ``c e .`` and ``f .``
-    (a response's last token is not computed)::
+packed
+    Sequences one after another in one row, without padding, where the model attends within them (:mod:`.attention`). Those with equal
+    prompts may be a tree, depth first, if that is cheaper (:mod:`.sharing`), e.g. for the prompt ``a b`` and the responses ``c d .``,
+    ``c e .`` and ``f .``, beside the sequence ``g h .``::
 
-        columns   0 1 2 3 4 5
-        tokens    a b c d e f     b predicts c, c and f; c predicts d and e
-        positions 0 1 2 3 3 2
-        until     6 6 5 4 5 6     a token is seen by itself and later columns before ``until``, that is by its own subtree
+        columns   0 1 2 3 4 5 6 7
+        tokens    a b c d e f g h   b predicts c, c and f; c predicts d and e
+        positions 0 1 2 3 3 2 0 1
+        until     6 6 5 4 5 6 8 8   a token is seen by itself and later columns before ``until``, that is by its own subtree
+
+padded
+    For all other models: a sequence per row, sorted by length and cut where that is cheapest, ``rows * width <= token_budget``, padding
+    included. Padding stands right: under a causal mask no trained token ever looks at it. Positions are columns, no mask is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,30 @@ import numpy.typing as npt
 
 from rljob_runtime.records import IntArray
 from rljob_runtime.sampling_mask import SamplingMask
-from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts, LongArray, Plan, Sequences, plan_layouts, ranges, sort_by_prompt
+from rljob_runtime.training.packing import RowsPart, TreePart, attention_parts
+from rljob_runtime.training.sharing import (
+    LINEAR_ONLY,
+    LayerCosts,
+    LongArray,
+    Plan,
+    Sequences,
+    plan_packed,
+    plan_rows,
+    ranges,
+    sort_by_prompt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRow:
+    """Where sequences begin in a row, and who sees whom."""
+
+    position_ids: LongArray
+    """Shape (1, width): of each token in its own sequence."""
+    until: LongArray
+    """Shape (width,): the token in column k is seen from columns q with ``k <= q < until``."""
+    parts: tuple[RowsPart | TreePart, ...]
+    """The same as calls of the attention; none where one kernel computes the whole row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +57,9 @@ class MicroBatch:
     """Rows of one forward pass and the N tokens whose log-probs are wanted."""
 
     input_ids: LongArray
-    """Shape (rows, width), right-padded with 0."""
-    position_ids: LongArray | None = None
-    """Shape (rows, width), in the shared layout; None: columns."""
-    until: LongArray | None = None
-    """Shape (rows, width), in the shared layout: the token in column k is seen from columns q with ``k <= q < until``."""
+    """Shape (rows, width), right-padded with 0; packed: (1, width)."""
+    packed: PackedRow | None = None
+    """What is to be known of a packed row; None: padded rows."""
     positions: LongArray
     """Shape (N,): index into the flattened (rows * width) hidden states that predict each wanted token; repeats where shared."""
     targets: LongArray
@@ -67,8 +89,7 @@ def make_micro_batches(
         lengths: shape (S,), sums to T.
         wanted: shape (T,), non-zero where the token's log-prob is needed. What comes before a sequence's first is its prompt.
         token_budget: most tokens of a micro-batch, padding included; a single longer sequence still makes one.
-        costs: of the model, to cut where that is cheapest and, if it may share, to compute common prompts once where that is cheaper;
-            None shares nothing and counts positions only.
+        costs: of the model: which layout it takes, and what is cheapest; None pads, and counts positions only.
         sampling_mask: of T positions; None where every token could be sampled.
 
     Returns:
@@ -98,11 +119,13 @@ def make_micro_batches(
         starts=starts[kept], prompts=places[first[kept]] - starts[kept], widths=lengths[kept].astype(np.int64) - 1, groups=none, common=none
     )
     costs = costs or LINEAR_ONLY
-    if costs.may_share:
-        sequences = sort_by_prompt(token_ids, sequences)
-    collate = {False: _collate, True: _collate_shared}
-    plans = plan_layouts(sequences, token_budget, costs)
-    micro_batches = [collate[plan.shared](token_ids, plan, part, sequences, flags) for plan in plans for part in plan.micro_batches]
+    if costs.may_pack:
+        if costs.may_share:
+            sequences = sort_by_prompt(token_ids, sequences)
+        plan = plan_packed(sequences, token_budget, costs)
+        micro_batches = [_pack(token_ids, plan, items, sequences, flags, costs) for items in plan.micro_batches]
+    else:
+        micro_batches = [_pad(token_ids, rows, sequences, flags) for rows in plan_rows(sequences.widths, token_budget, costs)]
     return micro_batches if sampling_mask is None else [_restricted(micro, sampling_mask) for micro in micro_batches]
 
 
@@ -118,9 +141,9 @@ def filler(token_id: int = 0) -> MicroBatch:
     return MicroBatch(input_ids=np.full((1, 1), token_id, dtype=np.int64), positions=zero, targets=zero, sources=zero, is_filler=True)
 
 
-def _collate(token_ids: IntArray, plan: Plan, part: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_]) -> MicroBatch:
+def _pad(token_ids: IntArray, rows: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_]) -> MicroBatch:
     """Pad rows of one sequence to the widest and find the wanted tokens; all rows have at least one."""
-    starts, widths = sequences.starts[plan.begins[part]], plan.widths[part]
+    starts, widths = sequences.starts[rows], sequences.widths[rows]
     columns = np.arange(int(widths.max()), dtype=np.int64)
     inside = columns < widths[:, None]
     flat = np.where(inside, starts[:, None] + columns, 0)
@@ -130,16 +153,18 @@ def _collate(token_ids: IntArray, plan: Plan, part: LongArray, sequences: Sequen
     return MicroBatch(input_ids=input_ids, positions=positions, targets=token_ids[sources].astype(np.int64), sources=sources)
 
 
-def _collate_shared(token_ids: IntArray, plan: Plan, part: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_]) -> MicroBatch:
-    """Write rows as trees, pad them to the widest and find the wanted tokens. Places are indexes into the flattened (rows * width)."""
-    rows, width = part.size, int(plan.widths[part].max())
-    row, nth = ranges(plan.sizes[part])
-    members = plan.begins[part][row] + nth
+def _pack(
+    token_ids: IntArray, plan: Plan, items: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_], costs: LayerCosts
+) -> MicroBatch:
+    """Write items one after another, trees depth first, and find the wanted tokens. Places are columns of the row."""
+    item, nth = ranges(plan.sizes[items])
+    members = plan.begins[items][item] + nth
     starts, prompts = sequences.starts[members], sequences.prompts[members]
     bodies = sequences.widths[members] - prompts  # computed tokens behind the prompt
     common = np.where(nth == 0, 0, sequences.common[members])
-    ends = np.cumsum(bodies - common)
-    ends -= np.concatenate(([0], ends))[np.flatnonzero(nth == 0)][row] - row * width - prompts  # place behind each sequence's own tokens
+    ends = np.cumsum(bodies - common + np.where(nth == 0, prompts, 0))  # place behind each sequence's own tokens
+    item_ends = np.cumsum(plan.widths[items])
+    width = int(item_ends[-1])
 
     owner, depth = ranges(bodies)
     first = np.cumsum(bodies) - bodies
@@ -148,25 +173,26 @@ def _collate_shared(token_ids: IntArray, plan: Plan, part: LongArray, sequences:
         node = further
     place = ((ends - bodies)[owner] + depth)[node]
     lead = np.flatnonzero(nth == 0)
-    prompt_row, column = ranges(prompts[lead])
-    input_ids, position_ids = np.zeros((2, rows * width), dtype=np.int64)
-    until = np.tile(np.int64(width), rows * width)
-    input_ids[prompt_row * width + column] = token_ids[starts[lead][prompt_row] + column]
-    position_ids[prompt_row * width + column] = column
+    begins = item_ends - plan.widths[items]
+    prompt_item, column = ranges(prompts[lead])
+    input_ids, position_ids = np.zeros((2, width), dtype=np.int64)
+    until = np.repeat(item_ends, plan.widths[items])
+    input_ids[begins[prompt_item] + column] = token_ids[starts[lead][prompt_item] + column]
+    position_ids[begins[prompt_item] + column] = column
     flat = (starts + prompts)[owner] + depth
     input_ids[place], position_ids[place] = token_ids[flat], prompts[owner] + depth
     until[place] = 0
-    np.maximum.at(until, place, (ends - row * width)[owner])
+    np.maximum.at(until, place, ends[owner])
 
     later = flags[flat + 1]
-    positions = np.concatenate([row * width + prompts - 1, place[later]])  # a prompt predicts what ended it, the first wanted token
+    positions = np.concatenate([begins[item] + prompts - 1, place[later]])  # a prompt predicts what ended it, the first wanted token
     sources = np.concatenate([starts + prompts, flat[later] + 1])
     order = np.argsort(sources)
     positions, sources = positions[order], sources[order]
+    parts = () if costs.by_blocks else attention_parts(plan.widths[items], plan.sizes[items], plan.branching[items], until, costs)
     return MicroBatch(
-        input_ids=input_ids.reshape(rows, width),
-        position_ids=position_ids.reshape(rows, width),
-        until=until.reshape(rows, width),
+        input_ids=input_ids[None],
+        packed=PackedRow(position_ids=position_ids[None], until=until, parts=tuple(parts)),
         positions=positions,
         targets=token_ids[sources].astype(np.int64),
         sources=sources,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
@@ -24,12 +25,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
+from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
-from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
+from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_CALL_FLOPS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 
 ONE_UNIT_BYTES = 32 * 2**20
@@ -71,6 +73,7 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
         raise ModelError(f"model folder {folder} cannot be loaded as a causal language model: {error}") from error
     _refuse_unsupported(model, folder)
     balance_coefficient(model, config.load_balancing)
+    prepare_attention(model)
     model.checkpoint_parts = checkpoint_parts(model)
     model.requires_grad_(config.trainable and config.lora is None)
     if config.lora is not None:
@@ -129,33 +132,47 @@ def reshard(model: nn.Module) -> None:
     model.reshard()
 
 
-def layer_costs(model: PreTrainedModel, device: torch.device) -> LayerCosts:
-    """What the decoder layers cost, for deciding which rows are padded together and whether sequences share a prompt.
+def prepare_attention(model: PreTrainedModel) -> None:
+    """Let the model compute packed rows (:mod:`.attention`) if it can, which :func:`layer_costs` then says."""
+    if _attends_to_all(model) and model.config.get_text_config()._attn_implementation == "sdpa":
+        model.set_attn_implementation(PACKED)
 
-    Sharing needs a model that honours a mask of its own and given positions: transformers' own code, attention by ``sdpa`` over all
-    earlier tokens in every layer (no sliding window, no chunks, no recurrent state), and rotary positions. Of other models than these,
-    whatever computes the attention, only the number of positions counts.
+
+def layer_costs(model: PreTrainedModel, device: torch.device) -> LayerCosts:
+    """What the decoder layers cost, for deciding what stands in a micro-batch and whether sequences share a prompt.
+
+    Packing needs a model that hands :mod:`.attention` its keywords and honours given positions: transformers' own code, attention by
+    ``sdpa`` over all earlier tokens in every layer (no sliding window, no chunks, no recurrent state), and rotary positions. Of other
+    models than these, whatever computes the attention, only the number of positions counts.
 
     Args:
         model: not yet sharded, which changes its class.
         device: where it will compute; sets what a micro-batch costs whatever is in it.
     """
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    whole = set(kinds) == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
-    rotary = hasattr(model.base_model, "rotary_emb")
-    own_code = type(model).__module__.startswith("transformers.")
-    overhead_tokens = CPU_OVERHEAD_TOKENS if device.type == "cpu" else ACCELERATOR_OVERHEAD_TOKENS
-    if not (whole and rotary and own_code) or model._is_stateful:
+    config, on_cpu = model.config.get_text_config(), device.type == "cpu"
+    overhead_tokens = CPU_OVERHEAD_TOKENS if on_cpu else ACCELERATOR_OVERHEAD_TOKENS
+    if not _attends_to_all(model):
         return dataclasses.replace(LINEAR_ONLY, overhead_tokens=overhead_tokens)
     layers = decoder_layers(model)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return LayerCosts(
         linear_flops=2.0 * sum(_used_share(p, config) * p.numel() for layer in layers for p in layer.parameters()),
         attention_flops=4.0 * config.num_attention_heads * head_dim * len(layers),
+        call_flops=CPU_CALL_FLOPS * len(layers) if on_cpu else 0.0,
+        by_blocks=not on_cpu,
         overhead_tokens=overhead_tokens,
-        may_share=config._attn_implementation == "sdpa",
+        may_pack=config._attn_implementation == PACKED,
+        may_share=config._attn_implementation == PACKED,
     )
+
+
+def _attends_to_all(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to all earlier tokens, wherever positions say that these are, and nothing else joins tokens."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    whole = set(kinds) == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
+    own_code = type(model).__module__.startswith("transformers.")
+    return whole and own_code and hasattr(model.base_model, "rotary_emb") and not model._is_stateful
 
 
 def _used_share(parameter: nn.Parameter, config: PretrainedConfig) -> float:
@@ -170,8 +187,7 @@ def _token_logprobs(
     targets: torch.Tensor,
     temperature: float,
     chunk_tokens: int,
-    position_ids: torch.Tensor | None = None,
-    until: torch.Tensor | None = None,
+    packing: Packing | None = None,
     with_entropy: bool = False,
     possible_ids: torch.Tensor | None = None,
     possible_rows: torch.Tensor | None = None,
@@ -182,7 +198,7 @@ def _token_logprobs(
     With ``possible_ids`` (M,) and their ``possible_rows`` (M,) of a micro-batch, among these tokens only. With ``with_routing`` also what
     the routers chose at these positions, see :func:`~rljob_runtime.training.balance.routing_sums`; None without.
     """
-    chosen, routing = _pass(self, input_ids, positions, position_ids, until, with_routing=with_routing)
+    chosen, routing = _pass(self, input_ids, positions, packing, with_routing=with_routing)
     weight = self.get_output_embeddings().weight
     part = None
     if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
@@ -206,11 +222,10 @@ def _expert_choices(
     self: PreTrainedModel,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
-    until: torch.Tensor | None = None,
+    packing: Packing | None = None,
 ) -> torch.Tensor:
     """What the routers choose at ``positions`` (N,): :func:`~rljob_runtime.training.balance.routing_sums`, without the head."""
-    routing = _pass(self, input_ids, positions, position_ids, until, with_routing=True)[1]
+    routing = _pass(self, input_ids, positions, packing, with_routing=True)[1]
     assert routing is not None
     return routing
 
@@ -219,30 +234,28 @@ def hidden_states(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
-    until: torch.Tensor | None = None,
+    packing: Packing | None = None,
 ) -> torch.Tensor:
     """Last hidden states (N, H) at flat ``positions`` (N,) of ``input_ids`` (rows, width); only inside a method registered with FSDP.
 
-    Without ``until`` no attention mask: rows are padded right and attention is causal. No cache: with one, transformers takes
-    packed-sequence guesses.
+    Without ``packing`` rows are padded right and attention is causal. No cache: with one, transformers takes packed-sequence guesses.
     """
-    return _pass(model, input_ids, positions, position_ids, until, with_routing=False)[0]
+    return _pass(model, input_ids, positions, packing, with_routing=False)[0]
 
 
 def _pass(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
-    position_ids: torch.Tensor | None,
-    until: torch.Tensor | None,
+    packing: Packing | None,
     *,
     with_routing: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Hidden states (N, H) of :func:`hidden_states`, and routing sums (2, E) if they are asked for."""
-    mask = None if until is None else tree_mask(until)
-    asked = {"output_router_logits": True} if with_routing else {}
-    output = model.base_model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False, **asked)
+    asked: dict[str, Any] = {"output_router_logits": True} if with_routing else {}
+    if packing is not None:
+        asked |= {"packing": packing, "position_ids": packing.position_ids}
+    output = model.base_model(input_ids=input_ids, use_cache=False, **asked)
     hidden = output.last_hidden_state
     # embedding, not hidden[positions] or index_select: positions repeat where prompts are shared, and its backward adds in a fixed order
     # on the CPU and on CUDA (there it sorts first; the others use atomics on one of the two), so losses are bit-identical over runs
@@ -250,21 +263,6 @@ def _pass(
     if not with_routing:
         return chosen, None
     return chosen, routing_sums(output.router_logits, positions, model.config.get_text_config().num_experts_per_tok)
-
-
-def tree_mask(until: torch.Tensor) -> torch.Tensor:
-    """Who sees whom in the shared layout: query q sees key k where ``k <= q < until[k]``.
-
-    Args:
-        until: shape (rows, width), see :class:`~rljob_runtime.training.microbatch.MicroBatch`.
-
-    Returns:
-        Shape (rows, 1, width of queries, width of keys), bool. Transformers hands four dimensions to the attention as they are, and
-        ``sdpa`` then applies no causal mask of its own.
-    """
-    column = torch.arange(until.shape[1], device=until.device)
-    query = column[:, None]
-    return ((column <= query) & (query < until[:, None, :]))[:, None]
 
 
 def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""Decides which sequences compute what they have in common once, and which rows are padded together; numpy, no torch.
+"""Decides which sequences compute what they have in common once, and which stand in one micro-batch; numpy, no torch.
 
-The samples of one GRPO group repeat their prompt, and short answers often one another's beginnings. Sharing puts a group into ONE row, a
-tree of tokens written depth first: the prompt, then of each response what differs from the one before it. That makes fewer tokens, but a
-longer row and a dense mask; :func:`row_cost` says which is cheaper.
+The samples of one GRPO group repeat their prompt, and short answers often one another's beginnings. Sharing puts a group into one tree of
+tokens written depth first: the prompt, then of each response what differs from the one before it. That makes fewer tokens, and either
+more calls of the attention or a dense mask; :func:`tree_attention` and :func:`row_cost` say what is cheapest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ CPU_OVERHEAD_TOKENS = 256
 measured for the quickstart's model on one CPU core."""
 ACCELERATOR_OVERHEAD_TOKENS = 2048
 """The same on devices that compute faster than they are given work. An estimate, not measured."""
+CPU_CALL_FLOPS = 1.5e6
+"""What one more call of the attention costs on the CPU, per layer: 150 microseconds with its backward, at 30e9 operations a second,
+of which a third is the forward's (measured on one core with AVX-512). On accelerators all sequences of a micro-batch are one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +36,20 @@ class LayerCosts:
     """Per token, above 0: 2 * parameters of all layers."""
     attention_flops: float
     """Per pair of query and key: 4 * heads * head size * layers (2 for the scores, 2 for the weighted values); 0 where not known."""
+    call_flops: float = 0.0
+    """Cost of calling the attention once more in every layer, whatever it computes."""
+    by_blocks: bool = False
+    """Whether one call computes the attention of a whole packed row, and skips what nobody sees."""
     overhead_tokens: int = CPU_OVERHEAD_TOKENS
     """Cost of a micro-batch, whatever is in it."""
+    may_pack: bool = True
+    """Whether the model attends within sequences that stand in one row (:mod:`rljob_runtime.training.attention`)."""
     may_share: bool = True
-    """Whether the model computes trees of sequences rightly."""
+    """Whether it may compute common prompts once, in trees; only where it may pack."""
 
 
-LINEAR_ONLY = LayerCosts(linear_flops=1.0, attention_flops=0.0, may_share=False)
-"""For a model of which nothing is known: positions are all that costs (only ratios matter, so 1 per token), and nothing is shared."""
+LINEAR_ONLY = LayerCosts(linear_flops=1.0, attention_flops=0.0, may_pack=False, may_share=False)
+"""For a model of which nothing is known: positions are all that costs (only ratios matter, so 1 per token), and rows are padded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,63 +74,80 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Micro-batches of one layout. A row holds ``sizes`` sequences from ``begins`` on."""
+    """Which sequences stand in which packed micro-batch. An item is ``sizes`` sequences from ``begins`` on: one, or a tree of several."""
 
-    shared: bool
-    """Whether rows are trees (and so need a mask)."""
     begins: LongArray
-    """Shape (R,)."""
+    """Shape (I,)."""
     sizes: LongArray
-    """Shape (R,): 1 where not shared."""
+    """Shape (I,)."""
     widths: LongArray
-    """Shape (R,): tokens of each row."""
+    """Shape (I,): tokens of each item."""
+    branching: npt.NDArray[np.bool_]
+    """Shape (I,): trees whose attention is computed branch by branch; others of several sequences have a dense mask."""
     micro_batches: list[LongArray]
-    """The rows of each micro-batch; widest row first."""
+    """Items of each micro-batch: branching trees, masked trees, sequences; each kind by descending width."""
 
 
-def row_cost(width: npt.ArrayLike, *, shared: bool, costs: LayerCosts) -> npt.NDArray[np.float64]:
-    """Forward operations of a row of ``width`` tokens, padding included, for any shape of ``width``.
+def row_cost(width: npt.ArrayLike, costs: LayerCosts) -> npt.NDArray[np.float64]:
+    """Forward operations of a causal row of ``width`` tokens, padding included, for any shape of ``width``.
 
-    ``linear * width + attention * width^2 * (1 if shared else 1/2)``: a causal kernel without a mask skips the half of the score matrix
-    above the diagonal, a dense mask makes it compute all of it.
+    ``linear * width + attention * width^2 / 2``: a causal kernel without a mask skips the half of the score matrix above the diagonal.
     """
     size = np.asarray(width, dtype=np.float64)
-    return costs.linear_flops * size + costs.attention_flops * size**2 * (1.0 if shared else 0.5)
+    return costs.linear_flops * size + attention_cost(size, costs)
 
 
-def micro_batch_cost(rows: int, width: int, *, shared: bool, costs: LayerCosts) -> float:
-    """``rows`` times :func:`row_cost`, plus ``linear * overhead_tokens``; ``width`` is that of the longest row."""
-    return rows * float(row_cost(width, shared=shared, costs=costs)) + costs.linear_flops * costs.overhead_tokens
+def attention_cost(width: npt.ArrayLike, costs: LayerCosts, *, masked: bool = False) -> npt.NDArray[np.float64]:
+    """The attention's part of :func:`row_cost`; twice that where a mask makes the kernel compute the whole score matrix."""
+    return costs.attention_flops * np.square(np.asarray(width, dtype=np.float64)) * (1.0 if masked else 0.5)
 
 
-def plan_cost(plans: list[Plan], costs: LayerCosts) -> float:
-    """Forward operations of all micro-batches."""
-    return sum(micro_batch_cost(part.size, int(p.widths[part[0]]), shared=p.shared, costs=costs) for p in plans for part in p.micro_batches)
+def micro_batch_cost(rows: int, width: int, costs: LayerCosts) -> float:
+    """``rows`` padded to ``width`` times :func:`row_cost`, plus ``linear * overhead_tokens``."""
+    return rows * float(row_cost(width, costs)) + costs.linear_flops * costs.overhead_tokens
 
 
-def plan_layouts(sequences: Sequences, token_budget: int, costs: LayerCosts) -> list[Plan]:
-    """The cheapest of three layouts: nothing shared, every group shared, or only those that gain by it.
+def plan_packed(sequences: Sequences, token_budget: int, costs: LayerCosts) -> Plan:
+    """Sequences without padding: which share a tree, and which stand in one micro-batch.
 
     Args:
         sequences: sorted by :func:`sort_by_prompt` if the model may share.
-        token_budget: most tokens of a micro-batch, padding included; a single longer sequence still makes one.
-        costs: of the model; decide what is shared, if it may, and where rows are cut.
+        token_budget: most tokens of a micro-batch; a single longer sequence still makes one.
+        costs: of the model; decide which groups are trees, and how these are attended to.
 
     Returns:
-        One or two plans that together hold every sequence once; never dearer than the plan that shares nothing.
+        A plan that holds every sequence once. Micro-batches are filled in order, which makes nearly as few as there can be.
     """
-    plain = [_plain(np.arange(len(sequences)), sequences, token_budget, costs)]
-    if not costs.may_share or not (np.diff(sequences.groups) == 0).any():
-        return plain
-    begins, sizes, widths = (np.array(column, dtype=np.int64) for column in zip(*_rows(sequences, token_budget), strict=True))
-    options = [plain, [_shared(begins, sizes, widths, token_budget, costs)]]
-    alone = np.add.reduceat(row_cost(sequences.widths, shared=False, costs=costs), begins)
-    gains = row_cost(widths, shared=True, costs=costs) < alone
-    if gains.any() and not gains.all():
-        rest = np.flatnonzero(np.repeat(~gains, sizes))
-        shared = _shared(begins[gains], sizes[gains], widths[gains], token_budget, costs)
-        options.append([shared, _plain(rest, sequences, token_budget, costs)])
-    return min(options, key=lambda plans: plan_cost(plans, costs))
+    count = len(sequences)
+    begins, sizes, widths = np.arange(count), np.ones(count, dtype=np.int64), sequences.widths
+    branching = np.zeros(count, dtype=np.bool_)
+    if costs.may_share and (np.diff(sequences.groups) == 0).any():
+        trees = np.array(list(_rows(sequences, token_budget)), dtype=np.int64)
+        begins, sizes, widths, branching = _where_it_gains(trees[:, 0], trees[:, 1], trees[:, 2], sequences, costs)
+    kinds = np.where(branching, 0, np.where(sizes > 1, 1, 2))
+    order = np.lexsort((-widths, kinds))
+    begins, sizes, widths, branching = begins[order], sizes[order], widths[order], branching[order]
+    cuts, filled = [], 0
+    for index, width in enumerate(widths.tolist()):
+        if index and filled + width > token_budget:
+            cuts.append(index)
+            filled = 0
+        filled += width
+    items = np.split(np.arange(order.size), cuts) if order.size else []
+    return Plan(begins=begins, sizes=sizes, widths=widths, branching=branching, micro_batches=items)
+
+
+def tree_attention(sequences: Sequences, begins: LongArray, sizes: LongArray, costs: LayerCosts) -> npt.NDArray[np.float64]:
+    """Forward operations of the attention of trees, branch by branch, shape of ``begins``.
+
+    Each sequence's own tokens see all before them: ``own * (before + own / 2)`` by blocks; as calls ``own * (before + own)``, because a
+    mask makes the kernel compute all of it. The prompt is causal.
+    """
+    before = sequences.prompts + sequences.common
+    own = (sequences.widths - before).astype(np.float64)
+    pairs = np.add.reduceat(own * (before + own * (0.5 if costs.by_blocks else 1.0)), begins)
+    pairs += 0.5 * sequences.prompts[begins].astype(np.float64) ** 2
+    return costs.attention_flops * pairs + costs.call_flops * (sizes + 1)
 
 
 def sort_by_prompt(token_ids: IntArray, sequences: Sequences) -> Sequences:
@@ -148,13 +174,12 @@ def sort_by_prompt(token_ids: IntArray, sequences: Sequences) -> Sequences:
     return Sequences(starts=starts, prompts=prompts, widths=widths, groups=groups, common=np.concatenate(([0], compared))[: order.size])
 
 
-def plan_rows(widths: npt.NDArray[np.integer], token_budget: int, *, shared: bool, costs: LayerCosts) -> list[LongArray]:
-    """The partition of rows into micro-batches with the least sum of :func:`micro_batch_cost`.
+def plan_rows(widths: npt.NDArray[np.integer], token_budget: int, costs: LayerCosts) -> list[LongArray]:
+    """The partition of padded rows into micro-batches with the least sum of :func:`micro_batch_cost`.
 
     Args:
         widths: shape (R,), tokens computed per row, at least 1.
         token_budget: most tokens of a micro-batch, padding included; a single longer row still makes one.
-        shared: whether rows are trees.
         costs: of the model.
 
     Returns:
@@ -165,8 +190,8 @@ def plan_rows(widths: npt.NDArray[np.integer], token_budget: int, *, shared: boo
     order = np.argsort(-widths.astype(np.int64), kind="stable").astype(np.int64)
     ordered = widths[order].astype(np.int64)
     limits = np.arange(1, order.size + 1) + np.maximum(token_budget // ordered - 1, 0)
-    row_costs = row_cost(ordered, shared=shared, costs=costs)
-    cuts = _cheapest_cuts(row_costs.tolist(), limits.tolist(), costs.linear_flops * costs.overhead_tokens)
+    row_costs = row_cost(ordered, costs)
+    cuts = cheapest_cuts(row_costs.tolist(), limits.tolist(), costs.linear_flops * costs.overhead_tokens)
     return np.split(order, cuts) if order.size else []
 
 
@@ -176,21 +201,24 @@ def ranges(counts: LongArray) -> tuple[LongArray, LongArray]:
     return owner, np.arange(owner.size) - (np.cumsum(counts) - counts)[owner]
 
 
-def _plain(members: LongArray, sequences: Sequences, token_budget: int, costs: LayerCosts) -> Plan:
-    """A row per sequence."""
-    widths = sequences.widths[members]
-    cut = plan_rows(widths, token_budget, shared=False, costs=costs)
-    return Plan(shared=False, begins=members, sizes=np.ones_like(members), widths=widths, micro_batches=cut)
-
-
-def _shared(begins: LongArray, sizes: LongArray, widths: LongArray, token_budget: int, costs: LayerCosts) -> Plan:
-    """Rows that are trees."""
-    cut = plan_rows(widths, token_budget, shared=True, costs=costs)
-    return Plan(shared=True, begins=begins, sizes=sizes, widths=widths, micro_batches=cut)
+def _where_it_gains(
+    begins: LongArray, sizes: LongArray, widths: LongArray, sequences: Sequences, costs: LayerCosts
+) -> tuple[LongArray, LongArray, LongArray, npt.NDArray[np.bool_]]:
+    """Begins, sizes, widths and whether it branches of each item: trees where these are cheaper, their sequences alone where not."""
+    by_branch, masked = tree_attention(sequences, begins, sizes, costs), attention_cost(widths, costs, masked=True)
+    shared = costs.linear_flops * widths + np.minimum(by_branch, masked)
+    gains = (sizes > 1) & (shared < np.add.reduceat(row_cost(sequences.widths, costs), begins))
+    rest = np.flatnonzero(np.repeat(~gains, sizes))
+    return (
+        np.concatenate([begins[gains], rest]),
+        np.concatenate([sizes[gains], np.ones_like(rest)]),
+        np.concatenate([widths[gains], sequences.widths[rest]]),
+        np.concatenate([by_branch[gains] <= masked[gains], np.zeros(rest.size, dtype=np.bool_)]),
+    )
 
 
 def _rows(sequences: Sequences, token_budget: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, size, width) of a row per group, or of several where a group is over the budget; one sequence alone may be."""
+    """(begin, size, width) of a tree per group, or of several where a group is over the budget; one sequence alone may be."""
     begin = width = 0
     previous = -1
     columns = (sequences.groups.tolist(), sequences.widths.tolist(), (sequences.widths - sequences.prompts - sequences.common).tolist())
@@ -203,7 +231,7 @@ def _rows(sequences: Sequences, token_budget: int) -> Iterator[tuple[int, int, i
     yield begin, len(sequences) - begin, width
 
 
-def _cheapest_cuts(row_costs: list[float], limits: list[int], overhead: float) -> list[int]:
+def cheapest_cuts(row_costs: list[float], limits: list[int], overhead: float) -> list[int]:
     """Where to cut a list of rows so that the parts cost least; a part costs its first row times its size, plus ``overhead``.
 
     ``least(done) = min over begin of least(begin) + overhead + (done - begin) * row_costs[begin]`` with ``done <= limits[begin]``: for each

@@ -17,6 +17,7 @@ from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.losses.objective import LossInputs, objective
 from rljob_runtime.losses.spans import SpanIndex, span_index
 from rljob_runtime.records import TrainBatch
+from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.balance import Balance, balance_coefficient
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
@@ -88,8 +89,8 @@ def cut_batches(
 def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: PolicyConfig, meter: StepMeter, *, fresh: bool) -> None:
     """Add the gradient of one update's loss to ``.grad``; equal to that of the whole batch in one piece, over all ranks.
 
-    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients once, with
-    the last micro-batch.
+    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each
+    micro-batch or once, with the last, as the configuration says.
     """
     dp_size = layout_of(model).dp_size
     assert isinstance(model, FSDPModule)
@@ -97,7 +98,7 @@ def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: P
     with_entropy = config.loss.entropy_coefficient > 0
     balance = _balance(model, batch.micro_batches, config)
     for index, micro in enumerate(batch.micro_batches):
-        model.set_requires_gradient_sync(index == last)
+        model.set_requires_gradient_sync(config.reduces_each_micro_batch or index == last)
         outputs, routing = _run(
             model, micro, batch.temperature, config.logprob_chunk_tokens, with_entropy=with_entropy, with_routing=balance is not None
         )
@@ -124,8 +125,7 @@ def _balance(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], config
         return model.expert_choices(
             to_device(micro.input_ids, model.device),
             to_device(micro.positions, model.device),
-            None if micro.position_ids is None else to_device(micro.position_ids, model.device),
-            None if micro.until is None else to_device(micro.until, model.device),
+            None if micro.packed is None else Packing(micro.packed, model.device),
         )
 
     top_k = model.config.get_text_config().num_experts_per_tok
@@ -155,8 +155,7 @@ def _run(
         to_device(micro.targets, device),
         temperature,
         chunk_tokens,
-        None if micro.position_ids is None else to_device(micro.position_ids, device),
-        None if micro.until is None else to_device(micro.until, device),
+        None if micro.packed is None else Packing(micro.packed, device),
         with_entropy,
         None if micro.possible_ids is None else to_device(micro.possible_ids, device),
         None if micro.possible_rows is None else to_device(micro.possible_rows, device),

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.model import hidden_states, shard_model
 from rljob_runtime.training.parallel import Layout
@@ -47,10 +48,9 @@ def _token_values(
     self: PreTrainedModel,
     input_ids: torch.Tensor,
     positions: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
-    until: torch.Tensor | None = None,
+    packing: Packing | None = None,
 ) -> torch.Tensor:
     """Values (N,) float32 of the :func:`~rljob_runtime.training.model.hidden_states` at ``positions`` (N,)."""
-    chosen = hidden_states(self, input_ids, positions, position_ids, until)
+    chosen = hidden_states(self, input_ids, positions, packing)
     values: torch.Tensor = self.get_submodule(VALUE_HEAD)(chosen.float())
     return values.squeeze(-1).clone()  # FSDP hooks into what is returned, and warns of a view

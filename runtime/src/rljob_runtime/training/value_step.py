@@ -25,6 +25,7 @@ from rljob_api.vocabulary import Aggregation
 from rljob_runtime.losses.aggregate import token_weights
 from rljob_runtime.losses.value import ValueTerms, clipped_value_loss
 from rljob_runtime.records import FloatArray, TrainBatch
+from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.microbatch import MicroBatch
 from rljob_runtime.training.parallel import layout_of
@@ -132,14 +133,14 @@ def prepare_values(batches: Sequence[TrainBatch], config: CriticConfig, device: 
 def accumulate_value_gradients(model: PreTrainedModel, batch: PreparedValues, config: CriticConfig, meter: ValueMeter) -> None:
     """Add the gradient of one update's loss to ``.grad``; equal to that of the whole batch in one piece, over all ranks.
 
-    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients once, with
-    the last micro-batch.
+    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each
+    micro-batch or once, with the last, as the configuration says.
     """
     dp_size = layout_of(model).dp_size
     assert isinstance(model, FSDPModule)
     last = len(batch.micro_batches) - 1
     for index, micro in enumerate(batch.micro_batches):
-        model.set_requires_gradient_sync(index == last)
+        model.set_requires_gradient_sync(config.reduces_each_micro_batch or index == last)
         values = run_value_micro_batch(model, micro)
         if micro.is_filler:
             (values.sum() * 0.0).backward()
@@ -157,8 +158,7 @@ def run_value_micro_batch(model: PreTrainedModel, micro: MicroBatch) -> torch.Te
     values: torch.Tensor = model.token_values(
         to_device(micro.input_ids, device),
         to_device(micro.positions, device),
-        None if micro.position_ids is None else to_device(micro.position_ids, device),
-        None if micro.until is None else to_device(micro.until, device),
+        None if micro.packed is None else Packing(micro.packed, device),
     )
     return values
 

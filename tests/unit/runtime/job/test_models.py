@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from rljob_api import memory
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import check
 from rljob_runtime.cluster.protocol import WorkerSpec
@@ -19,6 +20,7 @@ from rljob_runtime.job import launch, models
 from rljob_runtime.job.model_shape import read_config
 from rljob_runtime.job.models import ModelSources
 from tests.integration.jobs import job
+from tests.unit.api.test_memory import QWEN3_32B, planned, qwen3_32b
 
 COMMIT = "a" * 40
 SOURCES = ModelSources(
@@ -94,6 +96,15 @@ def test_every_worker_gets_the_folder_of_its_own_node_and_the_spec_stays_as_it_i
     assert seen == {"actor_train-0": "/node0/tiny", "actor_infer-0": "/node1/tiny"}
     assert SPEC.model.path == "team/tiny"
     assert models.with_folders(SPEC, SOURCES.here).model.path == "/driver/tiny"
+
+
+def test_trainers_reduce_gradients_as_the_memory_estimate_says() -> None:
+    spec, shape = qwen3_32b(), memory.shape_from_config(QWEN3_32B)
+    plan = planned(spec)
+    trainer = plan.component("actor_train")
+    for known, each in ((shape, True), (None, False)):
+        configs = [worker.kwargs["config"] for worker in launch.worker_specs(spec, plan, trainer, None, Path("logs"), shape=known)]
+        assert {config.reduces_each_micro_batch for config in configs} == {each}
 
 
 def test_a_node_that_cannot_download_is_named_and_nothing_is_left_running() -> None:

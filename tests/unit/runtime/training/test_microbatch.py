@@ -1,4 +1,4 @@
-"""Micro-batches want every wanted token once, stay within the budget, pad little and compute common prompts once where that is cheaper."""
+"""Micro-batches want every wanted token once, stay within the budget, pad little or not at all, and share prompts where that is cheaper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
+from rljob_runtime.training.microbatch import MicroBatch, PackedRow, filler, make_micro_batches
+from rljob_runtime.training.packing import RowsPart, TreePart
 from rljob_runtime.training.sharing import LayerCosts, micro_batch_cost, plan_rows
 
 repeatable = settings(deadline=None, derandomize=True, max_examples=60)
@@ -63,12 +64,12 @@ cut_costs = st.builds(
 )
 
 
-def planned(lengths: list[int], budget: int, shared: bool, costs: LayerCosts) -> list[list[int]]:
-    return [rows.tolist() for rows in plan_rows(np.asarray(lengths, dtype=np.int64), budget, shared=shared, costs=costs)]
+def planned(lengths: list[int], budget: int, costs: LayerCosts) -> list[list[int]]:
+    return [rows.tolist() for rows in plan_rows(np.asarray(lengths, dtype=np.int64), budget, costs)]
 
 
-def cost_of(parts: list[list[int]], lengths: list[int], shared: bool, costs: LayerCosts) -> float:
-    return sum(micro_batch_cost(len(part), max(lengths[row] for row in part), shared=shared, costs=costs) for part in parts)
+def cost_of(parts: list[list[int]], lengths: list[int], costs: LayerCosts) -> float:
+    return sum(micro_batch_cost(len(part), max(lengths[row] for row in part), costs) for part in parts)
 
 
 def fits(part: list[int], lengths: list[int], budget: int) -> bool:
@@ -99,36 +100,34 @@ def partitions(rows: int) -> Iterator[list[list[int]]]:
 
 
 @repeatable
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 600), st.booleans(), cut_costs)
-def test_plan_is_a_partition_sorted_by_length_and_no_dearer_than_filling_up(
-    lengths: list[int], budget: int, shared: bool, costs: LayerCosts
-) -> None:
-    plan = planned(lengths, budget, shared, costs)
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 600), cut_costs)
+def test_plan_is_a_partition_sorted_by_length_and_no_dearer_than_filling_up(lengths: list[int], budget: int, costs: LayerCosts) -> None:
+    plan = planned(lengths, budget, costs)
     order = [row for rows in plan for row in rows]
     assert sorted(order) == list(range(len(lengths)))
     assert [lengths[row] for row in order] == sorted(lengths, reverse=True)
     assert all(plan)
     assert all(fits(part, lengths, budget) for part in plan)
-    assert cost_of(plan, lengths, shared, costs) <= cost_of(filled_to_the_budget(lengths, budget), lengths, shared, costs) * (1 + 1e-12)
+    assert cost_of(plan, lengths, costs) <= cost_of(filled_to_the_budget(lengths, budget), lengths, costs) * (1 + 1e-12)
 
 
 @repeatable
-@given(st.lists(st.integers(1, 20), max_size=6), st.integers(1, 80), st.booleans(), cut_costs)
-def test_no_partition_costs_less(lengths: list[int], budget: int, shared: bool, costs: LayerCosts) -> None:
+@given(st.lists(st.integers(1, 20), max_size=6), st.integers(1, 80), cut_costs)
+def test_no_partition_costs_less(lengths: list[int], budget: int, costs: LayerCosts) -> None:
     allowed = [parts for parts in partitions(len(lengths)) if all(fits(part, lengths, budget) for part in parts)]
-    cheapest = min(cost_of(parts, lengths, shared, costs) for parts in allowed)
-    assert cost_of(planned(lengths, budget, shared, costs), lengths, shared, costs) == pytest.approx(cheapest, rel=1e-12)
+    cheapest = min(cost_of(parts, lengths, costs) for parts in allowed)
+    assert cost_of(planned(lengths, budget, costs), lengths, costs) == pytest.approx(cheapest, rel=1e-12)
 
 
 @repeatable
-@given(st.lists(st.integers(1, 90), max_size=40), st.integers(1, 900) | st.just(10_000), st.booleans(), cut_costs)
-def test_no_cut_of_the_sorted_rows_costs_less(lengths: list[int], budget: int, shared: bool, costs: LayerCosts) -> None:
+@given(st.lists(st.integers(1, 90), max_size=40), st.integers(1, 900) | st.just(10_000), cut_costs)
+def test_no_cut_of_the_sorted_rows_costs_less(lengths: list[int], budget: int, costs: LayerCosts) -> None:
     ordered = sorted(lengths, reverse=True)
     least = [0.0]
     for end in range(1, len(ordered) + 1):
         begins = [b for b in range(end) if fits(list(range(b, end)), ordered, budget)]
-        least.append(min(least[b] + micro_batch_cost(end - b, ordered[b], shared=shared, costs=costs) for b in begins))
-    assert cost_of(planned(lengths, budget, shared, costs), lengths, shared, costs) == pytest.approx(least[-1], rel=1e-12)
+        least.append(min(least[b] + micro_batch_cost(end - b, ordered[b], costs) for b in begins))
+    assert cost_of(planned(lengths, budget, costs), lengths, costs) == pytest.approx(least[-1], rel=1e-12)
 
 
 def test_a_heavy_tail_pads_little() -> None:
@@ -136,7 +135,7 @@ def test_a_heavy_tail_pads_little() -> None:
     lengths = (9 + np.clip(8 * (1 - quantiles) ** -0.95, 8, 256)).astype(int).tolist()  # a prompt, and Pareto's quantiles up to 256
     real = sum(lengths)
     filled = sum(len(part) * lengths[part[0]] for part in filled_to_the_budget(lengths, 16_384))
-    plan = planned(lengths, 16_384, False, QUICKSTART)
+    plan = planned(lengths, 16_384, QUICKSTART)
     assert filled > 2 * real
     assert sum(len(part) * lengths[part[0]] for part in plan) < 1.3 * real
     assert len(plan) <= 10
@@ -146,18 +145,13 @@ def test_what_a_micro_batch_costs_by_itself_decides_how_many_there_are() -> None
     lengths = [100] * 10 + [10] * 10
     for overhead, parts in ((1000, [20]), (800, [10, 10]), (256, [10, 10])):
         costs = LayerCosts(linear_flops=2.0, attention_flops=0.0, overhead_tokens=overhead)
-        assert [len(part) for part in planned(lengths, 16_384, False, costs)] == parts
-
-
-def test_trees_are_cut_sooner_because_their_mask_makes_padding_dearer() -> None:
-    costs = LayerCosts(linear_flops=2.0, attention_flops=0.003, overhead_tokens=1000)
-    lengths = [100] * 10 + [10] * 10
-    assert [[len(part) for part in planned(lengths, 16_384, shared, costs)] for shared in (False, True)] == [[20], [10, 10]]
+        assert [len(part) for part in planned(lengths, 16_384, costs)] == parts
 
 
 def test_rows_without_wanted_tokens_and_last_tokens_cost_nothing() -> None:
-    micro_batches = make_micro_batches(*build([3, 4, 5], [False] * 7 + [True] * 5), 100)
-    assert [m.input_ids.tolist() for m in micro_batches] == [[[8, 9, 10, 11]]]
+    for costs in (None, LINEAR):
+        micro_batches = make_micro_batches(*build([3, 4, 5], [False] * 7 + [True] * 5), 100, costs)
+        assert [m.input_ids.tolist() for m in micro_batches] == [[[8, 9, 10, 11]]]
 
 
 def test_filler_is_one_token() -> None:
@@ -205,10 +199,10 @@ def build_groups(case: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def visible(micro: MicroBatch, row: int, column: int) -> list[tuple[int, int]]:
     """(position, token) of all that a token sees, itself included, by the documented rule."""
-    if micro.until is None or micro.position_ids is None:
+    if micro.packed is None:
         return list(enumerate(micro.input_ids[row, : column + 1].tolist()))
-    seen = [c for c in range(column + 1) if column < micro.until[row, c]]
-    return [(int(micro.position_ids[row, c]), int(micro.input_ids[row, c])) for c in seen]
+    seen = [c for c in range(column + 1) if column < micro.packed.until[c]]
+    return [(int(micro.packed.position_ids[0, c]), int(micro.input_ids[0, c])) for c in seen]
 
 
 @repeatable
@@ -235,26 +229,70 @@ def test_budget_holds_with_shared_prompts_unless_a_single_sequence_is_longer(cas
         assert micro.input_ids.size <= case[1] or np.unique(row_of[micro.sources]).size == 1
 
 
-def total_cost(micro_batches: list[MicroBatch], costs: LayerCosts) -> float:
-    return sum(micro_batch_cost(*m.input_ids.shape, shared=m.until is not None, costs=costs) for m in micro_batches)
+def parts_see(packed: PackedRow) -> np.ndarray:
+    """Who sees whom, (width, width), by the parts of the attention."""
+    sees = np.zeros((packed.until.size, packed.until.size), dtype=bool)
+    begin = 0
+    for part in packed.parts:
+        places = begin + np.cumsum(part.lengths) - part.lengths
+        for index, (place, length) in enumerate(zip(places.tolist(), part.lengths.tolist(), strict=True)):
+            own = slice(place, place + length)
+            if isinstance(part, TreePart):
+                sees[own, own] = np.tri(length, dtype=bool)
+                for other in part.ancestors[index]:
+                    sees[own, places[other] : places[other] + part.lengths[other]] = True
+            else:
+                column = np.arange(place, place + length)
+                until = packed.until[own] if part.masked else place + length
+                sees[own, own] = (column <= column[:, None]) & (column[:, None] < until)
+        begin += part.num_tokens
+    assert begin == packed.until.size
+    return sees
+
+
+@repeatable
+@given(groups, st.sampled_from([0.0, 5.0, 2000.0]))
+def test_the_parts_of_the_attention_see_what_the_row_says(case: Groups, call_flops: float) -> None:
+    tokens, lengths, wanted = build_groups(case)
+    for micro in make_micro_batches(tokens, lengths, wanted, case[1], dataclasses.replace(case[2], call_flops=call_flops)):
+        assert micro.packed is not None
+        column = np.arange(micro.input_ids.size)
+        expected = (column <= column[:, None]) & (column[:, None] < micro.packed.until)
+        assert np.array_equal(parts_see(micro.packed), expected)
 
 
 @repeatable
 @given(groups)
-def test_the_chosen_layout_never_costs_more_than_the_plain_one(case: Groups) -> None:
+def test_packed_rows_have_no_padding_and_trees_never_more_tokens(case: Groups) -> None:
     tokens, lengths, wanted = build_groups(case)
-    chosen = make_micro_batches(tokens, lengths, wanted, case[1], case[2])
-    plain = make_micro_batches(tokens, lengths, wanted, case[1])
-    assert total_cost(chosen, case[2]) <= total_cost(plain, case[2])
+    alone = make_micro_batches(tokens, lengths, wanted, case[1], dataclasses.replace(case[2], may_share=False))
+    places = np.flatnonzero(wanted)
+    kept = [bool(((places >= end - n) & (places < end)).any()) for end, n in zip(np.cumsum(lengths), lengths, strict=True)]
+    assert sum(m.input_ids.size for m in alone) == int((lengths[kept] - 1).sum())
+    assert sum(m.input_ids.size for m in make_micro_batches(tokens, lengths, wanted, case[1], case[2])) <= sum(
+        m.input_ids.size for m in alone
+    )
 
 
-@repeatable
-@given(st.integers(1, 9), st.integers(1, 200), st.floats(0.1, 1e3), st.floats(0.1, 1e3))
-def test_cost_follows_its_formula(rows: int, width: int, linear: float, attention: float) -> None:
-    costs = LayerCosts(linear_flops=linear, attention_flops=attention)
-    dense = micro_batch_cost(rows, width, shared=True, costs=costs)
-    assert dense == pytest.approx(linear * (rows * width + costs.overhead_tokens) + attention * rows * width * width)
-    assert dense - micro_batch_cost(rows, width, shared=False, costs=costs) == pytest.approx(attention * rows * width * width / 2)
+def parts_of(*arguments: np.ndarray, costs: LayerCosts) -> list[RowsPart | TreePart]:
+    (micro,) = make_micro_batches(*arguments, 10**6, costs)
+    assert micro.packed is not None
+    return list(micro.packed.parts)
+
+
+def test_similar_lengths_are_one_call_of_the_attention_and_a_long_one_is_another() -> None:
+    parts = parts_of(*build([301, 12, 11, 10], [True] * 334), costs=dataclasses.replace(QUICKSTART, call_flops=3e6))
+    assert [part.lengths.tolist() for part in parts] == [[300], [11, 10, 9]]
+
+
+def test_long_trees_branch_and_short_ones_have_a_mask() -> None:
+    costs = dataclasses.replace(QUICKSTART, call_flops=3e6)
+    (short,), (long,) = (parts_of(*group_of(prompt, 4, 8), costs=costs) for prompt in (12, 800))
+    assert isinstance(short, RowsPart)
+    assert short.masked
+    assert isinstance(long, TreePart)
+    assert long.lengths.tolist() == [800] + [3] * 8
+    assert long.ancestors == ((), *[(0,)] * 8)
 
 
 def group_of(prompt: int, response: int, samples: int, equal: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -267,17 +305,16 @@ def group_of(prompt: int, response: int, samples: int, equal: bool = False) -> t
 
 
 def test_layout_of_the_documented_example() -> None:
-    a, b, c, d, e, f, dot = range(1, 8)
-    tokens = np.array([a, b, c, d, dot, a, b, f, dot, a, b, c, e, dot], np.int32)
-    wanted = np.array([0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1], np.float32)
-    (micro,) = make_micro_batches(tokens, np.array([5, 4, 5], np.int32), wanted, 99, LINEAR)
-    assert micro.position_ids is not None
-    assert micro.until is not None
-    assert micro.input_ids.tolist() == [[a, b, c, d, e, f]]
-    assert micro.position_ids.tolist() == [[0, 1, 2, 3, 3, 2]]
-    assert micro.until.tolist() == [[6, 6, 5, 4, 5, 6]]
-    assert micro.positions.tolist() == [1, 2, 3, 1, 5, 1, 2, 4]
-    assert micro.targets.tolist() == [c, d, dot, f, dot, c, e, dot]
+    a, b, c, d, e, f, g, h, dot = range(1, 10)
+    tokens = np.array([a, b, c, d, dot, a, b, f, dot, a, b, c, e, dot, g, h, dot], np.int32)
+    wanted = np.array([0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1], np.float32)
+    (micro,) = make_micro_batches(tokens, np.array([5, 4, 5, 3], np.int32), wanted, 99, LINEAR)
+    assert micro.packed is not None
+    assert micro.input_ids.tolist() == [[a, b, c, d, e, f, g, h]]
+    assert micro.packed.position_ids.tolist() == [[0, 1, 2, 3, 3, 2, 0, 1]]
+    assert micro.packed.until.tolist() == [6, 6, 5, 4, 5, 6, 8, 8]
+    assert micro.positions.tolist() == [1, 2, 3, 1, 5, 1, 2, 4, 7]
+    assert micro.targets.tolist() == [c, d, dot, f, dot, c, e, dot, dot]
 
 
 def test_equal_sequences_are_computed_once() -> None:
@@ -287,37 +324,41 @@ def test_equal_sequences_are_computed_once() -> None:
     assert micro.positions.tolist() == [3, 4, 5] * 5
 
 
-def test_short_responses_share_and_long_ones_do_not() -> None:
-    large = LayerCosts(linear_flops=2.0 * 358e6, attention_flops=4.0 * 896 * 24)  # Qwen2.5-0.5B
-    for arguments, shared in ((group_of(9, 3, 8), True), (group_of(500, 200, 8), True), (group_of(50, 3000, 8), False)):
-        (micro,) = make_micro_batches(*arguments, 10**6, large)
-        assert (micro.until is not None) is shared
-        assert micro.input_ids.shape[0] == (1 if shared else 8)
+def test_groups_share_their_prompt_where_that_is_cheaper() -> None:
+    large = LayerCosts(linear_flops=2.0 * 358e6, attention_flops=4.0 * 896 * 24, call_flops=1.5e6 * 24)  # Qwen2.5-0.5B
+    by_blocks = dataclasses.replace(large, call_flops=0.0, by_blocks=True)
+    for prompt, response, costs, shared in (
+        (9, 3, large, True),
+        (500, 200, large, True),
+        (50, 3000, large, False),  # a mask over long responses costs more than 7 short prompts
+        (50, 3000, by_blocks, True),
+    ):
+        (micro,) = make_micro_batches(*group_of(prompt, response, 8), 10**6, costs)
+        assert micro.input_ids.size == (prompt + 8 * (response - 1) if shared else 8 * (prompt + response - 1))
+        assert micro.packed is not None
+        assert bool(micro.packed.parts) is not costs.by_blocks
 
 
 def test_groups_that_gain_share_beside_groups_that_do_not() -> None:
     (a, b, c), (d, e, f) = group_of(100, 2, 8), group_of(3, 600, 4)
-    costs = LayerCosts(linear_flops=1.0, attention_flops=0.1)
-    micro_batches = make_micro_batches(np.r_[a, d + 7], np.r_[b, e], np.r_[c, f], 10**6, costs)
-    assert [(m.until is not None, m.input_ids.shape) for m in micro_batches] == [(True, (1, 108)), (False, (4, 602))]
+    costs = LayerCosts(linear_flops=1.0, attention_flops=0.1, call_flops=1e9)
+    (micro,) = make_micro_batches(np.r_[a, d + 7], np.r_[b, e], np.r_[c, f], 10**6, costs)
+    assert micro.packed is not None
+    assert [(part.lengths.tolist(), part.masked) for part in micro.packed.parts if isinstance(part, RowsPart)] == [
+        ([108], True),
+        ([602] * 4, False),
+    ]
 
 
-def test_nothing_in_common_keeps_the_maskless_layout() -> None:
-    tokens, lengths, wanted = build([5, 5, 4], [True] * 14)
-    with_costs, without = (make_micro_batches(tokens, lengths, wanted, 100, costs) for costs in (LINEAR, None))
-    assert [m.until for m in with_costs] == [None]
-    assert with_costs[0].input_ids.tolist() == without[0].input_ids.tolist()
-
-
-def test_a_model_that_may_not_share_is_cut_by_its_costs_all_the_same() -> None:
+def test_a_model_that_may_not_share_packs_all_the_same_and_one_that_may_not_pack_pads() -> None:
     (a, b, c), (d, e, f) = group_of(40, 5, 4), group_of(40, 20, 4)
     arguments = np.r_[a, d + 100], np.r_[b, e], np.r_[c, f], 10**6
+    (micro,) = make_micro_batches(*arguments, dataclasses.replace(LINEAR, may_share=False))
+    assert micro.input_ids.shape == (1, 4 * 44 + 4 * 59)
     for attention, shapes in ((0.0, [(8, 59)]), (0.07, [(4, 59), (4, 44)])):
-        costs = LayerCosts(linear_flops=1.0, attention_flops=attention)
-        assert any(m.until is not None for m in make_micro_batches(*arguments, costs))
-        micro_batches = make_micro_batches(*arguments, dataclasses.replace(costs, may_share=False))
-        assert [(m.until is not None, m.input_ids.shape) for m in micro_batches] == [(False, shape) for shape in shapes]
-    assert [(m.until, m.input_ids.shape) for m in make_micro_batches(*arguments)] == [(None, (8, 59))]
+        costs = LayerCosts(linear_flops=1.0, attention_flops=attention, may_pack=False, may_share=False)
+        assert [(m.packed, m.input_ids.shape) for m in make_micro_batches(*arguments, costs)] == [(None, shape) for shape in shapes]
+    assert [(m.packed, m.input_ids.shape) for m in make_micro_batches(*arguments)] == [(None, (8, 59))]
 
 
 def test_a_group_beyond_the_budget_is_cut_between_responses() -> None:
