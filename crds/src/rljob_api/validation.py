@@ -41,7 +41,7 @@ from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
 
 if TYPE_CHECKING:
-    from rljob_api.memory import ModelShape
+    from rljob_api.memory import ModelShape, Served, ShapeReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,8 @@ class CheckedJob:
     """What a run would refuse because it has no effect yet or of its model; only where that was allowed, else such a job does not check."""
     shape: ModelShape | None = None
     """Size of its model, where that is known."""
-
-
-ShapeReader = Callable[[RLJobSpec], "ModelShape | None"]
-"""Finds out how large a job's model is; None where that cannot be known."""
+    served: Served | None = None
+    """Sizes of the models that components have of their own, where somebody looked for them."""
 
 
 ConfigReader = Callable[[RLJobSpec], Mapping[str, object] | None]
@@ -79,23 +77,32 @@ def check(
         name: which RLJob to take when the text holds several.
         runnable: whether fields that have no effect yet are problems; planning alone can do without.
         config_of: reads the model's config.json, so that a model that a run would refuse is reported.
-        shape_of: says how large the model is, for the memory estimate; without it, or where it does not know, spec.model.parameterCount.
+        shape_of: says how large a model is, for the memory estimate; without it, or where it does not know, its parameterCount.
 
     Raises:
         SpecInvalidError: with every problem, in the order of the manifest, with lines when ``source`` is text.
     """
     document = manifest.read(source, name=name) if isinstance(source, str) else manifest.Document(data=dict(source))
     job = manifest.to_job(document)
-    shape = shape_of(job.spec) if shape_of is not None else None
+    shape, served = _shapes(job.spec, shape_of)
     config = config_of(job.spec) if config_of is not None else None
-    plan, errors, not_yet = _examined(job.spec, shape, config)
+    plan, errors, not_yet = _examined(job.spec, shape, served, config)
     if plan is None or errors or (runnable and not_yet):
         raise SpecInvalidError(manifest.arrange(document, [*errors, *not_yet]))
-    return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape)
+    return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape, served=served)
+
+
+def _shapes(spec: RLJobSpec, shape_of: ShapeReader | None) -> tuple[ModelShape | None, Served | None]:
+    """(of the job's model, of components' own); None where nobody looks."""
+    if shape_of is None:
+        return None, None
+    from rljob_api import memory
+
+    return shape_of(spec.model), memory.served_shapes(spec, shape_of)
 
 
 def _examined(
-    spec: RLJobSpec, shape: ModelShape | None, config: Mapping[str, object] | None
+    spec: RLJobSpec, shape: ModelShape | None, served: Served | None, config: Mapping[str, object] | None
 ) -> tuple[Plan | None, list[FieldError], list[FieldError]]:
     """The plan, if there is one; all problems; what has no effect yet, or a model that cannot be trained yet."""
     errors = [error for rule in RULES for error in rule(spec)]
@@ -104,18 +111,18 @@ def _examined(
     if not isinstance(plan, Plan):
         return None, [*errors, *plan], not_yet
     errors += [error for rule in PLAN_RULES for error in rule(spec, plan)]
-    errors += _memory(spec, plan, shape)
+    errors += _memory(spec, plan, shape, served)
     return plan, errors, not_yet
 
 
-def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> list[FieldError]:
+def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served | None) -> list[FieldError]:
     """What does not fit; the estimate is only made where there is something to check."""
     shared = any(len(component.devices) < sum(len(p.devices) for p in component.processes) for component in plan.components)
     if shape is None and spec.model.parameter_count is None and not shared:
         return []
     from rljob_api import memory
 
-    return memory.problems_of(spec, plan, shape)
+    return memory.problems_of(spec, plan, shape, served)
 
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (

@@ -395,7 +395,7 @@ def test_many_engines_on_one_device_are_summed_up() -> None:
     (problem,) = memory.problems_of(spec, planned(spec), None)
     eight = " + ".join(["many 0.25"] * 8)
     assert problem.problem == f"engines on device 1 take {eight} + 3 more = 2.75 of its memory, more than there is"
-    on_devices, on_nodes = situations(planned(spec))
+    on_devices, on_nodes = situations(planned(spec), {})
     assert [(s.first, s.count, s.residents) for s in on_devices] == [
         (0, 1, (((0, True), 1),)),
         (1, 1, (((1, False), 11),)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob_api import memory, planner
 from rljob_api.planning.plan import Plan
-from rljob_api.v1alpha1 import RLJob
+from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import QWEN25_7B
 
@@ -18,8 +18,8 @@ REFERENCE = {"name": "reference", "role": "Reference", "placement": {"ranks": "2
 TRAIN, TRAIN_CRITIC = memory.Phase.TRAIN, memory.Phase.TRAIN_CRITIC
 
 
-def estimated(*components: dict[str, Any], vocab_size: int = 152_064, **sections: Any) -> memory.MemoryEstimate:
-    """Of a job on six devices of 80 GiB: a Trainer on 0 and 1, engines on 4 and 5, further components."""
+def planned_job(*components: dict[str, Any], **sections: Any) -> tuple[RLJobSpec, Plan]:
+    """A job on six devices of 80 GiB: a Trainer on 0 and 1, engines on 4 and 5, further components."""
     document = manifest()
     spec = document["spec"]
     spec["nodeGroups"] = [{"name": "gpu", "devicesPerNode": 6, "deviceMemory": "80Gi"}]
@@ -33,7 +33,13 @@ def estimated(*components: dict[str, Any], vocab_size: int = 152_064, **sections
     parsed = RLJob.model_validate_json(json.dumps(document)).spec
     plan = planner.plan_or_errors(parsed)
     assert isinstance(plan, Plan), plan
-    return memory.estimate(parsed, plan, memory.shape_from_config({**QWEN25_7B, "vocab_size": vocab_size}))
+    return parsed, plan
+
+
+def estimated(*components: dict[str, Any], vocab_size: int = 152_064, **sections: Any) -> memory.MemoryEstimate:
+    """Of :func:`planned_job`."""
+    spec, plan = planned_job(*components, **sections)
+    return memory.estimate(spec, plan, memory.shape_from_config({**QWEN25_7B, "vocab_size": vocab_size}))
 
 
 def device(estimate: memory.MemoryEstimate, first: int) -> memory.PoolEstimate:
@@ -148,3 +154,71 @@ def test_served_adapters_travel_alone_and_lie_padded_in_the_engine() -> None:
     assert "adapters" not in merged
     assert served["adapters"] == LAYERS * 16 * sum(sizes) * 2
     assert served["weight buckets"] < merged["weight buckets"]
+
+
+SMALL = {**QWEN25_7B, "num_hidden_layers": 4}
+JUDGE, SCORE = memory.Phase.JUDGE, memory.Phase.SCORE
+
+
+def judge(name: str, ranks: str, **model: Any) -> dict[str, Any]:
+    return {"name": name, "role": "Judge", "placement": {"ranks": ranks}, "model": {"path": name, **model}}
+
+
+def served(*components: dict[str, Any], shapes: dict[str, memory.ModelShape] | None = None, **sections: Any) -> memory.MemoryEstimate:
+    """As :func:`estimated`, with the sizes of components' own models."""
+    spec, plan = planned_job(*components, **sections)
+    return memory.estimate(spec, plan, memory.shape_from_config(QWEN25_7B), shapes)
+
+
+def test_a_judge_has_the_weights_of_its_own_model_and_an_engines_cache() -> None:
+    small = memory.shape_from_config(SMALL)
+    pool = device(served(judge("grader", "2"), shapes={"grader": small}), 2)
+    found = terms(pool, JUDGE, "grader")
+    assert found["bfloat16 weights"] == 2 * small.parameters
+    assert found["KV cache"] == 64 * 2**30 - sum(size for name, size in found.items() if name != "KV cache")
+    assert {one.phase for one in pool.phases} == {memory.Phase.START_UP, JUDGE}, "no update of the policy's weights comes to it"
+
+
+def test_a_judge_of_unknown_size_is_named_with_the_field_that_would_say_it() -> None:
+    unknown, declared = served(judge("grader", "2")), served(judge("grader", "2", parameterCount=10**9))
+    (note,) = [note for note in unknown.notes if "grader" in note]
+    assert note.endswith("set spec.components[3].model.parameterCount")
+    assert not any("grader" in note for note in declared.notes)
+    assert terms(device(declared, 2), JUDGE, "grader")["bfloat16 weights"] == 2 * 10**9
+
+
+def test_judges_that_leave_their_device_score_one_after_the_other_and_keep_their_weights_in_host_memory() -> None:
+    small, large = memory.shape_from_config(SMALL), memory.shape_from_config(QWEN25_7B)
+    both = (judge("large", "0"), judge("small", "0"))
+    found = served(*both, shapes={"large": large, "small": small}, offload={"residency": "Switching"})
+    assert not memory.problems(found)
+    pool = device(found, 0)
+    assert {"bfloat16 weights", "KV cache"} < set(terms(pool, JUDGE, "large"))
+    assert set(terms(pool, JUDGE, "small")) == {"CUDA context, graphs"}
+    assert set(terms(pool, JUDGE, "actor_train")) == {"CUDA context and NCCL"}
+    host = next(one for one in found.pools if one.kind is memory.PoolKind.NODE)
+    kept = terms(host, memory.Phase.WEIGHT_SYNC, "large")
+    assert kept == {"bfloat16 weights in host memory": 2 * large.parameters}
+
+
+def test_a_judge_that_stays_shares_the_memory_with_the_engine_of_its_device() -> None:
+    problem, overfull = memory.problems(served(judge("grader", "4", parameterCount=10**9)))
+    assert overfull.path == "spec.nodeGroups[0].deviceMemory"
+    assert problem.problem == "engines on device 4 take actor_infer 0.8 + grader 0.8 = 1.6 of its memory, more than there is"
+    assert problem.path == "spec.components[3].engine.memoryFraction"
+
+
+def test_a_teacher_is_a_reference_with_another_model() -> None:
+    teacher = {"name": "teacher", "role": "Teacher", "placement": {"ranks": "2-3"}, "model": {"path": "larger"}}
+    shape = memory.shape_from_config({**QWEN25_7B, "num_hidden_layers": 56})
+    found = terms(device(served(teacher, shapes={"teacher": shape}), 2), SCORE, "teacher")
+    assert found["bfloat16 weights"] == shape.parameters // 2 * 2
+    assert found["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2
+
+
+def test_a_judge_too_large_for_its_device_is_refused_before_it_starts() -> None:
+    refused = [
+        problem for problem in memory.problems(served(judge("grader", "2", parameterCount=72 * 10**9))) if "grader" in problem.problem
+    ]
+    assert [problem.path for problem in refused] == ["spec.nodeGroups[0].deviceMemory"]
+    assert "a larger engine.tensorParallelSize" in refused[0].remedy

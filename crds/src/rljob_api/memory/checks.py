@@ -7,6 +7,7 @@ from itertools import chain, islice, repeat
 
 from rljob_api.errors import FieldError, show
 from rljob_api.memory.estimating import TIGHT_SHARE, estimate
+from rljob_api.memory.known_shapes import Served, shape_of
 from rljob_api.memory.model import KVCapacity, MemoryEstimate, PhaseEstimate, PoolEstimate, PoolKind, Term
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.units import show_bytes
@@ -18,21 +19,16 @@ MAX_TERMS = 8
 MAX_REMEDIES = 3
 
 
-def problems_of(spec: RLJobSpec, plan: Plan, shape: ModelShape | None = None) -> list[FieldError]:
+def problems_of(spec: RLJobSpec, plan: Plan, shape: ModelShape | None = None, served: Served | None = None) -> list[FieldError]:
     """Refusals of a planned job.
 
     Args:
         spec: of the job.
         plan: of that spec.
         shape: of its model; None takes the number of parameters that the spec gives, if it does.
+        served: of the models that Judges and Teachers have of their own; None likewise.
     """
-    return problems(estimate(spec, plan, shape or shape_of(spec)))
-
-
-def shape_of(spec: RLJobSpec) -> ModelShape | None:
-    """What the spec itself says of its model's size."""
-    count = spec.model.parameter_count
-    return None if count is None else ModelShape(parameters=count)
+    return problems(estimate(spec, plan, shape or shape_of(spec), served))
 
 
 def problems(memory: MemoryEstimate) -> list[FieldError]:

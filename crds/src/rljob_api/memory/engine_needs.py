@@ -68,6 +68,11 @@ class EngineNeeds:
     def _number(self) -> int:
         return DTYPE_BYTES[self._dtype]
 
+    @property
+    def full_tokens(self) -> int:
+        """Tokens of the longest request."""
+        return self.spec.rollout.max_prompt_tokens + self.spec.rollout.max_response_tokens
+
     def needs(self) -> ProcessNeeds:
         """States, work and the capacity of its cache."""
         fixed = (self._process(), self._weights(), *self._adapters(), *self._reserve())
@@ -123,7 +128,7 @@ class EngineNeeds:
         decoder = self.shape.decoder
         if decoder is None:
             return ()
-        full = self.spec.rollout.max_prompt_tokens + self.spec.rollout.max_response_tokens
+        full = self.full_tokens
         if self.on_cuda:
             prefill = LARGE_PREFILL_TOKENS if (self.limit_bytes or 0) >= LARGE_DEVICE_BYTES else LARGE_PREFILL_TOKENS // 2
         else:
@@ -169,7 +174,7 @@ class EngineNeeds:
             formula=formula,
             bytes_per_token=None if decoder is None else self._bytes_per_token(decoder),
             block_tokens=block,
-            full_tokens=rollout.max_prompt_tokens + rollout.max_response_tokens,
+            full_tokens=self.full_tokens,
             mean_tokens=rollout.max_prompt_tokens + ceil_div(rollout.max_response_tokens, 2),
             wanted_sequences=min(self.engine.max_running_requests, ceil_div(int(in_flight), max(1, self.num_engines))),
         )

@@ -18,6 +18,8 @@ from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapter_needs import AdapterNeeds
 from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.engine_needs import EngineNeeds
+from rljob_api.memory.judge_needs import JudgeNeeds
+from rljob_api.memory.known_shapes import Served, served_shapes
 from rljob_api.memory.model import (
     Kind,
     KVCapacity,
@@ -53,38 +55,44 @@ _COPIED = frozenset({Kind.WEIGHT, Kind.OPTIMIZER})
 _HOST_REMEDY = "Never in components[].offload for state that has room on the device"
 
 
-def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> MemoryEstimate:
+def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served | None = None) -> MemoryEstimate:
     """Memory of every distinct situation, by phase and term.
 
     Args:
         spec: of the job.
         plan: of that spec.
         shape: of its model; None estimates nothing, but still finds engines that share a device and want too much of it.
+        served: of the models that Judges and Teachers have of their own, without those of unknown size; None takes what the spec says.
     """
-    seen = situations(plan)
+    served = served_shapes(spec) if served is None else served
+    seen = situations(plan, served)
     fractions = tuple(_shared_fractions(spec, seen[0]))
     if shape is None:
         notes = ("the size of the model is not known: set spec.model.parameterCount",)
         return MemoryEstimate(shape=None, pools=(), capacities=(), shared_fractions=fractions, notes=notes)
-    estimator, pools = _estimated(spec, plan, shape, seen)
+    estimator, pools = _estimated(spec, plan, shape, served, seen)
     return MemoryEstimate(
         shape=shape,
         pools=tuple(sorted(pools, key=_fullest_first)),
         capacities=estimator.capacities(),
         shared_fractions=fractions,
-        notes=tuple(_notes(spec, shape, pools, estimator.reduction)),
+        notes=tuple(_notes(spec, shape, served, pools, estimator.reduction)),
     )
 
 
-def process_needs(spec: RLJobSpec, plan: Plan, shape: ModelShape) -> Callable[[PlannedComponent, PlannedProcess], ProcessNeeds]:
-    """A function that tells the needs of one process of a Trainer, Reference, Critic or Rollout: what :func:`estimate` adds up.
+def process_needs(
+    spec: RLJobSpec, plan: Plan, shape: ModelShape, served: Served | None = None
+) -> Callable[[PlannedComponent, PlannedProcess], ProcessNeeds]:
+    """A function that tells the needs of one process that holds a model of known size: what :func:`estimate` adds up.
 
     Args:
         spec: of the job.
         plan: of that spec.
         shape: of its model.
+        served: of the models that Judges and Teachers have of their own; None takes what the spec says.
     """
-    estimator, _ = _estimated(spec, plan, shape, situations(plan))
+    served = served_shapes(spec) if served is None else served
+    estimator, _ = _estimated(spec, plan, shape, served, situations(plan, served))
     indexes = {component.name: index for index, component in enumerate(plan.components)}
 
     def needs(component: PlannedComponent, process: PlannedProcess) -> ProcessNeeds:
@@ -94,30 +102,32 @@ def process_needs(spec: RLJobSpec, plan: Plan, shape: ModelShape) -> Callable[[P
     return needs
 
 
-def chosen_reduction(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> GradientReduction:
+def chosen_reduction(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served | None = None) -> GradientReduction:
     """When a job's gradients are reduced: what it asks for, or with Auto on each micro-batch where whole gradients do not fit.
 
     Args:
         spec: of the job.
         plan: of that spec.
         shape: of its model; None decides for the last micro-batch, which is faster, as does a limit that the spec does not say.
+        served: of the models that Judges and Teachers have of their own; None takes what the spec says.
     """
     if shape is None:
         asked = spec.training.gradient_reduction
         return GradientReduction.LAST_MICRO_BATCH if asked is GradientReduction.AUTO else asked
-    return _estimated(spec, plan, shape, situations(plan))[0].reduction
+    served = served_shapes(spec) if served is None else served
+    return _estimated(spec, plan, shape, served, situations(plan, served))[0].reduction
 
 
 def _estimated(
-    spec: RLJobSpec, plan: Plan, shape: ModelShape, seen: tuple[Sequence[Situation], Sequence[Situation]]
+    spec: RLJobSpec, plan: Plan, shape: ModelShape, served: Served, seen: tuple[Sequence[Situation], Sequence[Situation]]
 ) -> tuple[_Estimator, list[PoolEstimate]]:
     """The estimator with the reduction that is decided for, and its pools of the situations (of devices, of nodes)."""
     asked, each = spec.training.gradient_reduction, GradientReduction.EACH_MICRO_BATCH
-    first = _Estimator(spec, plan, shape, GradientReduction.LAST_MICRO_BATCH if asked is GradientReduction.AUTO else asked)
+    first = _Estimator(spec, plan, shape, served, GradientReduction.LAST_MICRO_BATCH if asked is GradientReduction.AUTO else asked)
     pools = first.pools(*seen)
     if asked is not GradientReduction.AUTO or not any(_is_tight(pool) for pool in pools):
         return first, pools
-    second = _Estimator(spec, plan, shape, each)
+    second = _Estimator(spec, plan, shape, served, each)
     smaller = second.pools(*seen)
     helps = any(_is_tight(pool) and less.peak.num_bytes < pool.peak.num_bytes for pool, less in zip(pools, smaller, strict=True))
     return (second, smaller) if helps else (first, pools)
@@ -143,13 +153,16 @@ def _engine(spec: RLJobSpec, index: int) -> Engine:
 
 
 def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Iterator[SharedFraction]:
-    """Devices whose engines' shares add up to more than the whole."""
+    """Devices whose engines' shares add up to more than the whole; a judge that makes room for others is not there with them."""
+    switching = spec.offload.residency is Residency.SWITCHING
     cuda = {group.name for group in spec.node_groups if group.on_accelerators}
     for situation in on_devices:
         engines = [
             (index, engine.memory_fraction, count)
             for (index, _), count in situation.residents
-            if TRAITS[spec.components[index].role].has_engine and (engine := _engine(spec, index)).kv_cache_bytes is None
+            if (traits := TRAITS[spec.components[index].role]).has_engine
+            and not (traits.has_own_model and switching)
+            and (engine := _engine(spec, index)).kv_cache_bytes is None
         ]
         several = sum(count for _, _, count in engines) > 1
         if situation.group in cuda and several and sum(share * count for _, share, count in engines) > 1 + _ROUNDING:
@@ -164,7 +177,9 @@ def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Itera
             )
 
 
-def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate], reduction: GradientReduction) -> Iterator[str]:
+def _notes(
+    spec: RLJobSpec, shape: ModelShape, served: Served, pools: Sequence[PoolEstimate], reduction: GradientReduction
+) -> Iterator[str]:
     if shape.decoder is None:
         yield (
             "only the number of parameters is known: gathered layers, activations, logits and what a KV cache holds are left out, "
@@ -174,9 +189,9 @@ def _notes(spec: RLJobSpec, shape: ModelShape, pools: Sequence[PoolEstimate], re
     for index, group in enumerate(spec.node_groups):
         if group.name in used:
             yield f"spec.nodeGroups[{index}].deviceMemory is not set: nothing is checked on the devices of {group.name}"
-    own = [component.name for component in spec.components if TRAITS[component.role].has_own_model]
-    if own:
-        yield f"{', '.join(own)}: left out, the size of a model other than spec.model is not known"
+    for index, component in enumerate(spec.components):
+        if TRAITS[component.role].has_own_model and component.name not in served:
+            yield f"{component.name}: left out, the size of its model is not known: set spec.components[{index}].model.parameterCount"
     if reduction is GradientReduction.EACH_MICRO_BATCH and spec.training.gradient_reduction is GradientReduction.AUTO:
         yield "training.gradientReduction: Auto is EachMicroBatch here, because whole gradients would not fit"
     if spec.model.lora is not None and shape.decoder is None:
@@ -194,6 +209,10 @@ class _Occupant:
     switches: bool
     """Whether it makes room for others while idle."""
     is_engine: bool
+    serves: bool
+    """Whether it is an engine with a model of its own."""
+    copies: bool
+    """Whether what leaves the device is kept in host memory; else it is read or received again."""
 
     def terms(self, needs: Sequence[Need]) -> tuple[Term, ...]:
         return tuple(Term(component=self.name, need=need, processes=self.processes) for need in needs if need.num_bytes)
@@ -225,8 +244,8 @@ class _Occupant:
         return self.terms(kept)
 
     def copied(self) -> tuple[Term, ...]:
-        """What it copies to host memory, and keeps there once it has; engines copy nothing, a sync writes their weights."""
-        if not self.switches or self.is_engine:
+        """What it copies to host memory, and keeps there once it has."""
+        if not self.switches or not self.copies:
             return ()
         leaving = [need for need in self.needs.states if need.kind in _COPIED and not self._stays(need.kind)]
         return self.terms([replace(need, name=f"{need.name} in host memory", remedy=_HOST_REMEDY) for need in leaving])
@@ -254,8 +273,8 @@ class _Occupant:
 class _Estimator:
     """Estimates pool after pool; computes the needs of equal processes once."""
 
-    def __init__(self, spec: RLJobSpec, plan: Plan, shape: ModelShape, reduction: GradientReduction) -> None:
-        self._spec, self._plan, self._shape = spec, plan, shape
+    def __init__(self, spec: RLJobSpec, plan: Plan, shape: ModelShape, served: Served, reduction: GradientReduction) -> None:
+        self._spec, self._plan, self._shape, self._served = spec, plan, shape, served
         self.reduction = reduction
         self._groups = {group.name: (index, group) for index, group in enumerate(spec.node_groups)}
         self._needs: dict[tuple[Resident, str], ProcessNeeds] = {}
@@ -321,18 +340,23 @@ class _Estimator:
         return self._occupants(situation, shared=shared)
 
     def _occupants(self, situation: Situation, *, shared: dict[int, bool]) -> list[_Occupant]:
-        switching = self._spec.offload.residency is Residency.SWITCHING
-        return [
-            _Occupant(
-                name=self._spec.components[resident[0]].name,
-                offload=self._spec.components[resident[0]].offload,
-                needs=self.of(resident, situation.group),
-                processes=processes,
-                switches=switching and shared[resident[0]],
-                is_engine=TRAITS[self._spec.components[resident[0]].role].has_engine,
-            )
-            for resident, processes in situation.residents
-        ]
+        return [self._occupant(resident, processes, situation.group, shared[resident[0]]) for resident, processes in situation.residents]
+
+    def _occupant(self, resident: Resident, processes: int, group: str, shared: bool) -> _Occupant:
+        component = self._spec.components[resident[0]]
+        traits = TRAITS[component.role]
+        serves = traits.has_engine and traits.has_own_model
+        return _Occupant(
+            name=component.name,
+            offload=component.offload,
+            needs=self.of(resident, group),
+            processes=processes,
+            switches=shared and self._spec.offload.residency is Residency.SWITCHING,
+            is_engine=traits.has_engine,
+            serves=serves,
+            # Engines get their weights by the next sync; a judge's stay in host memory where its engine can sleep.
+            copies=not traits.has_engine or (serves and self._groups[group][1].on_accelerators),
+        )
 
     def of(self, resident: Resident, group: str) -> ProcessNeeds:
         """Needs of one process on a device of a group."""
@@ -345,13 +369,15 @@ class _Estimator:
         index, first = resident
         component, processes = self._spec.components[index], self._plan.components[index].world_size
         traits = TRAITS[component.role]
+        shape = self._served[component.name] if traits.has_own_model else self._shape
         if traits.has_engine:
-            return EngineNeeds(
+            engine_needs = JudgeNeeds if traits.has_own_model else EngineNeeds
+            return engine_needs(
                 spec=self._spec,
                 component=component.name,
                 path=f"spec.components[{index}]",
                 engine=_engine(self._spec, index),
-                shape=self._shape,
+                shape=shape,
                 num_engines=self._num_engines,
                 group=group.name,
                 on_cuda=group.on_accelerators,
@@ -360,7 +386,7 @@ class _Estimator:
             ).needs()
         policy = self._needs_of(component)(
             spec=self._spec,
-            shape=self._shape,
+            shape=shape,
             world_size=processes,
             on_cuda=group.on_accelerators,
             first=first,
@@ -371,9 +397,9 @@ class _Estimator:
         return policy.trained() if traits.is_trained else policy.frozen()
 
     def _needs_of(self, component: Component) -> type[PolicyNeeds]:
-        """By role; only the Trainer has adapters."""
+        """By role; only the Trainer has adapters. A teacher is a reference with another model."""
         trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
-        return {Role.CRITIC: CriticNeeds, Role.REFERENCE: ReferenceNeeds}.get(component.role, trainer)
+        return {Role.CRITIC: CriticNeeds, Role.REFERENCE: ReferenceNeeds, Role.TEACHER: ReferenceNeeds}.get(component.role, trainer)
 
     def _travelling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""
@@ -389,10 +415,22 @@ def _phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied
     phases = [PhaseEstimate(phase=Phase.START_UP, terms=_merged(_start_up(occupants)))]
     for phase in Phase:
         if phase in active:
-            terms = [term for one in occupants for term in one.at(phase)]
+            terms = _at(phase, occupants)
             extra = travelling if phase is Phase.WEIGHT_SYNC else ()
             phases.append(PhaseEstimate(phase=phase, terms=_merged((*terms, *extra, *copied))))
     return tuple(phases)
+
+
+def _at(phase: Phase, occupants: Sequence[_Occupant]) -> list[Term]:
+    """Terms of all; of judges that make room for each other, which score one after the other, the largest computes."""
+    in_turn = [one for one in occupants if one.switches and phase is Phase.JUDGE and phase in one.needs.active]
+    beside = [term for one in occupants if one not in in_turn for term in one.at(phase)]
+
+    def while_computes(active: _Occupant) -> list[Term]:
+        return [term for one in in_turn for term in (one.at(phase) if one is active else one.idle())]
+
+    largest = max((while_computes(one) for one in in_turn), key=lambda terms: sum(term.num_bytes for term in terms), default=[])
+    return beside + largest
 
 
 def _merged(terms: Iterable[Term]) -> tuple[Term, ...]:
@@ -405,18 +443,21 @@ def _merged(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def _start_up(occupants: Sequence[_Occupant]) -> tuple[Term, ...]:
-    """All start at once, except that engines start where policies that share their devices have released them: the worse moment."""
+    """Those that make room for others start in stages (the runtime's ``start_stages``), the others may start at any time: the worst moment.
 
-    def at(engines_start: bool) -> tuple[Term, ...]:
-        terms: list[Term] = []
-        for one in occupants:
-            if not one.switches or one.is_engine is engines_start:
-                terms += one.terms(one.needs.starting)
-            elif engines_start:
-                terms += one.idle()
-        return tuple(terms)
+    Policies load together and leave, each judge after the other does, and engines, which measure what is free, come last.
+    """
+    switching = [one for one in occupants if one.switches]
+    policies = [one for one in switching if not one.is_engine]
+    judges = [[one] for one in switching if one.serves]
+    stages = [policies, *judges, [one for one in switching if one.is_engine and not one.serves]]
+    always = [term for one in occupants if not one.switches for term in one.terms(one.needs.starting)]
 
-    return max(at(engines_start=True), at(engines_start=False), key=lambda terms: sum(term.num_bytes for term in terms))
+    def at(stage: int) -> tuple[Term, ...]:
+        left = [term for earlier in stages[:stage] for one in earlier for term in one.idle()]
+        return (*always, *left, *(term for one in stages[stage] for term in one.terms(one.needs.starting)))
+
+    return max((at(stage) for stage in range(len(stages))), key=lambda terms: sum(term.num_bytes for term in terms))
 
 
 def _host_phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rljob_api.memory.known_shapes import Served
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.roles import TRAITS
 
@@ -71,8 +72,8 @@ class _Chain:
         return number
 
 
-def situations(plan: Plan) -> tuple[list[Situation], list[Situation]]:
-    """(of devices, of nodes) that hold a model."""
+def situations(plan: Plan, served: Served) -> tuple[list[Situation], list[Situation]]:
+    """(of devices, of nodes) that hold a model of known size: the job's, or one of ``served``, by component."""
     chain = _Chain()
     empty = {node.group: chain.start(node.group) for node in plan.nodes}
     groups = [empty[node.group] for node in plan.nodes]
@@ -80,7 +81,7 @@ def situations(plan: Plan) -> tuple[list[Situation], list[Situation]]:
     nodes: dict[int, int] = {}
     for index, component in enumerate(plan.components):
         traits = TRAITS[component.role]
-        if not traits.holds_model or traits.has_own_model:
+        if not traits.holds_model or (traits.has_own_model and component.name not in served):
             continue
         for first, alike in _alike(component, traits.publishes_weights):
             on_devices: dict[int, int] = {}

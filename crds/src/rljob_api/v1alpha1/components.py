@@ -132,6 +132,8 @@ class ServedModel(SpecModel):
     """Branch, tag or commit of a model on the Hub; its default branch when not set."""
     trust_remote_code: bool = False
     """Run Python code shipped inside the checkpoint."""
+    parameter_count: Annotated[int, Field(ge=1, le=100_000_000_000_000)] | None = None
+    """Number of parameters, for the memory estimate where the model's config.json is not at hand, as in the operator."""
 
 
 class Component(SpecModel):

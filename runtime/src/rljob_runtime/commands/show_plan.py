@@ -126,7 +126,7 @@ def _memory(checked: CheckedJob) -> MemoryEstimate:
     from rljob_api import memory
 
     spec = checked.job.spec
-    return memory.estimate(spec, checked.plan, checked.shape or memory.shape_of(spec))
+    return memory.estimate(spec, checked.plan, checked.shape or memory.shape_of(spec), checked.served)
 
 
 def _memory_sections(checked: CheckedJob) -> tuple[Section, ...]:

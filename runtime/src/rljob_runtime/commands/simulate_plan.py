@@ -54,7 +54,7 @@ def simulate(checked: CheckedJob, *, device: str | None, mean_response: int | No
     """
     spec, shape = checked.job.spec, checked.shape or memory.shape_of(checked.job.spec)
     layout = layout_of(spec, checked.plan)
-    estimate = memory.estimate(spec, checked.plan, shape)
+    estimate = memory.estimate(spec, checked.plan, shape, checked.served)
     if run is not None:
         if device is not None or mean_response is not None:
             raise SetupError("--device-type and --mean-response have no effect beside --measured, which brings both; leave them out")

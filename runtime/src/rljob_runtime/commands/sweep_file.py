@@ -23,12 +23,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api.errors import FieldError, SpecInvalidError, did_you_mean, field_error
 from rljob_api.naming import MAX_JOB_NAME
 from rljob_api.reading import manifest, yaml_text
-from rljob_api.validation import CheckedJob, ConfigReader, ShapeReader, check
+from rljob_api.validation import CheckedJob, ConfigReader, check
+
+if TYPE_CHECKING:
+    from rljob_api.memory import ShapeReader
 
 KEYS = ("job", "matrix", "exclude")
 DIGEST = 6

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.dtypes import DTYPE_BYTES
-from rljob_api.memory import ModelShape, process_needs
+from rljob_api.memory import ModelShape, Served, process_needs, served_shapes
 from rljob_api.memory.training_needs import MASTER_BYTES
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.quantities import rounded_down
@@ -133,6 +133,8 @@ def lease_devices(
     running: Mapping[str, Sequence[Worker]],
     shape: ModelShape | None = None,
     on_switch: Callable[[SwitchRecord], None] = lambda record: None,
+    *,
+    served: Served | None = None,
 ) -> DeviceLeases:
     """The arbiter over running workers, once those that switch have released their devices. Call in the event loop.
 
@@ -142,6 +144,7 @@ def lease_devices(
         running: workers of each component by its name, in rank order.
         shape: of the model; None: sizes are not known.
         on_switch: called after every switch.
+        served: sizes of models that components have of their own; None takes what the spec says.
 
     Raises:
         NoRoomError: what started does not fit; validation refuses such jobs where all sizes are known.
@@ -149,7 +152,8 @@ def lease_devices(
     shared = shared_devices(plan)
     if not shared:
         return DeviceLeases(arbiter=None, clients={})
-    sizes, budgets = _sizes(spec, plan, shape), _budgets(spec, plan, shape)
+    served = served_shapes(spec) if served is None else served
+    sizes, budgets = _sizes(spec, plan, shape, served), _budgets(spec, plan, shape, served)
     arbiter = DeviceArbiter(budgets, hold_s=hold_s(spec), on_switch=on_switch)
     resident = spec.offload.residency is Residency.RESIDENT
     clients: dict[str, list[str]] = {}
@@ -239,23 +243,24 @@ def _moved_kinds(spec: RLJobSpec, component: PlannedComponent) -> frozenset[Stat
     return ROLES[component.role].state_kinds - around_step
 
 
-def _sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> Needs:
+def _sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served) -> Needs:
     """Sizes from the memory estimate, computed once for equal processes."""
     if shape is None:
         return lambda component, process: None
-    needs = process_needs(spec, plan, shape)
+    needs = process_needs(spec, plan, shape, served)
 
     def sizes(component: PlannedComponent, process: PlannedProcess) -> Sizes | None:
-        if TRAITS[component.role].has_own_model:  # of which the spec says no size
+        if TRAITS[component.role].has_own_model and component.name not in served:
             return None
         return estimated(needs(component, process), _moved_kinds(spec, component))
 
     return sizes
 
 
-def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None) -> dict[Device, int]:
+def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served) -> dict[Device, int]:
     """Bytes that may be resident on each device; unknown where a process of unknown size is."""
-    own = {device for c in plan.components if TRAITS[c.role].has_own_model for p in c.processes for device in local_devices(p)}
+    unknown = [c for c in plan.components if TRAITS[c.role].has_own_model and c.name not in served]
+    own = {device for c in unknown for p in c.processes for device in local_devices(p)}
     memory = {group.name: group.device_memory if shape is not None else None for group in spec.node_groups}
     return {
         device: rounded_down(text) if (text := memory[node.group]) is not None and device not in own else UNKNOWN_BYTES

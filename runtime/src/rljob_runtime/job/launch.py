@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.memory import ModelShape, chosen_reduction
+from rljob_api.memory import ModelShape, Served, chosen_reduction, served_shapes
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.planning.sync_routes import chosen_backend, chosen_senders, neighbors
 from rljob_api.rules.model import model_problems
@@ -123,13 +123,14 @@ async def launch(
     if sources.models:
         with reporter.phase("downloading the model"):
             folders = await models.download(sources, spec, plan, cluster, left_s(), reporter.event)
-    shape = read_shape(models.with_folders(spec, sources.here))
+    here = models.with_folders(spec, sources.here)
+    shape, served = read_shape(here.model), served_shapes(here, read_shape)
     running: dict[str, list[Worker]] = {name: list(workers) for name, workers in (kept or {}).items()}
     starting = [component for component in plan.components if component.name not in running]
     with reporter.phase("loading model and engines"):
         stages = [[c for c in stage if c in starting] for stage in device_sharing.start_stages(spec, plan)]
         for stage in stages:
-            specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders, shape) for c in stage}
+            specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders, shape, served) for c in stage}
             started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
             for component in stage:
                 workers = [(next(started), s) for s in specs[component.name]]
@@ -145,7 +146,7 @@ async def launch(
     for component in starting:
         if (says := ROLES[component.role].says) is not None:
             reporter.event(f"{component.name}: {await running[component.name][0].call(says, timeout_s=left_s())}")
-    leases = device_sharing.lease_devices(spec, plan, running, shape, reporter.switched)
+    leases = device_sharing.lease_devices(spec, plan, running, shape, reporter.switched, served=served)
     made = job_workers(spec, plan, running, leases)
     reporter.resident(made.residency())
     return made
@@ -259,12 +260,13 @@ def worker_specs(
     log_dir: Path,
     folders: Mapping[int, models.Folders] = MappingProxyType({}),
     shape: ModelShape | None = None,
+    served: Served | None = None,
 ) -> list[WorkerSpec]:
     """The workers of one component by rank: what to construct, on which node, with which devices, environment and Python.
 
-    ``folders`` says by rank of the node where models of the Hub lie there, ``shape`` how large the model is, where that is known.
+    ``folders`` says by rank of the node where models of the Hub lie there, ``shape`` and ``served`` their sizes where known.
     """
-    made, reduction = [], chosen_reduction(spec, plan, shape)
+    made, reduction = [], chosen_reduction(spec, plan, shape, served)
     devices = device_sharing.device_uses(spec, plan)
     for process in component.processes:
         context = WorkerContext(

@@ -6,25 +6,27 @@ import json
 from pathlib import Path
 
 from rljob_api.errors import ModelShapeError
-from rljob_api.memory import ModelShape, shape_from_config, shape_of
+from rljob_api.memory import ModelShape, declared, shape_from_config
+from rljob_api.v1alpha1.components import ServedModel
+from rljob_api.v1alpha1.data import Model
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_runtime.hub.source import is_hub_id
 
 MAX_CONFIG_BYTES = 1 << 20
 
 
-def read_shape(spec: RLJobSpec) -> ModelShape | None:
-    """The model's shape; None where neither a readable config.json of a known architecture nor spec.model.parameterCount is there.
+def read_shape(model: Model | ServedModel) -> ModelShape | None:
+    """A model's shape; None where neither a readable config.json of a known architecture nor its parameterCount is there.
 
     Nothing is downloaded, and nothing is refused: whether the model is usable is found out when a run begins.
     """
-    config = read_config(spec)
+    config = _config_of(model)
     if config is not None:
         try:
             return shape_from_config(config)
         except ModelShapeError:
-            return shape_of(spec)  # another architecture: the spec is all there is
-    return shape_of(spec)
+            return declared(model)  # another architecture: the manifest is all there is
+    return declared(model)
 
 
 def read_config(spec: RLJobSpec) -> dict[str, object] | None:
@@ -32,9 +34,14 @@ def read_config(spec: RLJobSpec) -> dict[str, object] | None:
 
     Nothing is downloaded, and nothing is refused.
     """
-    path = Path(spec.model.path) / "config.json"
-    if is_hub_id(spec.model.path):
-        cached = _cached(spec.model.path, spec.model.revision)
+    return _config_of(spec.model)
+
+
+def _config_of(model: Model | ServedModel) -> dict[str, object] | None:
+    """As :func:`read_config`, of any model."""
+    path = Path(model.path) / "config.json"
+    if is_hub_id(model.path):
+        cached = _cached(model.path, model.revision)
         if cached is None:
             return None
         path = cached

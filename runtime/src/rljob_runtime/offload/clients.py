@@ -122,7 +122,8 @@ def estimated(needs: ProcessNeeds, kinds: Iterable[StateKind]) -> Sizes:
     """Sizes of a process from the memory estimate, so that the arbiter never asks for more than the estimate added up.
 
     Gradients, and an optimizer that is not among ``kinds`` because it comes for its step alone, count as work. The same goes for what an
-    engine reserves for its forward passes: it leaves with the rest. A weight sync is the work with weights alone.
+    engine reserves for its forward passes, and for the cache of a judge, which leaves with the rest. A weight sync is the
+    work with weights alone.
 
     Args:
         needs: of the process.
@@ -133,7 +134,7 @@ def estimated(needs: ProcessNeeds, kinds: Iterable[StateKind]) -> Sizes:
         held[need.kind] = held.get(need.kind, 0) + need.num_bytes
     sizes = {kind: 0 for kind in kinds} | {_KIND_OF[kind]: size for kind, size in held.items() if _KIND_OF.get(kind) in set(kinds)}
     stepping = 0 if StateKind.OPTIMIZER in sizes else held.get(Kind.OPTIMIZER, 0)
-    reserved = held.get(Kind.WORKSPACE, 0)
+    reserved = held.get(Kind.WORKSPACE, 0) + (0 if StateKind.KV_CACHE in sizes else held.get(Kind.KV_CACHE, 0))
     working = {phase: reserved + sum(need.num_bytes for need in needs.working.get(phase, ())) for phase in needs.active}
     for phase in (Phase.OPTIMIZER_STEP, Phase.CRITIC_STEP):
         if phase in working:

@@ -98,7 +98,8 @@ class Job:
             Role.JUDGE: (PARAMS,),
         }.get(role, ())
         held: dict[str, int] = {}
-        for need in self.needs(planned_component, process).states if self.needs is not None and kinds else ():
+        known = kinds and planned_component.role not in (Role.JUDGE, Role.TEACHER)
+        for need in self.needs(planned_component, process).states if self.needs is not None and known else ():
             held[need.kind] = held.get(need.kind, 0) + need.num_bytes
         words = {PARAMS: "weight", OPTIMIZER: "optimizer", KV: "kvCache"}
         sizes = {kind: held.get(words.get(kind, ""), 0) for kind in kinds}
@@ -122,7 +123,7 @@ class Job:
         working = []
         for planned_component in self.plan.components:
             for process, worker in zip(planned_component.processes, self.running[planned_component.name], strict=True):
-                if not worker.sizes or phase not in self.needs(planned_component, process).active:
+                if not worker.sizes or planned_component.role is Role.JUDGE or phase not in self.needs(planned_component, process).active:
                     continue
                 needs = self.needs(planned_component, process)
                 aside = sum(need.num_bytes for need in needs.states if need.kind == "workspace")
@@ -477,15 +478,30 @@ def test_what_validation_accepts_finds_room(made: dict[str, Any], shape: memory.
     assert run_virtual(scenario()) == []
 
 
-def test_where_a_teacher_is_no_size_is_known_and_everything_idle_leaves() -> None:
+def test_where_a_teacher_of_unknown_size_is_everything_idle_leaves() -> None:
     teacher = component("teacher", "Teacher", "1", model={"path": "models/teacher"})
     spec, plan = planned(
         document(component("train", "Trainer", "0-1"), component("infer", "Rollout", "2-3"), teacher, offload={"residency": "Switching"})
     )
-    budgets = device_sharing._budgets(spec, plan, SHAPE)
+    budgets = device_sharing._budgets(spec, plan, SHAPE, {})
     assert {device.local_index for device, size in budgets.items() if size == device_sharing.UNKNOWN_BYTES} == {1}
-    sizes = device_sharing._sizes(spec, plan, SHAPE)
+    sizes = device_sharing._sizes(spec, plan, SHAPE, {})
     by_name = {c.name: c for c in plan.components}
     assert sizes(by_name["teacher"], by_name["teacher"].processes[0]) is None
     assert sizes(by_name["train"], by_name["train"].processes[0]) is not None
     assert [use.releases_kinds for use in use_of(spec, plan, "teacher")] == [(OTHER, PARAMS)]
+
+
+def test_a_judge_of_known_size_leaves_its_device_with_weights_and_cache() -> None:
+    grader = component("grader", "Judge", "0", model={"path": "models/grader", "parameterCount": 2 * 10**9})
+    train, infer = component("train", "Trainer", "0-1"), component("infer", "Rollout", "2-3")
+    spec, plan = planned(document(train, infer, grader, offload={"residency": "Switching"}))
+    served = memory.served_shapes(spec)
+    budgets = device_sharing._budgets(spec, plan, SHAPE, served)
+    assert device_sharing.UNKNOWN_BYTES not in budgets.values()
+    judge = plan.component("grader")
+    sizes = device_sharing._sizes(spec, plan, SHAPE, served)(judge, judge.processes[0])
+    assert sizes is not None
+    assert sizes.size_bytes == {PARAMS: 4 * 10**9}
+    left = sizes.working_bytes + sizes.size_bytes[PARAMS] + sizes.fixed_bytes
+    assert left == int(0.8 * budgets[D0]), "with its cache it fills what memoryFraction gives it"
