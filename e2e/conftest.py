@@ -3,7 +3,7 @@
 `make e2e` builds the cluster and the images first. For another cluster set KUBECONFIG (its context must be on the allow-list of
 e2e.cluster), RLJOB_E2E_OPERATOR_IMAGE, RLJOB_E2E_RUNTIME_IMAGE, and RLJOB_E2E_STORAGE_CLASS for a ReadWriteMany volume.
 
-A job whose scenario only looks at the outcome is applied when the run begins (marker ``begins``), and trains while others wait.
+A job whose scenario only looks at the outcome is applied ahead of it (marker ``begins``), and trains while other scenarios wait.
 
 test_rights.py runs last and checks the operator's permissions against the API server's audit log, RLJOB_E2E_AUDIT_LOG. Only the built
 cluster has one; without it that test is deselected.
@@ -40,6 +40,8 @@ AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
 COMPARED = "test_time_division.py"
 """Compares with a job of an earlier file, which it otherwise has to train again."""
 LAST = Path(__file__).with_name("test_rights.py")
+ABREAST = 2
+"""Jobs that are applied ahead and have not ended: with the scenario's own at most three, as many as a machine with 24 GB holds."""
 COLLECTED_AT = pytest.StashKey[datetime]()
 """Before the first request of this run."""
 RIGHTS_FOR_A_WHILE = pytest.StashKey[set[Right]]()
@@ -155,10 +157,40 @@ def volume(kubectl: Kubectl, installation: None) -> Iterator[Volume]:
         yield made
 
 
-@pytest.fixture(scope="session", autouse=True)
-def begun(request: pytest.FixtureRequest, kubectl: Kubectl, installation: None) -> None:
-    """Apply the jobs of all collected scenarios that have the marker ``begins``."""
-    jobs = [marker.args[0] for item in request.session.items for marker in item.iter_markers("begins")]
-    if jobs:
+class Ahead:
+    """Jobs of later scenarios that train beside the present one, whose waits leave the machine idle."""
+
+    def __init__(self, items: Sequence[pytest.Item], kubectl: Kubectl) -> None:
+        self._kubectl = kubectl
+        self._waiting = [(item.nodeid, marker) for item in items for marker in item.iter_markers("begins")]
+        self._applied: list[str] = []
+        self._prepared: list[object] = []
+
+    def begin(self, nodeid: str) -> None:
+        """Apply the jobs of this scenario, and of the next ones while fewer than :data:`ABREAST` have not ended."""
+        self._applied = [name for name in self._applied if not self._ended(name)]
+        while self._waiting and (len(self._applied) < ABREAST or nodeid in [waiting for waiting, _ in self._waiting]):
+            _, marker = self._waiting.pop(0)
+            prepare = marker.kwargs.get("prepare")
+            if prepare is not None and prepare not in self._prepared:
+                prepare(self._kubectl)
+                self._prepared.append(prepare)
+            self._kubectl.apply(marker.args[0])
+            self._applied.append(marker.args[0]["metadata"]["name"])
+
+    def _ended(self, name: str) -> bool:
+        return any(self._kubectl.condition(name, kind).get("status") == "True" for kind in ("Succeeded", "Failed"))
+
+
+@pytest.fixture(scope="session")
+def ahead(request: pytest.FixtureRequest, kubectl: Kubectl, installation: None) -> Ahead:
+    made = Ahead(request.session.items, kubectl)
+    if any(item.get_closest_marker("begins") for item in request.session.items):
         request.getfixturevalue("volume")
-        kubectl.apply(*jobs)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def begun(request: pytest.FixtureRequest, ahead: Ahead) -> None:
+    """Apply jobs that have the marker ``begins``, the present scenario's and some of the next."""
+    ahead.begin(request.node.nodeid)

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import tarfile
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from statistics import fmean
 
@@ -24,7 +24,7 @@ SCORED_STEPS, TAUGHT_STEPS = 3, 12
 TRAINS_S = 600.0
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 MODELS = "/storage/models"
-"""Where pods see the folder that :func:`models` fills."""
+"""Where pods see the folder that :func:`put_models` fills."""
 
 
 def packed_models(folder: Path) -> str:
@@ -46,14 +46,11 @@ def packed_models(folder: Path) -> str:
     return base64.b64encode(packed.getvalue()).decode()
 
 
-@pytest.fixture(scope="module")
-def models(kubectl: Kubectl, volume: Volume, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Put the models on the volume, and apply both jobs, which train side by side."""
+def put_models(kubectl: Kubectl) -> None:
+    """On the volume."""
     unpack = "base64 -d | tar -xz -C /volume --no-same-owner && chmod -R a+rX /volume/models"
-    kubectl("exec", "-i", Volume.POD, "--", "sh", "-c", unpack, input=packed_models(tmp_path_factory.mktemp("models")))
-    kubectl.apply(scored(), taught())
-    yield
-    kubectl("delete", "rljob", SCORED, TAUGHT, "--wait=false")
+    with tempfile.TemporaryDirectory() as folder:
+        kubectl("exec", "-i", Volume.POD, "--", "sh", "-c", unpack, input=packed_models(Path(folder)))
 
 
 def scored() -> Manifest:
@@ -99,7 +96,8 @@ def metrics(volume: Volume, job: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in volume.read(f"{job}/metrics.jsonl").splitlines()]
 
 
-def test_a_judge_and_a_reward_model_score_in_turn_with_trainer_and_engine(kubectl: Kubectl, volume: Volume, models: None) -> None:
+@pytest.mark.begins(scored(), prepare=put_models)
+def test_a_judge_and_a_reward_model_score_in_turn_with_trainer_and_engine(kubectl: Kubectl, volume: Volume) -> None:
     kubectl.wait(SCORED, "Succeeded", TRAINS_S)
     steps = metrics(volume, SCORED)
     assert [step["step"] for step in steps] == list(range(1, SCORED_STEPS + 1))
@@ -112,7 +110,8 @@ def test_a_judge_and_a_reward_model_score_in_turn_with_trainer_and_engine(kubect
     assert len({row["parts"]["scorer"] for row in rows}) > 1, "a score that does not depend on the response shows nothing"
 
 
-def test_a_student_comes_closer_to_its_teacher(kubectl: Kubectl, volume: Volume, models: None) -> None:
+@pytest.mark.begins(taught(), prepare=put_models)
+def test_a_student_comes_closer_to_its_teacher(kubectl: Kubectl, volume: Volume) -> None:
     kubectl.wait(TAUGHT, "Succeeded", TRAINS_S)
     distances = [step["distillation/kl"] for step in metrics(volume, TAUGHT)]
     assert len(distances) == TAUGHT_STEPS
