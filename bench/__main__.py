@@ -10,7 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import RESULTS
+from bench.measure import RESULTS, ROOT
+
+PAGE = ROOT / "docs" / "measurements.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class Measurement:
     """Module under ``bench`` and stem of its files in ``results``."""
     answers: str
     timeout_s: float
+    needs: str = ""
+    """Arguments without which it cannot run: it is then started by itself."""
 
 
 MEASUREMENTS = (
@@ -42,6 +46,9 @@ MEASUREMENTS = (
         timeout_s=1200.0,
     ),
     Measurement(name="lake", answers="how often a tiny model crosses a frozen lake while it trains, over three seeds", timeout_s=5400.0),
+    Measurement(
+        name="upstream", answers="examples of ROLL and RLinf through convert, validate, plan", timeout_s=1800.0, needs="--roll and --rlinf"
+    ),
     Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
     Measurement(name="specs", answers="random and mutated specs against API server, planner, webhook and operator", timeout_s=1800.0),
     Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, how soon, and what is wrong", timeout_s=3600.0),
@@ -58,13 +65,22 @@ def main() -> int:
     for measurement in MEASUREMENTS:
         if names and measurement.name not in names:
             continue
+        if measurement.needs:
+            sys.stderr.write(f"\n{measurement.name}: left out; python -m bench.{measurement.name} needs {measurement.needs}\n")
+            continue
         sys.stderr.write(f"\n{measurement.name}: {measurement.answers}\n")
         if not _run(measurement):
             failed.append(measurement.name)
-    (RESULTS / "README.md").write_text(index(RESULTS))
+    write_lists()
     if failed:
         sys.stderr.write(f"failed: {', '.join(failed)}\n")
     return 1 if failed else 0
+
+
+def write_lists() -> None:
+    """The index of the results, for the repository and for the documentation."""
+    (RESULTS / "README.md").write_text(index(RESULTS))
+    PAGE.write_text(page(RESULTS))
 
 
 def _run(measurement: Measurement) -> bool:
@@ -79,19 +95,56 @@ def _run(measurement: Measurement) -> bool:
 
 
 def index(folder: Path) -> str:
-    """A markdown list of the measurements whose results are in ``folder``."""
-    lines = ["# Results", "", "Written by `python -m bench` (`make bench`); every figure comes from a run on one machine.", ""]
+    """A markdown table of the measurements whose results are in ``folder``: what came out, when, of which commit, on what."""
+    lines = [
+        "# Results",
+        "",
+        "Written by `python -m bench` (`make bench`). Every figure comes from a run on one machine; a `+` is a commit with changes,",
+        "a dash one that was not recorded.",
+        "",
+        *_table(folder, ""),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def page(folder: Path) -> str:
+    """The same table for the documentation, with the pictures that the measurements draw."""
+    lines = [
+        "# Measurements",
+        "",
+        "What RLJob was measured to do, beside peers and physical limits, each in one run:",
+        "[how, and what is held equal](../bench/README.md). Written by `python -m bench`; all on two cores without a GPU.",
+        "A `+` is a commit with changes, a dash one that was not recorded.",
+        "",
+        *_table(folder, "../bench/results/"),
+    ]
+    for picture in sorted([*folder.glob("*.svg"), *folder.glob("*.png")]):
+        lines += ["", f"## {picture.stem}", "", f"![{_answers(picture.stem)}](../bench/results/{picture.name})"]
+    return "\n".join([*lines, ""])
+
+
+def _answers(stem: str) -> str:
+    """What a result is about, by the longest name that it begins with."""
+    fitting = [measurement for measurement in MEASUREMENTS if stem.startswith(measurement.name)]
+    return max(fitting, key=lambda one: len(one.name)).answers if fitting else stem
+
+
+def _table(folder: Path, prefix: str) -> list[str]:
+    rows = ["| measured | what came out | when, commit | processor |", "|---|---|---|---|"]
     for measurement in MEASUREMENTS:
         for data in sorted(folder.glob(f"{measurement.name}*.json")):  # one file a workload where they were measured one by one
             text = data.with_suffix(".md")
             target = text if text.is_file() else data
-            lines.append(f"- [{data.stem}]({target.name}): {measurement.answers}{_headline(data)}")
-    return "\n".join([*lines, ""])
+            values = json.loads(data.read_text())
+            found = values.get("machine", {}) if isinstance(values, dict) else {}
+            when = f"{found.get('measured_at', '-').removesuffix(' UTC')}, {found.get('commit', '-')}"
+            link = f"[{data.stem}]({prefix}{target.name})"
+            rows.append(f"| {link}: {measurement.answers} | {_headline(values)} | {when} | {found.get('processor', '-')} |")
+    return rows
 
 
-def _headline(data: Path) -> str:
+def _headline(values: object) -> str:
     """The figures that stand for a result, where its file has some: its own headline, or ratios, reaction, switches, largest plan."""
-    values = json.loads(data.read_text())
     if not isinstance(values, dict):
         return ""
     found = [values["headline"]] if "headline" in values else []
@@ -112,7 +165,7 @@ def _headline(data: Path) -> str:
         largest = values["growth"][0]["sides"]["plan"]
         devices, seconds = largest["points"][-1]["devices"], largest["points"][-1]["seconds"]
         found.append(f"{devices:,} devices in {seconds:.2f} s, exponent {largest['exponent']:.2f}")
-    return f": {', '.join(found)}" if found else ""
+    return ", ".join(found)
 
 
 if __name__ == "__main__":

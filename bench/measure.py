@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
 _SAMPLE_EVERY_S = 1.0
 _KILL_WAIT_S = 20.0
 
@@ -120,7 +121,14 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {p: metadata.version(p) for p in packages},
         "measured_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": commit(),
     }
+
+
+def commit() -> str:
+    """What is measured: the commit checked out, with ``+`` where files differ from it."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return described.stdout.strip() or "unknown"
 
 
 def _processor() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +54,7 @@ def main() -> int:
     arguments = _parse()
     console = Console()
     chosen = [w for w in WORKLOADS if arguments.only in (None, w.key)]
-    values: dict[str, Any] = {"machine": machine(PACKAGES) | {"commit": _commit()}, "workloads": []}
+    values: dict[str, Any] = {"machine": machine(PACKAGES), "workloads": []}
     name = "trl" if len(chosen) == len(WORKLOADS) else f"trl-{chosen[0].key}"
     values["earlier"] = _earlier(name) if arguments.append else []
     for workload in chosen:
@@ -69,12 +68,6 @@ def main() -> int:
     write_results(name, values, report.markdown(values))
     console.print(f"written: bench/results/{name}.json, bench/results/{name}.md")
     return 0
-
-
-def _commit() -> str:
-    """What was measured: the commit checked out, with ``+`` where files differ from it."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return described.stdout.strip() or "unknown"
 
 
 def _earlier(name: str) -> list[dict[str, Any]]:

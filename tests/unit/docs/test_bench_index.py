@@ -1,4 +1,4 @@
-"""The index of results names what was measured and quotes its headline."""
+"""The lists of results name what was measured, quote its headline, and are those of the files that lie there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import MEASUREMENTS, index
+from bench.__main__ import MEASUREMENTS, PAGE, index, page
+from bench.measure import RESULTS
 
 OPERATOR = {
     "latency": {"p50_ms": 21.4, "p99_ms": 60.6},
@@ -29,26 +30,36 @@ OFFLOAD = {
 @pytest.mark.parametrize(
     ("name", "values", "headline"),
     [
-        ("operator", OPERATOR, ": RLJob to RayJob p50 21 ms, p99 61 ms, 1000 at once in 8.0 s"),
+        ("operator", OPERATOR, "RLJob to RayJob p50 21 ms, p99 61 ms, 1000 at once in 8.0 s"),
         (
             "placement",
             PLACEMENT,
-            ": 13.0 times RLinf's plans per second on recorded cases, 12.0 times RLinf's plans per second on random cases, "
+            "13.0 times RLinf's plans per second on recorded cases, 12.0 times RLinf's plans per second on random cases, "
             "100,000 devices in 0.20 s, exponent 1.02",
         ),
-        ("trl-ii", {"workloads": [{"key": "ii", "summary": {"ratio": 5.837}}]}, ": (ii) 5.84 times"),
-        ("offload-cuda", OFFLOAD, ": offload at 90 % of bare copies, load at 96 % of bare copies"),
+        ("trl-ii", {"workloads": [{"key": "ii", "summary": {"ratio": 5.837}}]}, "(ii) 5.84 times"),
+        ("offload-cuda", OFFLOAD, "offload at 90 % of bare copies, load at 96 % of bare copies"),
         ("logprob_memory", [{"chunk": 256}], ""),
         ("logprob_memory", {"machine": {}}, ""),
     ],
 )
 def test_headlines(tmp_path: Path, name: str, values: object, headline: str):
     (tmp_path / f"{name}.json").write_text(json.dumps(values))
-    (line,) = [line for line in index(tmp_path).splitlines() if line.startswith("- ")]
+    (line,) = [line for line in index(tmp_path).splitlines() if line.startswith("| [")]
     answers = next(m.answers for m in MEASUREMENTS if name.startswith(m.name))
-    assert line == f"- [{name}]({name}.json): {answers}{headline}"
+    assert line == f"| [{name}]({name}.json): {answers} | {headline} | -, - | - |"
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda m: m.name)
 def test_every_measurement_is_a_module(measurement):
     assert importlib.util.find_spec(f"bench.{measurement.name}")
+
+
+def test_the_lists_are_those_of_the_files():
+    """After a measurement that was started by itself: python -c "from bench.__main__ import write_lists; write_lists()"."""
+    assert (RESULTS / "README.md").read_text() == index(RESULTS)
+    assert PAGE.read_text() == page(RESULTS)
+
+
+def test_no_table_of_results_is_missing():
+    assert [file.name for file in sorted(RESULTS.glob("*.md")) if file.name != "README.md" and f"({file.name})" not in index(RESULTS)] == []
