@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import ray
 
 import bench.weightsync
 from bench.measure import machine, write_results
-from bench.weightsync.report import draw, headline, markdown
+from bench.weightsync.bare import bare_s
+from bench.weightsync.report import SPARSE, draw, headline, markdown
 from bench.weightsync.world import ENGINES, specs, start
+from rljob_runtime.cluster.ports import group_port
 from rljob_runtime.cluster.protocol import gather_all
 from rljob_runtime.cluster.ray_cluster import RayWorker
 from rljob_runtime.weightsync.packing import plan_buckets
@@ -29,6 +32,8 @@ from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.shared_memory import prefix_of, remove
 from rljob_runtime.weightsync.shares import bucket_bytes
 from rljob_runtime.weightsync.transport import Transport, TransportSettings
+from rljob_runtime.weightsync.transports.collective import NcclTransport, TcpTransport
+from rljob_runtime.weightsync.transports.ipc import IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
 from rljob_runtime.weightsync.transports.shared_memory import SharedMemoryTransport
 
@@ -43,7 +48,11 @@ TRANSPORTS: Mapping[str, tuple[Callable[[TransportSettings], Transport], bool]] 
     "SharedMemory, engines at rest": (SharedMemoryTransport, False),
     "SharedMemory, engines generate": (SharedMemoryTransport, True),
     "ObjectStore": (ObjectStoreTransport, True),
+    "TCP": (TcpTransport, True),
+    "NCCL's, over gloo": (NcclTransport, False),
+    "IPC's, between processes": (IpcTransport, False),
 }
+"""And whether engines generate meanwhile. Without GPUs, NCCL and IPC are what their transports do between processes of the host."""
 
 
 def main() -> int:
@@ -83,12 +92,17 @@ async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: P
     [trainer], engines = start("Trainer", 1, folder), start("Engine", ENGINES, folder)
     for worker in (trainer, *engines):
         await worker.started(TIMEOUT_S)
+    port = group_port("127.0.0.1")
+    members = [worker.start("meet", "127.0.0.1", port, rank, 1 + len(engines)) for rank, worker in enumerate((trainer, *engines))]
+    await gather_all(members, TIMEOUT_S)
     sizes, changes = [], []
     for mib in sizes_mib:
         await trainer.call("take_model", mib << 20, timeout_s=TIMEOUT_S)
-        row: dict[str, Any] = {"mib": mib, "memcpy_s": memcpy_s(mib << 20, repeat)}
+        limit_s = await asyncio.to_thread(bare_s, mib << 20, BUCKET_BYTES, len(engines), repeat)
+        row: dict[str, Any] = {"mib": mib, "memcpy_s": memcpy_s(mib << 20, repeat), "bare_s": limit_s}
         for name, (make, generates) in TRANSPORTS.items():
             row[name] = await syncs([trainer], engines, make, generates, mib << 20, repeat)
+        row["broadcast"] = await _fastest(partial(_by_broadcast, trainer, engines, mib << 20), repeat)
         row["safetensors"] = await _fastest(lambda: _by_file(trainer, engines, folder), repeat)
         row["objects"] = await _fastest(lambda: _by_objects(trainer, engines), repeat)
         sizes.append(row)
@@ -96,7 +110,7 @@ async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: P
     await trainer.call("take_model", sparse_mib << 20, timeout_s=TIMEOUT_S)
     for changed in CHANGED:
         row = {"changed": changed}
-        for name, (make, generates) in TRANSPORTS.items():
+        for name, (make, generates) in ((name, TRANSPORTS[name]) for name in SPARSE):
             for kind, dense_above in (("dense", None), ("sparse", 1.0)):
                 row[f"{name}, {kind}"] = await syncs(
                     [trainer], engines, make, generates, sparse_mib << 20, repeat, changed=changed, dense_above=dense_above
@@ -119,7 +133,13 @@ async def syncs(
     senders: tuple[int, ...] = (0,),
 ) -> dict[str, float]:
     """The fastest of some syncs, the first two of which are not counted; engines hold the same afterwards."""
-    settings = TransportSettings(run=f"bench{os.getpid()}", while_generating=generates, dense_above=dense_above, senders=senders)
+    settings = TransportSettings(
+        run=f"bench{os.getpid()}",
+        while_generating=generates,
+        dense_above=dense_above,
+        senders=senders,
+        neighbors=tuple((0,) for _ in engines),
+    )
     transport = make(settings)
     publisher = WeightPublisher(
         trainers=trainers,
@@ -142,6 +162,11 @@ async def syncs(
     best = min(found[2:], key=lambda one: one["seconds"])
     names = (("seconds", "seconds"), ("stall_s", "sync/stall_s"), ("hidden_s", "sync/hidden_s"), ("bytes", "sync/bytes"))
     return {key: best[name] for key, name in names} | {"median_s": statistics.median(one["seconds"] for one in found[2:])}
+
+
+async def _by_broadcast(trainer: RayWorker, engines: list[RayWorker], size_bytes: int) -> None:
+    """Torch's broadcast over gloo, tensor by tensor, into memory that is there; nothing is packed or checked."""
+    await gather_all([worker.start("broadcast", size_bytes) for worker in (trainer, *engines)], TIMEOUT_S)
 
 
 async def _by_file(trainer: RayWorker, engines: list[RayWorker], folder: Path) -> None:

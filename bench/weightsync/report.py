@@ -7,8 +7,14 @@ from typing import Any
 from bench.measure import RESULTS
 
 STEM = "weightsync"
-WAYS = ("SharedMemory, engines at rest", "SharedMemory, engines generate", "ObjectStore", "safetensors", "objects")
-TITLES = {"safetensors": "safetensors file", "objects": "pickled objects"}
+TRANSPORTS = (
+    "SharedMemory, engines at rest", "SharedMemory, engines generate", "ObjectStore", "TCP", "NCCL's, over gloo", "IPC's, between processes"
+)  # fmt: skip
+PEERS = ("broadcast", "safetensors", "objects")
+WAYS = (*TRANSPORTS, *PEERS)
+SPARSE = TRANSPORTS[1:3]
+"""What is measured with a part of the weights changed."""
+TITLES = {"broadcast": "gloo broadcast, bare", "safetensors": "safetensors file", "objects": "pickled objects"}
 
 
 def headline(values: dict[str, Any]) -> str:
@@ -17,7 +23,8 @@ def headline(values: dict[str, Any]) -> str:
     here = row[WAYS[0]]["seconds"]
     times = {way: row[way]["seconds"] / here for way in WAYS[2:]}
     return (
-        f"{row['mib']:,} MiB to {values['engines']} engines in {here:.2f} s through shared memory ({here / row['memcpy_s']:.1f} copies), "
+        f"{row['mib']:,} MiB to {values['engines']} engines in {here:.2f} s through shared memory ({row['bare_s'] / here:.0%} of the speed "
+        f"of bare copies between the same processes), {times['broadcast']:.1f} times that by gloo's broadcast, "
         f"{times['ObjectStore']:.1f} times that through the object store, {times['safetensors']:.1f} by a file, "
         f"{times['objects']:.1f} as pickled objects"
     )
@@ -36,15 +43,17 @@ def markdown(values: dict[str, Any]) -> str:
         f"{values['headline']}.",
         "",
         f"One trainer rank, {values['engines']} engines, bfloat16, buckets of {values['bucket_bytes'] >> 20} MiB. Seconds of a sync, the "
-        f"fastest of {values['repeat']} and their median; GB/s of the model's bytes; memcpys: how many bare copies of the model it takes.",
+        f"fastest of {values['repeat']} and their median; GB/s of the model's bytes; limit: the speed of bare copies "
+        "between as many processes, by two segments that take turns, is 100 %; memcpys: how many copies of the model within one process it "
+        "takes. Without GPUs the transports of NCCL and IPC are shown as what they do between processes of the host.",
         "",
-        "| MiB | way | seconds | median | GB/s | memcpys | stall, s | hidden, s |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|",
+        "| MiB | way | seconds | median | GB/s | limit | memcpys | stall, s | hidden, s |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in values["sizes"]:
         for way in WAYS:
             lines.append(_row(row, way))
-    kinds = [f"{way}, {kind}" for way in WAYS[1:3] for kind in ("dense", "sparse")]
+    kinds = [f"{way}, {kind}" for way in SPARSE for kind in ("dense", "sparse")]
     lines += [
         "",
         f"![seconds by size and by what changed]({STEM}.svg)",
@@ -67,7 +76,7 @@ def _row(row: dict[str, Any], way: str) -> str:
     stall = [f"{found[key]:.4f}" if key in found else "" for key in ("stall_s", "hidden_s")]
     return (
         f"| {row['mib']:,} | {TITLES.get(way, way)} | {seconds:.4f} | {found['median_s']:.4f} | {size / seconds / 1e9:.2f} | "
-        f"{seconds / row['memcpy_s']:.1f} | {stall[0]} | {stall[1]} |"
+        f"{row['bare_s'] / seconds:.0%} | {seconds / row['memcpy_s']:.1f} | {stall[0]} | {stall[1]} |"
     )
 
 
@@ -83,10 +92,11 @@ def draw(values: dict[str, Any]) -> None:
     sizes = [row["mib"] for row in values["sizes"]]
     for way in WAYS:
         by_size.plot(sizes, [row[way]["seconds"] for row in values["sizes"]], marker="o", label=TITLES.get(way, way))
+    by_size.plot(sizes, [row["bare_s"] for row in values["sizes"]], "k-", label="bare copies between the processes")
     by_size.plot(sizes, [row["memcpy_s"] for row in values["sizes"]], "k--", label="one memcpy")
     by_size.set(xscale="log", yscale="log", xlabel="MiB of weights", ylabel="seconds of a sync")
     changed = [100 * row["changed"] for row in values["changes"]]
-    for way in WAYS[1:3]:
+    for way in SPARSE:
         for kind, style in (("dense", "--"), ("sparse", "-")):
             by_change.plot(
                 changed, [row[f"{way}, {kind}"]["seconds"] for row in values["changes"]], style, marker="o", label=f"{way}, {kind}"

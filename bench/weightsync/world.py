@@ -32,7 +32,24 @@ def specs(size_bytes: int) -> list[tuple[str, str, tuple[int, ...]]]:
     return [(f"model.layers.{i}.weight", "bfloat16", (each // 2048, 1024)) for i in range(size_bytes // each)]
 
 
-class Trainer:
+class Member:
+    """Takes part in bare broadcasts."""
+
+    def meet(self, host: str, port: int, rank: int, number: int) -> None:
+        """A process group of everybody, in which the trainer is first."""
+        dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=rank, world_size=number)
+
+    def broadcast(self, size_bytes: int) -> None:
+        """All weights of a model of that size from the first member to the others."""
+        for tensor in self.broadcast_from_or_into(size_bytes):
+            dist.broadcast(tensor.view(-1).view(torch.uint8), 0)
+
+    def broadcast_from_or_into(self, size_bytes: int) -> list[torch.Tensor]:
+        """Contiguous tensors, as many and as large on all members."""
+        raise NotImplementedError
+
+
+class Trainer(Member):
     """Packs what a step has changed; several ranks hold rows of every tensor each, and gather them as a job's do."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
@@ -90,6 +107,10 @@ class Trainer:
         assert self._sender is not None
         return self._sender.send(version, part)
 
+    def broadcast_from_or_into(self, size_bytes: int) -> list[torch.Tensor]:
+        """Its weights."""
+        return list(self._tensors.values())
+
     def write(self, path: str) -> None:
         """All weights as a safetensors file."""
         from safetensors.torch import save_file
@@ -121,7 +142,7 @@ class _Rows:
         return torch.nn.Identity()
 
 
-class Engine:
+class Engine(Member):
     """Copies what comes into its own memory: the part of a load that every engine has."""
 
     def __init__(self) -> None:
@@ -129,6 +150,7 @@ class Engine:
         torch.set_num_threads(1)
         self._weights: dict[int, ByteArray] = {}
         self._objects: dict[str, torch.Tensor] = {}
+        self._broadcast: list[torch.Tensor] = []
         self._receiver: Receiver | None = None
         self._incoming: IncomingUpdate | None = None
         self._opened_s: float | None = None
@@ -137,8 +159,11 @@ class Engine:
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """As an engine does."""
-        self._weights, self._objects = {}, {}
-        self._receiver = make_end(receiver, **settings)
+        self._weights, self._objects, self._broadcast = {}, {}, []
+        made: Receiver = make_end(receiver, **settings)
+        for test in made.tests:
+            view(test)
+        self._receiver = made
 
     def begin_update(self, manifest: WeightManifest, version: int) -> None:
         """As an engine does."""
@@ -175,6 +200,14 @@ class Engine:
         """A checksum of each bucket."""
         return [checksum(data) for _, data in sorted(self._weights.items())]
 
+    def broadcast_from_or_into(self, size_bytes: int) -> list[torch.Tensor]:
+        """Memory of its own, kept from one call to the next."""
+        wanted = [shape for _, _, shape in specs(size_bytes)]
+        if [tuple(tensor.shape) for tensor in self._broadcast] != wanted:
+            self._weights, self._objects = {}, {}
+            self._broadcast = [torch.zeros(shape, dtype=torch.bfloat16) for shape in wanted]
+        return self._broadcast
+
     def read(self, path: str, _written: None) -> None:
         """Weights of a safetensors file."""
         from safetensors.torch import load_file
@@ -186,7 +219,7 @@ class Engine:
         self._keep(objects)
 
     def _keep(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._weights = {}
+        self._weights, self._broadcast = {}, []
         for name, tensor in tensors.items():
             if name not in self._objects:
                 self._objects[name] = torch.empty_like(tensor)
