@@ -2,7 +2,8 @@
 
 The kernel limits the size of one file; their sum it limits by quotas, which need privileges. So the parent looks: files in the process's
 folder, and files without a name that a process of its session still holds open. Between two looks a process can write more than its
-limit, and files that are mapped and closed are not seen, which its address space bounds.
+limit, and files that are mapped and closed are not seen, which its address space bounds. Where there are so many files that a look takes
+long, looks are rarer.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+_REST = 9
+"""Of the time that a look took, the least that passes before the next: all looks take a tenth of a core at most."""
 _BLOCK_BYTES = 512
 """Unit of ``st_blocks`` (stat(2))."""
 _ENTRY_BYTES = 4096
@@ -43,19 +47,18 @@ def used_bytes(folder: str, stop_at_bytes: float = float("inf")) -> int:
     return used
 
 
-def nameless_bytes(session: int) -> int:
-    """Disk space of files that were removed, or never had a name, and are open in a process of the session."""
-    found: dict[tuple[int, int], int] = {}
+def nameless_bytes(sessions: Collection[int]) -> dict[int, int]:
+    """By session, the disk space of files that were removed, or never had a name, and are open in a process of it."""
+    found: dict[int, dict[tuple[int, int], int]] = {session: {} for session in sessions}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
         with contextlib.suppress(OSError):  # it ended, or is another user's
-            if os.getsid(pid) != session:
-                continue
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            files = found.get(os.getsid(pid))
+            for descriptor in () if files is None else os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     status = os.stat(f"/proc/{pid}/fd/{descriptor}")
-                    if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
-                        found[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
-    return sum(found.values())
+                    if files is not None and status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
+                        files[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
+    return {session: sum(files.values()) for session, files in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +103,13 @@ class DiskWatch:
                     self._runs = False
                     return
                 all_watched = list(self._watched.values())
+            began_s = time.monotonic()
+            nameless = nameless_bytes([watched.pid for watched in all_watched])
             for watched in all_watched:
-                used = used_bytes(str(watched.folder), watched.limit_bytes)
-                if used <= watched.limit_bytes:
-                    used += nameless_bytes(watched.pid)
+                used = nameless[watched.pid] + used_bytes(str(watched.folder), watched.limit_bytes)
                 if used > watched.limit_bytes:
                     self._end(watched, used)
-            pause.wait(LOOK_EVERY_S)
+            pause.wait(max(LOOK_EVERY_S, _REST * (time.monotonic() - began_s)))
 
     def _end(self, watched: Watched, used: int) -> None:
         with self._lock:
