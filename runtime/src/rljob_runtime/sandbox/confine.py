@@ -114,8 +114,8 @@ def _has_run(path: str, depth: int) -> bool:
     try:
         with os.scandir(path) as entries:
             return depth > 0 and any(entry.is_dir(follow_symlinks=False) and _has_run(entry.path, depth - 1) for entry in entries)
-    except PermissionError:
-        return True  # nobody can say what lies there
+    except (FileNotFoundError, PermissionError):
+        return True  # it vanishes, or nobody can say what lies there
 
 
 def python_paths() -> tuple[str, ...]:
