@@ -9,6 +9,7 @@
 #                             -> wheels -> runtime-base -> tiny-model ───> runtime        a change of code keeps all but *-code
 #                                                      -> model-infos ──> runtime
 #                             -> runtime-code ───────────────────────────> runtime
+#          base -> sbom -> *-sbom (lists what is in <image>-files) ──────> operator, runtime
 #
 # BASE_IMAGE is any Debian 12 with Python 3.11 and its venv module; what is missing in it comes from its package manager.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
@@ -66,7 +67,14 @@ RUN set -eu; \
         /build/crds /build/crds/convert /build/runtime; \
     /opt/rljob/bin/python -m compileall -q --invalidation-mode unchecked-hash /own
 
-FROM base AS operator
+# What lists the contents of an image; it does not stay in it.
+FROM base AS sbom
+ARG PIP_INDEX_URL
+COPY constraints/sbom.txt tools/debian_packages.py /opt/sbom/
+RUN python3 -m venv /opt/sbom \
+    && /opt/sbom/bin/python -m pip install --quiet --no-cache-dir --disable-pip-version-check --no-deps -r /opt/sbom/sbom.txt
+
+FROM base AS operator-files
 ARG PIP_INDEX_URL
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin rljob-operator
 # The lists stay in the image: they say what is in it. uv comes and goes within one layer (to mount it from another stage fails
@@ -88,6 +96,16 @@ RUN --mount=type=cache,target=/var/cache/uv \
         --constraints dev.txt --overrides overrides.txt --overrides own.txt -r crds/pyproject.toml -r operator/pyproject.toml; \
     rm -rf /tmp/*
 COPY --from=operator-code /own /opt/rljob
+
+FROM operator-files AS operator-sbom
+COPY --from=sbom /opt/sbom /opt/sbom
+RUN set -eu; \
+    mkdir /sbom; \
+    /opt/sbom/bin/cyclonedx-py environment /opt/rljob/bin/python --output-reproducible --no-validate --output-file /sbom/python.cdx.json; \
+    /opt/sbom/bin/python /opt/sbom/debian_packages.py /sbom/debian.cdx.json
+
+FROM operator-files AS operator
+COPY --from=operator-sbom /sbom /usr/share/rljob/sbom
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="rljob-operator" \
@@ -165,8 +183,18 @@ FROM runtime-base AS model-infos
 COPY runtime/src/rljob_runtime/engine/vllm/model_infos.py /build/
 RUN /opt/rljob/bin/python /build/model_infos.py /model-infos && chmod -R a+rX /model-infos
 
-FROM runtime-base AS runtime
+FROM runtime-base AS runtime-files
 COPY --from=runtime-code /own /opt/rljob
+
+FROM runtime-files AS runtime-sbom
+COPY --from=sbom /opt/sbom /opt/sbom
+RUN set -eu; \
+    mkdir /sbom; \
+    /opt/sbom/bin/cyclonedx-py environment /opt/rljob/bin/python --output-reproducible --no-validate --output-file /sbom/python.cdx.json; \
+    /opt/sbom/bin/python /opt/sbom/debian_packages.py /sbom/debian.cdx.json
+
+FROM runtime-files AS runtime
+COPY --from=runtime-sbom /sbom /usr/share/rljob/sbom
 COPY --chown=1000:1000 examples /workspace/examples
 COPY --chown=1000:1000 --from=tiny-model /models /workspace/models
 COPY --from=model-infos /model-infos /opt/rljob/share/vllm-model-infos
@@ -194,7 +222,7 @@ WORKDIR /workspace
 CMD ["rljob", "--help"]
 
 # SGLang's packages conflict with vLLM's: an environment of its own, torch included, for machines without accelerators.
-FROM runtime AS runtime-sglang
+FROM runtime AS runtime-sglang-files
 ARG PIP_INDEX_URL
 USER 0:0
 RUN --mount=type=cache,target=/var/cache/uv \
@@ -207,6 +235,13 @@ RUN --mount=type=cache,target=/var/cache/uv \
     python3 -m venv --without-pip /opt/sglang; \
     /tmp/uv/bin/uv pip sync --python /opt/sglang/bin/python --compile-bytecode /usr/share/rljob/sglang.txt; \
     rm -rf /tmp/*
+
+FROM runtime-sglang-files AS runtime-sglang-sbom
+COPY --from=sbom /opt/sbom /opt/sbom
+RUN /opt/sbom/bin/cyclonedx-py environment /opt/sglang/bin/python --output-reproducible --no-validate --output-file /sglang.cdx.json
+
+FROM runtime-sglang-files AS runtime-sglang
+COPY --from=runtime-sglang-sbom /sglang.cdx.json /usr/share/rljob/sbom/
 ENV RLJOB_SGLANG_PYTHON=/opt/sglang/bin/python
 LABEL org.opencontainers.image.title="rljob-runtime-sglang" \
       org.opencontainers.image.description="What runs inside a job, with SGLang's server for CPU machines beside vLLM"

@@ -1,4 +1,7 @@
-"""Layer: a real job on embedded Ray with the tiny model; its processes are killed or stopped, one after the other, while it trains."""
+"""Layer: a real job on embedded Ray with the tiny model and two trainer ranks; its processes are killed or stopped while it trains.
+
+"everything killed" is the measure of all other recoveries: the whole run, Ray and engines included, starts again from its folder.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,21 @@ import psutil
 
 from bench.chaos.outcome import RECOVERED, WRONG, Outcome
 from rljob_runtime.cluster.host import START_WORD
+from rljob_runtime.exit_codes import ExitCode
 from tests.integration.jobs import Running, job, untrained_model
 
 LAYER = "real processes, embedded Ray"
-WORKERS = {"engine": "actor_infer-0", "trainer": "actor_train-0", "reward worker": "reward-0"}
+WORKERS = {
+    "engine": "actor_infer-0", "trainer": "actor_train-0", "second trainer rank": "actor_train-1", "reward worker": "reward-0",
+}  # fmt: skip
 KINDS = (
-    "trainer killed", "engine killed", "reward worker killed", "driver killed", "trainer stopped for 3 s", "engine stopped permanently",
-    "raylet killed", "reward worker stopped for 3 s", "GCS killed",
+    "trainer killed", "engine killed", "reward worker killed", "driver killed", "everything killed", "second trainer rank killed",
+    "driver sent SIGTERM", "trainer stopped for 3 s", "engine stopped permanently", "raylet killed",
+    "second trainer rank stopped permanently", "reward worker stopped for 3 s", "GCS killed",
 )  # fmt: skip
 STALL_S = 20
+STEP_TIMEOUT_S = 60
+"""After which a trainer rank that hangs is lost."""
 RECOVERS_S = 300.0
 """Bound of one recovery, a start from nothing included, on a busy machine."""
 STEPS_BETWEEN = 2
@@ -33,18 +42,23 @@ FAULTS_OF_A_RUN = 8
 class ChaoticRun:
     """One run folder, and as many ``rljob run`` as it takes."""
 
-    def __init__(self, folder: Path, model: Path, faults: int, rng: random.Random) -> None:
+    def __init__(self, folder: Path, model: Path, faults: int, rng: random.Random, *, as_users: bool = False) -> None:
+        """``as_users``: workers import everything when they start, as a user's do, and are not forked from one that has."""
         self.steps = 6 + 4 * faults
-        self._folder, self._rng = folder, rng
+        self._folder, self._rng, self._as_users = folder, rng, as_users
         self._manifest = job(model, steps=self.steps)
         spec = self._manifest["spec"]
+        spec["nodeGroups"][0]["devicesPerNode"] = 3
+        for component, ranks in zip(spec["components"], ("0-1", "2"), strict=False):
+            component["placement"]["ranks"] = ranks
+        spec["training"]["stepTimeoutSeconds"] = STEP_TIMEOUT_S
         spec["rewards"][0]["function"] = "length_reward:slow_score"
         spec["failurePolicy"] = {"maxWorkerRestarts": 90}
         spec["rollout"] |= {"maxEngineRestarts": 90, "stallTimeoutSeconds": STALL_S}
         self._start()
 
     def _start(self, *options: str) -> None:
-        self._run = Running(self._folder, self._manifest, *options)
+        self._run = Running(self._folder, self._manifest, *options, as_users=self._as_users)
 
     def _pid(self, worker: str) -> int:
         lines = [line for line in self._run.log(worker).splitlines() if f" {START_WORD} " in line]
@@ -76,13 +90,15 @@ class ChaoticRun:
         """Whether all steps are trained."""
         return self._over and len(self._rows()) == self.steps
 
-    def meet(self, kind: str) -> Outcome:
-        """One fault, and the time to the next step that is trained."""
+    def meet(self, kind: str, steps: int = 1) -> Outcome:
+        """One fault, and the time until so many further steps are trained; what the first needs may be there before the fault."""
         time.sleep(self._rng.random())
         began_s, stamp = time.monotonic(), self._stamp()
         try:
             self._do(kind)
-            self._until("the next step", lambda: self._stamp() != stamp or self._over)
+            for _ in range(steps):
+                self._until("the next step", lambda stamp=stamp: self._stamp() != stamp or self._over)  # type: ignore[misc]
+                stamp = self._stamp()
             if self._over and not self.is_over:
                 raise RuntimeError(f"the run ended with exit code {self._run.process.returncode}:\n{self._run.output[-3000:]}")
         except (TimeoutError, RuntimeError, AssertionError, psutil.Error) as error:
@@ -96,7 +112,12 @@ class ChaoticRun:
 
     def _do(self, kind: str) -> None:
         who, _, how = kind.partition(" killed") if " killed" in kind else kind.partition(" stopped ")
-        if who == "driver":
+        if kind == "driver sent SIGTERM":
+            self._end_driver()
+        elif who == "everything":
+            self._run.kill()
+            self._start("--resume")
+        elif who == "driver":
             self._lose_driver()
         elif who in ("raylet", "GCS"):
             self._lose_node("raylet" if who == "raylet" else "gcs_server")
@@ -114,6 +135,15 @@ class ChaoticRun:
         self._run.process.wait()
         self._until("the end of what the driver had started", lambda: not self._run.left_behind())
         self._start("--resume")
+
+    def _end_driver(self) -> None:
+        """What the eviction of a head pod sends: it ends by itself, with a checkpoint of the step under way."""
+        self._run.process.terminate()
+        self._until("the end of the run", lambda: self._over)
+        if not self.is_over:
+            if self._run.process.returncode != ExitCode.INTERRUPTED:
+                raise RuntimeError(f"exit code {self._run.process.returncode} after SIGTERM:\n{self._run.output[-3000:]}")
+            self._start("--resume")
 
     def _lose_node(self, name: str) -> None:
         """A node of one machine is all nodes: the run has to end with a cause, and to go on from its folder."""

@@ -26,8 +26,8 @@ KEPT = ("observation", "turn_idx", "actions_left", "max_response_length", "suffi
 """What a turn's message may contain where all turns are kept."""
 OF_ONE_TURN = (*KEPT, "env_instruction", "current_observation", "history", "history_length", "step_count", "current_step")
 """What it may contain where each turn is a prompt of its own."""
-_OWN_CLASS_ONLY = ("network", "processes", "read_paths", "memory_bytes", "max_processes", "episodes_per_process")
-_CONVERSATIONS_TOO = ("network", "processes", "read_paths", "memory_bytes", "max_processes")
+_OWN_CLASS_ONLY = ("network", "processes", "read_paths", "memory_bytes", "disk_bytes", "max_processes", "episodes_per_process")
+_CONVERSATIONS_TOO = ("network", "processes", "read_paths", "memory_bytes", "disk_bytes", "max_processes")
 """They are for the processes of a conversation's tools, user and score as well."""
 OBSERVATIONS = ("observation", "current_observation")
 _CONVERSATIONS = tuple(kind for kind, model in PARAMETERS.items() if issubclass(model, ConversationParameters))

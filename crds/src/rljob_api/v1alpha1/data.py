@@ -177,6 +177,9 @@ class Reward(SpecModel):
     """Files and folders that a Function may read besides Python, the system's libraries and the job file's folder."""
     memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
     """Address space of the process that computes it; rewards that share a process have the largest of theirs."""
+    disk_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 44)] = 8 << 30
+    """Disk space of all files that the process writes; one with more is killed, and onError decides. Rewards that share a process have the
+    largest of theirs."""
 
     @property
     def asked(self) -> Judge | RewardModel | None:

@@ -117,6 +117,8 @@ class Environment(SpecModel):
     """Files and folders that code of your own may read besides Python, the system's libraries and the job file's folder."""
     memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
     """Address space of a process with code of your own."""
+    disk_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 44)] = 8 << 30
+    """Disk space of all files that a process with code of your own writes; one with more is killed."""
     max_processes: Annotated[int, Field(ge=1, le=4096)] = 64
     """Processes that one worker has for a class or programs of your own, or for tools, users and scores of ToolUse and Chat; what is beyond
     waits."""

@@ -20,6 +20,7 @@ class Setup:
     processes: bool
     read_paths: tuple[str, ...]
     memory_bytes: int
+    disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,8 @@ def _serve(connection: socket.socket, setup: Setup) -> int:
     active = confined(
         connection,
         Limits(
-            read_paths=(*([setup.folder] if setup.folder else ()), *setup.read_paths),
+            job_folder=setup.folder,
+            read_paths=setup.read_paths,
             write_paths=(os.getcwd(),),
             network=setup.network,
             processes=setup.processes,

@@ -22,6 +22,8 @@ class Isolation:
     """To read besides Python, the system's libraries and the job file's folder."""
     memory_bytes: int = 8 << 30
     """Address space of a process."""
+    disk_bytes: int = 8 << 30
+    """Of all files that a process writes; one with more is killed."""
     max_processes: int = 64
     """Processes of this environment at the same time in one worker; episodes beyond ``max_processes * episodes_per_process`` wait."""
     episodes_per_process: int = 1

@@ -214,7 +214,13 @@ def _setups(config: EnvironmentConfig, parameters: ConversationParameters, folde
     scores_code = reward is not None and reward.type is RewardType.CODE
     code = own = None
     if scores_code or any(tool.type is ToolType.PYTHON for tool in tools):
-        code = Setup(folder=None, runs_code=True, reward=reward if scores_code else None, memory_bytes=isolation.memory_bytes)
+        code = Setup(
+            folder=None,
+            runs_code=True,
+            reward=reward if scores_code else None,
+            memory_bytes=isolation.memory_bytes,
+            disk_bytes=isolation.disk_bytes,
+        )
     if parameters.has_own_code or (reward is not None and not scores_code):
         own = Setup(
             folder=folder,
@@ -230,6 +236,7 @@ def _setups(config: EnvironmentConfig, parameters: ConversationParameters, folde
             processes=isolation.processes,
             read_paths=isolation.read_paths,
             memory_bytes=isolation.memory_bytes,
+            disk_bytes=isolation.disk_bytes,
         )
     return code, own
 

@@ -64,6 +64,7 @@ class _Process(SandboxProcess):
             purpose="environment",
             log_file=log_file,
             startup_timeout_s=startup_timeout_s,
+            disk_bytes=setup.disk_bytes,
         )
         self.members: list[_Member] = []
         self.line: deque[_Member] = deque()
@@ -102,6 +103,7 @@ class Crew:
             processes=isolation.processes,
             read_paths=isolation.read_paths,
             memory_bytes=isolation.memory_bytes,
+            disk_bytes=isolation.disk_bytes,
         )
         self._processes = Processes(
             self,

@@ -43,6 +43,7 @@ class Setup:
     port: int
     """Of the endpoint."""
     memory_bytes: int
+    disk_bytes: int
     reward: str | None
     """Function that gives the reward, as ``module:function``; None: the program's file."""
     folder: str | None
@@ -69,6 +70,7 @@ def _serve(connection: socket.socket, setup: Setup) -> int:
     active = confined(
         connection,
         Limits(
+            job_folder=setup.folder,
             read_paths=setup.read_paths,
             write_paths=(os.getcwd(),),
             network=setup.network,

@@ -76,6 +76,7 @@ class _Process(SandboxProcess):
             purpose="program",
             log_file=log_file,
             startup_timeout_s=startup_timeout_s,
+            disk_bytes=setup.disk_bytes,
         )
         self.episode: _Episode | None = None
         self.asks = setup.reward is not None
@@ -239,14 +240,16 @@ class Programs:
 
     def _make_setup(self, folder: Path | None) -> Setup:
         isolation = self._config.isolation
-        paths = [str(path.resolve()) for path in (folder, self._working_folder) if path is not None]
+        own = None if folder is None else folder.resolve()
+        works_in = None if self._working_folder is None else self._working_folder.resolve()
         return Setup(
-            read_paths=(*paths, *isolation.read_paths),
+            read_paths=(*(() if works_in in (None, own) else (str(works_in),)), *isolation.read_paths),
             network=isolation.network,
             port=self._endpoint.port,
             memory_bytes=isolation.memory_bytes,
+            disk_bytes=isolation.disk_bytes,
             reward=self._harness.reward,
-            folder=None if folder is None else str(folder.resolve()),
+            folder=None if own is None else str(own),
         )
 
     def _limit(self, process: _Process) -> float | None:

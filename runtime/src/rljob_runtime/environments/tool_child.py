@@ -101,7 +101,8 @@ def _serve(connection: socket.socket, setup: Setup) -> int:
         RefusedError: something that the setup names is of no use.
     """
     limits = Limits(
-        read_paths=(*([setup.folder] if setup.folder else ()), *setup.read_paths),
+        job_folder=setup.folder,
+        read_paths=setup.read_paths,
         write_paths=(os.getcwd(),),
         network=setup.network,
         processes=setup.processes or setup.runs_code,

@@ -46,6 +46,7 @@ class _Process(SandboxProcess):
             purpose="tools",
             log_file=log_file,
             startup_timeout_s=startup_timeout_s,
+            disk_bytes=setup.disk_bytes,
         )
         self.job: _Job | None = None
         self.nonce = b""

@@ -33,6 +33,7 @@ class Setup:
     processes: bool = False
     read_paths: tuple[str, ...] = ()
     memory_bytes: int = 8 << 30
+    disk_bytes: int = 8 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,6 +197,7 @@ def reward_config(reward: RewardSpec, share: Share) -> RewardConfig:
         processes=reward.processes,
         read_paths=reward.read_paths,
         memory_bytes=reward.memory_bytes,
+        disk_bytes=reward.disk_bytes,
     )
 
 
@@ -225,6 +226,7 @@ def environment_config(spec: RLJobSpec, environment: Environment, data_folder: P
             processes=environment.processes,
             read_paths=environment.read_paths,
             memory_bytes=environment.memory_bytes,
+            disk_bytes=environment.disk_bytes,
             max_processes=environment.max_processes,
             episodes_per_process=environment.episodes_per_process,
         ),

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.report.disk import require_space, writing
+from rljob_runtime.sandbox import RUN_MARKER
 
-MARKER = ".rljob-run"
 _MINIMUM_FREE_BYTES = 64 * 1024 * 1024
 """Below this a run is refused at once: logs, events and the report (5 MB) alone would fill the disk."""
 
@@ -56,7 +56,7 @@ class RunFolder:
     @property
     def marker(self) -> Path:
         """Empty file that marks a run folder."""
-        return self.path / MARKER
+        return self.path / RUN_MARKER
 
     @property
     def spec_yaml(self) -> Path:
@@ -161,7 +161,7 @@ class RunFolder:
             raise RuntimeFault(f"{path}: holds no run to resume; check the path, or start without resuming")
         if mode in (FolderMode.OVERWRITE, FolderMode.RESUME_OR_NEW) and not vacant and not ours:
             raise RuntimeFault(
-                f"{path}: is not empty and not a run folder (no {MARKER}, no spec.yaml with metrics.jsonl), so it is left alone; "
+                f"{path}: is not empty and not a run folder (no {RUN_MARKER}, no spec.yaml with metrics.jsonl), so it is left alone; "
                 "choose another output folder or empty it yourself"
             )
         if mode is FolderMode.NEW and not vacant:

@@ -53,6 +53,7 @@ class Setup:
     configs: tuple[RewardConfig, ...]
     folder: str | None
     memory_bytes: int
+    disk_bytes: int
     isolation: Isolation
 
 
@@ -78,7 +79,8 @@ def _serve(connection: socket.socket, setup: Setup) -> int:
     """
     isolation = setup.isolation
     limits = Limits(
-        read_paths=(*([setup.folder] if setup.folder else ()), *isolation.read_paths),
+        job_folder=setup.folder,
+        read_paths=isolation.read_paths,
         write_paths=(os.getcwd(),),
         network=isolation.network,
         processes=isolation.processes or isolation.runs_code,

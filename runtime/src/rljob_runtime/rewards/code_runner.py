@@ -36,10 +36,14 @@ from typing import Any
 
 from rljob_runtime.sandbox import Limits, confine
 from rljob_runtime.sandbox import kernel as sandbox_kernel
+from rljob_runtime.sandbox.disk import used_bytes
 from rljob_runtime.sandbox.frames import end_group, read_exactly
 
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_DETAIL_CHARACTERS = 500
+MAX_DISK_BYTES, MAX_FILE_BYTES, MAX_OPEN_FILES = 64 << 20, 16 << 20, 64
+"""Of all files of a run, of one of them; open ones at a time, whose names may be gone."""
+_LOOK_EVERY_S = 0.05
 _LENGTH = struct.Struct("<I")
 _RESULT_FD = 3
 _STACK_DEPTH = 100_000
@@ -157,7 +161,7 @@ def _execute(run: Run, folder: str, names: Mapping[str, object]) -> Outcome:
     os.close(result_write)
     received: dict[int, bytearray] = {output_read: bytearray(), result_read: bytearray()}
     try:
-        problem = _collect(received, time.monotonic() + run.timeout_s)
+        problem = _collect(received, folder, time.monotonic() + run.timeout_s)
     finally:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -167,17 +171,21 @@ def _execute(run: Run, folder: str, names: Mapping[str, object]) -> Outcome:
     return _outcome(bytes(received[result_read]), token, output, problem or _ending(status))
 
 
-def _collect(received: Mapping[int, bytearray], deadline: float) -> str:
-    """Read both pipes until they close; returns what went wrong, empty when nothing did."""
+def _collect(received: Mapping[int, bytearray], folder: str, deadline: float) -> str:
+    """Read both pipes until they close, and look at what is written into ``folder``; returns what went wrong, empty when nothing did."""
     poller = select.poll()
     for fd in received:
         poller.register(fd, select.POLLIN)
-    waiting = len(received)
+    waiting, look_at = len(received), time.monotonic() + _LOOK_EVERY_S
     while waiting:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        now = time.monotonic()
+        if now >= deadline:
             return "ran past its time limit"
-        for fd, _ in poller.poll(left_s * 1000):
+        if now >= look_at:
+            if used_bytes(folder, MAX_DISK_BYTES) > MAX_DISK_BYTES:
+                return f"wrote more than {MAX_DISK_BYTES} bytes"
+            look_at = time.monotonic() + _LOOK_EVERY_S
+        for fd, _ in poller.poll(max(0.0, min(deadline, look_at) - now) * 1000):
             piece = os.read(fd, 1 << 16)
             received[fd].extend(piece)
             if not piece:
@@ -224,7 +232,15 @@ def _become(run: Run, folder: str, output_fd: int, result_fd: int) -> None:
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)
-    confine(Limits(write_paths=(folder,), memory_bytes=run.memory_bytes, file_bytes=16 << 20, open_files=64, cpu_s=run.timeout_s + 1))
+    confine(
+        Limits(
+            write_paths=(folder,),
+            memory_bytes=run.memory_bytes,
+            file_bytes=MAX_FILE_BYTES,
+            open_files=MAX_OPEN_FILES,
+            cpu_s=run.timeout_s + 1,
+        )
+    )
 
 
 def _run(run: Run, prelude: Mapping[str, Any], token: str) -> None:

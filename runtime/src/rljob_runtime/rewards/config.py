@@ -59,6 +59,8 @@ class RewardConfig:
     """What a Function may have besides the sandbox of all rewards."""
     memory_bytes: int = 8 << 30
     """Address space of the scoring process."""
+    disk_bytes: int = 8 << 30
+    """Of all files that the scoring process writes; one with more is killed."""
 
     def __post_init__(self) -> None:
         """Raise RewardSetupError for values that cannot work or would be ignored."""

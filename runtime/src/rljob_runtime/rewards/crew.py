@@ -110,8 +110,13 @@ class Crew:
         self._configs = tuple(configs)
         self._log_file = log_file
         self._startup_timeout_s = startup_timeout_s
-        memory_bytes = max(config.memory_bytes for config in configs)
-        self._setup = Setup(configs=self._configs, folder=folder, memory_bytes=memory_bytes, isolation=configs[0].isolation)
+        self._setup = Setup(
+            configs=self._configs,
+            folder=folder,
+            memory_bytes=max(config.memory_bytes for config in configs),
+            disk_bytes=max(config.disk_bytes for config in configs),
+            isolation=configs[0].isolation,
+        )
         self._selector = selectors.DefaultSelector()
         self._workers: list[ScoringProcess] = []
         self._assigned: dict[ScoringProcess, _Assignment] = {}

@@ -37,6 +37,7 @@ class ScoringProcess(SandboxProcess):
             purpose="reward",
             log_file=log_file,
             startup_timeout_s=startup_timeout_s,
+            disk_bytes=setup.disk_bytes,
         )
         self.used = False
         """Whether it has scored anything: only a fresh one takes a sample that ran past a limit elsewhere."""

@@ -9,6 +9,6 @@ Landlock says which files exist for the process and everything it starts, seccom
 UDP and UNIX sockets, seccomp sees no paths). A kernel without Landlock leaves files as the user's rights have them, and ``Active`` says so.
 """
 
-from rljob_runtime.sandbox.confine import Active, Limits, confine
+from rljob_runtime.sandbox.confine import RUN_MARKER, Active, Limits, confine
 
-__all__ = ["Active", "Limits", "confine"]
+__all__ = ["RUN_MARKER", "Active", "Limits", "confine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import sys
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ SYSTEM_PATHS = (
     "/etc/nsswitch.conf", "/etc/alternatives", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/proc/self",
     "/sys/devices/system", "/sys/fs/cgroup", "/dev/urandom", "/dev/random",
 )  # fmt: skip
+RUN_MARKER = ".rljob-run"
+"""Empty file that marks a folder as a run's."""
 NETWORK_PATHS = ("/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/ca-certificates")
 DEVICES = ("/dev/null", "/dev/zero")
+_RUN_DEPTH = 2
+"""Folders between one of the job folder and a run: runs/<namespace>/<job>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,8 @@ class Limits:
 
     read_paths: tuple[str, ...] = ()
     """To read besides the system's and Python's own folders."""
+    job_folder: str | None = None
+    """The job file's, to read as it is now and without the runs in it, of this job or others; their names can be listed."""
     write_paths: tuple[str, ...] = ()
     """To do anything in."""
     network: bool = False
@@ -80,8 +87,10 @@ def confine(limits: Limits) -> Active:
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (bound, bound))
     network = NETWORK_PATHS if limits.network else ()
+    own = () if limits.job_folder is None else without_runs(limits.job_folder)
     version = landlock.restrict(
-        read=(*SYSTEM_PATHS, *network, *python_paths(), *limits.read_paths),
+        read=(*SYSTEM_PATHS, *network, *python_paths(), *limits.read_paths, *own),
+        list_names=() if limits.job_folder is None else (limits.job_folder,),
         write=(*DEVICES, *limits.write_paths),
         network=not limits.network,
         connect_port=limits.connect_port,
@@ -89,6 +98,24 @@ def confine(limits: Limits) -> Active:
     streams = limits.connect_port is not None
     seccomp.deny(network=not limits.network, processes=not limits.processes, streams=streams)
     return Active(landlock_abi=version, connect_port=None if limits.network else limits.connect_port)
+
+
+def without_runs(folder: str) -> tuple[str, ...]:
+    """Files and folders directly in ``folder`` in which no run lies; what appears in it later is not among them."""
+    with os.scandir(folder) as entries:
+        return tuple(entry.path for entry in entries if not entry.is_symlink() and not _has_run(entry.path, _RUN_DEPTH))
+
+
+def _has_run(path: str, depth: int) -> bool:
+    if not os.path.isdir(path):
+        return False
+    if os.path.lexists(os.path.join(path, RUN_MARKER)):
+        return True
+    try:
+        with os.scandir(path) as entries:
+            return depth > 0 and any(entry.is_dir(follow_symlinks=False) and _has_run(entry.path, depth - 1) for entry in entries)
+    except (FileNotFoundError, PermissionError):
+        return True  # it vanishes, or nobody can say what lies there
 
 
 def python_paths() -> tuple[str, ...]:

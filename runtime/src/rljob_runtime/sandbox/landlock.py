@@ -32,12 +32,15 @@ def abi() -> int:
         return 0
 
 
-def restrict(*, read: Iterable[str], write: Iterable[str], network: bool, connect_port: int | None = None) -> int:
+def restrict(
+    *, read: Iterable[str], write: Iterable[str], list_names: Iterable[str] = (), network: bool, connect_port: int | None = None
+) -> int:
     """Leave the process these folders and files; returns the ABI, 0 where nothing was done because the kernel has no Landlock.
 
     Args:
         read: paths to read and execute, with what is below; those that do not exist are left out.
         write: paths to do anything in.
+        list_names: folders whose names, and all below, can be listed.
         network: deny TCP as well, where the kernel can.
         connect_port: TCP connections to it stay.
 
@@ -58,6 +61,8 @@ def restrict(*, read: Iterable[str], write: Iterable[str], network: bool, connec
     try:
         for path in dict.fromkeys(read):
             _allow(ruleset, path, rights & (_EXECUTE | _READ_FILE | _READ_DIR))
+        for path in dict.fromkeys(list_names):
+            _allow(ruleset, path, _READ_DIR)
         for path in dict.fromkeys(write):
             _allow(ruleset, path, rights)
         if network and connect_port is not None and version >= TCP_ABI:

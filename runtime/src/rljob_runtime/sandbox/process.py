@@ -13,9 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from rljob_runtime.sandbox.disk import DiskWatch, Watched
 from rljob_runtime.sandbox.frames import FAILED, LENGTH, READY
 
 _log = logging.getLogger(__name__)
+_DISK = DiskWatch()
 
 _KILL_WAIT_S = 10.0
 _SEND_TIMEOUT_S = 30.0
@@ -35,7 +37,7 @@ class UselessProcessError(Exception):
 class SandboxProcess:
     """One child process, its socket and its folder. The child confines itself before it runs anything foreign."""
 
-    def __init__(self, module: str, setup: bytes, *, purpose: str, log_file: Path, startup_timeout_s: float) -> None:
+    def __init__(self, module: str, setup: bytes, *, purpose: str, log_file: Path, startup_timeout_s: float, disk_bytes: int) -> None:
         """Start ``python -m module FD``; it reads ``setup`` as its first frame and says when it is ready.
 
         Args:
@@ -44,6 +46,7 @@ class SandboxProcess:
             purpose: a word for the name of its folder and for logs.
             log_file: receives what it prints.
             startup_timeout_s: ``deadline`` at first.
+            disk_bytes: of all files in its folder; with more it is killed.
         """
         self.socket, theirs = socket.socketpair()
         self._purpose = purpose
@@ -73,6 +76,10 @@ class SandboxProcess:
         self.startup_timeout_s = startup_timeout_s
         self.deadline = time.monotonic() + startup_timeout_s
         self._buffer = bytearray()
+        self._filled = ""
+        """Why it was killed, where it wrote too much."""
+        self._disk_bytes = disk_bytes
+        _DISK.add(Watched(pid=self.process.pid, folder=Path(self._folder), limit_bytes=disk_bytes, too_much=self._too_much))
         self.send(setup)
 
     def send(self, body: bytes) -> bool:
@@ -131,19 +138,28 @@ class SandboxProcess:
 
         ``grace_s`` leaves a process that is already ending the time to do so, so that its own exit status is seen.
         """
+        _DISK.forget(self.process.pid)
         self.socket.close()
         if grace_s > 0:
             try:
                 self.process.wait(grace_s)
             except subprocess.TimeoutExpired:
                 _log.debug("%s process %d still runs %.1f s after it closed its connection", self._purpose, self.process.pid, grace_s)
+        self._kill()
+        code = self.process.wait(_KILL_WAIT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self._filled or (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+
+    def _too_much(self, used_bytes: int) -> None:
+        self._filled = f"killed: its files took {used_bytes} bytes of disk, more than the {self._disk_bytes} of diskBytes"
+        _log.warning("%s process %d %s", self._purpose, self.process.pid, self._filled)
+        self._kill()
+
+    def _kill(self) -> None:
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             _log.debug("%s process %d had ended by itself", self._purpose, self.process.pid)
-        code = self.process.wait(_KILL_WAIT_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _environment(folder: str) -> dict[str, str]:

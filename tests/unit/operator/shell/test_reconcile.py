@@ -1,10 +1,12 @@
 """The reconciler against a strict API server: it dies at every write, the cache lags, requests fail, names are taken."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
+from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_operator.cache import Source
 from rljob_operator.errors import ConflictError, KubeError, RejectedError, UnavailableError
 from rljob_operator.protocol import WATCHED, Kind
@@ -438,6 +440,17 @@ def test_events_that_cannot_be_written_are_counted_and_change_nothing():
     world = asyncio.run(scenario())
     assert world.condition("Succeeded") == ("True", "Completed")
     assert world.metrics.registry.get_sample_value("rljob_operator_events_lost_total", {"error": "RejectedError"})
+
+
+def test_nothing_of_a_deleted_job_is_kept():
+    def specs() -> int:
+        gc.collect()
+        return sum(isinstance(each, RLJobSpec) for each in gc.get_objects())
+
+    before = specs()
+    kept = [asyncio.run(_live("succeeds")), asyncio.run(_live("succeeds and is deleted"))]
+    assert specs() - before == 1, "what was found of a spec is kept as long as its job is there"
+    assert [world.kube.names(Kind.RLJOB) for world in kept] == [["math"], []]
 
 
 def test_a_deleted_job_is_left_to_the_garbage_collector():

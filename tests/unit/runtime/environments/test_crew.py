@@ -53,6 +53,10 @@ class Counter:
             return Turn(observation="x" * 10_000_000)
         if action == "hoard":
             self.hoard = bytearray(3 << 30)
+        if action == "fill":
+            for number in range(20):
+                pathlib.Path(str(number)).write_bytes(bytes(1 << 20))
+            time.sleep(3600)
         if action == "number":
             return 5
         if action == "nan":
@@ -204,13 +208,14 @@ def test_a_failure_is_tried_once_more_with_the_same_seed(make_player, action) ->
         ("flood", "its observation has 10000000 characters"),
         ("print", "OSError: .*File too large"),
         ("hoard", "MemoryError"),
+        ("fill", "its files took .* more than the 16777216 of diskBytes"),
         ("number", "toys:Counter.step returned int; it must return a Turn, or the five values"),
         ("nan", "reward is nan; it must be finite"),
         ("forge", "it wrote an answer that no one asked for"),
     ],
 )
 def test_what_goes_wrong_twice_ends_the_episode_and_no_other(make_player, action, message) -> None:
-    isolation = {"memory_bytes": 2 << 30}
+    isolation = {"memory_bytes": 2 << 30, "disk_bytes": 16 << 20}
     player = make_player(step_timeout_s=0.3 if action == "hang" else 20.0, isolation=isolation)
     player.play("other", ["a"], environment="toy")
     player.play("bad", ["a", action], environment="toy")

@@ -38,14 +38,18 @@ def test_every_field_of_a_reward_reaches_its_process() -> None:
     assert (task.sources, task.on_timeout, task.on_error) == (("sums",), 0.0, None)
     assert (even.function, even.params, even.on_error, even.timeout_s) == ("domains_rewards:even", {"digits": 3}, 0.0, 2.0)
     changed = spec.rewards[2].model_copy(
-        update={"network": True, "processes": True, "read_paths": ("/data",), "memory_bytes": 1 << 30, "on_timeout": "Drop"}
-    )
+        update={
+            "network": True, "processes": True, "read_paths": ("/data",), "memory_bytes": 1 << 30, "disk_bytes": 1 << 26,
+            "on_timeout": "Drop",
+        }
+    )  # fmt: skip
     loose = worker_settings.reward_config(changed, Share())
-    assert (loose.network, loose.processes, loose.read_paths, loose.memory_bytes, loose.on_timeout) == (
+    assert (loose.network, loose.processes, loose.read_paths, loose.memory_bytes, loose.disk_bytes, loose.on_timeout) == (
         True,
         True,
         ("/data",),
         1 << 30,
+        1 << 26,
         None,
     )
     assert loose.isolation != even.isolation == task.isolation
