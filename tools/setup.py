@@ -184,7 +184,7 @@ def install() -> None:
         [
             str(UV), "pip", "install", "--python", str(PYTHON), "--compile-bytecode",
             "--constraints", "constraints/dev.txt", "--overrides", "constraints/overrides.txt",
-            "-e", "./crds", "-e", "./crds/convert", "-e", "./operator", "-e", "./runtime[cpu]",
+            "-e", "./crds", "-e", "./crds/convert", "-e", "./operator", "-e", "./runtime[cpu,trackers]",
             "--group", "dev", "--group", "bench", "--group", "docs",
         ],
         "a network error: run make setup again, what was downloaded is kept; 'no space': free disk space; "

@@ -49,6 +49,7 @@ LIST_MAP_KEYS = {
     "spec.environments": "name",
     "spec.data.train": "name",
     "spec.data.validation": "name",
+    "spec.report.trackers": "type",
     "status.conditions": "type",
     "status.nodeGroups": "name",
 }

@@ -1,4 +1,4 @@
-"""Rules about data: sources, the prompt, the tokenizer, and names that must be unique."""
+"""Rules about data: sources, the prompt, the tokenizer, and names and types that must be unique."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def _repeats(path: str, names: list[str]) -> Iterator[FieldError]:
         first = names.index(name) if counts[name] > 1 else index
         if first != index:
             yield _error(f"{path}[{index}].name", name, f"is already the name of {path}[{first}]", "give every entry its own name")
+
+
+def _trackers(spec: RLJobSpec) -> Iterator[FieldError]:
+    types = [tracker.type for tracker in spec.report.trackers]
+    for index, tracker in enumerate(types):
+        if (first := types.index(tracker)) != index:
+            problem = f"is already that of spec.report.trackers[{first}]"
+            yield _error(f"spec.report.trackers[{index}].type", tracker.value, problem, "name every tracker once")
 
 
 def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -91,6 +99,7 @@ def _tokenizer(spec: RLJobSpec) -> Iterator[FieldError]:
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _unique_names,
+    _trackers,
     _sources,
     _prompt,
     _tokenizer,

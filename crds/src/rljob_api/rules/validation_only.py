@@ -24,7 +24,7 @@ READ_FIELDS: dict[str, Collection[str]] = {
     "offload": (),
     "weight_sync": (),
     "checkpoint": (),
-    "report": ("trajectories_every_steps", "trajectories_per_step"),
+    "report": ("trajectories_every_steps", "trajectories_per_step", "trackers"),
 }
 """Sections of a training job, and what of them a validation obeys."""
 _REMEDY = "remove it, or write training.steps: 1 or more to train"

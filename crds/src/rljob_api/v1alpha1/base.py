@@ -48,6 +48,7 @@ SECRET_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 SECRET_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
 ABSOLUTE_PATH_PATTERN = r"^/[^:]*$"
 FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+PROJECT_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9 _.-]*[A-Za-z0-9])?$"
 URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
 PATTERN_WORDS = {
     LABEL_PATTERN: "lower-case letters, digits and inner dashes",
@@ -60,6 +61,7 @@ PATTERN_WORDS = {
     SECRET_NAME_PATTERN: "lower-case letters, digits, inner dashes and dots",
     SECRET_KEY_PATTERN: "letters, digits, dashes, underscores and dots",
     ABSOLUTE_PATH_PATTERN: "a path that starts with / and has no colon",
+    PROJECT_PATTERN: "letters, digits, and inner dashes, underscores, dots and spaces",
     URL_PATTERN: "http:// or https:// with a host and a path, without a query",
     FUNCTION_PATTERN: "module:function, for example my_rewards:brevity",
 }

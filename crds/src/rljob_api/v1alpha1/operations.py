@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rljob_api.v1alpha1.base import Label, NonNegative, PathText, Positive, Seconds, ShortText, SpecModel
+from rljob_api.v1alpha1.base import PROJECT_PATTERN, Label, NonNegative, PathText, Positive, Seconds, ShortText, SpecModel
 
 
 class UpdateMode(StrEnum):
@@ -211,6 +211,28 @@ class Queue(SpecModel):
     here. Needs serviceAccount.name, an account that exists there."""
 
 
+class TrackerType(StrEnum):
+    """An experiment tracker."""
+
+    WANDB = "WandB"
+    """Weights & Biases: online where WANDB_API_KEY or WANDB_MODE says so, else offline for `wandb sync`."""
+    MLFLOW = "MLflow"
+    """MLflow: the server of MLFLOW_TRACKING_URI, else files."""
+    TRACKIO = "Trackio"
+    """Trackio: the Space of TRACKIO_SPACE_ID or the server of TRACKIO_SERVER_URL, else a database on disk."""
+    SWANLAB = "SwanLab"
+    """SwanLab: online where SWANLAB_API_KEY or SWANLAB_MODE says so, else offline for `swanlab sync`."""
+
+
+class Tracker(SpecModel):
+    """An experiment tracker that gets every step's metrics and the spec. Its variables are those of the driver, on Kubernetes head.env."""
+
+    type: TrackerType
+    """Which one. Its package has to be installed where the driver runs: pip install 'rljob-runtime[wandb]', mlflow, trackio or swanlab."""
+    project: Annotated[str, Field(min_length=1, max_length=128, pattern=PROJECT_PATTERN)] | None = None
+    """Project, or experiment, in which the run appears; when not set the job's name."""
+
+
 class Report(SpecModel):
     """What the run writes down for people."""
 
@@ -220,6 +242,8 @@ class Report(SpecModel):
     """How many, besides the first four that failed since the step before."""
     metrics_endpoint: bool = True
     """Serve the newest metrics to Prometheus at port 9464 of the head, named rljob-metrics; rljob run has --metrics-port instead."""
+    trackers: tuple[Tracker, ...] = Field(default=(), max_length=4)
+    """Experiment trackers that get the metrics, each at most once. The run goes on, with a warning, without one that fails."""
 
 
 class Validation(SpecModel):

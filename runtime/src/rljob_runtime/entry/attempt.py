@@ -46,6 +46,7 @@ from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import Driver
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
+from rljob_runtime.report.trackers.feed import start_trackers
 from rljob_runtime.weightsync.shared_memory import prefix_of, remove
 
 SETTLE_TIMEOUT_S = 60.0
@@ -134,7 +135,9 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
     )
     every = spec.report.trajectories_every_steps
     sampling = TrajectorySampling(per_step=spec.report.trajectories_per_step if every else 0, every_steps=max(every, 1))
-    reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.state.step if attempt.state else None, sampling=sampling)
+    step = attempt.state.step if attempt.state else None
+    trackers = start_trackers(spec.report.trackers, attempt.folder, info.job_name, yaml.safe_load(info.spec_yaml))
+    reporter = Reporter(attempt.folder, info, display, resumed_step=step, sampling=sampling, trackers=trackers)
     with reporter:
         models.record(attempt.folder.path, spec, attempt.sources)
         for note in attempt.notes:

@@ -42,6 +42,7 @@ from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
 from rljob_runtime.offload.worker_group import WorkerGroup
 from rljob_runtime.report import Reporter
+from rljob_runtime.report.trackers import check_installed
 from rljob_runtime.rewards.config import check_tags
 from rljob_runtime.rewards.pool import RewardPool
 
@@ -61,7 +62,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
         Where the model comes from.
 
     Raises:
-        SetupError: another Ray is installed than ``spec.rayVersion`` asks for, or an engine's package is not.
+        SetupError: another Ray is installed than ``spec.rayVersion`` asks for, or an engine's or a tracker's package is not.
         SpecInvalidError: an engine does not take an argument of ``engine.extraArgs``, or the model is of a kind that cannot be trained.
         ModelError: neither a local folder nor a model of the Hub that this machine may read, or a teacher with another vocabulary.
         DataError: a file or task that cannot be read, or is empty.
@@ -71,6 +72,7 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
     installed = version("ray")
     if spec.ray_version not in (None, installed):
         raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
+    check_installed(spec.report.trackers)
     sources = models.locate(spec, earlier_commits, retries=job_folder is None)  # a pod's network may come up late; a user waits
     model_config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
     if model_config is not None and (problems := model_problems(spec, model_config)):

@@ -13,6 +13,7 @@
       summary.json          written at the end
       report.html           written at the end; opens without a network
       tensorboard/          the same metrics as events
+      trackers/             of experiment trackers (report.trackers): the run's identifier, what each keeps on this machine
       trajectories/         step-000010.jsonl: sampled responses to read
       checkpoints/  model/  the trainer's
       journal/              groups that were finished since the newest checkpoint (rljob_runtime.journal)
@@ -102,6 +103,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Folder of event files."""
         return self.path / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """Folder of experiment trackers; made when the spec names one."""
+        return self.path / "trackers"
 
     @property
     def trajectories(self) -> Path:

@@ -3,7 +3,7 @@
 ::
 
     driver ── phase(...)        ─┐            ┌─ display (live panel or plain lines)
-           ── record(StepRecord) │            ├─ metrics.jsonl, tensorboard/
+           ── record(StepRecord) │            ├─ metrics.jsonl, tensorboard/, trackers
            ── span(...)          ├─ Reporter ─┼─ timeline.jsonl
            ── switched(...)      │            ├─ switches.jsonl
            ── called, worked     │            ├─ activity.jsonl
@@ -37,6 +37,7 @@ from rljob_runtime.report.names import DRIVER_LANE
 from rljob_runtime.report.summary import RunStatus, RunSummary, package_versions, save_summary, summarize
 from rljob_runtime.report.switches import MAX_WORKERS, SwitchesWriter, drop_switches_after
 from rljob_runtime.report.tensorboard import TensorboardWriter
+from rljob_runtime.report.trackers.feed import TrackerFeeds
 from rljob_runtime.report.trajectories import Decode, TrajectorySampling, drop_after, write_trajectories
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Reporter:
         sampling: TrajectorySampling | None = None,
         clock: Clock = time.monotonic,
         packages: Mapping[str, str] | None = None,
+        trackers: TrackerFeeds | None = None,
         ticker: bool = True,
     ) -> None:
         """Open all files; drop what steps above ``resumed_step`` left behind in the folder, for they are run again.
@@ -72,6 +74,7 @@ class Reporter:
             sampling: which trajectories are kept; 8 each 10 steps when None.
             clock: monotonic seconds; ``span`` takes readings of the same clock.
             packages: package versions of the summary; those installed when None.
+            trackers: experiment trackers; none when None.
             ticker: whether a thread flushes once a second; tests call ``tick`` themselves.
 
         Raises:
@@ -80,6 +83,7 @@ class Reporter:
         self._folder, self._info, self._display, self._clock = folder, info, display, clock
         self._sampling = sampling if sampling is not None else TrajectorySampling()
         self._packages = package_versions() if packages is None else packages
+        self._trackers = trackers if trackers is not None else TrackerFeeds()
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._running: dict[str, float] = {}
@@ -171,6 +175,7 @@ class Reporter:
             self._step = record.step
             self._metrics.write(record, now - self._zero_s)
             self._tensorboard.write(record)
+            self._trackers.write(record)
             self._display.step(record)
             bad = [name for name, value in record.metrics.items() if not math.isfinite(value)]
             if bad:
@@ -284,6 +289,8 @@ class Reporter:
             now = self._clock()
             started = self._first_step_s if self._first_step_s is not None else now
             try:
+                for problem in self._trackers.finish(succeeded=status is RunStatus.SUCCEEDED):
+                    self.event(problem, Level.WARNING)
                 self._close_files()
                 table = load_metrics(self._folder.metrics_jsonl)
                 summary = summarize(
@@ -328,6 +335,8 @@ class Reporter:
                 return
             now = self._clock()
             self._display.tick([PhaseView(name=name, elapsed_s=now - start) for name, start in self._running.items()])
+            for problem in self._trackers.problems():
+                self.event(problem, Level.WARNING)
             self.flush()
 
     def _tick_forever(self) -> None:
