@@ -15,8 +15,10 @@ message and are read-only by convention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, TypeVar
 
@@ -387,9 +389,20 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest:
-    """The fixed layout of a weight update, agreed once between trainer and engines."""
+    """The fixed layout of a weight update, agreed once between trainer and engines.
+
+    Every update names it to every engine, so that it is pickled once and read once in a process: a model has hundreds of tensors, a job
+    tens of engines.
+    """
 
     buckets: tuple[Bucket, ...]
+    _pickled: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The buckets as they travel, once they have."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], WeightManifest], tuple[bytes]]:
+        if not self._pickled:
+            self._pickled.append(pickle.dumps(self.buckets, protocol=pickle.HIGHEST_PROTOCOL))
+        return _manifest, (self._pickled[0],)
 
     @property
     def total_bytes(self) -> int:
@@ -400,6 +413,12 @@ class WeightManifest:
     def tensor_names(self) -> frozenset[str]:
         """Every parameter an update carries."""
         return frozenset(s.name for b in self.buckets for s in b.slots)
+
+
+@lru_cache(maxsize=4)
+def _manifest(pickled: bytes) -> WeightManifest:
+    """The manifest that travelled as these bytes."""
+    return WeightManifest(buckets=pickle.loads(pickled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
