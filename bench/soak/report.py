@@ -25,18 +25,25 @@ def verdicts(parts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             if len(late) < 2:
                 continue
             hours = (late[-1][0] - late[0][0]) / 3600
-            growth = slope([row[0] for row in late], [row[HELD] for row in late]) * 3600
+            growth = _per_hour(late)
+            last_half = rows[len(rows) // 2 :]
             held = late[-1][HELD]
             bound = max(BOUND_MIB_PER_HOUR, BOUND_SHARE_PER_HOUR * held)
             found.append(
                 {
                     "process": name, "rss_mib": late[-1][1], "pss_mib": late[-1][2], "held_mib": held,
-                    "growth_mib_per_hour": round(growth, 2), "bound_mib_per_hour": round(bound, 1), "unit": part["unit"],
+                    "growth_mib_per_hour": round(growth, 2), "last_half_mib_per_hour": round(_per_hour(last_half), 2),
+                    "bound_mib_per_hour": round(bound, 1), "unit": part["unit"],
                     "per_hour": round((late[-1][DONE] - late[0][DONE]) / hours), "minutes": round(rows[-1][0] / 60, 1),
                     "flat": growth <= bound,
                 }
             )  # fmt: skip
     return found
+
+
+def _per_hour(rows: list[list[float]]) -> float:
+    """Growth of what is held, in MiB."""
+    return slope([row[0] for row in rows], [row[HELD] for row in rows]) * 3600
 
 
 def headline(values: dict[str, Any]) -> str:
@@ -58,13 +65,14 @@ def markdown(values: dict[str, Any]) -> str:
         f"slope of all pairs of samples (Theil-Sen) after the first {WARM_UP:.0%}. Flat: at most {BOUND_MIB_PER_HOUR:.0f} MiB an hour, or "
         f"{BOUND_SHARE_PER_HOUR:.0%} of what is held, whichever is larger.", "",
         "![memory over time](soak.svg)", "",
-        "| process | RSS MiB | PSS MiB | held MiB | growth MiB/h | bound MiB/h | work per hour | minutes | verdict |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
+        "| process | RSS MiB | PSS MiB | held MiB | growth MiB/h | of the last half | bound MiB/h | work per hour | minutes | verdict |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]  # fmt: skip
     for v in values["verdicts"]:
         lines.append(
             f"| {v['process']} | {v['rss_mib']:.0f} | {v['pss_mib']:.0f} | {v['held_mib']:.0f} | {v['growth_mib_per_hour']:+.1f} | "
-            f"{v['bound_mib_per_hour']:.1f} | {v['per_hour']} {v['unit']} | {v['minutes']:.0f} | {'flat' if v['flat'] else '**grows**'} |"
+            f"{v['last_half_mib_per_hour']:+.1f} | {v['bound_mib_per_hour']:.1f} | {v['per_hour']} {v['unit']} | {v['minutes']:.0f} | "
+            f"{'flat' if v['flat'] else '**grows**'} |"
         )
     problems = [part["problem"] for part in values["parts"].values() if part["problem"]]
     return "\n".join([*lines, "", *problems, *([""] if problems else [])])

@@ -445,7 +445,7 @@ def test_events_that_cannot_be_written_are_counted_and_change_nothing():
 def test_nothing_of_a_deleted_job_is_kept():
     def specs() -> int:
         gc.collect()
-        return sum(isinstance(each, RLJobSpec) for each in gc.get_objects())
+        return sum(type(each) is RLJobSpec for each in gc.get_objects())
 
     before = specs()
     kept = [asyncio.run(_live("succeeds")), asyncio.run(_live("succeeds and is deleted"))]
