@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from bench.operator.subject import free_port
 from bench.training.rows import CASES, Case, make_batch
 from bench.training.sides import PlainSide, RLJobSide, Side, TrlSide
-from bench.operator.subject import free_port
 
 VOCAB = 1024
 TOKEN_BUDGET = 4096

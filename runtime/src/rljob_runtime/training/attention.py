@@ -118,11 +118,11 @@ class Packing:
             result = _flex(query, key, value, self.blocks, scale, compiled=self.compile_flex)
             return result.transpose(1, 2)
         # squeeze, and no split into one: backward of an index or a split copies all of it
-        tokens = [one.squeeze(0).transpose(0, 1) for one in (query, key, value)]
+        q, k, v = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
         if len(self.parts) == 1:
-            return self.parts[0].attend(*tokens, scale).unsqueeze(0)
+            return self.parts[0].attend(q, k, v, scale).unsqueeze(0)
         sizes = [part.num_tokens for part in self.parts]
-        pieces = zip(self.parts, *(one.split(sizes) for one in tokens), strict=True)
+        pieces = zip(self.parts, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
         return torch.cat([part.attend(*operands, scale) for part, *operands in pieces]).unsqueeze(0)
 
 
