@@ -37,6 +37,11 @@ MEASUREMENTS = (
     Measurement(name="seeds", answers="whether the CPU examples learn, for three seeds each", timeout_s=5400.0),
     Measurement(name="placement", answers="plans per second and growth to 100,000 devices, beside RLinf's own planner", timeout_s=900.0),
     Measurement(name="offload", answers="switches between device and host memory against the machine's copy limit", timeout_s=480.0),
+    Measurement(
+        name="training",
+        answers="the trainer's tokens per second and core beside TRL's and a plain loop's; memory beside the estimate",
+        timeout_s=1800.0,
+    ),
     Measurement(name="weightsync", answers="seconds of a weight sync by transport and size, sparse beside dense", timeout_s=1800.0),
     Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
     Measurement(name="driver", answers="tokens and responses a second of the driver, its memory and its longest pause", timeout_s=3600.0),

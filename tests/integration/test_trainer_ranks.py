@@ -87,7 +87,8 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
 
         cpu = torch.device("cpu")
         (prepared,) = prepare_batches([make_batch(rank, world_size)], worker.config, cpu, worker.ready.costs)
-        assert any(micro.until is not None for micro in prepared.micro_batches) is (rank == 0)  # the two of rank 1 differ in prompts
+        shared = any(np.unique(micro.positions).size < micro.positions.size for micro in prepared.micro_batches)
+        assert shared is (rank == 0)  # the two of rank 1 differ in prompts
         accumulate_gradients(worker.model, prepared, worker.config, StepMeter(cpu), fresh=True)
         arrays |= {f"grad/{n}": p.grad.full_tensor().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[union-attr]
         worker.model.zero_grad(set_to_none=True)

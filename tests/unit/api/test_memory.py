@@ -118,7 +118,7 @@ def test_texts_of_quantities() -> None:
 def test_trainer_of_7b_on_16_devices_by_hand() -> None:
     estimate = estimated(config_r(), QWEN25_7B)
     device = pool_of(estimate, memory.PoolKind.DEVICE, 1)
-    parameters, layer, embedding = 7_615_616_512, 233_057_792, 152_064 * 3584
+    parameters, embedding = 7_615_616_512, 152_064 * 3584
     assert estimate.shape is not None
     assert estimate.shape.parameters == parameters
     train = memory.Phase.TRAIN
@@ -127,7 +127,7 @@ def test_trainer_of_7b_on_16_devices_by_hand() -> None:
     assert term(device, memory.Phase.OPTIMIZER_STEP, "gradients") == parameters // 16 * 4
     # 64 x 8 samples / 16 processes x 10240 tokens are many micro-batches of 16384
     assert term(device, train, "whole gradients of several micro-batches") == parameters * 4
-    assert term(device, train, "gathered weights") == (2 * embedding + 3584 + 2 * layer) * 2
+    assert term(device, train, "gathered weights") == (2 * embedding + 3584) * 2  # at the head, where logits are; no layer then
     # two norms of 8 bytes a number, 4 tensors of attention and 4 of the MLP in bfloat16, a log-sum-exp per head, two root mean squares
     per_token = 2 * 8 * 3584 + 8 + 4 * 2 * (3584 + 18944) + 4 * 28
     assert term(device, train, "activations") == 16_384 * (28 * 3584 * 2 + per_token)
@@ -289,7 +289,7 @@ def test_gradients_that_fit_or_of_unknown_size_are_reduced_once() -> None:
 
 
 def test_switching_holds_one_component_at_a_time() -> None:
-    resident, switched = estimated(shared(), QWEN25_7B), estimated(switching(), QWEN25_7B)
+    resident, switched = estimated(shared(memoryFraction=0.52), QWEN25_7B), estimated(switching(), QWEN25_7B)
     assert memory.warnings(resident)
     assert not memory.problems(switched) + memory.warnings(switched)
     device = pool_of(switched, memory.PoolKind.DEVICE, 1)

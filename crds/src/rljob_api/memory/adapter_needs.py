@@ -31,7 +31,7 @@ class AdapterNeeds(PolicyNeeds):
         optimizer = self._adapters(Kind.OPTIMIZER, "AdamW m and v of adapters", 2 * MASTER_BYTES)
         gradients = self._adapters(Kind.GRAD, "gradients of adapters", MASTER_BYTES)
         working = {
-            passes: (*self._gathered(size), *self._merged(), gradients, *self._activations(), *self._last(trained=True)),
+            passes: self._passes(size, gradients, *self._merged()),
             step: (gradients,),
             **self._sending(),
         }

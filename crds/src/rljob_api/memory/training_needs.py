@@ -137,7 +137,7 @@ class PolicyNeeds:
         gradients = self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
         process = process_need(self.on_cuda)
         working = {
-            passes: (*self._gathered(MASTER_BYTES), *self._training_gradients(), *self._activations(), *self._last(trained=True)),
+            passes: self._passes(MASTER_BYTES, *self._training_gradients()),
             step: (gradients,),
             **self._sending(),
         }
@@ -163,6 +163,19 @@ class PolicyNeeds:
             host_starting=(self._whole_model(size),),
             keeps_workspace=self.on_cuda,
         )
+
+    def _passes(self, size: int, gradients: Need, *others: Need) -> tuple[Need, ...]:
+        """The fuller of two moments of a backward pass: that of the head, when no layer is gathered, and that of the last layer.
+
+        Args:
+            size: bytes of a number of the shards.
+            gradients: of the micro-batches before.
+            others: what a layer's backward takes besides.
+        """
+        saved, states, logits = self._activations(), self._last(trained=True)[:1], self._last(trained=True)[1:]
+        head = (*self._gathered(size, layers=0), gradients, *saved[:1], *states, *logits)
+        layer = (*self._gathered(size), gradients, *others, *saved, *states)
+        return max(head, layer, key=lambda needs: sum(need.num_bytes for need in needs))
 
     def _sharded(self, kind: Kind, name: str, size: int) -> Need:
         parameters, shards = self.parameters, self.data * self.tensor
@@ -206,14 +219,15 @@ class PolicyNeeds:
         decoder = self.shape.decoder
         return 0 if decoder is None else max(decoder.layer_parameters, self.root_parameters)
 
-    def _gathered(self, size: int) -> tuple[Need, ...]:
-        """Units whose whole weights exist at one time. ``size``: of a number of the shards."""
+    def _gathered(self, size: int, layers: int = 2) -> tuple[Need, ...]:
+        """The root unit and some layers, whose whole weights exist at one time. ``size``: of a number of the shards."""
         decoder, number = self.shape.decoder, self.compute_bytes
         if self._is_one_unit(size):
             parameters, text = self.parameters, show_count(self.parameters)
         elif decoder is not None:
-            parameters = self.root_parameters + min(2, decoder.num_layers) * decoder.layer_parameters
-            text = f"(root {show_count(self.root_parameters)} + 2 layers of {show_count(decoder.layer_parameters)})"
+            parameters = self.root_parameters + min(layers, decoder.num_layers) * decoder.layer_parameters
+            text = f"root {show_count(self.root_parameters)}"
+            text = f"({text} + {layers} layers of {show_count(decoder.layer_parameters)})" if layers else text
         else:
             return ()
         formula = f"{text} x {number} B{self._over(self.tensor)}"

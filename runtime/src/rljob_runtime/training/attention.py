@@ -72,8 +72,8 @@ class Tree:
         results = []
         for branch, (own, ancestors, mask) in enumerate(zip(queries, self.ancestors, self.masks, strict=True)):
             seen = [torch.cat([one[other] for other in (*ancestors, branch)]) for one in (keys, values)]
-            q, k, v = (one.transpose(0, 1)[None] for one in (own, *seen))
-            results.append(_sdpa(q, k, v, scale, mask)[0].transpose(0, 1))
+            q, k, v = (one.transpose(0, 1).unsqueeze(0) for one in (own, *seen))
+            results.append(_sdpa(q, k, v, scale, mask).squeeze(0).transpose(0, 1))
         return torch.cat(results)
 
 
@@ -117,10 +117,13 @@ class Packing:
         if self.blocks is not None:
             result = _flex(query, key, value, self.blocks, scale, compiled=self.compile_flex)
             return result.transpose(1, 2)
+        # squeeze, and no split into one: backward of an index or a split copies all of it
+        q, k, v = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
+        if len(self.parts) == 1:
+            return self.parts[0].attend(q, k, v, scale).unsqueeze(0)
         sizes = [part.num_tokens for part in self.parts]
-        pieces = zip(self.parts, *(one[0].transpose(0, 1).split(sizes) for one in (query, key, value)), strict=True)
-        results = [part.attend(*operands, scale) for part, *operands in pieces]
-        return (results[0] if len(results) == 1 else torch.cat(results))[None]
+        pieces = zip(self.parts, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        return torch.cat([part.attend(*operands, scale) for part, *operands in pieces]).unsqueeze(0)
 
 
 def attention(

@@ -34,7 +34,7 @@ CALLS = ["prepare_receiver", "begin_update", "load_bucket", "finish_update", "sc
 """Of an engine, by phase: prepare, receive (before, while and after buckets come), probe."""
 SENDER_CALLS = ["prepare_sender", "send_weights", "compute_logprobs"]
 """Of a trainer rank: prepare, send, probe."""
-SHORT_S = 0.5
+SHORT_S = 2.0
 """Of a sync that cannot end."""
 
 
