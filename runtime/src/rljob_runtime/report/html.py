@@ -14,6 +14,7 @@ from rljob_runtime.report.charts import Chart, metric_charts, phase_chart, timel
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Level, RunInfo
 from rljob_runtime.report.episodes import STYLE, cut_text, episodes_html
+from rljob_runtime.report.faster import advice
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Row, iter_rows, number_of, read_rows
 from rljob_runtime.report.metrics import MetricsTable
@@ -93,7 +94,7 @@ def render_report(
     if charts:
         parts += ["<h2>Learning</h2>", cards(charts, "m")]
     if timeline:
-        parts += ["<h2>Where the time went</h2>", cards(timeline, "t")]
+        parts += ["<h2>Where the time went</h2>", _faster(advice(info.spec_yaml, table)), cards(timeline, "t")]
     if samples:
         what = "Episodes" if any("turns" in row for _, rows in samples for row in rows) else "Responses"
         parts += [f"<h2>{what}</h2>", *(_samples(step, rows) for step, rows in samples)]
@@ -123,6 +124,13 @@ def write_report(folder: RunFolder, info: RunInfo, summary: RunSummary, table: M
         switches=iter_rows(folder.switches_jsonl),
     )
     replace_text(folder.report_html, page, "the report")
+
+
+def _faster(changes: Sequence[str]) -> str:
+    if not changes:
+        return ""
+    items = "".join(f"<li>{escape(change)}</li>" for change in changes)
+    return f'<p class="small">What would be faster, by the phases of this run:</p><ul class="small">{items}</ul>'
 
 
 def _head(info: RunInfo, summary: RunSummary) -> str:
