@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.errors import SpecInvalidError
+from rljob_api.planning.environment import device_type
 from rljob_api.v1alpha1.components import Engine, Role
+from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.report.metrics import MetricsTable
 from rljob_runtime.report.text import format_percent, format_seconds
@@ -62,6 +64,8 @@ class Devices:
     """The trainer's number of devices is a multiple of it."""
     shared: bool
     """Trainer and engines take turns on devices."""
+    on_cpu: bool = False
+    """Devices are parts of processors, which phases at the same time may take from each other."""
 
     @property
     def total(self) -> int:
@@ -113,6 +117,7 @@ def devices_of(job: CheckedJob) -> Devices | None:
         per_engine=engine.tensor_parallel_size * engine.pipeline_parallel_size,
         trainer_unit=job.job.spec.training.tensor_parallel_size,
         shared=bool(trainer & rollout),
+        on_cpu=all(device_type(group) is DeviceType.CPU for group in job.job.spec.node_groups),
     )
 
 
@@ -185,10 +190,11 @@ def _placed(trainer: int, rollout: int) -> str:
     return f"{trainer} {'device' if trainer == 1 else 'devices'} for training and {rollout} for generation"
 
 
-def words(times: StepTimes, found: list[Change]) -> list[str]:
+def words(times: StepTimes, found: list[Change], *, on_cpu: bool) -> list[str]:
     """A sentence per change, the best three."""
+    best = "if cores are left for it" if on_cpu else "at best"
     return [
-        f"{change.what}: a step of {format_seconds(change.step_s)} at best, now {format_seconds(times.step_s)} "
+        f"{change.what}: a step of {format_seconds(change.step_s)} {best}, now {format_seconds(times.step_s)} "
         f"({format_percent(1 - change.step_s / times.step_s)} less)"
         for change in found[:3]
     ]
@@ -206,4 +212,4 @@ def advice(spec_yaml: str, table: MetricsTable) -> list[str]:
     devices = devices_of(job)
     if devices is None:
         return []
-    return words(times, changes(times, devices, job.job.spec.overlap.async_generation_ratio))
+    return words(times, changes(times, devices, job.job.spec.overlap.async_generation_ratio), on_cpu=devices.on_cpu)

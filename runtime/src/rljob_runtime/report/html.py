@@ -40,6 +40,7 @@ h3 { font-size: 14px; margin: 0; }
 .failure { background: #fbe4e4; color: #7d2222; padding: 10px 14px; border-radius: 8px; margin-top: 14px; white-space: pre-wrap; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; margin-top: 20px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; min-width: 0; }
+.card { overflow: hidden; }
 .tile b { display: block; font-size: 22px; font-weight: 600; line-height: 1.3; } .tile span { color: var(--soft); font-size: 12.5px; }
 .charts { display: grid; grid-template-columns: 1fr 1fr; gap: 14px; } .wide { grid-column: 1 / -1; }
 @media (max-width: 860px) { .charts { grid-template-columns: 1fr; } }

@@ -182,7 +182,7 @@ def test_a_local_run_is_listed_described_and_its_logs_are_shown(run: Path) -> No
     assert code == 0
     assert "step 4 of 30, reward 0.190, 6.4k tokens/s" in text
     assert "generate 58%" in text
-    assert "overlap.asyncGenerationRatio 1: a step of 0.06 s at best, now 0.10 s (36% less)" in text
+    assert "overlap.asyncGenerationRatio 1: a step of 0.06 s if cores are left for it, now 0.10 s (36% less)" in text
     assert "EngineLostError: engine 0 ended" in text
     assert ADVICE["WorkerLost"] in text
     assert rljob("logs", str(run), "--worker", "actor_train-0") == (0, "loaded\n")
