@@ -44,6 +44,7 @@ h3 { font-size: 14px; margin: 0; }
 .tile b { display: block; font-size: 22px; font-weight: 600; line-height: 1.3; } .tile span { color: var(--soft); font-size: 12.5px; }
 .charts { display: grid; grid-template-columns: 1fr 1fr; gap: 14px; } .wide { grid-column: 1 / -1; }
 @media (max-width: 860px) { .charts { grid-template-columns: 1fr; } }
+@media (max-width: 640px) { main { padding: 20px 12px; } table th, table td { padding: 6px; overflow-wrap: anywhere; } }
 .card p { margin: 0 0 6px; color: var(--soft); font-size: 12.5px; }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; background: var(--card); border: 1px solid var(--line); }
 th { text-align: left; font-weight: 600; font-size: 12.5px; color: var(--soft); background: var(--paper); }

@@ -50,7 +50,7 @@ table{border-collapse:collapse;width:100%}th{color:var(--dim);font-weight:600;te
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);vertical-align:top}tr:last-child td{border-bottom:0}
 .num{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.name{white-space:nowrap}
 @media(max-width:640px){main{padding:14px 10px}section{padding:12px}th,td{padding-right:8px;font-size:12.5px}
-.name{white-space:normal;overflow-wrap:anywhere}th{white-space:normal}}
+td{overflow-wrap:anywhere}.name{white-space:normal;min-width:68px}th{white-space:normal}}
 """
 
 
