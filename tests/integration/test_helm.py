@@ -239,6 +239,31 @@ def test_a_digest_wins_over_a_tag(helm: Path):
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"rljob-operator@{DIGEST}"
 
 
+def test_the_runtimes_digest_wins_over_its_tag(helm: Path):
+    deployment = objects(render(helm, f"--set=runtime.image.digest={DIGEST},runtime.image.tag=v1"))[
+        "Deployment", "rljob-system", "rljob-operator"
+    ]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"rljob-runtime@{DIGEST}" in {variable.get("value") for variable in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ("rbac.create=false,webhook.enabled=true", {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}),
+        ("networkPolicy.enabled=false", {"NetworkPolicy"}),
+        ("serviceAccount.create=false,serviceAccount.name=mine", {"ServiceAccount"}),
+    ],
+)
+def test_what_somebody_else_makes_is_left_out_and_nothing_more(helm: Path, settings: str, kinds: set[str]):
+    """But for `helm test`, which has an account and permissions of its own."""
+    enabled = [f"--set={setting}" for setting in settings.split(",") if setting == "webhook.enabled=true"]
+    whole, less = objects(render(helm, *enabled)), objects(render(helm, f"--set={settings}"))
+    left_out = {key for key in set(whole) - set(less) if "test" not in key[2]}
+    assert {key[0] for key in left_out} == kinds
+    assert set(less) <= set(whole)
+
+
 def test_the_notes_show_the_next_steps(helm: Path, tmp_path: Path):
     # Only install shows the notes, and it asks a cluster for its version; a copy of the chart without that requirement does not.
     chart = tmp_path / "rljob"

@@ -70,6 +70,20 @@ def test_every_option_is_used(option: str):
         assert re.search(rf"\.Values\.{re.escape(option)}\b(?!\.)", TEMPLATE_TEXT), f"{option} is accepted and ignored"
 
 
+@pytest.mark.parametrize("option", sorted(options(values())))
+def test_every_option_is_rendered_with_another_value_than_its_default(option: str):
+    """By a golden case of tests/integration/test_helm.py, or by a --set there."""
+
+    def value_in(tree: object) -> object:
+        for name in option.split("."):
+            tree = tree.get(name) if isinstance(tree, dict) else None
+        return tree
+
+    cases = [yaml.safe_load(path.read_text()) or {} for path in (ROOT / "tests" / "golden" / "helm").glob("*.values.yaml")]
+    golden = any(value_in(case) not in (None, value_in(values())) for case in cases)
+    assert golden or f"{option}=" in (ROOT / "tests" / "integration" / "test_helm.py").read_text()
+
+
 def test_every_option_that_is_used_exists():
     used = set(re.findall(r"\.Values\.([\w.]+)", TEMPLATE_TEXT))
     known = set(options(values()))

@@ -13,9 +13,10 @@ from rljob_runtime.commands.advice import ADVICE
 from rljob_runtime.commands.show_run import open_run
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.report.display import StepView, view_of
+from rljob_runtime.report.faster import advice
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import iter_rows
-from rljob_runtime.report.metrics import record_of
+from rljob_runtime.report.metrics import load_metrics, record_of
 from rljob_runtime.report.summary import load_summary
 from rljob_runtime.report.text import format_count, format_percent, format_seconds
 
@@ -129,7 +130,7 @@ def describe_job(job: Json, pods: Sequence[Json], console: Console) -> None:
 
 
 def describe_run(path: Path, console: Console) -> None:
-    """State, progress, where the time goes and the last warnings of a local run; its placement.
+    """State, progress, where the time goes, what would be faster and the last warnings of a local run; its placement.
 
     Raises:
         RuntimeFault: it is no run, or a file is malformed.
@@ -155,10 +156,12 @@ def describe_run(path: Path, console: Console) -> None:
         lines.append(("progress", f"step {view.step} of {total}, reward {view.reward:.3f}, {format_count(view.tokens_per_s)} tokens/s"))
         shares = ", ".join(f"{phase} {format_percent(share)}" for phase, share in view.phases)
         lines.append(("time", f"{format_seconds(view.step_s)} a step: {shares}; rljob timeline {path} has the workers"))
+    spec_yaml = folder.spec_yaml.read_text(encoding="utf-8")
+    lines += [("faster", text) for text in advice(spec_yaml, load_metrics(folder.metrics_jsonl))]
     warnings = [str(row.get("text")) for row in iter_rows(folder.events_jsonl) if row.get("level") == "warning"]
     lines += [("warning", text) for text in warnings[-3:]]
     _print_lines(lines, console)
-    _print_placement(yaml.safe_load(folder.spec_yaml.read_text(encoding="utf-8")), console)
+    _print_placement(yaml.safe_load(spec_yaml), console)
 
 
 def newest(folder: RunFolder) -> StepView | None:

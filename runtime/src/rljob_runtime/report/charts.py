@@ -21,6 +21,7 @@ from rljob_runtime.report.text import bucket_means
 
 MAX_POINTS = 600
 MAX_SPANS = 1_500
+MAX_LOG_LABELS = 6
 TIMELINE_STEPS = 6
 SMOOTH_STEPS = 10
 
@@ -129,10 +130,17 @@ def _lines(table: MetricsTable, names: Sequence[str], y_title: str, *, log: bool
     present = [n for n in names if _has(table, n)]
     if log:
         present = [n for n in present if any(v > 0 for v in table.column(n))]
+        figure.update_yaxes(dtick=_decades_per_tick([v for n in present for v in table.column(n) if v > 0]))
     for name, colour in zip(present, SERIES_COLOURS, strict=False):
         values = [v if v > 0 else math.nan for v in table.column(name)] if log else table.column(name)
         _curve(figure, table.steps, values, name, colour)
     return figure if present else None
+
+
+def _decades_per_tick(values: Sequence[float]) -> int:
+    """So that a log axis has seven labels at most: more of them lie on top of each other."""
+    decades = math.log10(max(values) / min(values)) if values else 0.0
+    return max(1, math.ceil(decades / MAX_LOG_LABELS))
 
 
 def _validation(table: MetricsTable) -> Chart:

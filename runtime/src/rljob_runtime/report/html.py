@@ -14,6 +14,7 @@ from rljob_runtime.report.charts import Chart, metric_charts, phase_chart, timel
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Level, RunInfo
 from rljob_runtime.report.episodes import STYLE, cut_text, episodes_html
+from rljob_runtime.report.faster import advice
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Row, iter_rows, number_of, read_rows
 from rljob_runtime.report.metrics import MetricsTable
@@ -39,9 +40,11 @@ h3 { font-size: 14px; margin: 0; }
 .failure { background: #fbe4e4; color: #7d2222; padding: 10px 14px; border-radius: 8px; margin-top: 14px; white-space: pre-wrap; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; margin-top: 20px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; min-width: 0; }
+.card { overflow: hidden; }
 .tile b { display: block; font-size: 22px; font-weight: 600; line-height: 1.3; } .tile span { color: var(--soft); font-size: 12.5px; }
 .charts { display: grid; grid-template-columns: 1fr 1fr; gap: 14px; } .wide { grid-column: 1 / -1; }
 @media (max-width: 860px) { .charts { grid-template-columns: 1fr; } }
+@media (max-width: 640px) { main { padding: 20px 12px; } table th, table td { padding: 6px; overflow-wrap: anywhere; } }
 .card p { margin: 0 0 6px; color: var(--soft); font-size: 12.5px; }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; background: var(--card); border: 1px solid var(--line); }
 th { text-align: left; font-weight: 600; font-size: 12.5px; color: var(--soft); background: var(--paper); }
@@ -93,7 +96,7 @@ def render_report(
     if charts:
         parts += ["<h2>Learning</h2>", cards(charts, "m")]
     if timeline:
-        parts += ["<h2>Where the time went</h2>", cards(timeline, "t")]
+        parts += ["<h2>Where the time went</h2>", _faster(advice(info.spec_yaml, table)), cards(timeline, "t")]
     if samples:
         what = "Episodes" if any("turns" in row for _, rows in samples for row in rows) else "Responses"
         parts += [f"<h2>{what}</h2>", *(_samples(step, rows) for step, rows in samples)]
@@ -123,6 +126,13 @@ def write_report(folder: RunFolder, info: RunInfo, summary: RunSummary, table: M
         switches=iter_rows(folder.switches_jsonl),
     )
     replace_text(folder.report_html, page, "the report")
+
+
+def _faster(changes: Sequence[str]) -> str:
+    if not changes:
+        return ""
+    items = "".join(f"<li>{escape(change)}</li>" for change in changes)
+    return f'<p class="small">What would be faster, by the phases of this run:</p><ul class="small">{items}</ul>'
 
 
 def _head(info: RunInfo, summary: RunSummary) -> str:

@@ -7,7 +7,7 @@ what matters most, for whoever cannot see the canvas.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 
 from rljob_runtime.report.text import format_percent, format_seconds
@@ -49,7 +49,8 @@ border-radius:6px;padding:6px 10px;font-size:13px;box-shadow:0 2px 10px #0003}
 table{border-collapse:collapse;width:100%}th{color:var(--dim);font-weight:600;text-align:left;white-space:nowrap}
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);vertical-align:top}tr:last-child td{border-bottom:0}
 .num{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.name{white-space:nowrap}
-@media(max-width:640px){main{padding:14px 10px}section{padding:12px}}
+@media(max-width:640px){main{padding:14px 10px}section{padding:12px}th,td{padding-right:8px;font-size:12.5px}
+td{overflow-wrap:anywhere}.name{white-space:normal;min-width:68px}th{white-space:normal}}
 """
 
 
@@ -140,9 +141,5 @@ def _waits(timeline: Timeline) -> str:
         f'<td class="num">{format_percent(seconds / length_s)}</td></tr>'
         for name, cause, seconds in rows
     )
-    head = _cells(("worker", "why", "waited", "of the time"))
+    head = '<th>worker</th><th>why</th><th class="num">waited</th><th class="num">of the time</th>'
     return f"<section><h2>What workers waited for</h2><table><tr>{head}</tr>{body}</table></section>"
-
-
-def _cells(titles: Sequence[str]) -> str:
-    return "".join(f"<th>{escape(title)}</th>" for title in titles)

@@ -168,7 +168,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = RunFolder.open(tmp_path / "run", FolderMode.NEW)
     with Reporter(folder, info, Quiet(), clock=FakeClock(), packages={}, ticker=False) as writing:
         (folder.logs / "actor_train-0.log").write_text("loaded\n")
-        writing.record(make_record(4))
+        for step in (2, 3, 4):
+            writing.record(make_record(step))
         writing.event("starting")
         writing.finish(RunStatus.FAILED, "EngineLostError: engine 0 ended")
     return folder.path
@@ -179,8 +180,9 @@ def test_a_local_run_is_listed_described_and_its_logs_are_shown(run: Path) -> No
     assert (code, "failed" in text, "4/30" in text) == (0, True, True)
     code, text = rljob("describe", str(run))
     assert code == 0
-    assert "step 4 of 30, reward 0.220, 6.4k tokens/s" in text
+    assert "step 4 of 30, reward 0.190, 6.4k tokens/s" in text
     assert "generate 58%" in text
+    assert "overlap.asyncGenerationRatio 1: a step of 0.06 s if cores are left for it, now 0.10 s (36% less)" in text
     assert "EngineLostError: engine 0 ended" in text
     assert ADVICE["WorkerLost"] in text
     assert rljob("logs", str(run), "--worker", "actor_train-0") == (0, "loaded\n")

@@ -145,9 +145,12 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_remedy(tmp_path: Pa
         writer.flush()
 
 
-def test_tensorboard_holds_the_finite_scalars_and_forgets_steps_that_are_run_again(tmp_path: Path):
+def test_tensorboard_holds_the_finite_scalars_and_forgets_steps_that_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # Files of one second are read by the process's count of them, as text: its tenth would come before its ninth.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     first = TensorboardWriter(tmp_path, wall_time=lambda: 1.0)
     for step in (1, 2, 3):
         first.write(make_record(step, train__grad_norm=math.nan if step == 2 else 1.0))
