@@ -11,7 +11,7 @@ from rljob_api.validation import check
 from rljob_runtime.entry.attempt import Interruption, prepare
 from rljob_runtime.errors import CheckpointError, Evicted
 from rljob_runtime.job.worker_settings import spec_fingerprint
-from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
+from rljob_runtime.loop.checkpointing import CheckpointStore, Chosen, DriverState, NoCheckpoints
 from rljob_runtime.report import FolderMode, Level, RunFolder
 from tests.integration.jobs import job
 
@@ -80,15 +80,16 @@ def test_an_attempt_goes_on_from_the_newest_complete_checkpoint_of_its_own_spec(
     folder = RunFolder.open(tmp_path / "run", FolderMode.RESUME_OR_NEW)
     store = CheckpointStore(folder.checkpoints, keep=2)
     fresh = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
-    assert (fresh.resume_folder, fresh.state) == (None, None)
+    assert fresh.chosen == Chosen()
     state = DriverState(
         step=3, source_state={}, first_prompt=12, done=(), rule_state={}, spec_fingerprint=spec_fingerprint(checked.job.spec)
     )
-    store.complete(store.begin(3), state)
-    store.begin(6)
+    store.complete(store.begin(3, 0), state, ())
+    store.begin(6, 0)
     resumed = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
-    assert resumed.state == state
-    assert prepare(checked, folder, NoCheckpoints(), resume=True, job_folder=None, model_folder=None).state is None
+    assert resumed.chosen.state == state
+    assert [note for note in resumed.notes if "was not finished and is skipped" in note]
+    assert prepare(checked, folder, NoCheckpoints(), resume=True, job_folder=None, model_folder=None).chosen.state is None
     other = check(job(Path("other"), steps=9))
     with pytest.raises(CheckpointError, match="was written under another spec"):
         prepare(other, folder, store, resume=True, job_folder=None, model_folder=None)

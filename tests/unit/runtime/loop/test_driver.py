@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.errors import EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
@@ -287,9 +288,9 @@ def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> No
     assert [m["version"] for m in run.metrics()] == [1, 2, 3, 4]
     assert all(m["staleness/max"] == 0 for m in run.metrics())
     assert all(m["sync/probe_max_abs_diff"] == 0 for m in run.metrics())
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000004"
+    assert newest.name.startswith("step-000004")
 
 
 def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_next_prompts(tmp_path: Path) -> None:
@@ -297,10 +298,11 @@ def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_nex
     first.trainer.on_step = lambda step: first.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         first.drive()
-    newest = first.store.newest()
+    newest = first.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
-    state = first.store.load(newest, "f")
+    assert newest.name.startswith("step-000002")
+    state = first.store.choose("f").state
+    assert state is not None
     second = Run(tmp_path, start=state)
     second.prompts.handed_out = int(str(state.source_state["next"]))
     second.drive()
@@ -315,9 +317,9 @@ def test_a_trainer_whose_pod_is_drained_ends_the_run_with_a_checkpoint(tmp_path:
     run.trainer.on_step = lambda step: run.trainer.draining.set() if step == 2 else None
     with pytest.raises(Evicted, match="stopped after step 2 of 4, because the pod of trainer-0 was asked to end"):
         run.drive()
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
+    assert newest.name.startswith("step-000002")
 
 
 def test_a_driver_whose_run_another_one_has_taken_over_ends_before_it_records_or_saves_anything(tmp_path: Path) -> None:
@@ -325,9 +327,9 @@ def test_a_driver_whose_run_another_one_has_taken_over_ends_before_it_records_or
     run.trainer.on_step = lambda step: CheckpointStore(run.store.root, keep=2).take("the second") if step == 3 else None
     with pytest.raises(SupersededError, match=r"belongs to another driver now: the second; this one, the first, writes nothing more"):
         run.drive()
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
+    assert newest.name.startswith("step-000002")
     assert [m["step"] for m in run.metrics()] == [1, 2]
 
 
@@ -341,9 +343,9 @@ def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Pa
     run.trainer.on_step = die
     with pytest.raises(WorkerLostError, match=r"worker trainer-0 is gone \(signal 9\); its log: trainer.log"):
         run.drive()
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
+    assert newest.name.startswith("step-000002")
 
 
 def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,9 +353,9 @@ def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Pa
     on_disk: list[tuple[int, list[float]]] = []
     complete = CheckpointStore.complete
 
-    def look(store: CheckpointStore, folder: Path, state: DriverState) -> None:
+    def look(store: CheckpointStore, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
         on_disk.append((state.step, [m["step"] for m in run.metrics()]))
-        complete(store, folder, state)
+        complete(store, folder, state, files)
 
     monkeypatch.setattr(CheckpointStore, "complete", look)
     run.drive()
@@ -371,8 +373,7 @@ def test_a_restart_trains_the_same_batches_again_and_has_only_the_rest_generated
     first.trainer.on_step = die
     with pytest.raises(WorkerLostError):
         first.drive()
-    newest = first.store.newest()
-    second = Run(tmp_path, start=first.store.load(newest, "f") if newest else None, goes_on=True)
+    second = Run(tmp_path, start=first.store.choose("f").state, goes_on=True)
     second.prompts.handed_out = int(str(second.start.source_state["next"])) if second.start else 0
     second.drive()
     whole = Run(tmp_path / "whole")
@@ -421,18 +422,18 @@ def test_the_probe_catches_an_engine_whose_weights_differ(tmp_path: Path) -> Non
 def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1)
     run.drive()
-    (run.store.root / "step-000009").mkdir()
-    assert sorted(p.name for p in run.store.root.glob("step-*")) == ["step-000003", "step-000004", "step-000009"]
-    newest = run.store.newest()
+    (run.store.root / "step-000009-abcdef").mkdir()
+    assert sorted(p.name[:11] for p in run.store.root.glob("step-*")) == ["step-000003", "step-000004", "step-000009"]
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000004"
+    assert newest.name.startswith("step-000004")
 
 
 def test_without_shared_storage_all_steps_are_trained_and_nothing_is_kept(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1, shared=False)
     run.drive()
     assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
-    assert run.store.newest() is None
+    assert run.store.choose("f").folder is None
     stopped = Run(tmp_path / "stopped", every=1, shared=False)
     stopped.trainer.on_step = lambda step: stopped.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
