@@ -7,6 +7,7 @@
 #
 # Stages:  base -> tools (uv) -> operator-code ──────────────────────────> operator
 #                             -> wheels -> runtime-base -> tiny-model ───> runtime        a change of code keeps all but *-code
+#                                                      -> model-infos ──> runtime
 #                             -> runtime-code ───────────────────────────> runtime
 #
 # BASE_IMAGE is any Debian 12 with Python 3.11 and its venv module; what is missing in it comes from its package manager.
@@ -159,10 +160,16 @@ RUN PYTHONPATH=/build OMP_WAIT_POLICY=passive /opt/rljob/bin/python -c \
     'from pathlib import Path; from rljob_runtime.tiny import make_tiny_model; print(make_tiny_model(Path("/models/tiny")))' \
     && chmod -R a+rX /models
 
+# What vLLM otherwise finds out about a model's class at every start of an engine, in a process of its own.
+FROM runtime-base AS model-infos
+COPY runtime/src/rljob_runtime/engine/vllm/model_infos.py /build/
+RUN /opt/rljob/bin/python /build/model_infos.py /model-infos && chmod -R a+rX /model-infos
+
 FROM runtime-base AS runtime
 COPY --from=runtime-code /own /opt/rljob
 COPY --chown=1000:1000 examples /workspace/examples
 COPY --chown=1000:1000 --from=tiny-model /models /workspace/models
+COPY --from=model-infos /model-infos /opt/rljob/share/vllm-model-infos
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="rljob-runtime" \
@@ -180,6 +187,7 @@ ENV PATH=/opt/rljob/bin:/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/us
     DO_NOT_TRACK=1 \
     HF_HUB_DISABLE_TELEMETRY=1 \
     RAY_USAGE_STATS_ENABLED=0 \
+    RLJOB_VLLM_MODEL_INFOS=/opt/rljob/share/vllm-model-infos \
     VLLM_NO_USAGE_STATS=1
 USER 1000:1000
 WORKDIR /workspace

@@ -22,7 +22,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help setup setup-sglang run test test-slow check bench chaos generate e2e cluster-up cluster-down cluster-status clean distclean
+.PHONY: help setup setup-sglang run test test-slow check docs bench chaos generate e2e cluster-up cluster-down cluster-status clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,15 +47,18 @@ run: $(STAMP) models/tiny/config.json ## Quickstart: a whole GRPO run on this ma
 # Files side by side in one process of pytest more than there are cores (tests/conftest.py), longest first.
 PYTEST := pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
 
-test: $(STAMP) ## Unit, property, layout and integration tests
+test: $(STAMP) ## Unit, property, layout and short integration tests
 	@! command -v go > /dev/null || python -m e2e.cluster build --mode api || [ -z "$${CI:-}" ] # without it, its tests are skipped
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(STAMP) ## The slow tests
+test-slow: $(STAMP) ## Whole jobs, faults in them, learning runs: minutes each
 	$(PYTEST) -m slow -v $(ARGS)
 
 check: $(STAMP) ## Lint, format, types, import contracts, layout gates, generated files
 	@tools/check
+
+docs: $(STAMP) ## Build the documentation site into build/site, strictly
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 bench: $(STAMP) ## Ratios against peers and limits, written to bench/results/
 	python -m bench $(ARGS)

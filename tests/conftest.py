@@ -22,17 +22,25 @@ from tests.support.golden import SWITCH, Golden
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
     "test_quickstart.py",
-    "test_time_division.py",
     "test_converted_job.py",
+    "test_engine_replacement.py",
     "test_run.py",
-    "test_incluster.py",
+    "test_judged_run.py",
+    "test_lake_model.py",
+    "test_time_division.py",
     "test_domains.py",
+    "test_episodes_run.py",
+    "test_restarted_workers.py",
+    "test_server_offload.py",
+    "test_incluster.py",
     "test_sglang_engine.py",
     "test_overlap_run.py",
+    "test_sync_faults.py",
     "test_convert.py",
+    "test_bit_equality.py",
 )
 """Files of a minute and more: begun last, one of them would run alone at the end."""
-SPREAD = ("test_quickstart.py",)
+SPREAD = ("test_quickstart.py", "test_converted_job.py", "test_engine_replacement.py", "test_run.py", "test_judged_run.py")
 """Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
 GIB_PER_PROCESS = 5
 """Of pytest and a small job that it waits for."""

@@ -185,7 +185,7 @@ def install() -> None:
             str(UV), "pip", "install", "--python", str(PYTHON), "--compile-bytecode",
             "--constraints", "constraints/dev.txt", "--overrides", "constraints/overrides.txt",
             "-e", "./crds", "-e", "./crds/convert", "-e", "./operator", "-e", "./runtime[cpu]",
-            "--group", "dev", "--group", "bench",
+            "--group", "dev", "--group", "bench", "--group", "docs",
         ],
         "a network error: run make setup again, what was downloaded is kept; 'no space': free disk space; "
         "a version conflict after a change of dependencies: tools/pin.",

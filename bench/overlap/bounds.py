@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.overlap.lengths import Lengths
-from bench.overlap.world import World
+from rljob_runtime.simulation.lengths import Lengths
+from rljob_runtime.simulation.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

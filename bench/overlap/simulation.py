@@ -10,8 +10,10 @@ from typing import Any
 
 from bench.overlap import lengths as lengths_module
 from bench.overlap.bounds import Workload, expected_staleness, exponent, least_step_s, loop_s, promised_step_s, workload
-from bench.overlap.lengths import DISTRIBUTIONS, MEAN_TOKENS, Lengths
-from bench.overlap.world import Outcome, UpdateMode, World, simulate
+from bench.overlap.lengths import DISTRIBUTIONS, MAX_TOKENS, MEAN_TOKENS
+from rljob_runtime.simulation.lengths import Lengths
+from rljob_runtime.simulation.running import simulate
+from rljob_runtime.simulation.world import DecodeStep, Outcome, UpdateMode, World
 
 Say = Callable[[str], None]
 
@@ -44,7 +46,8 @@ def world(*, ratio: float, balance: float = 1.0, steps: int = STEPS, mode: Updat
         samples_per_group=SAMPLES,
         num_engines=ENGINES,
         slots=SLOTS,
-        token_s=TOKEN_S,
+        max_tokens=MAX_TOKENS,
+        decode=DecodeStep(fixed_s=TOKEN_S),
         train_s=balance * GENERATE_S,
         sync_s=SYNC_S,
         recompute_token_s=RECOMPUTE_TOKEN_S,
@@ -197,7 +200,7 @@ def _cost_point(in_flight: int, engines: int, outcome: Outcome) -> dict[str, Any
 def measure(steps: int, sizes: Sequence[int], say: Say) -> dict[str, Any]:
     """Everything."""
     return {
-        "configuration": asdict(world(ratio=0.0, steps=steps)) | {"ratio": list(RATIOS), "mode": "InFlight"},
+        "configuration": asdict(world(ratio=0.0, steps=steps)) | {"ratio": list(RATIOS), "mode": "InFlight", "token_s": TOKEN_S},
         "lengths": [
             {
                 "name": table.name,

@@ -9,7 +9,7 @@ from bench.measure import RESULTS
 STEM = "overlap-simulation"
 EXPLANATION = """\
 The scheduler, the fleet, the gate and the buffer are those of a job, on a virtual clock; engines, trainer and rewards are simulated
-(`bench/overlap/world.py`). Engines draw a token per response in constant time; a trainer's step takes a constant time, then all engines
+(`rljob_runtime.simulation`). Engines draw a token per response in constant time; a trainer's step takes a constant time, then all engines
 stand still for the sync, as with updateMode InFlight. Steps after warm-up count, and the run goes on beyond them,
 so that nothing runs empty.
 

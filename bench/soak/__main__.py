@@ -96,7 +96,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="of sampling (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts; the others' results are kept")
     parser.add_argument("--pause-s", type=float, default=0.08, help="of the reward of every response (default: %(default)s)")
-    parser.add_argument("--job-every-s", type=float, default=3.0, help="an RLJob for the operator this often (default: %(default)s)")
+    parser.add_argument("--job-every-s", type=float, default=1.0, help="an RLJob for the operator this often (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.minutes <= 0:
         parser.error(f"--minutes is {arguments.minutes}; it must be positive")

@@ -21,6 +21,10 @@ from e2e.cluster.api_server import temporary_api_server
 from rljob_runtime.cluster.host import START_WORD
 from tests.integration.jobs import Running, job, untrained_model
 
+RAY = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+"""Ray's own processes by their names; its agents are "Ray's agents"."""
+DATA_ROWS = 256
+"""Distinct prompts: what the driver keeps of a data set is there after the first minutes."""
 WORKERS = {"trainer": "actor_train-0", "engine": "actor_infer-0", "reward worker": "reward-0"}
 KEPT_JOBS = 20
 """RLJobs that are over and not deleted yet: the operator's cache holds these."""
@@ -57,6 +61,13 @@ def _family(pid: int) -> list[int]:
         return []
 
 
+def _ray_name(pid: int) -> str:
+    try:
+        return RAY.get(psutil.Process(pid).name(), "Ray's agents")
+    except psutil.NoSuchProcess:
+        return "Ray's agents"
+
+
 class SoakedJob:
     """``rljob run`` of small steps with checkpoints, validation and records, until it is stopped."""
 
@@ -65,6 +76,7 @@ class SoakedJob:
     def __init__(self, folder: Path, pause_s: float) -> None:
         manifest = job(untrained_model(folder / "model"), steps=1_000_000)
         spec = manifest["spec"]
+        spec["data"]["train"][0]["reasoningGym"]["size"] = DATA_ROWS
         spec["data"]["validation"] = [spec["data"]["train"][0] | {"name": "held-out"}]
         spec["validation"] = {"everySteps": 100, "maxPrompts": 16}
         spec["checkpoint"] = {"everySteps": 20, "keep": 2}
@@ -86,7 +98,9 @@ class SoakedJob:
             if starts:
                 groups[name] = _family(int(starts[-1].split("pid ")[1].split()[0]))
         known = {pid for pids in groups.values() for pid in pids}
-        groups["Ray and others"] = [pid for pid in _family(self._run.process.pid) if pid not in known]
+        for pid in _family(self._run.process.pid):
+            if pid not in known:
+                groups.setdefault(_ray_name(pid), []).append(pid)
         return Watched(groups=groups if rows else {}, done=int(rows[-1]["step"]) if rows else 0)
 
     def stop(self) -> None:
@@ -101,7 +115,7 @@ class SoakedOperator:
     unit = "jobs"
 
     def __init__(self, kubeconfig: Path, folder: Path, every_s: float) -> None:
-        self._subject = Subject(kubeconfig, folder / "operator.log")
+        self._subject = Subject(kubeconfig, folder / "operator.log", server=())
         self._subject.start()
         self._watched = Watched()
         self._over = threading.Event()

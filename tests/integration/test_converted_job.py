@@ -1,6 +1,7 @@
 """ROLL's examples of asynchronous training as `rljob convert` writes them, scaled to this machine and nothing else, train."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def scaled(manifest: dict[str, Any], folder: Path) -> None:
     spec["training"] |= {"steps": STEPS, "learningRate": 4e-4, "warmupSteps": 10}
 
 
-def test_rolls_asynchronous_example_learns_with_its_engine_in_float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rolls_asynchronous_example_learns_with_its_engine_in_float16(
+    quickstart_models: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROLLS / "roll-rlvr-async.yaml").read_text()
     assert text.count("strategy_name: sglang") == 1
@@ -59,7 +62,7 @@ def test_rolls_asynchronous_example_learns_with_its_engine_in_float16(tmp_path: 
     manifest = yaml.safe_load((tmp_path / "job.yaml").read_text())
     scaled(manifest, tmp_path)
     assert manifest["spec"]["components"][1]["engine"]["dtype"] == "float16"
-    rljob("model", "tiny", "--out", "models/tiny", cwd=tmp_path)
+    (tmp_path / "models").symlink_to(quickstart_models(0))
     questions = reasoning_gym.create_dataset("basic_arithmetic", seed=1, size=32 * STEPS, **SUMS)
     rows = [{"prompt": question["question"], "ground_truth": question["answer"]} for question in questions]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

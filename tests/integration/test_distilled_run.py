@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 from statistics import fmean
 
+import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.integration.jobs import Running, shortened
+
+pytestmark = pytest.mark.slow
 
 
 def other_weights(model: Path, folder: Path) -> Path:

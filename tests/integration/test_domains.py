@@ -23,7 +23,7 @@ def test_every_domain_is_learned_by_its_own_verifier(quickstart_models: Callable
         scores = [row[f"reward/tag/{tag}"] for row in rows if f"reward/tag/{tag}" in row]  # a step may have no prompt of a tag
         first, last = sum(scores[:WINDOW]) / WINDOW, sum(scores[-WINDOW:]) / WINDOW
         print(f"{tag}: {first:.3f} -> {last:.3f}")
-        assert last >= first + 0.25
+        assert 1 - last <= (1 - first) / 2, "half of what was wrong is right; on some machines the made model begins high"
         assert last >= 0.7
         assert [row[f"reward/part/{reward}"] for row in rows if f"reward/part/{reward}" in row] == pytest.approx(scores)
     assert sum(row["reward/dropped"] + row["reward/timeouts"] for row in rows) == 0

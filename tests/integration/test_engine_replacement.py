@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from rljob_runtime.cluster.host import START_WORD, WAITS_WORDS
 from tests.integration.broken_engine import FAILED, FAULT_FILE, FIRST, MOVED
 from tests.integration.jobs import Running, job
 from tests.support.pace import HANG_S
+
+pytestmark = pytest.mark.slow
 
 STALL_S = 20
 """Of the hanging engine, longer than a busy machine holds up a healthy one; the others are noticed at once."""
@@ -71,7 +74,8 @@ def test_an_engine_whose_thread_ends_and_one_that_hangs_are_replaced_by_standbys
     hold.touch()
     manifest = replaced_job(model, file)
     manifest["spec"]["rollout"] |= {"standbyProcesses": "PerNode", "stallTimeoutSeconds": STALL_S}
-    manifest["spec"]["rewards"][0] |= {"function": "length_reward:held_score", "timeoutSeconds": HANG_S}  # held, not timed out: no step passes
+    # held, not timed out: no step passes before the second fault
+    manifest["spec"]["rewards"][0] |= {"function": "length_reward:held_score", "timeoutSeconds": HANG_S}
     run = Running(tmp_path, manifest, adapter="tests.integration.broken_engine:FAULTY", as_users=True)
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     for number, fault in enumerate(("raise", "hang"), start=1):
@@ -139,4 +143,4 @@ def test_a_killed_shard_of_a_tensor_parallel_engine_is_noticed_and_the_engine_re
     assert len(shards) == 2, [(child.name(), child.cmdline()) for child in engine.children(recursive=True)]
     os.kill(shards[1].pid, signal.SIGKILL)
     check_replaced(run)
-    assert "a process of vLLM's ended" in run.output
+    assert "a process of vLLM's ended" in run.output, run.output

@@ -204,6 +204,7 @@ def held_in_the_middle(run: Running) -> Path:
     return hold
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_killed_driver_cost_no_sample_and_double_none(model: Path, tmp_path: Path) -> None:
     steps = 6
     (tmp_path / "digits_game.py").write_text(GAME)

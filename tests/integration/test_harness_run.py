@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration.jobs import EPISODE_METRICS, Running, job
 
+pytestmark = pytest.mark.slow
+
 AGENT = '''
 """Wants digits back, over two turns; of a task with an odd number it asks for something else besides."""
 

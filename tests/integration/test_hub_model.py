@@ -9,6 +9,8 @@ import pytest
 from tests.integration.jobs import Running, job
 from tests.support.fake_hub import serving
 
+pytestmark = pytest.mark.slow
+
 REPO = "team/tiny"
 
 

@@ -126,7 +126,8 @@ def judging_job(model: Path, folder: Path, places: str) -> tuple[dict[str, Any],
     return made, expected
 
 
-@pytest.mark.parametrize("places", ["apart", pytest.param("beside", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("places", ["apart", "beside"])
 def test_models_on_devices_of_the_job_judge_and_end_with_it(places: str, model: Path, tmp_path: Path) -> None:
     """Real vLLM behind its own server, twice: the tiny model judges by answering the question again, another one scores by its class.
 

@@ -76,7 +76,7 @@ def test_a_killed_leader_is_replaced(world: World, pair: tuple[OperatorProcess, 
     world.runs("before-a1")
     world.until_condition("before", "Running", "True/Running")
     assert (leads(leader), leads(standby), writes(standby)) == (True, False, 0)
-    assert sample(standby, "jobs") == {'reason="Running"': 1.0}, "the standby does not follow"
+    world.until("the standby follows", lambda: sample(standby, "jobs") == {'reason="Running"': 1.0})
     leader.kill()
     world.rayjob_status("before-a1", **SUCCEEDED)
     seconds = took_over(world, standby, "after")

@@ -47,6 +47,7 @@ def test_with_every_option_of_the_overlap_each_step_is_trained_within_the_bound(
     assert {key for m in metrics for key in m} >= VALIDATION_METRICS
 
 
+@pytest.mark.slow
 def test_a_killed_engine_costs_no_response(model: Path, tmp_path: Path) -> None:
     manifest = job(model, steps=12, overlap={"asyncGenerationRatio": 1, "updateMode": "Interrupt"})
     manifest["spec"]["nodeGroups"][0]["devicesPerNode"] = 3

@@ -59,6 +59,7 @@ def test_a_run_trains_keeps_engines_in_step_and_writes_everything(whole: Running
     assert (whole.run_dir / "model" / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_and_after_a_kill_a_resumed_run_has_the_losses_of_an_uninterrupted_one(
     whole: Running, model: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_two_nodes_several_ranks_a_reference_and_mini_batches(model: Path, tmp_p
     assert run.left_behind() == []
 
 
+@pytest.mark.slow
 def test_adapters_with_their_base_as_the_reference_beside_an_engine_of_another_type(model: Path, tmp_path: Path) -> None:
     manifest = job(model, steps=2, algorithm={"kl": {"coefficient": 0.1}}, training={"steps": 2, "learningRate": 1e-2})
     manifest["spec"]["model"] |= {"dtype": "bfloat16", "lora": {"rank": 4}}
@@ -188,6 +190,7 @@ def test_a_validation_only_run_scores_the_model_and_starts_no_trainer(model: Pat
     assert "there is nothing to resume, spec.training.steps is 0" in again.output
 
 
+@pytest.mark.slow
 def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_text(
         "import time\n\n\ndef score(prompt, response, answer, metadata):\n"
@@ -206,6 +209,7 @@ def test_a_reward_that_raises_or_hangs_costs_samples_not_the_job(model: Path, tm
     assert run.left_behind() == []
 
 
+@pytest.mark.slow
 def test_a_sync_that_skips_one_tensor_is_caught_by_the_probe(model: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(model, steps=20)))
     (tmp_path / "length_reward.py").write_text(LENGTH_REWARD)

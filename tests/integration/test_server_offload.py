@@ -18,6 +18,8 @@ from tests.integration.test_judged_run import CHAT_TEMPLATE, classifier
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 CACHE_BYTES = 32 << 20
 KEY = "key-1"
 WORDS = ["1+2=", "7+5=12", "Tell me more about the sum of 3 and 4."]
@@ -27,9 +29,15 @@ WORDS = ["1+2=", "7+5=12", "Tell me more about the sum of 3 and 4."]
 def server(request: pytest.FixtureRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmServer]:
     classifies = request.param == "reward model"
     (tmp_path / "chat.jinja").write_text(CHAT_TEMPLATE)
-    for name, value in {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}.items():
+    environment = {  # as server_settings sets it for such an engine
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     config = ServerConfig(
         name="served",
         model_path=str(classifier(model, tmp_path / "scorer")[0]) if classifies else str(model),

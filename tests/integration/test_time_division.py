@@ -78,6 +78,7 @@ def switched(run: Running, weight_bytes: int, *, frozen: bool = False) -> None:
     assert sum(moved_bytes) == pytest.approx(2 * moved_weights * weight_bytes * len(moved_bytes), abs=1.1 * weight_bytes)
 
 
+@pytest.mark.slow
 def test_with_a_reference_on_the_same_device_losses_and_weights_are_those_of_three_devices(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -162,6 +163,7 @@ def killed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     return halted.run
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_while_it_comes_back_fails_the_run_and_is_named(killed: Running) -> None:
     assert killed.summary()["status"] == "failed"
     assert [step["step"] for step in killed.metrics()] == list(range(1, HELD_STEP))

@@ -3,7 +3,7 @@
 import grimp
 import pytest
 
-PACKAGES = ("rljob_api", "rljob_convert", "rljob_operator", "rljob_runtime")
+PACKAGES = ("rljob", "rljob_api", "rljob_convert", "rljob_operator", "rljob_runtime")
 
 
 def cycles(imports: dict[str, set[str]]) -> list[list[str]]:

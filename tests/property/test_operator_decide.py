@@ -122,14 +122,14 @@ def with_status(before: Scene, rendered: dict[str, Any]) -> Scene:
     return before
 
 
-def act(before: Scene, decision: Decision, *, gone_at_once: bool) -> Scene:
-    """Carry out a decision."""
+def act(before: Scene, decision: Decision, now: int, *, gone_at_once: bool) -> Scene:
+    """Carry out a decision: an attempt begins now, not before its own deadlines."""
     before.children = [replace(c, suspend=decision.set_suspend.get(c.name, c.suspend)) for c in before.children]
     if gone_at_once:
         before.children = [c for c in before.children if c.name not in decision.delete_children]
     before.children = [replace(c, deleting=c.deleting or c.name in decision.delete_children) for c in before.children]
     if decision.create_attempt is not None:
-        before.children.append(child(decision.create_attempt, created=at(0)))
+        before.children.append(child(decision.create_attempt, created=at(now)))
     return before
 
 
@@ -158,7 +158,7 @@ def test_quiet_terminal_one_child_and_attempts_that_never_decrease(built: Scene,
             return
         if decision.delete_job:
             return
-        built = act(with_status(built, rendered), decision, gone_at_once=gone_at_once)
+        built = act(with_status(built, rendered), decision, now, gone_at_once=gone_at_once)
     raise AssertionError(f"still {decision} after {MAX_PASSES} passes at the same time")
 
 

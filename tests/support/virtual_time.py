@@ -1,20 +1,20 @@
-"""An event loop whose clock jumps to the next timer: seconds cost nothing, and a hang is an error."""
+"""The simulation's event loop, with processes that end between two steps of their tasks."""
 
 import asyncio
 import gc
-import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from rljob_runtime.simulation import virtual_time
 
 
 class Killed(BaseException):
     """The process ends between two steps of its tasks."""
 
 
-class _JumpingSelector(selectors.DefaultSelector):
+class _KillingSelector(virtual_time.JumpingSelector):
     def __init__(self) -> None:
         super().__init__()
-        self.now_s = 0.0
         self.rounds_left: int | None = None
         """Until the process is killed."""
         self.on_kill: Callable[[], None] = lambda: None
@@ -26,25 +26,19 @@ class _JumpingSelector(selectors.DefaultSelector):
                 self.rounds_left = None
                 self.on_kill()
                 raise Killed
-        if timeout is None:
-            raise AssertionError("nothing is ready and no timer runs: this would hang")
-        self.now_s += max(timeout, 0.0)
-        return super().select(0)
+        return super().select(timeout)
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(virtual_time.VirtualLoop):
     """Starts at 0 s. Nothing in it may wait for another thread or process."""
 
     def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now_s
+        self._killing = _KillingSelector()
+        super().__init__(self._killing)
 
     def kill_after(self, rounds: int | None, on_kill: Callable[[], None]) -> None:
         """Raise :class:`Killed` after so many rounds of the loop, never if None; what its tasks do then, being cancelled, never was."""
-        self._jumping.rounds_left, self._jumping.on_kill = rounds, on_kill
+        self._killing.rounds_left, self._killing.on_kill = rounds, on_kill
 
 
 def run_virtual(main: Coroutine[Any, Any, Any]) -> Any:

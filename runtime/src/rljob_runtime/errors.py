@@ -4,11 +4,13 @@
 
     RuntimeFault                     (RuntimeError)   something broke while running -> exit 3
     ├── SetupError                                    what the spec names is not on this machine or in this image -> exit 2
+    ├── CallbackError                                 a callback of the caller's own raised
     ├── PluginError                                   a function of the user's own cannot be imported or called -> exit 2 at the start
     ├── ClusterError                                  nodes, placement group, Ray itself
     ├── WorkerLostError                               a worker process ended; names it, its exit and its log file
     │   ├── NodeLostError                             with its node, so that there is no place to start it again
     │   ├── WorkerStuckError                          a worker's process lives, and keeps none of its deadlines
+    │   ├── BrokenGroupError                          a worker's collectives fail, because another rank of its group is gone or hangs
     │   └── EngineLostError                           an engine computes nothing any more, though its process may live
     ├── EngineDiedError                               the same as the engine itself says it, inside its process
     ├── WorkerFailedError                             a worker raised; carries its text
@@ -28,6 +30,7 @@
     │   ├── NoRoomError                               what should be on a device is more than its budget
     │   └── LeaseLostError                            devices are used after their lease was lost
     └── DeadlineError                (TimeoutError)   a wait ran out; says what it waited for
+        ├── CallDeadlineError                         a worker did not answer a call; names both
         ├── StartupDeadlineError                      spec.startupDeadlineSeconds
         └── ActiveDeadlineError                       spec.activeDeadlineSeconds
     Interrupted                                       the user asked to stop -> exit 130
@@ -68,6 +71,10 @@ class PluginError(RuntimeFault):
     reason = Reason.SPEC_INVALID
 
 
+class CallbackError(RuntimeFault):
+    """Raised when a callback of ``rljob.run`` raised; names it, and is raised from its exception."""
+
+
 class ClusterError(RuntimeFault):
     """Raised when the Ray cluster does not offer what the plan needs."""
 
@@ -104,6 +111,17 @@ class WorkerStuckError(WorkerLostError):
     def __str__(self) -> str:
         """One sentence naming the worker, the deadline with its remedy, and the log."""
         return f"worker {self.worker} is stuck: {self.exit_detail}; its log: {self.log_file}"
+
+
+class BrokenGroupError(WorkerLostError):
+    """Raised when the collectives of a worker fail: another rank of its process group ended, hangs or cannot be reached.
+
+    The group computes nothing any more although this process lives. The rank that is gone is named instead where it is known in time.
+    """
+
+    def __str__(self) -> str:
+        """One sentence naming the rank that noticed, what its collective said and its log."""
+        return f"the process group of worker {self.worker} is broken ({self.exit_detail}); its log: {self.log_file}"
 
 
 class EngineLostError(WorkerLostError):
@@ -243,6 +261,27 @@ class DeadlineError(RuntimeFault, TimeoutError):
     """Raised when a wait ran past its deadline; the message names what was awaited."""
 
     reason = Reason.DEADLINE_EXCEEDED
+
+
+class CallDeadlineError(DeadlineError):
+    """Raised when a worker did not answer a call in time: it hangs, or the deadline is too short."""
+
+    def __init__(self, worker: str, method: str, limit: str, log_file: str) -> None:
+        """Keep what was asked of whom, and the limit with its unit; all strings so that it pickles."""
+        super().__init__(worker, method, limit, log_file)
+        self.worker = worker
+        self.method = method
+        self.limit = limit
+        self.log_file = log_file
+
+    def __str__(self) -> str:
+        """One sentence naming the worker, the call and the log."""
+        return f"worker {self.worker} did not finish {self.method} within {self.limit}; its log: {self.log_file}"
+
+    @property
+    def stuck(self) -> WorkerStuckError:
+        """The same as the loss of the worker, for whoever survives one."""
+        return WorkerStuckError(self.worker, f"it did not finish {self.method} within {self.limit}", self.log_file)
 
 
 class StartupDeadlineError(DeadlineError):

@@ -12,18 +12,21 @@ from bench.overlap import lengths as lengths_module
 from bench.overlap import simulation_report
 from bench.overlap.__main__ import parse
 from bench.overlap.bounds import expected_staleness, least_step_s, loop_s, promised_step_s, workload
-from bench.overlap.lengths import DISTRIBUTIONS, MAX_TOKENS, MEAN_TOKENS, Lengths
+from bench.overlap.lengths import DISTRIBUTIONS, MAX_TOKENS, MEAN_TOKENS
 from bench.overlap.real import Side, bound, latency_s, manifest, order, sides, summarise
 from bench.overlap.simulation import row, world
-from bench.overlap.world import World, simulate
 from rljob_api.v1alpha1 import RLJob
+from rljob_runtime.simulation.lengths import Lengths
+from rljob_runtime.simulation.running import simulate
+from rljob_runtime.simulation.world import DecodeStep, World
 
 SMALL = World(
     groups_per_step=4,
     samples_per_group=2,
     num_engines=2,
     slots=2,
-    token_s=0.5,
+    max_tokens=MAX_TOKENS,
+    decode=DecodeStep(fixed_s=0.5),
     train_s=10.0,
     sync_s=1.0,
     recompute_token_s=0.0,

@@ -12,10 +12,10 @@ import typer.main
 
 from rljob_runtime.commands.cli import app
 from tests.layout.tree import MEMBERS, ROOT
+from tests.support.snippets import PAGES
 
 README = ROOT / "README.md"
 EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
-PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TOP_LEVEL = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"models", "runs"}
 SOURCES = [ROOT / folder / "src" / package for folder, package in MEMBERS.items()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from rljob_api import validation
 from rljob_api.reading import manifest
 from tests.layout.tree import ROOT
+from tests.unit.docs.test_pages import rows
 
 EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
 JOBS = [
@@ -28,6 +30,19 @@ def test_the_example_is_valid(path: Path, name: str):
 def test_every_example_holds_one_job_under_a_name_of_its_own():
     names = [parameter.values[1] for parameter in JOBS]
     assert len(names) == len(EXAMPLES) == len(set(names))
+
+
+def test_the_index_lists_every_example_with_its_devices():
+    page = ROOT / "docs" / "examples.md"
+    listed = {}
+    for cells in rows(page.read_text())[1:]:
+        found = re.fullmatch(r"\[`(.*)`\]\(\.\./examples/(.*)\)", cells[0])
+        assert found
+        assert found[2].rpartition("/")[2] == found[1]
+        listed[found[2]] = int(cells[1])
+    plans = {str(path.relative_to(ROOT / "examples")): validation.check(path.read_text()).plan for path in EXAMPLES}
+    assert listed == {name: sum(node.num_devices for node in plan.nodes) for name, plan in plans.items()}
+    assert max(listed.values()) == 64
 
 
 SCALED = {

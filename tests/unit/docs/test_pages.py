@@ -14,9 +14,9 @@ from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import Reason
 from tests.layout.tree import ROOT
 from tests.support.chart import options, rules, values
+from tests.support.snippets import PAGES
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md", *sorted(DOCS.glob("*.md"))]
 INSTALL, KUBERNETES, TROUBLESHOOTING = ((DOCS / f"{name}.md").read_text() for name in ("install", "kubernetes", "troubleshooting"))
 
 
@@ -95,7 +95,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path):
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -108,7 +108,7 @@ def test_links_lead_somewhere(page: Path):
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_of_commands_exist(page: Path):
     named = set(re.findall(r"(?:-f |install rljob |upgrade rljob )((?:examples|helm)/[\w./-]+)", page.read_text()))
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -96,6 +96,14 @@ def test_the_backoff_doubles_up_to_ten_minutes() -> None:
     assert waits_s == [10, 20, 40, 80, 160, 320, 600, 600]
 
 
+def test_a_failure_timed_by_a_clock_that_was_ahead_delays_the_next_attempt_by_the_backoff_only() -> None:
+    built = scene().restarts(3, 10).failed(1, seconds=3600).child(1, "Failed")
+    first = built.render(100)
+    assert first["lastFailure"]["time"] == time_text(100)
+    built.stored(lastFailure=first["lastFailure"])
+    assert [built.decide(seconds).create_attempt for seconds in (109, 110)] == [None, 2]
+
+
 def test_the_active_deadline_starts_pauses_and_restarts() -> None:
     assert scene().decide(5).start_time == at(5)
     assert scene().decide(5.9).start_time == at(5), "as it will be read back"

@@ -20,6 +20,7 @@ def _unique_names(spec: RLJobSpec) -> Iterator[FieldError]:
         ("spec.data.train", spec.data.train),
         ("spec.data.validation", spec.data.validation),
         ("spec.environments", spec.environments),
+        ("spec.imagePullSecrets", spec.image_pull_secrets),
     )
     for path, items in named:
         yield from _repeats(path, [item.name for item in items])

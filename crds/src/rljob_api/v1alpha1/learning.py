@@ -127,4 +127,5 @@ class Training(SpecModel):
     load_balancing: LoadBalancing | None = None
     """Of a mixture of experts: add the load-balancing loss of its routers; not added when not set. Costs about a third of a step."""
     step_timeout_seconds: Seconds = 3600
-    """Deadline of one training step on the trainer's side; a step that misses it fails the run."""
+    """Deadline of one training step on the trainer's side. A trainer that misses it counts as lost: its group starts again from the newest
+    checkpoint, failurePolicy.maxWorkerRestarts times, then the run fails."""

@@ -163,7 +163,7 @@ def assess(observed: Observed, now: datetime) -> Situation:
         orphans=tuple(c for number, c in sorted(children.items()) if number != attempt and is_live(c)),
         pods=_pods(observed, attempt, child),
         driver_pod=_driver_pod(job.status, attempt),
-        last_failure=_last_failure(job.status),
+        last_failure=_last_failure(job.status, times.whole_seconds(now)),
         start_time=times.parse(job.status.get("startTime")),
         completion_time=times.parse(job.status.get("completionTime")),
     )
@@ -206,7 +206,8 @@ def _pods(observed: Observed, attempt: int | None, child: ChildView | None) -> t
     return tuple(sorted((pod for pod in observed.pods if belongs(pod)), key=lambda pod: pod.name))
 
 
-def _last_failure(status: Mapping[str, Any]) -> RecordedFailure | None:
+def _last_failure(status: Mapping[str, Any], now: datetime) -> RecordedFailure | None:
+    """The stored failure; one timed by a clock that was ahead counts as of now, or the backoff would wait for that clock."""
     raw = status.get("lastFailure")
     if not isinstance(raw, Mapping):
         return None
@@ -222,4 +223,4 @@ def _last_failure(status: Mapping[str, Any]) -> RecordedFailure | None:
         pod_name=pod_name if isinstance(pod_name, str) else None,
         exit_code=exit_code if isinstance(exit_code, int) else None,
     )
-    return RecordedFailure(failure=failure, time=time, disruptions=_number(status.get("disruptions")))
+    return RecordedFailure(failure=failure, time=min(time, now), disruptions=_number(status.get("disruptions")))

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,9 @@ MIN_STORE_BYTES = 100 * 2**20
 WORKER_NICENESS = "RAY_worker_niceness"
 """Added to the niceness of this command in Ray's workers; Ray's own 15 leaves them 3 % of a core that anything else wants, so that a run
 beside other programs would be many times slower than the same training in one process."""
+TASK_EVENTS = "RAY_task_events_report_interval_ms"
+"""0 leaves out Ray's record of every call, which only its dashboard reads: the newest 100,000 calls, 50 to 100 MiB in Ray's GCS after some
+hours, and a report of every worker each second."""
 START_ATTEMPTS = 2
 """Ray waits a fixed 30 s for its processes; a second try finds their files in the page cache, which is what a slow machine lacks."""
 QUIET = {"include_log_monitor": False}
@@ -49,18 +53,22 @@ class EmbeddedCluster(RayCluster):
 
     async def start(self, plan: Plan, timeout_s: float, notify: Callable[[str], None]) -> None:
         """See the protocol."""
-        self.start_processes(plan)
+        if self._processes is None:
+            self.start_processes(plan)
         await super().start(plan, timeout_s, notify)
 
     def start_processes(self, plan: Plan) -> str:
         """Start the nodes of the plan without connecting to them; returns the cluster's address.
 
         Raises:
-            ClusterError: a process did not start.
+            ClusterError: a process did not start, or this is not the process's first thread, where Ray can install signal handlers.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise ClusterError("the embedded Ray cluster can only be started in the process's main thread; call it there")
         os.environ[KEEP_VISIBLE_DEVICES] = "1"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault(WORKER_NICENESS, "0")
+        os.environ.setdefault(TASK_EVENTS, "0")
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
             os.environ[POD_VISIBLE_DEVICES] = visible
         logging.getLogger("ray").setLevel(logging.ERROR)

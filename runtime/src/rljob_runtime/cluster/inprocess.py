@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rljob_runtime.cluster.ports import group_port
-from rljob_runtime.errors import DeadlineError, EngineDiedError, EngineLostError, RuntimeFault, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import CallDeadlineError, EngineDiedError, EngineLostError, RuntimeFault, WorkerFailedError, WorkerLostError
 
 
 class InProcessWorker:
@@ -77,7 +77,7 @@ class InProcessCall:
         """Wait for the value; the call itself goes on when the wait ends early.
 
         Raises:
-            DeadlineError: after ``timeout_s``.
+            CallDeadlineError: after ``timeout_s``.
             WorkerFailedError: it raised something that is not of the runtime's own tree, which comes as it is.
             WorkerLostError: the worker was stopped before it began.
         """
@@ -87,7 +87,7 @@ class InProcessCall:
         if done.cancelled():
             raise worker.lost()
         if not finished:
-            raise DeadlineError(f"{worker.name}.{self._method} did not answer within {timeout_s:.1f} s")
+            raise CallDeadlineError(worker.name, self._method, f"{timeout_s:g} s", worker.log_file)
         error = done.exception()
         if isinstance(error, EngineDiedError):
             raise EngineLostError(worker.name, str(error), worker.log_file) from error

@@ -15,6 +15,7 @@ import contextlib
 import os
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,10 +29,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
 from rljob_api.planning.environment import CUDA_VISIBLE_DEVICES
 from rljob_api.planning.plan import Plan, PlannedNode
+from rljob_runtime.cluster.collectives import first_line, is_broken_group
 from rljob_runtime.cluster.host import WorkerHost, cuda_is_initialized, pod_visible_devices, settle_driver, visible_devices
 from rljob_runtime.cluster.interpreter import CHECK_TIMEOUT_S, interpreter_problem
 from rljob_runtime.cluster.protocol import OnCall, Worker, WorkerSpec, gather_all
 from rljob_runtime.errors import (
+    BrokenGroupError,
+    CallDeadlineError,
     ClusterError,
     DeadlineError,
     EngineDiedError,
@@ -62,7 +66,13 @@ CPU_SHARE = 0.01
 
 @contextlib.contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Undo what Ray does to SIGINT and SIGTERM: it would exit the process before a checkpoint is written."""
+    """Undo what Ray does to SIGINT and SIGTERM: it would exit the process before a checkpoint is written.
+
+    It does nothing to them in another than the process's first thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -357,9 +367,7 @@ class RayPending:
         except (TimeoutError, GetTimeoutError) as error:
             if isinstance(error, RuntimeFault):
                 raise
-            raise DeadlineError(
-                f"worker {self._worker.name} did not finish {self._method} within {timeout_s:.0f} s; its log: {self._worker.log_file}"
-            ) from error
+            raise CallDeadlineError(self._worker.name, self._method, f"{timeout_s:g} s", self._worker.log_file) from error
         except RayTaskError as error:
             raise _unwrapped(error, self._worker, self._method) from error
         except RayActorError as error:
@@ -478,6 +486,8 @@ def _unwrapped(error: RayTaskError, worker: RayWorker, method: str) -> RuntimeFa
         return cause
     if isinstance(cause, RayActorError):
         return _lost(cause, worker)
+    if is_broken_group(cause):
+        return BrokenGroupError(worker.name, first_line(cause), worker.log_file)
     return WorkerFailedError(worker.name, method, f"{type(cause).__name__}: {cause}", worker.log_file)
 
 

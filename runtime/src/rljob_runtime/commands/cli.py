@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rljob_runtime.commands import cli_jobs
+from rljob_runtime.commands import cli_experiments, cli_jobs
 from rljob_runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ app = typer.Typer(
       rljob run examples/quickstart.yaml      train
       rljob show runs/quickstart              how did it go? with --trajectories: what did the model do?
       rljob timeline runs/quickstart          which worker did what when?
+      rljob compare runs/a runs/b             which was better, and is it luck?
       rljob describe runs/quickstart          or the name of an RLJob of the cluster; also top, logs, open
       rljob explain spec.rollout              what do the fields mean?
       rljob convert --from roll old.yaml      the job of a ROLL or RLinf file
@@ -46,6 +47,7 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make models to play with.")
 app.add_typer(model_app, name="model")
 cli_jobs.register(app)
+cli_experiments.register(app)
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="The job as YAML or JSON; - reads standard input.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Which RLJob to take when the file holds several.")]
@@ -108,7 +110,13 @@ def plan(
         bool, typer.Option("--explain", help="Explain what mode: Auto chose and why, ready to paste, and where the memory goes.")
     ] = False,
     measured: Annotated[
-        Path | None, typer.Option(metavar="SUMMARY", help="summary.json of an earlier run, whose phase times mode: Auto then goes by.")
+        Path | None,
+        typer.Option(metavar="SUMMARY", help="summary.json of an earlier run, whose phase times mode: Auto, or --simulate, then goes by."),
+    ] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Step time, idle time and what limits them, in virtual time.")] = False,
+    device_type: Annotated[str | None, typer.Option(metavar="NAME", help="With --simulate: H100 (when not given), A100, H200, ...")] = None,
+    mean_response: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="With --simulate: half of the longest response when not given.")
     ] = None,
 ) -> None:
     """Show which process runs on which node with which devices, who shares devices, and how weights travel.
@@ -119,6 +127,13 @@ def plan(
     Exit codes: 0 done, 2 invalid job or a file that cannot be written.
     """
     checked = _checked(file, name, runnable=False)
+    if simulate:
+        if svg is not None or html is not None or why:
+            _fail("--simulate: shows no picture and no choice; leave --svg, --html and --explain out")
+        _simulate(checked, output, device_type, mean_response, measured)
+        return
+    if device_type is not None or mean_response is not None:
+        _fail("--device-type, --mean-response: have no effect without --simulate; add it, or leave them out")
     if measured is not None:
         checked = _measured(checked, measured, file)
     from rljob_api.errors import PlacementError
@@ -421,6 +436,25 @@ def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
         _fail(f"--measured: {error}")
     except SpecInvalidError as error:
         _fail(_problems(file, error))
+
+
+def _simulate(checked: CheckedJob, output: PlanFormat, device: str | None, mean_response: int | None, run: Path | None) -> None:
+    """Simulate a job and print what came out."""
+    from rljob_runtime.commands import simulate_plan
+    from rljob_runtime.errors import RuntimeFault
+
+    try:
+        found = simulate_plan.simulate(checked, device=device, mean_response=mean_response, run=run)
+    except RuntimeFault as error:
+        _fail(str(error))
+    if output is PlanFormat.TABLE:
+        from rich.console import Console
+
+        simulate_plan.print_simulation(found, Console())
+    elif output is PlanFormat.JSON:
+        typer.echo(simulate_plan.as_json(found))
+    else:
+        _fail("--simulate -o yaml: not written; take json")
 
 
 def _explain(checked: CheckedJob, output: PlanFormat) -> None:

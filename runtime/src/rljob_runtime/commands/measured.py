@@ -36,12 +36,7 @@ def read(summary: Path) -> Measured:
     """
     load_summary(summary)  # refuses what is no summary
     metrics, spec = summary.with_name("metrics.jsonl"), summary.with_name("spec.yaml")
-    job = _job(spec)
-    if job.job.spec.overlap.async_generation_ratio > 0:
-        raise SetupError(
-            f"{spec}: overlap.asyncGenerationRatio is {job.job.spec.overlap.async_generation_ratio:g}, so {GENERATE} is only the part of "
-            "the generation that the step waited for; measure a run with ratio 0"
-        )
+    job = synchronous_job(spec)
     table = load_metrics(metrics)
     return Measured.model_validate(
         {
@@ -52,6 +47,24 @@ def read(summary: Path) -> Measured:
             "syncSeconds": _typical(table, SYNC, metrics),
         }
     )
+
+
+def synchronous_job(spec: Path) -> CheckedJob:
+    """The job of a run that generated before it trained.
+
+    Args:
+        spec: its spec.yaml.
+
+    Raises:
+        RuntimeFault: it is missing or malformed, or the run generated ahead.
+    """
+    job = _job(spec)
+    if job.job.spec.overlap.async_generation_ratio > 0:
+        raise SetupError(
+            f"{spec}: overlap.asyncGenerationRatio is {job.job.spec.overlap.async_generation_ratio:g}, so {GENERATE} is only the part of "
+            "the generation that the step waited for; measure a run with ratio 0"
+        )
+    return job
 
 
 def _job(path: Path) -> CheckedJob:

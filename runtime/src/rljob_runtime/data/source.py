@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHUNK = 64
-_CACHED_PROMPTS = 16_384
+_CACHED_BYTES = 8 * 2**20
+"""What a source keeps of its encoded prompts for the next epoch: thousands of short ones, 100 of 8k tokens. What does not fit is encoded
+again."""
+_OBJECT_BYTES = 1_500
+"""Of a kept prompt besides text and tokens: its row with the task's entry, about, and the objects around it."""
 _MAX_DROPPED_AT_START = 2_000
 _STATE_VERSION = 1
 
@@ -48,6 +52,11 @@ class _Encoded:
     row: Row
     text: str
     token_ids: IntArray
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return _OBJECT_BYTES + len(self.text) + len(self.row.question) + int(self.token_ids.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +86,8 @@ class _Stream:
     """After the last prompt prepared."""
     _ready: deque[tuple[_Encoded, _Position]] = field(default_factory=deque)
     _cache: dict[int, _Encoded] = field(default_factory=dict)
+    cached_bytes: int = 0
+    """Of encoded prompts that are kept for the next epoch."""
     _order: tuple[int, np.ndarray] | None = None
     """(epoch, permutation of the row indexes), kept for the epoch in work."""
 
@@ -132,8 +143,10 @@ class _Stream:
             i: _Encoded(row=row, text=text, token_ids=token_ids) for i, row, (text, token_ids) in zip(missing, rows, texts, strict=True)
         }
         result = [fresh[i] if i in fresh else self._cache[i] for i in indexes]
-        if len(self._cache) + len(fresh) <= _CACHED_PROMPTS:
-            self._cache.update(fresh)
+        for index, encoded in fresh.items():
+            if self.cached_bytes + encoded.num_bytes <= _CACHED_BYTES:
+                self._cache[index] = encoded
+                self.cached_bytes += encoded.num_bytes
         return result
 
 
@@ -179,6 +192,11 @@ class PromptSource:
     def dropped_too_long(self) -> int:
         """Prompts passed over so far because they were too long; one is counted again each epoch."""
         return sum(s.position.dropped for s in self._streams)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the encoded prompts that are kept for the next epoch, about; bounded for each source."""
+        return sum(s.cached_bytes for s in self._streams)
 
     def state(self) -> dict[str, object]:
         """Return the position as JSON-ready values; ``restore`` continues exactly after it."""

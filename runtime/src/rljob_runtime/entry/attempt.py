@@ -22,8 +22,9 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,8 @@ from rljob_api.validation import CheckedJob
 from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.cluster.replaceable import processes
-from rljob_runtime.errors import ActiveDeadlineError, Evicted, Interrupted, RuntimeFault, WorkerLostError
+from rljob_runtime.entry.stopping import Stopper
+from rljob_runtime.errors import ActiveDeadlineError, CallDeadlineError, Evicted, Interrupted, RuntimeFault, WorkerLostError
 from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
 from rljob_runtime.job.restarting import Restarts, end_others, start_again
@@ -69,6 +71,8 @@ class Attempt:
     """What users should know about this run; shown once, at its start."""
     pod_stops: Callable[[], bool] = lambda: False
     """Whether this process's pod has been asked to end."""
+    stopper: Stopper = field(default_factory=Stopper)
+    """Ends the run from callbacks and other threads."""
 
     @property
     def first_step(self) -> int:
@@ -145,6 +149,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     workers: JobWorkers | None = None
     with interrupt.handling_signals():
         try:
+            attempt.stopper.bind(interrupt)
             async with _deadline(job.spec.active_deadline_seconds):
                 cluster.on_call = reporter.called
                 log_dir = attempt.folder.logs.resolve()
@@ -167,6 +172,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
             raise interrupt.error(str(error)) if type(error) is Interrupted else error from None
         finally:
             interrupt.ending = True
+            attempt.stopper.bind(None)
             with reporter.phase("stopping"):
                 await launch.shut_down(cluster, workers)
                 remove(prefix_of(assemble.run_name(attempt.folder.path)))  # of a trainer on this machine that did not get to do it
@@ -206,13 +212,14 @@ async def _undamaged(attempt: Attempt, workers: JobWorkers, reporter: Reporter) 
 async def _train_or_lose(
     attempt: Attempt, cluster: Cluster, workers: JobWorkers, reporter: Reporter, interrupt: Interruption, restarts: Restarts
 ) -> WorkerLostError | None:
-    """Train to the end, or to the loss of a worker that may start again, which is returned."""
+    """Train to the end, or to the loss of a worker that may start again, which is returned; one that hangs is lost."""
     try:
         await _train(attempt, cluster, workers, reporter, interrupt)
-    except WorkerLostError as error:
-        if interrupt.stop.is_set() or attempt.checked.job.spec.validates_only or not restarts.take(error, workers):
+    except (WorkerLostError, CallDeadlineError) as error:
+        lost = error.stuck if isinstance(error, CallDeadlineError) else error
+        if interrupt.stop.is_set() or attempt.checked.job.spec.validates_only or not restarts.take(lost, workers):
             raise
-        return error
+        return lost
     finally:
         interrupt.orderly = False
     return None
@@ -241,7 +248,11 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
     settle_process()
     await cluster.settle(processes(w for component in workers.components for w in component.workers), SETTLE_TIMEOUT_S)
     interrupt.orderly = True
-    await Driver(parts, config, start_step=attempt.first_step, stop=interrupt.stop).run()
+    try:
+        await Driver(parts, config, start_step=attempt.first_step, stop=interrupt.stop).run()
+    except Interrupted as error:
+        if not interrupt.only_asked or isinstance(error, Evicted):
+            raise
     interrupt.orderly = False  # what follows is ended at once
     await parts.publisher.close()
     if attempt.model_folder is None:
@@ -288,6 +299,20 @@ class Interruption:
         self._checkpoint = checkpoint
         self._pod_stops = pod_stops
         self._evicted = False
+        self.only_asked = False
+        """Whether the run stops because it was asked to and for no other reason; it then ends as a finished one does."""
+
+    def ask(self, why: str) -> None:
+        """See :class:`~.stopping.Stoppable`."""
+        if self.ending or self.stop.is_set():
+            return
+        self.only_asked = True
+        self.stop.set()
+        self._reporter.event(f"stopping after this step: {why}")
+
+    def interrupt(self) -> None:
+        """See :class:`~.stopping.Stoppable`."""
+        self._interrupted(signal.SIGINT)
 
     def error(self, message: str) -> Interrupted:
         """What the run ends with: who sent the first signal decides, since pods also end after a run that somebody stopped."""
@@ -298,6 +323,7 @@ class Interruption:
         if self.ending or (repeated and number is signal.SIGTERM):
             return
         self._evicted = self._evicted or (not repeated and self._pod_stops())
+        self.only_asked = False
         self.stop.set()
         if (repeated or not self.orderly) and self._main is not None:
             self._reporter.event("stopping at once", Level.WARNING)
@@ -308,7 +334,13 @@ class Interruption:
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handle both signals inside the block; after it SIGTERM has nothing left to end but the report, which is soon written."""
+        """Handle both signals inside the block; after it SIGTERM has nothing left to end but the report, which is soon written.
+
+        In another than the process's first thread, where Python hands out no signals, whoever started it passes them on (``Stopper``).
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted, number)

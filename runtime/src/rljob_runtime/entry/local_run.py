@@ -13,11 +13,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import CheckedJob, check
-from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.entry import attempt, local_checks, metrics
 from rljob_runtime.errors import Interrupted, RuntimeFault
 from rljob_runtime.exit_codes import ExitCode
@@ -26,6 +26,9 @@ from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.worker_settings import node_cpus
 from rljob_runtime.loop.checkpointing import CheckpointStore
 from rljob_runtime.report import FolderMode, RunFolder, make_display
+
+if TYPE_CHECKING:
+    from rljob_runtime.cluster.embedded import EmbeddedCluster
 
 
 def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool, metrics_port: int | None = None) -> int:
@@ -69,7 +72,7 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     return ExitCode.OK
 
 
-def make_cluster(spec: RLJobSpec, log_dir: Path) -> Cluster:
+def make_cluster(spec: RLJobSpec, log_dir: Path) -> EmbeddedCluster:
     """The embedded cluster of a local run."""
     from rljob_runtime.cluster.embedded import EmbeddedCluster
 

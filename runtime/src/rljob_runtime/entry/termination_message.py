@@ -13,7 +13,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.termination import DriverFailure
 from rljob_api.vocabulary import Reason
 from rljob_runtime.cluster.host import START_WORD, start_line
-from rljob_runtime.errors import Interrupted, RuntimeFault, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import CallDeadlineError, Interrupted, RuntimeFault, WorkerFailedError, WorkerLostError
 
 TAIL_BYTES = 1 << 16
 TAIL_LINES = 20
@@ -26,7 +26,7 @@ def failure_of(error: BaseException) -> DriverFailure:
     """What the operator gets to know of ``error``; anything that is not of the runtime's own tree comes with its traceback."""
     if isinstance(error, SpecInvalidError):
         return DriverFailure(reason=Reason.SPEC_INVALID, message=str(error))
-    if isinstance(error, WorkerFailedError | WorkerLostError):
+    if isinstance(error, WorkerFailedError | WorkerLostError | CallDeadlineError):
         return DriverFailure(reason=error.reason, message=f"{error}{_from_log(error.worker, error.log_file)}", worker=error.worker)
     if isinstance(error, RuntimeFault | Interrupted):
         return DriverFailure(reason=error.reason, message=str(error) or type(error).__name__)

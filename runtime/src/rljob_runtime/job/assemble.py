@@ -36,9 +36,9 @@ from rljob_runtime.journal.writing import Journal
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.driver import NO_DEADLINE_S, LoopConfig, Parts
-from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.evaluation import Evaluation
 from rljob_runtime.loop.judging import Judging
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.episodes import Environments

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +28,8 @@ from rljob_runtime.checkpoint_files import FileSum, missing_or_cut
 from rljob_runtime.errors import CheckpointError, SupersededError
 from rljob_runtime.report.text import format_bytes
 
+FOLDER_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?")
+"""Others in the store's folder are the user's, and left alone."""
 MARK = "COMPLETE"
 MARK_BEGUN = "COMPLETE.new"
 OWNER_FILE = "owner"
@@ -201,9 +204,11 @@ class CheckpointStore:
             _write_synced(folder / STATE_FILE, json.dumps(asdict(state)))
             _write_synced(folder / MARK_BEGUN, json.dumps({"step": state.step, "files": [astuple(file) for file in files]}))
             (folder / MARK_BEGUN).replace(folder / MARK)
+            for named in (folder, self.root):  # older ones are removed next: the name must outlive a loss of power
+                _sync_folder(named)
             before = [other for other in self._folders(complete=True) if _step_of(other) < state.step]
             kept = {folder, *before[len(before) - self._keep + 1 :]}
-            for other in self.root.glob("step-*"):
+            for other in self._folders():
                 if other not in kept:
                     shutil.rmtree(other)
         except OSError as error:
@@ -251,7 +256,8 @@ class CheckpointStore:
 
     def _folders(self, *, complete: bool | None = None) -> list[Path]:
         """Of checkpoints, by step: all, or those with the mark, or those without."""
-        found = sorted(self.root.glob("step-*"), key=lambda folder: (_step_of(folder), folder.name))
+        named = [folder for folder in self.root.glob("step-*") if FOLDER_NAME.fullmatch(folder.name)]
+        found = sorted(named, key=lambda folder: (_step_of(folder), folder.name))
         return [folder for folder in found if complete is None or (folder / MARK).exists() is complete]
 
 
@@ -278,6 +284,14 @@ def _require_same_spec(folder: Path, state: DriverState, spec_fingerprint: str) 
             f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
             "(training.steps may grow); start again in another run folder (locally: --overwrite) or restore the spec"
         )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_synced(path: Path, text: str) -> None:

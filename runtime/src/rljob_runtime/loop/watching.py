@@ -7,17 +7,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rljob_runtime.cluster.protocol import Worker
+from rljob_runtime.errors import BrokenGroupError
+
+NAMED_WITHIN_S = 5.0
+"""How long a broken process group waits for the rank that ended to become known: Ray tells of a process within a second or two."""
 
 
 async def run_beside(main: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run ``main`` to its end; a background task that ends first can only have failed, and its error ends everything.
 
-    A dead worker also makes calls fail elsewhere; the error that names the dead process is preferred.
+    A dead worker also makes calls fail elsewhere, collectives of other ranks first of all; the error that names the dead process is
+    preferred.
     """
     main_task = asyncio.ensure_future(main)
     others = [asyncio.ensure_future(b) for b in background]
     try:
         await asyncio.wait({main_task, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if others and main_task.done() and not main_task.cancelled() and isinstance(main_task.exception(), BrokenGroupError):
+            await asyncio.wait(others, timeout=NAMED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         for task in others:
             if task.done():
                 task.result()

@@ -41,8 +41,8 @@ END_COLOURS: Mapping[str, str] = {
     "timeout": "#b78fb5",
     "error": "#c2606b",
 }
-_SERIES_COLOURS = ("#3f77b5", "#d98e3b", "#4f9463", "#8a6fc0", "#c2606b", "#7a8793")
-_OTHER_COLOURS = ("#7fb6b0", "#c58fb0", "#b7a36b", "#8895c9", "#cf8f78", "#93a868")
+SERIES_COLOURS = ("#3f77b5", "#d98e3b", "#4f9463", "#8a6fc0", "#c2606b", "#7a8793")
+OTHER_COLOURS = ("#7fb6b0", "#c58fb0", "#b7a36b", "#8895c9", "#cf8f78", "#93a868")
 _INK = "#3a4552"
 _GRID = "#e9edf1"
 
@@ -59,7 +59,8 @@ class Chart:
     """Whether it takes the full width of the page."""
 
 
-def _base(x_title: str, y_title: str, *, height: int = 280, legend: bool = True, log: bool = False) -> go.Figure:
+def base_figure(x_title: str, y_title: str, *, height: int = 280, legend: bool = True, log: bool = False) -> go.Figure:
+    """An empty figure with labelled axes."""
     figure = go.Figure()
     figure.update_layout(
         height=height,
@@ -80,7 +81,8 @@ def _base(x_title: str, y_title: str, *, height: int = 280, legend: bool = True,
     return figure
 
 
-def _rounded(values: Sequence[float]) -> list[float | None]:
+def rounded(values: Sequence[float]) -> list[float | None]:
+    """Five digits are enough to draw; what is not finite is a gap."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
@@ -104,11 +106,11 @@ def _curve(figure: go.Figure, steps: Sequence[int], values: Sequence[float], nam
     ys = bucket_means([v for _, v in finite], MAX_POINTS)
     mode = "lines+markers" if len(finite) <= 30 else "lines"
     style = {"color": colour, "width": 2, **line}
-    figure.add_trace(go.Scatter(x=_rounded(xs), y=_rounded(ys), name=name, mode=mode, marker={"size": 5}, line=style))
+    figure.add_trace(go.Scatter(x=rounded(xs), y=rounded(ys), name=name, mode=mode, marker={"size": 5}, line=style))
 
 
 def _smoothed(table: MetricsTable, name: str, colour: str, y_title: str) -> go.Figure:
-    figure = _base("step", y_title)
+    figure = base_figure("step", y_title)
     values = table.column(name)
     _curve(figure, table.steps, values, "each step", _tint(colour), width=1)
     _curve(figure, table.steps, running_mean(values, SMOOTH_STEPS), f"mean of {SMOOTH_STEPS} steps", colour, width=2.5)
@@ -123,11 +125,11 @@ def _tint(colour: str) -> str:
 
 def _lines(table: MetricsTable, names: Sequence[str], y_title: str, *, log: bool = False) -> go.Figure | None:
     """One line a metric that some step has; None when no step has any (on a log axis: any above 0)."""
-    figure = _base("step", y_title, log=log)
+    figure = base_figure("step", y_title, log=log)
     present = [n for n in names if _has(table, n)]
     if log:
         present = [n for n in present if any(v > 0 for v in table.column(n))]
-    for name, colour in zip(present, _SERIES_COLOURS, strict=False):
+    for name, colour in zip(present, SERIES_COLOURS, strict=False):
         values = [v if v > 0 else math.nan for v in table.column(name)] if log else table.column(name)
         _curve(figure, table.steps, values, name, colour)
     return figure if present else None
@@ -135,12 +137,12 @@ def _lines(table: MetricsTable, names: Sequence[str], y_title: str, *, log: bool
 
 def _validation(table: MetricsTable) -> Chart:
     """Mean score and pass rate over the versions that were validated."""
-    figure = _base("weights version", "score")
-    for name, colour in zip(("validation/mean", "validation/pass_rate"), _SERIES_COLOURS, strict=False):
+    figure = base_figure("weights version", "score")
+    for name, colour in zip(("validation/mean", "validation/pass_rate"), SERIES_COLOURS, strict=False):
         pairs = zip(table.column("validation/version"), table.column(name), strict=True) if _has(table, name) else ()
         points = [(version, value) for version, value in pairs if math.isfinite(value)]
         xs, ys = [p[0] for p in points], [p[1] for p in points]
-        figure.add_trace(go.Scatter(x=xs, y=_rounded(ys), name=name, mode="lines+markers", line={"color": colour, "width": 2}))
+        figure.add_trace(go.Scatter(x=xs, y=rounded(ys), name=name, mode="lines+markers", line={"color": colour, "width": 2}))
     return Chart(title="Validation", note="the same prompts under one version after another", figure=figure)
 
 
@@ -149,12 +151,12 @@ def _ends(table: MetricsTable) -> Chart | None:
     names = sorted(name for name in table.columns if name.startswith(ENDS))
     if not names:
         return None
-    figure = _base("step", "share of episodes")
-    xs = _rounded(bucket_means([float(step) for step in table.steps], MAX_POINTS))
+    figure = base_figure("step", "share of episodes")
+    xs = rounded(bucket_means([float(step) for step in table.steps], MAX_POINTS))
     for number, name in enumerate(names):
         shares = [share if math.isfinite(share) else 0.0 for share in table.column(name)]
-        colour = END_COLOURS.get(name.removeprefix(ENDS)) or _OTHER_COLOURS[number % len(_OTHER_COLOURS)]
-        ys = _rounded(bucket_means(shares, MAX_POINTS))
+        colour = END_COLOURS.get(name.removeprefix(ENDS)) or OTHER_COLOURS[number % len(OTHER_COLOURS)]
+        ys = rounded(bucket_means(shares, MAX_POINTS))
         line = {"width": 0}
         trace = go.Scatter(x=xs, y=ys, name=name.removeprefix(ENDS), stackgroup="ends", line=line, fillcolor=colour, mode="lines")
         figure.add_trace(trace)
@@ -166,11 +168,11 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
     """Reward, pass rate, episodes, length, speed, losses, gradient, trainer against engine, staleness; those a run has."""
     charts: list[Chart] = []
     if _has(table, "reward/mean"):
-        figure = _smoothed(table, "reward/mean", _SERIES_COLOURS[0], "score")
+        figure = _smoothed(table, "reward/mean", SERIES_COLOURS[0], "score")
         charts.append(Chart(title="Reward", note=describe("reward/mean").meaning, figure=figure))
     name, title = ("episode/success", "Success") if _has(table, "episode/success") else ("reward/pass_rate", "Pass rate")
     if _has(table, name):
-        figure = _smoothed(table, name, _SERIES_COLOURS[2], "share passed")
+        figure = _smoothed(table, name, SERIES_COLOURS[2], "share passed")
         figure.update_yaxes(range=[-0.02, 1.02], tickformat=".0%")
         charts.append(Chart(title=title, note=describe(name).meaning, figure=figure))
     if _has(table, "validation/mean"):
@@ -214,15 +216,15 @@ def phase_chart(table: MetricsTable) -> Chart | None:
     present = [p for p in PHASES if table.total(f"time/{p}_s") > 0]
     if not present:
         return None
-    figure = _base("step", "seconds a step", height=300)
+    figure = base_figure("step", "seconds a step", height=300)
     xs = bucket_means([float(s) for s in table.steps], MAX_POINTS)
     for phase in present:
         values = [v if math.isfinite(v) else 0.0 for v in table.column(f"time/{phase}_s")]
-        ys = _rounded(bucket_means(values, MAX_POINTS))
+        ys = rounded(bucket_means(values, MAX_POINTS))
         colour = PHASE_COLOURS[phase]
-        figure.add_trace(go.Scatter(x=_rounded(xs), y=ys, name=phase, stackgroup="time", line={"width": 0}, fillcolor=colour, mode="lines"))
+        figure.add_trace(go.Scatter(x=rounded(xs), y=ys, name=phase, stackgroup="time", line={"width": 0}, fillcolor=colour, mode="lines"))
     if _has(table, "time/step_s"):
-        _curve(figure, table.steps, table.column("time/step_s"), "whole step", _SERIES_COLOURS[-1], width=1, dash="dot")
+        _curve(figure, table.steps, table.column("time/step_s"), "whole step", SERIES_COLOURS[-1], width=1, dash="dot")
     return Chart(title="Time by phase", note="phases that overlap stack above the whole step", figure=figure, wide=True)
 
 
@@ -237,12 +239,12 @@ def _gantt(spans: Sequence[Row], *, by_lane: bool, lanes: BandLanes | None = Non
     scale, unit = (1000.0, "ms") if end - zero < 2 else (1.0, "s")
     key = "lane" if by_lane else "phase"
     rows = list(dict.fromkeys(str(s[key]) for s in sorted(spans, key=lambda s: (str(s[key]) if by_lane else "", number_of(s, "start_s")))))
-    figure = _base(f"wall time, {unit}", "", height=90 + 34 * len(rows), legend=by_lane)
+    figure = base_figure(f"wall time, {unit}", "", height=90 + 34 * len(rows), legend=by_lane)
     phases = list(dict.fromkeys(str(s["phase"]) for s in spans))
     others = [p for p in phases if p not in PHASE_COLOURS]
     for phase in sorted(phases, key=lambda p: PHASES.index(p) if p in PHASES else len(PHASES)):
         mine = [s for s in spans if s["phase"] == phase]
-        colour = PHASE_COLOURS.get(phase) or (_OTHER_COLOURS[others.index(phase) % len(_OTHER_COLOURS)] if by_lane else "#7fa3c9")
+        colour = PHASE_COLOURS.get(phase) or (OTHER_COLOURS[others.index(phase) % len(OTHER_COLOURS)] if by_lane else "#7fa3c9")
         hover = f"{phase}, step %{{text}}<br>%{{x:.4g}} {unit}<extra>%{{y}}</extra>" if by_lane else "%{y}: %{text}<extra></extra>"
         lengths = [(number_of(s, "end_s") - number_of(s, "start_s")) * scale for s in mine]
         figure.add_trace(
@@ -250,8 +252,8 @@ def _gantt(spans: Sequence[Row], *, by_lane: bool, lanes: BandLanes | None = Non
                 orientation="h",
                 name=phase,
                 y=[str(s[key]) for s in mine],
-                x=_rounded(lengths),
-                base=_rounded([(number_of(s, "start_s") - zero) * scale for s in mine]),
+                x=rounded(lengths),
+                base=rounded([(number_of(s, "start_s") - zero) * scale for s in mine]),
                 marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
                 text=[str(s["step"]) if by_lane else f"{length / scale:.1f} s" for s, length in zip(mine, lengths, strict=True)],
                 textposition="inside" if by_lane else "auto",

@@ -24,7 +24,7 @@ from rljob_runtime.report.trajectories import read_trajectories, sampled_steps
 
 MAX_EVENTS = 200
 
-_STYLE = """
+PAGE_STYLE = """
 :root { --ink: #26303b; --soft: #66727f; --line: #e3e8ed; --paper: #f6f8fa; --card: #fff; --accent: #3f77b5; }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 14px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
@@ -85,15 +85,15 @@ def render_report(
     name = escape(info.job_name)
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{name} - run report</title><style>{_STYLE}{STYLE}</style>",
+        f"<title>{name} - run report</title><style>{PAGE_STYLE}{STYLE}</style>",
         f"<script>{get_plotlyjs()}</script></head><body><main>",
         _head(info, summary),
         _tiles(summary),
     ]
     if charts:
-        parts += ["<h2>Learning</h2>", _cards(charts, "m")]
+        parts += ["<h2>Learning</h2>", cards(charts, "m")]
     if timeline:
-        parts += ["<h2>Where the time went</h2>", _cards(timeline, "t")]
+        parts += ["<h2>Where the time went</h2>", cards(timeline, "t")]
     if samples:
         what = "Episodes" if any("turns" in row for _, rows in samples for row in rows) else "Responses"
         parts += [f"<h2>{what}</h2>", *(_samples(step, rows) for step, rows in samples)]
@@ -159,14 +159,15 @@ def _tiles(summary: RunSummary) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def _cards(charts: Sequence[Chart], prefix: str) -> str:
+def cards(charts: Sequence[Chart], prefix: str) -> str:
+    """Charts in boxes, two beside each other where there is room; ``prefix`` makes their ids unique in the page."""
     config = {"displaylogo": False, "responsive": True, "displayModeBar": False}  # dragging zooms, a double click goes back
-    cards = []
+    boxes = []
     for number, chart in enumerate(charts):
         plot = chart.figure.to_html(full_html=False, include_plotlyjs=False, config=config, div_id=f"{prefix}{number}")
         kind = "card wide" if chart.wide else "card"
-        cards.append(f'<section class="{kind}"><h3>{escape(chart.title)}</h3><p>{escape(chart.note)}</p>{plot}</section>')
-    return '<div class="charts">' + "\n".join(cards) + "</div>"
+        boxes.append(f'<section class="{kind}"><h3>{escape(chart.title)}</h3><p>{escape(chart.note)}</p>{plot}</section>')
+    return '<div class="charts">' + "\n".join(boxes) + "</div>"
 
 
 def _samples(step: int, rows: Sequence[Row]) -> str:

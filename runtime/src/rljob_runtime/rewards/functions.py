@@ -224,6 +224,9 @@ def _load_function(config: RewardConfig, folder: str | None) -> RewardFunction:
         check_signature(function, reference, (), keywords, f"the keywords {', '.join(keywords)}")
     except PluginError as error:
         raise RewardSetupError(f"reward {config.name!r}: {error}") from error
+    prepare = getattr(function, "prepare", None)
+    if prepare is not None:
+        prepare(**params)
 
     def score(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> object:
         result: object = function(prompt=prompt, response=response, answer=answer, metadata=metadata, **params)

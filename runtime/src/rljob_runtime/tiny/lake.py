@@ -29,7 +29,7 @@ from rljob_runtime.tiny.settings import FROZEN_LAKE, TinySize, TinySummary
 from rljob_runtime.tiny.tokenizer import build_tokenizer
 from rljob_runtime.tiny.warmstart import IGNORED_LABEL, Progress, make_optimizers, train_step
 
-_FORMAT = 1
+_FORMAT = 2
 _NUM_SHOWN = 200
 """Maps whose texts the vocabulary is made from."""
 _PROBE_SEED, _MEASURE_SEED = 10_000_000, 20_000_000

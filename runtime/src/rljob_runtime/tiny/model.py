@@ -19,11 +19,9 @@ from rljob_runtime.tiny.settings import QUICKSTART, TinySize, TinySummary, TinyT
 from rljob_runtime.tiny.tokenizer import build_tokenizer
 from rljob_runtime.tiny.warmstart import Example, Progress, WarmStartConfig, pass_rate, warm_start
 
-_FORMAT = 1
+_FORMAT = 2
 _NUM_EXAMPLES = 12_000
 _NUM_MEASURED = 512
-_MOST_THREADS = 2
-"""More do not make a model this small sooner. Beside other work even two are slow, because they wait for each other in each operation."""
 
 _SHAPES: dict[TinySize, dict[str, int]] = {
     TinySize.TINY: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},

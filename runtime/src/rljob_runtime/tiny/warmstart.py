@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
+from rljob_runtime.tiny.muon import Muon
+
 IGNORED_LABEL = -100
 _EVAL_BATCH = 512
 _CHECK_EVERY_STEPS = 25
@@ -194,8 +196,7 @@ def make_optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     return [
-        # With this adjustment one learning rate suits both.
-        torch.optim.Muon(matrices, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, weight_decay=0.01),
         torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
     ]
 

@@ -138,13 +138,16 @@ class CheckpointWriter:
             pending.set_exception(error)
 
     def _write(self, folder: Path, state: State) -> tuple[FileSum, ...]:
-        """Files are synced before rank 0 writes the metadata, and that before any rank gets here."""
+        """Files are synced before rank 0 writes the metadata, and that before any rank gets here.
+
+        Torch passes what fails on a rank on to all as a CheckpointException; a RuntimeError is a collective's, whose group is broken.
+        """
         rank = dist.get_rank()
         try:
             save(state, storage_writer=FileSystemWriter(folder, sync_files=True), process_group=self._group)
             names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + ([METADATA] if rank == 0 else [])
             return tuple(sum_file(folder, name) for name in names)
-        except (OSError, RuntimeError, CheckpointException) as error:
+        except (OSError, CheckpointException) as error:
             raise CheckpointError(
                 f"checkpoint {folder} cannot be written: {error}; free space or point checkpoint storage elsewhere"
             ) from error

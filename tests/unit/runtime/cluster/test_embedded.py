@@ -30,6 +30,7 @@ class Processes:
         self.stopped = False
         self.made.append(self)
         self.worker_niceness = os.environ["RAY_worker_niceness"]
+        self.task_events_ms = os.environ["RAY_task_events_report_interval_ms"]
 
     def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
         if labels[NODE_RANK_LABEL] == "1" and len(self.made) <= self.failures:
@@ -59,6 +60,18 @@ def test_workers_have_the_commands_own_priority_unless_somebody_says_otherwise(
         monkeypatch.setenv("RAY_worker_niceness", given)
     start(0, made)
     assert made[0].worker_niceness == (given or "0")
+
+
+@pytest.mark.parametrize("given", [None, "1000"])
+def test_no_call_is_recorded_for_a_dashboard_that_is_not_there_unless_somebody_asks(
+    start, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    made: list[Processes] = []
+    monkeypatch.delenv("RAY_task_events_report_interval_ms", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_task_events_report_interval_ms", given)
+    start(0, made)
+    assert made[0].task_events_ms == (given or "0")
 
 
 def test_a_start_that_timed_out_is_made_once_more(start, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.cluster.protocol import Worker, gather_all
-from rljob_runtime.errors import DataError, DeadlineError, WorkerFailedError, WorkerLostError
+from rljob_runtime.errors import CallDeadlineError, DataError, WorkerFailedError, WorkerLostError
 from tests.support.pace import HANG_S
 
 
@@ -72,7 +72,7 @@ def test_errors_come_as_from_a_process(worker: InProcessWorker) -> None:
 
 def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(worker: InProcessWorker, target: Target) -> None:
     async def main() -> None:
-        with pytest.raises(DeadlineError, match=r"a-0.wait did not answer within 0.1 s"):
+        with pytest.raises(CallDeadlineError, match=r"worker a-0 did not finish wait within 0.1 s"):
             await worker.call("wait", timeout_s=0.1)
         assert target.done == []
         later = worker.start("add", 1, 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_runtime.data import JsonlSource, PromptFormat, PromptSource, ReasoningGymSource
+from rljob_runtime.data import JsonlSource, PromptFormat, PromptSource, ReasoningGymSource, source
 from rljob_runtime.errors import DataError
 from tests.support.data_builders import ADDITION, make_tokenizer, numbers_file
 
@@ -211,3 +211,14 @@ def test_numbers_file_helper_writes_what_the_tests_assume(tmp_path):
     rows = [json.loads(line) for line in Path(numbers_file(tmp_path / "x.jsonl", 6, long_every=3)).read_text().splitlines()]
     lengths = [len(TOKENIZER(r["question"])["input_ids"]) for r in rows]
     assert [n > 14 for n in lengths] == list(itertools.islice(itertools.cycle([True, False, False]), 6))
+
+
+def test_what_is_kept_of_a_source_is_bounded_and_changes_no_prompt(sources, reference, monkeypatch: pytest.MonkeyPatch):
+    """Without a bound a data set larger than memory's share for it would be kept whole after an epoch."""
+    wanted = [prompt.text for prompt in reference]
+    for bound in (0, 20_000, 10**9):
+        monkeypatch.setattr(source, "_CACHED_BYTES", bound)
+        stream = make_source(sources)
+        assert [prompt.text for prompt in stream.next(500)] == wanted
+        assert stream.cached_bytes <= bound * len(sources)
+        assert (stream.cached_bytes > 0) == (bound > 0)

@@ -22,9 +22,7 @@ def attempt(tmp_path: Path) -> Attempt:
     checked = check(yaml.safe_dump(job(Path("m"), steps=3, activeDeadlineSeconds=60)))
     store: Any = SimpleNamespace(kept=False)
     folder = RunFolder(tmp_path)
-    return Attempt(
-        checked=checked, folder=folder, store=store, model_folder=None, chosen=Chosen(), job_folder=None, notes=("first",)
-    )
+    return Attempt(checked=checked, folder=folder, store=store, model_folder=None, chosen=Chosen(), job_folder=None, notes=("first",))
 
 
 def test_steps_that_are_shown_are_served_until_the_end(tmp_path: Path, capsys: Any) -> None:

@@ -40,6 +40,7 @@ REASONS = {
     "LeaseLostError": Reason.DEADLINE_EXCEEDED,
     "CheckpointError": Reason.CHECKPOINT_FAILED,
     "SupersededError": Reason.CHECKPOINT_FAILED,
+    "CallbackError": Reason.DRIVER_FAILED,
     "PluginError": Reason.SPEC_INVALID,
     "RewardSetupError": Reason.REWARD_INVALID,
     "EnvironmentSetupError": Reason.SPEC_INVALID,
@@ -50,6 +51,8 @@ REASONS = {
     "DeadlineError": Reason.DEADLINE_EXCEEDED,
     "StartupDeadlineError": Reason.STARTUP_DEADLINE_EXCEEDED,
     "ActiveDeadlineError": Reason.ACTIVE_DEADLINE_EXCEEDED,
+    "BrokenGroupError": Reason.WORKER_LOST,
+    "CallDeadlineError": Reason.DEADLINE_EXCEEDED,
     "Interrupted": Reason.STOPPED,
     "Evicted": Reason.EVICTED,
 }

@@ -16,7 +16,7 @@ from rljob_runtime.errors import EnvironmentSetupError
 from rljob_runtime.sandbox import landlock
 from tests.support.chat_tokenizers import chat_tokenizer
 from tests.support.environments import Player, environment_config, environment_worker, tokens
-from tests.support.pace import HANG_S
+from tests.support.pace import HANG_S, until
 
 AGENT = textwrap.dedent(
     '''
@@ -87,8 +87,13 @@ def make(tmp_path: Path):
     yield player
     for worker in workers:
         worker.close()
-    found = [p.info for p in psutil.process_iter(["cmdline", "cwd"])]  # also those that nobody is the parent of; other tests have their own
-    assert not [info for info in found if "agent.py" in (info["cmdline"] or []) and info["cwd"] == str(tmp_path)]
+    until("its programs have ended", lambda: not programs_in(tmp_path))
+
+
+def programs_in(folder: Path) -> list[object]:
+    """Also those that nobody is the parent of; other tests have theirs in other folders."""
+    found = [p.info for p in psutil.process_iter(["cmdline", "cwd"])]
+    return [info for info in found if "agent.py" in (info["cmdline"] or []) and info["cwd"] == str(folder)]
 
 
 def play(player: Player, *texts: str, key: str = "e1", seed: int = 5) -> list[EpisodeReply]:

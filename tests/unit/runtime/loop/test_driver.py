@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljob_runtime.checkpoint_files import FileSum
-from rljob_runtime.errors import EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import CheckpointError, EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
@@ -346,6 +346,82 @@ def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Pa
     newest = run.store.choose("f").folder
     assert newest is not None
     assert newest.name.startswith("step-000002")
+
+
+def test_a_checkpoint_that_is_still_written_is_resumed_from_only_once_it_is_whole(tmp_path: Path) -> None:
+    """The next one and the end wait for it; a driver killed before resumes from the one that was whole."""
+    run = Run(tmp_path, every=1)
+    run.trainer.writes_slowly = True
+    newest: list[int] = []
+
+    def look(step: int) -> None:
+        state = CheckpointStore(run.store.root, keep=2).choose("f").state
+        newest.append(state.step if state else 0)
+
+    run.trainer.on_step = look
+    run.drive()
+    assert newest == [0, 0, 1, 2], "while step n is trained, that of n - 1 is being written"
+    state = run.store.choose("f").state
+    assert state is not None
+    assert state.step == STEPS
+
+
+def test_a_checkpoint_whose_files_cannot_be_written_fails_the_run_and_leaves_the_former(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    finish = run.trainer.finish_checkpoint
+
+    def full(timeout_s: float) -> tuple[FileSum, ...]:
+        if run.trainer.updates == 2:
+            raise CheckpointError("no space left")
+        return finish(timeout_s)
+
+    run.trainer.finish_checkpoint = full  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match="no space left"):
+        run.drive()
+    chosen = run.store.choose("f")
+    assert chosen.state is not None
+    assert chosen.state.step == 1
+    assert "step-000002" in chosen.skipped[0]
+
+
+def test_what_was_being_written_when_the_run_failed_is_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    run.trainer.writes_slowly = True
+
+    def lose_a_reward(step: int) -> None:
+        if step == 2:
+            raise WorkerLostError("reward-0", "signal 9", "reward.log")
+
+    run.trainer.on_step = lose_a_reward
+    with pytest.raises(WorkerLostError):
+        run.drive()
+    state = run.store.choose("f").state
+    assert state is not None
+    assert state.step == 1
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_none_is_overlooked(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    run.drive()
+    newest = run.store.choose("f").folder
+    assert newest is not None
+    (file,) = (newest / "policy").iterdir()
+    file.write_text("")
+    older = run.store.choose("f")
+    assert older.state is not None
+    assert older.state.step == STEPS - 1
+    assert older.skipped == (f"checkpoint {newest.name} is damaged and skipped: policy/updates has 0 bytes, 1 were written",)
+    assert older.folder is not None
+    (older.folder / "COMPLETE").write_text("3")
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
+        run.store.choose("f")
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    with pytest.raises(CheckpointError, match=r"needs .* and the disk has .* left; free some, lower spec.checkpoint.keep \(2\)"):
+        store.begin(1, 2**60)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

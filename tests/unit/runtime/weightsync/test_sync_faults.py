@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,32 @@ MANIFEST = plan_buckets([(f"model.layers.{i}.weight", "float32", (50,)) for i in
 TRANSPORTS: list[Callable[[TransportSettings], Any]] = [ObjectStoreTransport, SharedMemoryTransport, TcpTransport]
 BETWEEN_DEVICES: list[Callable[[TransportSettings], Any]] = [NcclTransport, IpcTransport]
 """Which move whole buckets alone."""
-CALLS = ["begin_update", "load_bucket", "finish_update"]
+CALLS = ["prepare_receiver", "begin_update", "load_bucket", "finish_update", "score"]
+"""Of an engine, by phase: prepare, receive (before, while and after buckets come), probe."""
+SENDER_CALLS = ["prepare_sender", "send_weights", "compute_logprobs"]
+"""Of a trainer rank: prepare, send, probe."""
+SHORT_S = 0.5
+"""Of a sync that cannot end."""
+
+
+class Faults:
+    """What happens in calls of a worker: its process ends in one of them, or one takes until it is let go."""
+
+    dies_in: str | None = None
+    passes = 0
+    """Calls of that method before."""
+    hangs_in: str | None = None
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def call(self, method: str) -> None:
+        if method == self.hangs_in:
+            self.let_go.wait(HANG_S)
+        if method == self.dies_in:
+            self.passes -= 1
+            if self.passes < 0:
+                raise EngineDiedError("signal 9")
 
 
 class Trainer:
@@ -37,13 +63,19 @@ class Trainer:
 
     rank, world_size = 0, 1
 
-    def __init__(self) -> None:
-        self.value = 0
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
         self.corrupts = 0
         self.fails = 0
+        self.faults = Faults()
         self._sender: Any = None
 
+    def compute_logprobs(self, tokens: np.ndarray, lengths: np.ndarray, temperature: float) -> np.ndarray:
+        self.faults.call("compute_logprobs")
+        return np.zeros(len(tokens), dtype=np.float32)
+
     def prepare_sender(self, sender: str, manifest: Any, settings: Any) -> None:
+        self.faults.call("prepare_sender")
         self.close_sender()
         self._sender = make_end(sender, self, manifest, **settings)
 
@@ -52,6 +84,8 @@ class Trainer:
             self._sender.close()
 
     def send_weights(self, version: int, part: int) -> Any:
+        if version > 0:
+            self.faults.call("send_weights")
         if version > 0 and part == 3 and self.fails:
             self.fails -= 1
             raise WeightSyncError("bucket 3 does not fit the trainer's model")
@@ -77,29 +111,32 @@ def corrupted(parcel: Parcel) -> Parcel:
     return replace(parcel, checksum=parcel.checksum ^ 1, payload=payload)
 
 
-class Dying(FakeEngine):
-    """Its process ends in one of the calls of a sync, the second time it is made."""
+class Faulty(FakeEngine):
+    """An engine with faults in the calls of a sync."""
 
-    dies_in: str | None = None
-    _calls = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = Faults()
 
-    def _call(self, method: str) -> None:
-        if method == self.dies_in:
-            self._calls += 1
-            if self._calls == 2:
-                raise EngineDiedError("signal 9")
+    def prepare_receiver(self, *args: Any) -> None:
+        self.faults.call("prepare_receiver")
+        super().prepare_receiver(*args)
 
     def begin_update(self, *args: Any) -> None:
-        self._call("begin_update")
+        self.faults.call("begin_update")
         super().begin_update(*args)
 
     def load_bucket(self, *args: Any) -> None:
-        self._call("load_bucket")
+        self.faults.call("load_bucket")
         super().load_bucket(*args)
 
     def finish_update(self, *args: Any) -> int:
-        self._call("finish_update")
+        self.faults.call("finish_update")
         return super().finish_update(*args)
+
+    def score(self, *args: Any) -> list[tuple[float, ...]]:
+        self.faults.call("score")
+        return super().score(*args)
 
 
 class Setting:
@@ -107,20 +144,25 @@ class Setting:
 
     def __init__(self, make: Callable[[TransportSettings], Any], dense_above: float | None) -> None:
         self.trainer = Trainer()
-        self.engines = [Dying(), Dying()]
+        self.engines = [Faulty(), Faulty()]
         self.workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(self.engines)]
         self.training = InProcessWorker("trainer-0", self.trainer)
         self.lost: list[int] = []
         self.warnings: list[str] = []
-        self.publisher = WeightPublisher(
+        self._make, self._dense_above = make, dense_above
+        self.publisher = self._published_by()
+
+    def _published_by(self) -> WeightPublisher:
+        settings = TransportSettings(
+            run=f"faults{os.getpid()}", while_generating=False, dense_above=self._dense_above, neighbors=((0,), (0,))
+        )
+        return WeightPublisher(
             trainers=[self.training],
             engines=self.workers,
             manifest=MANIFEST,
-            transport=make(
-                TransportSettings(run=f"faults{os.getpid()}", while_generating=False, dense_above=dense_above, neighbors=((0,), (0,)))
-            ),
+            transport=self._make(settings),
             timeout_s=HANG_S,
-            probe=ProbeConfig(every_syncs=0, limits=ProbeLimits(mean=1.0, tail=1.0), sequences=()),
+            probe=ProbeConfig(every_syncs=1, limits=ProbeLimits(mean=100.0, tail=100.0), sequences=((5, 6, 7),)),
             goes_on_without=self._goes_on_without,
             warn=self.warnings.append,
         )
@@ -130,8 +172,23 @@ class Setting:
         return True
 
     async def publish(self, version: int) -> dict[str, float]:
+        """A sync and its probe."""
         self.trainer.value = version
-        return await self.publisher.measured(await self.publisher.publish(version))
+        measured = await self.publisher.measured(await self.publisher.publish(version))
+        self.publisher.expect()
+        await self.publisher.probe(version)
+        return measured
+
+    def replace_engine(self) -> None:
+        """A new process in the place of the second."""
+        self.engines[1] = Faulty()
+        self.workers[1]._target = self.engines[1]
+
+    def replace_trainer(self) -> None:
+        """A new process in the place of the trainer's, without what the old one held, and a publisher, as of an attempt that goes on."""
+        self.trainer = Trainer(self.trainer.value)
+        self.training._target = self.trainer
+        self.publisher = self._published_by()
 
     def serves(self, engine: int) -> tuple[int, set[int]]:
         """Version and numbers of an engine."""
@@ -139,6 +196,8 @@ class Setting:
         return found.version(), {int(byte) for bucket, data in found.received for byte in data[: bucket.slots[0].size_bytes]}
 
     def stop(self) -> None:
+        for faults in (self.trainer.faults, *(engine.faults for engine in self.engines)):
+            faults.let_go.set()
         self.trainer.close_sender()
         for worker in (self.training, *self.workers):
             worker.stop()
@@ -165,20 +224,54 @@ def setting(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("method", CALLS)
 async def test_an_engine_killed_in_any_phase_is_left_out_and_comes_back_with_all_weights(setting: Setting, method: str) -> None:
-    setting.engines[1].dies_in = method
+    setting.engines[1].faults.dies_in = method
+    setting.engines[1].faults.passes = 0 if method == "prepare_receiver" else 1
     await setting.publish(1)
     if not setting.lost:  # load_bucket is made several times a sync, the others once
         await setting.publish(2)
     assert setting.lost == [1]
     version = setting.engines[0].version()
     assert setting.serves(0) == (version, {version})
-    setting.engines[1] = Dying()
-    setting.workers[1]._target = setting.engines[1]  # a new process in its place
+    setting.replace_engine()
     assert await setting.publisher.catch_up(1)
     assert setting.serves(1) == (version, {version})
     await setting.publish(version + 1)
     assert [setting.serves(i) for i in (0, 1)] == [(version + 1, {version + 1})] * 2
     assert setting.warnings == []  # no other transport took its place
+
+
+@pytest.mark.parametrize("method", SENDER_CALLS)
+async def test_a_trainer_killed_in_any_phase_is_named_and_the_next_one_sends_all(setting: Setting, method: str) -> None:
+    """Buckets before the third have been sent; engines answer with one version, and hold all of the next."""
+    if method == "prepare_sender":
+        setting.trainer.faults.dies_in = method
+    else:
+        await setting.publish(1)
+        setting.trainer.faults.dies_in, setting.trainer.faults.passes = method, 2 if method == "send_weights" else 0
+    with pytest.raises(WorkerLostError, match="trainer-0"):
+        await setting.publish(2)
+    served = {"prepare_sender": 0, "send_weights": 1, "compute_logprobs": 2}[method]
+    assert [engine.version() for engine in setting.engines] == [served] * 2
+    assert setting.lost == []
+    setting.replace_trainer()
+    await setting.publish(3)
+    assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
+
+
+@pytest.mark.parametrize("method", CALLS[:-1])
+async def test_an_engine_that_does_not_answer_in_time_is_named_and_takes_the_next_sync(setting: Setting, method: str) -> None:
+    if method != "prepare_receiver":
+        await setting.publish(1)
+    faults = setting.engines[1].faults
+    faults.hangs_in = method
+    setting.publisher._timeout_s = SHORT_S
+    with pytest.raises(WeightSyncError, match=r"spec\.weightSync\.timeoutSeconds\); it waited for .*engine-1"):
+        await setting.publish(2)
+    assert setting.engines[1].version() < 2
+    setting.publisher._timeout_s, faults.hangs_in = HANG_S, None
+    faults.let_go.set()
+    await setting.publish(3)
+    assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
 
 
 async def test_a_corrupted_bucket_is_sent_again(setting: Setting) -> None:

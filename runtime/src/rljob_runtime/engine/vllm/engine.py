@@ -27,7 +27,7 @@ from rljob_runtime.engine.expected_parameters import expected_parameters, with_t
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.request_checks import RequestLimits
 from rljob_runtime.engine.residence import names
-from rljob_runtime.engine.vllm import arguments
+from rljob_runtime.engine.vllm import arguments, model_infos
 from rljob_runtime.engine.vllm.environment import environment_problems
 from rljob_runtime.errors import DataError, DeadlineError, EngineDiedError, ModelError, SetupError, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
@@ -67,6 +67,7 @@ class VllmEngine:
         """
         if problems := environment_problems(config):
             raise ModelError(f"engine environment: {'; '.join(problems)}; call apply_environment(config) before importing vLLM")
+        model_infos.seed()
         try:  # here and not in the thread: importing in two threads at once can hand out half-made modules
             from rljob_runtime.engine.vllm.loop import VllmLoop
         except ImportError as exc:
@@ -283,6 +284,8 @@ class VllmEngine:
             self._serve(loop)
         except Exception as exc:
             logger.exception("the vLLM thread ended")
+            if loop.process_ended():
+                self._fail(PROCESS_ENDED)
             where = traceback.extract_tb(exc.__traceback__)[-1]
             self._fail(f"the vLLM thread ended: {type(exc).__name__}: {exc} (in {where.name}, line {where.lineno}); start a new engine")
         else:

@@ -114,8 +114,13 @@ class VllmLoop:
         self._core.shutdown()
 
     def process_ended(self) -> bool:
-        """Whether a process that computes a shard of the model has ended; any thread may ask."""
-        return bool(getattr(self._executor, "is_failed", False))
+        """Whether a process that computes a shard of the model has ended; any thread may ask.
+
+        The executor notices in a thread of its own, which can be later than the error of a shard that misses its peer.
+        """
+        if getattr(self._executor, "is_failed", False):
+            return True
+        return any(not worker.proc.is_alive() for worker in getattr(self._executor, "workers", ()) or ())
 
     def on_process_end(self, notify: Callable[[], None]) -> None:
         """Have ``notify`` called when such a process ends, from a thread of vLLM's; an engine in one process has none."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rljob_runtime.engine.vllm import model_infos
 from rljob_runtime.errors import ModelError, OffloadError, StartupDeadlineError
 from rljob_runtime.offload.states import MemorySnapshot, StateKind, SwitchReport
 
@@ -108,6 +109,7 @@ class VllmServer:
             ModelError: it ended; with the end of its log.
             StartupDeadlineError: it did not answer within ``timeout_s``.
         """
+        model_infos.seed()
         command = [sys.executable, "-m", _CHILD, sys.executable, "-m", _SERVER, *self._config.arguments(host, port)]
         env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self._config.releases else {})
         with self._config.log_file.open("ab") as log:

@@ -44,6 +44,9 @@ def vllm_server(
     env = {"VLLM_NO_USAGE_STATS": "1"}
     if on_cpu:  # threads are left unbound: several engines share the cores; nothing is compiled
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "TORCHDYNAMO_DISABLE": "1"}
+    if on_cpu and engine.tensor_parallel_size == 1:
+        # Otherwise the engine has a process for its one worker, which imports all of vLLM again.
+        env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if on_cpu and releases_devices:  # whose cache can be taken down and set up again
         env |= {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     return EngineWorker(factory=_FACTORY, kwargs={"config": config}, env=env, concurrency=1)

@@ -199,13 +199,17 @@ class BroadcastSender:
             self._source.pack_buckets(owned)
             return None
         fault = self._outbox.room()
-        data = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
+        delta = None if version == TEST_VERSION else self._delta
+        if delta is None:
+            data = torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=self._device)  # zeros: gaps count in checksums
+        else:
+            data = as_byte_tensor(delta.room(bucket))
         self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
         if fault is not None:  # only now: other ranks were in the same gather
             raise fault
         base = None
-        if self._delta is not None and version != TEST_VERSION:
-            sparse, base = self._delta.encode(version, bucket, data.numpy())
+        if delta is not None:
+            sparse, base = delta.encode(version, bucket, data.numpy())
             data = as_byte_tensor(sparse)
         proof = fingerprint(data)
         sent = Broadcast(

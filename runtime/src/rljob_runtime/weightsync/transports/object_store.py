@@ -67,11 +67,14 @@ class PackedSender:
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Its bucket on a sender that has one, None elsewhere."""
-        packed = self._source.pack_buckets(self._parts[part])
-        if packed is None:
-            return None
-        bucket = self._parts[part][self._source.rank]
-        data, base = (packed, None) if self._delta is None else self._delta.encode(version, bucket, packed)
+        owned = self._parts[part]
+        bucket = owned.get(self._source.rank)
+        if bucket is None or self._delta is None:
+            packed = self._source.pack_buckets(owned)
+            return None if packed is None else sealed(version, packed)
+        room = self._delta.room(bucket)
+        self._source.pack_buckets(owned, room)
+        data, base = self._delta.encode(version, bucket, room)
         return sealed(version, data, base=base)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rljob_runtime.cluster.protocol import Pending
@@ -134,11 +135,12 @@ class SharedSender:
             clear_gaps(bucket, data)
             self._source.pack_buckets(owned, data)
         else:
-            packed = self._source.pack_buckets(owned)
-            assert packed is not None
-            sparse, base = self._delta.encode(version, bucket, packed)
-            data = self._segments.array(index, sparse.size)
-            data[:] = sparse
+            packed = self._delta.room(bucket)
+            self._source.pack_buckets(owned, packed)
+            data, base = self._delta.encode(version, bucket, packed, partial(self._segments.array, index))
+            if base is None:
+                data, whole = self._segments.array(index, bucket.size_bytes), data
+                data[:] = whole
         return sealed(version, data, self._segments.shared(index, data.size), base=base)
 
     def close(self) -> None:

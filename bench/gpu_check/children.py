@@ -1,0 +1,55 @@
+"""Processes of a check, with a deadline for all of them."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.multiprocessing as mp
+
+LOOK_S = 0.5
+END_S = 10.0
+
+
+def context() -> Any:
+    """A fork server that has imported torch, and has not touched a GPU."""
+    made = mp.get_context("forkserver")
+    made.set_forkserver_preload(["bench.gpu_check.peers"])
+    return made
+
+
+def answer(ctx: Any, jobs: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], results: Any, *, timeout_s: float, what: str) -> Any:
+    """Start a process for each job, and return what one of them puts into ``results``.
+
+    Raises:
+        RuntimeError: one of them ended without an answer.
+        TimeoutError: there was none within ``timeout_s``; all are ended.
+    """
+    processes = [ctx.Process(target=target, args=arguments, daemon=False) for target, arguments in jobs]
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        for process in processes:
+            process.start()
+        found = _wait(processes, results, deadline_s, what)
+        for process in processes:
+            process.join(END_S)
+        return found
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join(END_S)
+
+
+def _wait(processes: Sequence[Any], results: Any, deadline_s: float, what: str) -> Any:
+    while True:
+        try:
+            return results.get(timeout=LOOK_S)
+        except queue.Empty:
+            failed = [process.exitcode for process in processes if process.exitcode]
+            if failed:
+                raise RuntimeError(f"{what}: a process ended with exit code {failed[0]}; its error stands above") from None
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{what}: no answer in time; the processes were ended") from None

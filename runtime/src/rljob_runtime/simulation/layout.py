@@ -1,0 +1,82 @@
+"""Which devices a plan gives to training and to generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rljob_api.planning.plan import Plan
+from rljob_api.v1alpha1.components import Engine, Role
+from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_runtime.errors import SetupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Counts; of several Rollout components all engines are taken to be like the first."""
+
+    trainer_devices: int
+    tensor_parallel_size: int
+    """Of the trainer."""
+    engines: int
+    engine_devices: int
+    """Of one engine."""
+    slots: int
+    """Responses of one engine at the same time."""
+    caches_prefixes: bool
+    reference_devices: int
+    """0 without a Reference."""
+    shares_devices: bool
+    """Trainer and engines have devices in common: they compute in turn."""
+    trainer_spans_nodes: bool
+    sync_spans_nodes: bool
+    """Weights leave a node on their way to the engines."""
+
+    @property
+    def rollout_devices(self) -> int:
+        """Of all engines."""
+        return self.engines * self.engine_devices
+
+    @property
+    def devices(self) -> int:
+        """Of Trainer and engines together."""
+        return max(self.trainer_devices, self.rollout_devices) if self.shares_devices else self.trainer_devices + self.rollout_devices
+
+    def moved(self, engines: int) -> Layout | None:
+        """The layout with so many engines more and the trainer's devices fewer; None where that cannot be."""
+        trainer = self.trainer_devices - engines * self.engine_devices
+        possible = not self.shares_devices and self.engines + engines >= 1 and trainer >= self.tensor_parallel_size
+        if not possible or trainer % self.tensor_parallel_size:
+            return None
+        return replace(self, engines=self.engines + engines, trainer_devices=trainer)
+
+
+def layout_of(spec: RLJobSpec, plan: Plan) -> Layout:
+    """The layout of a planned job.
+
+    Raises:
+        SetupError: it has no Trainer or no engine on devices, or its responses are episodes.
+    """
+    trainers, rollouts = plan.with_role(Role.TRAINER), plan.with_role(Role.ROLLOUT)
+    training = {device for component in trainers for device in component.devices}
+    generating = {device for component in rollouts for device in component.devices}
+    if not training or not generating:
+        raise SetupError("--simulate: needs a Trainer and a Rollout component on devices; this job trains nothing or generates nothing")
+    if spec.environments:
+        raise SetupError("--simulate: episodes are not simulated, and spec.environments is set; take a job whose rewards score responses")
+    engine = next((c.engine for c in spec.components if c.role is Role.ROLLOUT and c.engine is not None), None) or Engine()
+    size = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    trainer_nodes = {process.node_rank for component in trainers for process in component.processes}
+    rollout_nodes = {process.node_rank for component in rollouts for process in component.processes}
+    references = {device for component in plan.with_role(Role.REFERENCE) for device in component.devices}
+    return Layout(
+        trainer_devices=len(training),
+        tensor_parallel_size=min(spec.training.tensor_parallel_size, len(training)),
+        engines=sum(component.world_size for component in rollouts),
+        engine_devices=size,
+        slots=engine.max_running_requests,
+        caches_prefixes=engine.prefix_caching,
+        reference_devices=len(references),
+        shares_devices=bool(training & generating),
+        trainer_spans_nodes=len(trainer_nodes) > 1,
+        sync_spans_nodes=not rollout_nodes <= trainer_nodes,
+    )

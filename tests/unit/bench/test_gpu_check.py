@@ -1,0 +1,129 @@
+"""tools/gpu-check: every line at CPU size, with torch alone, and what makes a line pass or fail."""
+
+import json
+import math
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu_check import checks, flops
+from bench.gpu_check.__main__ import main, parse
+from bench.gpu_check.checks import CHECKS, Check
+from bench.gpu_check.estimate import shape_of
+from bench.gpu_check.lines import Line, Verdict, at_most, equal, exit_code, share, within
+from bench.gpu_check.scale import GPU_MODELS, cpu
+from bench.gpu_check.terminal import row
+from tests.layout.tree import ROOT
+
+NOT_HERE = ["pydantic", "transformers", "xxhash", "vllm", "rich"]
+TORCH_ALONE = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({NOT_HERE!r}))  # None: not to be imported, and not found
+sys.argv = ["gpu-check", "--only", "limits", "--only", "offload", "--only", "train-7B", "--only", "engine"]
+runpy.run_path("tools/gpu-check", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        (share("c", "w", 90.0, "GB/s", limit=100.0, limit_name="l", at_least=0.85), Verdict.PASS),
+        (share("c", "w", 84.0, "GB/s", limit=100.0, limit_name="l", at_least=0.85), Verdict.FAIL),
+        (share("c", "w", 1.0, "GB/s", limit=100.0, limit_name="l", at_least=None), Verdict.PASS),
+        (share("c", "w", 1.0, "GB/s", limit=0.0, limit_name="l", at_least=0.85), Verdict.FAIL),
+        (within("c", "w", 11.0, "GiB", expected=10.0, expected_name="e", tolerance=0.11), Verdict.PASS),
+        (within("c", "w", 8.0, "GiB", expected=10.0, expected_name="e", tolerance=0.1), Verdict.FAIL),
+        (at_most("c", "w", 0.1, "nats", 0.08), Verdict.FAIL),
+        (at_most("c", "w", math.nan, "nats", None), Verdict.FAIL),
+        (equal("c", "w", 0.0), Verdict.PASS),
+        (equal("c", "w", 1e-9), Verdict.FAIL),
+        (Line(check="c", what="w", skipped="no vllm"), Verdict.SKIP),
+        (Line(check="c", what="w", failed="RuntimeError"), Verdict.FAIL),
+    ],
+)
+def test_a_line_is_its_value_against_its_bounds(line: Line, verdict: Verdict):
+    assert line.verdict is verdict
+    assert json.loads(json.dumps(line.as_document(), allow_nan=False))["verdict"] == verdict
+    assert row(line)[0] == verdict
+
+
+def test_only_what_was_measured_and_passed_is_a_success():
+    passed, failed, skipped = equal("c", "w", 0.0), equal("c", "w", 1.0), Line(check="c", what="w", skipped="why")
+    assert [exit_code(lines) for lines in ([passed, skipped], [passed, failed], [skipped], [])] == [0, 1, 1, 1]
+
+
+def test_both_values_and_the_bound_are_shown():
+    cells = row(share("offload", "load", 45.0, "GB/s", limit=50.0, limit_name="bare copies", at_least=0.85))
+    assert cells == ("PASS", "offload", "load", "45 GB/s", "50 GB/s, bare copies", "90%", "at least 85%")
+
+
+def test_operations_of_qwen_7b_by_hand():
+    shape = shape_of(GPU_MODELS[-1])
+    assert flops.matrix_parameters(shape) == pytest.approx(7.07e9, rel=0.001)
+    length = 4096
+    attention = 6 * 28 * 28 * 128 * length  # layers, query heads, head size
+    assert flops.per_step(shape, [length, length], lora=False) / (2 * length) == pytest.approx(6 * 7.07e9 + attention, rel=0.001)
+    assert flops.per_forward(shape, [length]) * 3 == pytest.approx(flops.per_step(shape, [length], lora=False))
+    assert flops.per_step(shape, [length], lora=True) < flops.per_step(shape, [length], lora=False)
+
+
+def test_a_check_that_breaks_is_a_failed_line_and_one_without_time_is_skipped(tmp_path, monkeypatch):
+    scale = cpu(tmp_path)
+    broken = Check(name="broken", entry="limits:file_rate", expected_s=1)  # takes another argument
+    monkeypatch.setattr(checks, "_function", lambda check: lambda scale: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    (line,) = checks.run(broken, scale, time.monotonic())
+    assert line.verdict is Verdict.FAIL
+    assert "out of memory" in line.failed
+    monkeypatch.setattr(type(scale), "on_cuda", property(lambda self: True))
+    (late,) = checks.run(broken, scale, time.monotonic())
+    assert late.verdict is Verdict.SKIP
+
+
+@pytest.mark.parametrize("wrong", [["--only", "train-9B"], ["--minutes", "0"], ["--folder", "/nowhere"], ["--json", "/nowhere/x.json"]])
+def test_senseless_options_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(wrong)
+    assert ended.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+def test_every_line_at_cpu_size(tmp_path: Path, capsys):
+    names = [check.name for check in CHECKS if check.name != "engine"]
+    code = main([*(word for name in names for word in ("--only", name)), "--json", str(tmp_path / "out.json"), "--folder", str(tmp_path)])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [line for line in found["lines"] if line["verdict"] != "PASS"] == []
+    assert code == 0
+    assert found["cpu_size"]
+    assert list(dict.fromkeys(line["check"] for line in found["lines"])) == names
+    assert "every line runs at CPU size" in capsys.readouterr().out
+    assert [path for path in tmp_path.iterdir() if path.name != "out.json"] == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+def test_torch_alone_is_enough_for_what_needs_no_more():
+    done = subprocess.run([sys.executable, "-c", TORCH_ALONE], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for name, missing in (("offload", "pydantic"), ("train-7B", "pydantic, transformers, xxhash"), ("engine", "vllm")):
+        (line,) = [text for text in done.stdout.splitlines() if text.startswith("SKIP") and f"  {name}" in text]
+        assert missing in line
+    assert "PASS  limits" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
+def test_the_engine_sleeps_and_wakes_at_cpu_size(tmp_path: Path):
+    assert main(["--only", "engine", "--json", str(tmp_path / "out.json")]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    whats = [line["what"] for line in found["lines"]]
+    assert any("vLLM against the trainer" in what for what in whats)
+    assert any("waking up" in what for what in whats)
+
+
+def test_the_entry_point_is_python_that_runs():
+    assert runpy.run_path(str(ROOT / "tools" / "gpu-check"))["ROOT"] == ROOT
