@@ -161,7 +161,6 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
                     with reporter.phase("ending workers"):
                         kept = await end_others(workers, cluster, lost)
                     attempt = _choose_again(attempt, reporter)
-                    reporter.rewind(attempt.first_step)
                     workers = await start_again(start(kept=kept), cluster, lost)
                     attempt = await _undamaged(attempt, workers, reporter)
         except asyncio.CancelledError:
@@ -179,15 +178,17 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
 
 
 def _choose_again(attempt: Attempt, reporter: Reporter, without: Collection[Path] = ()) -> Attempt:
-    """The attempt as it goes on from its newest checkpoint that is none of ``without``.
+    """The attempt, and the report, as they go on from the newest checkpoint that is none of ``without``.
 
     Raises:
         CheckpointError: none is whole.
     """
     chosen = attempt.store.choose(spec_fingerprint(attempt.checked.job.spec), without)
+    chosen_again = replace(attempt, chosen=chosen)
+    reporter.rewind(chosen_again.first_step)  # before what is said: rows of steps that are trained again go
     for skipped in chosen.skipped:
         reporter.event(skipped, Level.WARNING)
-    return replace(attempt, chosen=chosen)
+    return chosen_again
 
 
 async def _undamaged(attempt: Attempt, workers: JobWorkers, reporter: Reporter) -> Attempt:
@@ -202,10 +203,9 @@ async def _undamaged(attempt: Attempt, workers: JobWorkers, reporter: Reporter) 
             problems = await launch.find_damage(workers, folder, attempt.chosen.files)
         if not problems:
             break
-        reporter.event(f"checkpoint {folder.name} is damaged and skipped: {'; '.join(problems)}", Level.WARNING)
         damaged.append(folder)
         attempt = _choose_again(attempt, reporter, damaged)
-        reporter.rewind(attempt.first_step)
+        reporter.event(f"checkpoint {folder.name} is damaged and skipped: {'; '.join(problems)}", Level.WARNING)
     return attempt
 
 
