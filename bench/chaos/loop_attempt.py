@@ -22,6 +22,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.errors import CorruptedWeightsError, Interrupted, RuntimeFault, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
@@ -198,8 +199,8 @@ async def drive(root: Path, case: Case, attempt: int) -> None:
     """Go on from the run folder, as an attempt does."""
     folder = RunFolder.open(root / "run", FolderMode.RESUME if attempt else FolderMode.NEW)
     store = CheckpointStore(folder.checkpoints, keep=2)
-    newest = store.newest()
-    state = store.load(newest, "f") if newest else None
+    chosen = store.choose("f")
+    newest, state = chosen.folder, chosen.state
     store.take(f"attempt {attempt}")
     start, first_prompt, done = (state.step, state.first_prompt, state.done) if state else (0, 0, ())
     trainer = Trainer(root, attempt)
@@ -273,7 +274,7 @@ def _supervisor(engines: Sequence[Engine], reporter: Reporter) -> EngineSupervis
 
 def _fill_disks(world: World) -> None:
     """Have the next write of a checkpoint's state, or of the policy, find no space when told to."""
-    write, save = checkpointing._write_synced, world.trainer.save_checkpoint
+    write, finish = checkpointing._write_synced, world.trainer.finish_checkpoint
 
     def write_synced(path: Path, text: str) -> None:
         if path.name != checkpointing.OWNER_FILE and world.take("disk full at a checkpoint"):
@@ -281,14 +282,15 @@ def _fill_disks(world: World) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         write(path, text)
 
-    def save_checkpoint(folder: str) -> None:
+    def finish_checkpoint(timeout_s: float) -> tuple[FileSum, ...]:
         if world.take("trainer lost in a checkpoint"):
-            (Path(folder) / "updates").write_text("")
+            folder, _ = world.trainer._copied
+            (folder / "updates").write_text("")
             raise WorkerLostError(world.trainer.name, "signal 9", world.trainer.log_file)
-        save(folder)
+        return finish(timeout_s)
 
     checkpointing._write_synced = write_synced
-    world.trainer.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+    world.trainer.finish_checkpoint = finish_checkpoint  # type: ignore[method-assign]
 
 
 def attempt(root: Path, case: Case, number: int) -> int:

@@ -126,8 +126,11 @@ def test_a_trained_worker_refuses_what_it_cannot_do(start: StartPolicy, tmp_path
 def test_state_that_a_checkpoint_replaced_moves_too(start: StartPolicy, tmp_path: Path) -> None:
     worker = start()
     worker.train_step([batch_of(0)], 0)
-    worker.save_checkpoint(tmp_path / "c")
+    worker.begin_checkpoint(tmp_path / "c")
+    worker.offload(ALL)  # while files are written, from the copy
+    worker.load(ALL)
     expected = worker.train_step([batch_of(1)], 1)["train/grad_norm"], worker.compute_logprobs(*sequences(), 1.0).tobytes()
+    worker.finish_checkpoint(60.0)
     worker.offload(ALL)
     worker.load(ALL)
     assert worker.load_checkpoint(tmp_path / "c") == 1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
+import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -28,6 +32,7 @@ from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import METRICS
 from rljob_runtime.training import model
+from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import learning_rate_at
@@ -212,7 +217,7 @@ def test_metrics_do_not_depend_on_the_layout(start: StartPolicy) -> None:
 
 def test_arrays_that_cannot_be_written_train_without_a_warning(start: StartPolicy) -> None:
     batch = make_group_batch(reference=True)
-    for field in dataclasses.fields(batch):
+    for field in fields(batch):
         value = getattr(batch, field.name)
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
@@ -243,7 +248,7 @@ def test_only_models_that_attend_to_all_earlier_tokens_pack() -> None:
     known = LayerCosts(linear_flops=2.0 * 2 * per_layer, attention_flops=4.0 * 24 * 2, call_flops=1.5e6 * 2)
     assert costs_of(Qwen2Config(**SMALL)) == known
     assert costs_of(LlamaConfig(**SMALL)).may_share
-    assert costs_of(Qwen2Config(**SMALL), attention="eager") == dataclasses.replace(known, may_pack=False, may_share=False)
+    assert costs_of(Qwen2Config(**SMALL), attention="eager") == replace(known, may_pack=False, may_share=False)
     assert costs_of(Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)) == LINEAR_ONLY
     assert costs_of(MistralConfig(**SMALL, sliding_window=8)) == LINEAR_ONLY
     assert costs_of(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=32)) == LINEAR_ONLY
@@ -253,7 +258,7 @@ def test_only_models_that_attend_to_all_earlier_tokens_pack() -> None:
 def test_a_micro_batch_costs_more_by_itself_on_an_accelerator(config: PretrainedConfig) -> None:
     on_cpu = costs_of(config)
     assert on_cpu.overhead_tokens == 256
-    assert costs_of(config, device="cuda") == dataclasses.replace(on_cpu, overhead_tokens=2048, call_flops=0.0, by_blocks=on_cpu.may_pack)
+    assert costs_of(config, device="cuda") == replace(on_cpu, overhead_tokens=2048, call_flops=0.0, by_blocks=on_cpu.may_pack)
 
 
 @pytest.mark.parametrize("one_unit_bytes", [0, model.ONE_UNIT_BYTES], ids=["sharded by layer", "one unit"])
@@ -300,7 +305,7 @@ def test_training_raises_the_probability_of_what_was_good(start: StartPolicy) ->
     worker = start()
     batch = make_batch()
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
-    batch = dataclasses.replace(batch, behaviour_logprobs=logprobs * batch.response_mask, advantages=batch.response_mask.copy())
+    batch = replace(batch, behaviour_logprobs=logprobs * batch.response_mask, advantages=batch.response_mask.copy())
     first = worker.train_step([batch], step=0)
     after = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
     assert first["train/ratio_max"] == first["train/ratio_min"] == 1.0  # on-policy, to the bit
@@ -346,14 +351,17 @@ def test_bucket_of_another_model_is_refused(start: StartPolicy) -> None:
         worker.pack_buckets({0: bucket})
 
 
-@pytest.mark.parametrize("steps_before", [0, 2])
-def test_checkpoint_resumes_bit_equal(start: StartPolicy, tmp_path: Path, steps_before: int) -> None:
+@pytest.mark.parametrize(("steps_before", "beside"), [(0, False), (2, True)])
+def test_checkpoint_resumes_bit_equal(start: StartPolicy, tmp_path: Path, steps_before: int, beside: bool) -> None:
+    """``beside``: what is trained before the files are there is not in them."""
     worker = start(warmup_steps=3, weight_decay=0.1)
     for step in range(steps_before):
         worker.train_step([make_batch(step)], step)
-    worker.save_checkpoint(tmp_path / "c")
+    worker.begin_checkpoint(tmp_path / "c") if beside else worker.save_checkpoint(tmp_path / "c")
     expected = [worker.train_step([make_batch(step)], step)["train/total_loss"] for step in range(steps_before, steps_before + 3)]
     expected_weights = full_weights(worker)
+    if beside:
+        assert {file.name for file in worker.finish_checkpoint(60.0)} == {path.name for path in (tmp_path / "c").iterdir()}
     resumed = start(warmup_steps=3, weight_decay=0.1, seed=99)
     resumed.train_step([make_batch(50)], 0)  # leaves other weights and moments behind, which loading must replace
     assert resumed.load_checkpoint(tmp_path / "c") == steps_before
@@ -370,6 +378,43 @@ def test_changed_settings_survive_loading(start: StartPolicy, tmp_path: Path) ->
     assert optimizer is not None
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.5, 0.0]
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+
+
+class Bomb:
+    """Runs a command where it is unpickled without limits."""
+
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.victim}",)
+
+
+def test_nothing_that_somebody_put_into_a_checkpoint_is_executed(start: StartPolicy, tmp_path: Path) -> None:
+    worker, folder, victim = start(), tmp_path / "c", tmp_path / "victim"
+    worker.save_checkpoint(folder)
+    assert worker.load_checkpoint(folder) == 0
+    plan = folder / METADATA
+    metadata = CheckedReader(folder).read_metadata()
+    torch.save(Bomb(victim), folder / "bomb")
+
+    def pointed_at(file: str) -> Metadata:
+        """All values that are no tensors come from ``file``."""
+        size_bytes = (folder / "bomb").stat().st_size
+        values = [index for index in metadata.storage_data if isinstance(metadata.state_dict_metadata[index.fqn], BytesStorageMetadata)]
+        assert values
+        return replace(metadata, storage_data=metadata.storage_data | dict.fromkeys(values, _StorageInfo(file, 0, size_bytes)))
+
+    for hostile, reason in (
+        (Bomb(victim), r"refers to posix.system, which no checkpoint has"),
+        (pointed_at("bomb"), r"cannot be loaded into this model"),
+        (pointed_at("../bomb"), r"'../bomb', which is no plain file of the checkpoint"),
+        ({}, r"holds no plan of a checkpoint"),
+    ):
+        plan.write_bytes(pickle.dumps(hostile))
+        with pytest.raises(CheckpointError, match=reason):
+            worker.load_checkpoint(folder)
+    assert not victim.exists()
 
 
 def test_missing_checkpoint_is_named(start: StartPolicy, tmp_path: Path) -> None:
@@ -407,8 +452,8 @@ def test_bad_input_is_refused_before_anything_changes(start: StartPolicy) -> Non
     worker = start(loss=LossConfig(kl_coefficient=0.1))
     before = full_weights(worker)
     good = make_batch(reference=True)
-    bad_token = dataclasses.replace(good, token_ids=good.token_ids + 1000)
-    infinite = dataclasses.replace(good, advantages=np.where(good.response_mask > 0, np.float32(np.inf), np.float32(0)))
+    bad_token = replace(good, token_ids=good.token_ids + 1000)
+    infinite = replace(good, advantages=np.where(good.response_mask > 0, np.float32(np.inf), np.float32(0)))
     with pytest.raises(ValueError, match="vocabulary has 61"):
         worker.train_step([bad_token], 0)
     with pytest.raises(ValueError, match="no reference_logprobs"):

@@ -111,9 +111,10 @@ def run_rank(rank: int, world_size: int, port: int, model_folder: str, out: Path
             assert (whole is None) is (index not in checksums)
             assert whole is None or checksum(whole) == checksums[index]
         arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}  # type: ignore[attr-defined]
-        worker.save_checkpoint(out / "checkpoint")
+        worker.begin_checkpoint(out / "checkpoint")
         worker.export_hf(out / "export")
         metrics.append(worker.train_step([make_batch(rank, world_size, seed=2)], step=2))
+        worker.finish_checkpoint(60.0)
         if rank == 0:
             np.savez(out / "result.npz", **arrays)
             (out / "metrics.json").write_text(json.dumps(metrics))

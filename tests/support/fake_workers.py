@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rljob_runtime.checkpoint_files import FileSum, damaged, sum_file
 from rljob_runtime.errors import EngineLostError, WorkerLostError
 from rljob_runtime.packed import CompletionBatch, RewardBatch, pack
 from rljob_runtime.records import Completion, GenerationRequest, IntArray, Prompt, RewardResult
@@ -232,6 +233,8 @@ class CountingTrainer:
         self.lost = asyncio.Event()
         self.draining = asyncio.Event()
         """Its pod is asked to end."""
+        self.writes_slowly = False
+        """Whether checkpoints are never done when somebody asks; waiting for them helps."""
 
     def start(self, method: str, *args: Any) -> Answered:
         return Answered(lambda: getattr(self, method)(*args))
@@ -254,8 +257,27 @@ class CountingTrainer:
     def compute_logprobs(self, tokens: Any, lengths: Any, temperature: float) -> Any:
         return np.full(int(lengths.sum()), -1.0, dtype=np.float32)
 
-    def save_checkpoint(self, folder: str) -> None:
-        (Path(folder) / "updates").write_text(str(self.updates))
+    def checkpoint_bytes(self) -> int:
+        return len(str(self.updates))
+
+    def begin_checkpoint(self, folder: str) -> None:
+        self._copied = (Path(folder), str(self.updates))
+
+    def written_checkpoint(self) -> tuple[FileSum, ...] | None:
+        """Once it is no longer held up."""
+        return None if self.writes_slowly else self.finish_checkpoint(0.0)
+
+    def finish_checkpoint(self, timeout_s: float) -> tuple[FileSum, ...]:
+        folder, updates = self._copied
+        (folder / "updates").write_text(updates)
+        return (sum_file(folder, "updates"),)
+
+    def save_checkpoint(self, folder: str) -> tuple[FileSum, ...]:
+        self.begin_checkpoint(folder)
+        return self.finish_checkpoint(0.0)
+
+    def damaged_files(self, folder: str, files: Sequence[FileSum]) -> list[str]:
+        return damaged(Path(folder), files)
 
     async def watch(self) -> None:
         await self.lost.wait()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.entry.attempt import Interruption
 from rljob_runtime.entry.stopping import Stopper
 from rljob_runtime.errors import CallbackError
@@ -55,11 +57,11 @@ def test_a_checkpoint_is_told_once_it_counts() -> None:
     class Store(NoCheckpoints):
         kept = True
 
-        def complete(self, folder: Path, state: Any) -> None:
+        def complete(self, folder: Path, state: Any, files: Sequence[FileSum]) -> None:
             order.append(f"complete, {len(notes.seen)} told")
 
     told = ToldCheckpoints(Store(), [notes], RunControl(Stopper()))
-    told.complete(Path("c"), SimpleNamespace(step=3))  # type: ignore[arg-type]
+    told.complete(Path("c"), SimpleNamespace(step=3), ())  # type: ignore[arg-type]
     assert (order, notes.seen, told.kept) == (["complete, 0 told"], [("checkpoint c", 3)], True)
 
 

@@ -35,7 +35,7 @@ MUTABLE_SPEC_FIELDS = frozenset(
 )
 """What may change after the job was made, with effect at once."""
 
-MUTABLE_BELOW = {"training": frozenset({"steps"}), "checkpoint": frozenset({"everySteps", "keep", "journal"})}
+MUTABLE_BELOW = {"training": frozenset({"steps"}), "checkpoint": frozenset({"everySteps", "keep", "asynchronous", "journal"})}
 """Fields of sections that may change too, with effect for the next attempt: the driver of one that runs has read its spec."""
 
 LIST_MAP_KEYS = {

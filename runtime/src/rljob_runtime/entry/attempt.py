@@ -23,7 +23,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -42,7 +42,7 @@ from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
 from rljob_runtime.job.restarting import Restarts, end_others, start_again
 from rljob_runtime.job.worker_settings import devices_in_words, spec_fingerprint
-from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
+from rljob_runtime.loop.checkpointing import Checkpoints, Chosen
 from rljob_runtime.loop.driver import Driver
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.report import Display, Level, Reporter, RunFolder, RunInfo, TrajectorySampling
@@ -62,10 +62,8 @@ class Attempt:
     store: Checkpoints
     model_folder: Path | None
     """Where the trained model is written; None: nowhere that would outlive the run."""
-    resume_folder: Path | None
-    """The checkpoint to go on from."""
-    state: DriverState | None
-    """The driver's part of that checkpoint."""
+    chosen: Chosen
+    """The checkpoint to go on from, if there is one."""
     job_folder: Path | None
     """Searched first for reward functions."""
     sources: ModelSources = LOCAL
@@ -76,6 +74,11 @@ class Attempt:
     """Whether this process's pod has been asked to end."""
     stopper: Stopper = field(default_factory=Stopper)
     """Ends the run from callbacks and other threads."""
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were trained before it."""
+        return self.chosen.state.step if self.chosen.state else 0
 
 
 def prepare(
@@ -90,24 +93,22 @@ def prepare(
     notes: tuple[str, ...] = (),
     pod_stops: Callable[[], bool] = lambda: False,
 ) -> Attempt:
-    """An attempt that goes on from the newest complete checkpoint of ``store`` when ``resume`` is set and there is one.
+    """An attempt that goes on from the newest whole checkpoint of ``store`` when ``resume`` is set and there is one.
 
     Raises:
-        CheckpointError: that checkpoint cannot be read or is another job's.
+        CheckpointError: that checkpoint is another job's, or there are some and none is whole.
     """
-    newest = store.newest() if resume else None
-    state = store.load(newest, spec_fingerprint(checked.job.spec)) if newest else None
+    chosen = store.choose(spec_fingerprint(checked.job.spec)) if resume else Chosen()
     store.take(f"pid {os.getpid()} on {socket.gethostname()}, started at {datetime.now(UTC).isoformat(timespec='milliseconds')}")
     return Attempt(
         checked=checked,
         folder=folder,
         store=store,
         model_folder=model_folder,
-        resume_folder=newest,
-        state=state,
+        chosen=chosen,
         job_folder=job_folder,
         sources=sources,
-        notes=notes,
+        notes=(*notes, *chosen.skipped),
         pod_stops=pod_stops,
     )
 
@@ -135,9 +136,8 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
     )
     every = spec.report.trajectories_every_steps
     sampling = TrajectorySampling(per_step=spec.report.trajectories_per_step if every else 0, every_steps=max(every, 1))
-    step = attempt.state.step if attempt.state else None
     trackers = start_trackers(spec.report.trackers, attempt.folder, info.job_name, yaml.safe_load(info.spec_yaml))
-    reporter = Reporter(attempt.folder, info, display, resumed_step=step, sampling=sampling, trackers=trackers)
+    reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.first_step or None, sampling=sampling, trackers=trackers)
     with reporter:
         models.record(attempt.folder.path, spec, attempt.sources)
         for note in attempt.notes:
@@ -158,12 +158,13 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
                 start = partial(launch.launch, job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
                 restarts = Restarts(job.spec.failure_policy.max_worker_restarts, partial(reporter.event, level=Level.WARNING))
                 workers = await start()
+                attempt = await _undamaged(attempt, workers, reporter)
                 while (lost := await _train_or_lose(attempt, cluster, workers, reporter, interrupt, restarts)) is not None:
                     with reporter.phase("ending workers"):
                         kept = await end_others(workers, cluster, lost)
-                    attempt = _from_newest(attempt)
-                    reporter.rewind(attempt.state.step if attempt.state else 0)
+                    attempt = _choose_again(attempt, reporter)
                     workers = await start_again(start(kept=kept), cluster, lost)
+                    attempt = await _undamaged(attempt, workers, reporter)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
                 raise interrupt.error("stopped at once, without a checkpoint of the step under way") from None
@@ -178,15 +179,36 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
                 remove(prefix_of(assemble.run_name(attempt.folder.path)))  # of a trainer on this machine that did not get to do it
 
 
-def _from_newest(attempt: Attempt) -> Attempt:
-    """The attempt as it goes on from its newest checkpoint.
+def _choose_again(attempt: Attempt, reporter: Reporter, without: Collection[Path] = ()) -> Attempt:
+    """The attempt, and the report, as they go on from the newest checkpoint that is none of ``without``.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: none is whole.
     """
-    newest = attempt.store.newest()
-    state = attempt.store.load(newest, spec_fingerprint(attempt.checked.job.spec)) if newest else None
-    return replace(attempt, resume_folder=newest, state=state)
+    chosen = attempt.store.choose(spec_fingerprint(attempt.checked.job.spec), without)
+    chosen_again = replace(attempt, chosen=chosen)
+    reporter.rewind(chosen_again.first_step)  # before what is said: rows of steps that are trained again go
+    for skipped in chosen.skipped:
+        reporter.event(skipped, Level.WARNING)
+    return chosen_again
+
+
+async def _undamaged(attempt: Attempt, workers: JobWorkers, reporter: Reporter) -> Attempt:
+    """The attempt as it goes on from the newest checkpoint whose files have the contents that were written.
+
+    Raises:
+        CheckpointError: there are some, and all are damaged.
+    """
+    damaged: list[Path] = []
+    while (folder := attempt.chosen.folder) is not None:
+        with reporter.phase("checking the checkpoint"):
+            problems = await launch.find_damage(workers, folder, attempt.chosen.files)
+        if not problems:
+            break
+        damaged.append(folder)
+        attempt = _choose_again(attempt, reporter, damaged)
+        reporter.event(f"checkpoint {folder.name} is damaged and skipped: {'; '.join(problems)}", Level.WARNING)
+    return attempt
 
 
 async def _train_or_lose(
@@ -211,14 +233,14 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
         evaluation = await assemble.assemble_evaluation(spec, workers, reporter, attempt.sources)
         await evaluation.run()
         return
-    if attempt.resume_folder is not None:
+    if attempt.chosen.folder is not None:
         with reporter.phase("loading the checkpoint"):
-            await launch.load_checkpoint(workers, attempt.resume_folder, attempt.state.step if attempt.state else 0)
+            await launch.load_checkpoint(workers, attempt.chosen.folder, attempt.first_step)
     parts, config = await assemble.assemble(
         spec,
         workers,
         attempt.store,
-        attempt.state,
+        attempt.chosen.state,
         reporter,
         attempt.job_folder,
         attempt.sources,
@@ -227,10 +249,9 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
     )
     settle_process()
     await cluster.settle(processes(w for component in workers.components for w in component.workers), SETTLE_TIMEOUT_S)
-    start_step = attempt.state.step if attempt.state else 0
     interrupt.orderly = True
     try:
-        await Driver(parts, config, start_step=start_step, stop=interrupt.stop).run()
+        await Driver(parts, config, start_step=attempt.first_step, stop=interrupt.stop).run()
     except Interrupted as error:
         if not interrupt.only_asked or isinstance(error, Evicted):
             raise

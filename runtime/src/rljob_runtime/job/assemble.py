@@ -35,9 +35,10 @@ from rljob_runtime.job.models import LOCAL, ModelSources, with_folders
 from rljob_runtime.journal.writing import Journal
 from rljob_runtime.loop.batch_builder import BatchBuilder
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
-from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S, LoopConfig, Parts
+from rljob_runtime.loop.driver import NO_DEADLINE_S, LoopConfig, Parts
 from rljob_runtime.loop.evaluation import Evaluation
 from rljob_runtime.loop.judging import Judging
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.episodes import Environments
@@ -344,6 +345,7 @@ def _loop_config(spec: RLJobSpec) -> LoopConfig:
         step_timeout_s=spec.training.step_timeout_seconds,
         take_timeout_s=spec.active_deadline_seconds or NO_DEADLINE_S,
         checkpoint_every_steps=spec.checkpoint.every_steps,
+        asynchronous_checkpoints=spec.checkpoint.asynchronous,
         critic_warmup_steps=learning_settings.critic_warmup_steps(spec),
         spec_fingerprint=worker_settings.spec_fingerprint(spec),
     )

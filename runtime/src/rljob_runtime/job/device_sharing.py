@@ -30,7 +30,8 @@ from rljob_runtime.engine.protocol import EngineResidenceError
 from rljob_runtime.errors import OffloadError
 from rljob_runtime.job.roles import ROLES, DeviceUse, LeaseUnit
 from rljob_runtime.job.worker_settings import component_spec
-from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S
+from rljob_runtime.loop.driver import NO_DEADLINE_S
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.clients import ClientProcess, DeviceClient, Sizes, StateMover, estimated, local_devices, policies
 from rljob_runtime.offload.plan import Device

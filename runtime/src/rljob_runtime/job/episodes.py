@@ -12,7 +12,7 @@ from rljob_runtime.environments.messages import EpisodeEnd, EpisodeReply, Episod
 from rljob_runtime.environments.templates import TemplateClass
 from rljob_runtime.errors import DeadlineError, EnvironmentSetupError
 from rljob_runtime.job import supervision, worker_settings
-from rljob_runtime.loop.driver import IO_TIMEOUT_S
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.overlap.environment_router import EnvironmentRouter
 from rljob_runtime.overlap.episodes import SEED, Environments

@@ -25,6 +25,7 @@ from rljob_api.rules.model import model_problems
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.cluster.protocol import Cluster, Worker, WorkerSpec, gather_all
 from rljob_runtime.cluster.replaceable import ReplaceableWorker
 from rljob_runtime.data import tokenizer
@@ -38,7 +39,7 @@ from rljob_runtime.job.models import ModelSources
 from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.job.standby import standby_processes
 from rljob_runtime.job.teacher import check_teachers
-from rljob_runtime.loop.driver import IO_TIMEOUT_S
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
 from rljob_runtime.offload.worker_group import WorkerGroup
 from rljob_runtime.report import Reporter
@@ -200,6 +201,14 @@ async def load_checkpoint(workers: JobWorkers, folder: Path, step: int) -> None:
             async with component.leased(step):
                 path = str(folder / component.checkpoint_folder)
                 await gather_all([w.start("load_checkpoint", path) for w in component.workers], IO_TIMEOUT_S)
+
+
+async def find_damage(workers: JobWorkers, folder: Path, files: Sequence[FileSum]) -> list[str]:
+    """What is wrong with the checkpoint in ``folder``; its files are read on the nodes of the workers that load it, each file once."""
+    readers = [worker for component in workers.components if component.checkpoint_folder is not None for worker in component.workers]
+    shares = [files[index :: len(readers)] for index in range(len(readers))]
+    found = await gather_all([w.start("damaged_files", str(folder), s) for w, s in zip(readers, shares, strict=True)], IO_TIMEOUT_S)
+    return [problem for problems in found for problem in problems]
 
 
 async def export(spec: RLJobSpec, workers: JobWorkers, folder: Path, sources: ModelSources) -> None:

@@ -9,9 +9,9 @@ from rljob_api.v1alpha1.components import Engine, Role
 from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.cluster.replaceable import ReplaceableWorker
 from rljob_runtime.engine.registry import engine_adapter
-from rljob_runtime.loop.driver import IO_TIMEOUT_S
 from rljob_runtime.loop.environment_replacer import EnvironmentReplacer
 from rljob_runtime.loop.replacement import ReplacementLimits
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.supervisor import EngineSupervisor, SharedDevices, at_once
 from rljob_runtime.loop.workers import WEIGHTS, JobWorkers
 from rljob_runtime.report import Level, Reporter

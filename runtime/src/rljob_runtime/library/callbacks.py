@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.entry.stopping import Stopper
 from rljob_runtime.errors import CallbackError
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
@@ -113,17 +114,16 @@ class ToldCheckpoints:
         self.check_owner = store.check_owner
         self.take = store.take
         self.begin = store.begin
-        self.newest = store.newest
-        self.load = store.load
+        self.choose = store.choose
 
-    def complete(self, folder: Path, state: DriverState) -> None:
+    def complete(self, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
         """Mark it as complete, then tell.
 
         Raises:
             CheckpointError: as of the store.
             CallbackError: a callback raised.
         """
-        self._store.complete(folder, state)
+        self._store.complete(folder, state, files)
         checkpoint = Checkpoint(step=state.step, folder=folder)
         for callback in self._callbacks:
             _tell(callback, "on_checkpoint", f"step {state.step}", partial(callback.on_checkpoint, checkpoint, self._control))

@@ -1,7 +1,9 @@
 """Complete checkpoints only: written to a folder of their own, marked when everything is on disk, found by the mark (COMPLETE).
 
-Layout: ``<root>/step-000100/{policy/, critic/, driver.json, COMPLETE}``. Policy and critic, if there is one, are saved by their ranks
-with torch's distributed checkpoint; ``driver.json`` holds what the loop needs. A folder without the mark is never resumed from.
+Layout: ``<root>/step-000100-3fa2c1/{policy/, critic/, driver.json, COMPLETE}``. Policy and critic, if there is one, are saved by their
+ranks with torch's distributed checkpoint; ``driver.json`` holds what the loop needs. The mark has size and checksum of every file. A folder
+without it, or with files that are not as it says, is never resumed from: the next older one is. The end of a folder's name is that of one
+write, so that whoever still writes for a driver that was given up writes into no other's folder.
 
 Only one driver may write here. The one that began last owns the store, by a file; an earlier one that still runs, on a machine that nobody
 reaches for example, finds another owner before its next commit and ends (:class:`SupersededError`).
@@ -14,15 +16,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rljob_runtime.checkpoint_files import FileSum, missing_or_cut
 from rljob_runtime.errors import CheckpointError, SupersededError
+from rljob_runtime.report.text import format_bytes
 
+FOLDER_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?")
+"""Others in the store's folder are the user's, and left alone."""
 MARK = "COMPLETE"
+MARK_BEGUN = "COMPLETE.new"
 OWNER_FILE = "owner"
 STATE_FILE = "driver.json"
 POLICY_FOLDER = "policy"
@@ -47,6 +56,19 @@ class DriverState:
     """Hash of the parts of the spec that must not change between attempts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The checkpoint to go on from."""
+
+    folder: Path | None = None
+    """None: there is none, and the run begins at its first step."""
+    state: DriverState | None = None
+    files: tuple[FileSum, ...] = ()
+    """All files that its ranks wrote."""
+    skipped: tuple[str, ...] = ()
+    """Why newer ones are not used."""
+
+
 class Checkpoints(Protocol):
     """Where the loop keeps its state."""
 
@@ -60,17 +82,14 @@ class Checkpoints(Protocol):
     def check_owner(self) -> None:
         """Fails when another driver has taken over since this one began; called before a step is recorded."""
 
-    def begin(self, step: int) -> Path:
-        """An empty folder for the checkpoint after ``step`` steps."""
+    def begin(self, step: int, needed_bytes: int) -> Path:
+        """An empty folder for the checkpoint after ``step`` steps, whose ranks write ``needed_bytes``."""
 
-    def complete(self, folder: Path, state: DriverState) -> None:
-        """Everything is in ``folder``: mark it."""
+    def complete(self, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
+        """``files`` and nothing else of the ranks' is in ``folder``: mark it."""
 
-    def newest(self) -> Path | None:
-        """The newest complete checkpoint."""
-
-    def load(self, folder: Path, spec_fingerprint: str) -> DriverState:
-        """The driver's state in ``folder``."""
+    def choose(self, spec_fingerprint: str, without: Collection[Path] = ()) -> Chosen:
+        """The newest checkpoint that can be used, and is none of ``without``."""
 
 
 class NoCheckpoints:
@@ -84,33 +103,27 @@ class NoCheckpoints:
     def take(self, owner: str) -> None:
         """There is nothing to own."""
 
-    def begin(self, step: int) -> Path:
+    def begin(self, step: int, needed_bytes: int) -> Path:
         """There is no place.
 
         Raises:
             CheckpointError: always.
         """
-        raise CheckpointError(f"no checkpoint after step {step}: the pods share no storage; set spec.storage")
+        needed = format_bytes(needed_bytes)
+        raise CheckpointError(f"no checkpoint of {needed} after step {step}: the pods share no storage; set spec.storage")
 
-    def complete(self, folder: Path, state: DriverState) -> None:
+    def complete(self, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
         """There is no place.
 
         Raises:
             CheckpointError: always.
         """
-        raise CheckpointError(f"no checkpoint {folder} after step {state.step}: the pods share no storage; set spec.storage")
+        written = f"{folder} ({len(files)} files)"
+        raise CheckpointError(f"no checkpoint {written} after step {state.step}: the pods share no storage; set spec.storage")
 
-    def newest(self) -> Path | None:
+    def choose(self, spec_fingerprint: str, without: Collection[Path] = ()) -> Chosen:
         """Nothing was kept."""
-        return None
-
-    def load(self, folder: Path, spec_fingerprint: str) -> DriverState:
-        """Nothing was kept.
-
-        Raises:
-            CheckpointError: always.
-        """
-        raise CheckpointError(f"{folder} (spec {spec_fingerprint}) is not resumed from: the pods share no storage; set spec.storage")
+        return Chosen()
 
 
 class CheckpointStore:
@@ -156,24 +169,32 @@ class CheckpointStore:
         if owner != self._owner:
             raise SupersededError(f"{self.root} belongs to another driver now: {owner}; this one, {self._owner}, writes nothing more")
 
-    def begin(self, step: int) -> Path:
-        """An empty folder for the checkpoint after ``step`` steps.
+    def begin(self, step: int, needed_bytes: int) -> Path:
+        """An empty folder for the checkpoint after ``step`` steps; those that were not finished are removed.
 
         Raises:
-            CheckpointError: the folder cannot be made, or (SupersededError) another driver owns the store.
+            CheckpointError: the folder cannot be made, the disk has less than ``needed_bytes`` left, or (SupersededError) another driver
+                owns the store.
         """
         self.check_owner()
-        folder = self._folder(step)
+        folder = self.root / f"step-{step:06d}-{secrets.token_hex(3)}"
         try:
-            if folder.exists():
-                shutil.rmtree(folder)
+            self.root.mkdir(parents=True, exist_ok=True)
+            for unfinished in self._folders(complete=False):
+                shutil.rmtree(unfinished)
+            free_bytes = shutil.disk_usage(self.root).free
+            if free_bytes < needed_bytes:
+                raise CheckpointError(
+                    f"checkpoint {folder} needs {format_bytes(needed_bytes)} and the disk has {format_bytes(free_bytes)} left; free some, "
+                    f"lower spec.checkpoint.keep ({self._keep}) or set spec.checkpoint.path to another volume"
+                )
             (folder / POLICY_FOLDER).mkdir(parents=True)
         except OSError as error:
             raise _disk_error(folder, error) from error
         return folder
 
-    def complete(self, folder: Path, state: DriverState) -> None:
-        """Write the driver's state, then the mark, then remove what is too old.
+    def complete(self, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
+        """Write the driver's state, then the mark, then remove what is too old, and what another line of training left after this step.
 
         Raises:
             CheckpointError: the disk refuses, or (SupersededError) another driver owns the store.
@@ -181,42 +202,96 @@ class CheckpointStore:
         self.check_owner()
         try:
             _write_synced(folder / STATE_FILE, json.dumps(asdict(state)))
-            _write_synced(folder / MARK, f"{state.step}\n")
-            complete = self._complete_folders()
-            for folder_path in self.root.glob("step-*"):
-                if folder_path not in complete[-self._keep :] and folder_path < folder:
-                    shutil.rmtree(folder_path)
+            _write_synced(folder / MARK_BEGUN, json.dumps({"step": state.step, "files": [astuple(file) for file in files]}))
+            (folder / MARK_BEGUN).replace(folder / MARK)
+            for named in (folder, self.root):  # older ones are removed next: the name must outlive a loss of power
+                _sync_folder(named)
+            before = [other for other in self._folders(complete=True) if _step_of(other) < state.step]
+            kept = {folder, *before[len(before) - self._keep + 1 :]}
+            for other in self._folders():
+                if other not in kept:
+                    shutil.rmtree(other)
         except OSError as error:
             raise _disk_error(folder, error) from error
 
-    def newest(self) -> Path | None:
-        """The newest complete checkpoint."""
-        complete = self._complete_folders()
-        return complete[-1] if complete else None
-
-    def load(self, folder: Path, spec_fingerprint: str) -> DriverState:
-        """The driver's state in ``folder``.
+    def choose(self, spec_fingerprint: str, without: Collection[Path] = ()) -> Chosen:
+        """See the protocol; looks at the sizes of files, not into them.
 
         Raises:
-            CheckpointError: unreadable, or written under a spec that differs where it must not.
+            CheckpointError: the newest that is whole was written under a spec that differs where it must not, or there are some and
+                none is whole.
         """
+        complete, skipped = self._folders(complete=True), []
+        for folder in reversed(self._folders()):
+            if folder not in complete:
+                skipped.append(f"checkpoint {folder.name} was not finished and is skipped")
+                continue
+            if folder in without:
+                continue
+            try:
+                files = _marked_files(folder)
+                problems = missing_or_cut(folder, files)
+                if problems:
+                    raise CheckpointError("; ".join(problems))
+                state = self._read(folder)
+            except CheckpointError as error:
+                skipped.append(f"checkpoint {folder.name} is damaged and skipped: {error}")
+                continue
+            _require_same_spec(folder, state, spec_fingerprint)
+            return Chosen(folder=folder, state=state, files=files, skipped=tuple(skipped))
+        if complete:
+            names = ", ".join(folder.name for folder in complete)
+            raise CheckpointError(
+                f"none of the checkpoints in {self.root} is whole ({names}); restore one, or remove them to begin at the first step: "
+                + "; ".join(skipped)
+            )
+        return Chosen(skipped=tuple(skipped))
+
+    def _read(self, folder: Path) -> DriverState:
         try:
             raw = json.loads((folder / STATE_FILE).read_text())
-            state = DriverState(done=tuple(raw.pop("done")), **raw)
+            return DriverState(done=tuple(raw.pop("done")), **raw)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{folder / STATE_FILE} cannot be read: {error}; remove {folder} to resume from an older one") from error
-        if state.spec_fingerprint != spec_fingerprint:
-            raise CheckpointError(
-                f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
-                "(training.steps may grow); start again in another run folder (locally: --overwrite) or restore the spec"
-            )
-        return state
+            raise CheckpointError(f"{folder / STATE_FILE} cannot be read: {error}") from error
 
-    def _folder(self, step: int) -> Path:
-        return self.root / f"step-{step:06d}"
+    def _folders(self, *, complete: bool | None = None) -> list[Path]:
+        """Of checkpoints, by step: all, or those with the mark, or those without."""
+        named = [folder for folder in self.root.glob("step-*") if FOLDER_NAME.fullmatch(folder.name)]
+        found = sorted(named, key=lambda folder: (_step_of(folder), folder.name))
+        return [folder for folder in found if complete is None or (folder / MARK).exists() is complete]
 
-    def _complete_folders(self) -> list[Path]:
-        return sorted(mark.parent for mark in self.root.glob(f"step-*/{MARK}"))
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
+
+
+def _marked_files(folder: Path) -> tuple[FileSum, ...]:
+    """What the mark says.
+
+    Raises:
+        CheckpointError: it is not one.
+    """
+    try:
+        files = json.loads((folder / MARK).read_text())["files"]
+        return tuple(FileSum(name=str(name), size_bytes=int(size_bytes), crc32=int(crc32)) for name, size_bytes, crc32 in files)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{folder / MARK} cannot be read: {error}") from error
+
+
+def _require_same_spec(folder: Path, state: DriverState, spec_fingerprint: str) -> None:
+    if state.spec_fingerprint != spec_fingerprint:
+        raise CheckpointError(
+            f"{folder} was written under another spec: model, data, seed, rollout sizes and trainer placement must stay the same "
+            "(training.steps may grow); start again in another run folder (locally: --overwrite) or restore the spec"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -22,6 +22,7 @@
 | train_step               | all trainer and critic ranks   | training.stepTimeoutSeconds          | the slowest rank        |
 | publisher.publish        | every engine's new version     | weightSync.timeoutSeconds            | the slowest engine      |
 | judging                  | scores under way               | of each question, times its retries  | the last one's answer   |
+| previous checkpoint      | every rank's files on disk     | IO_TIMEOUT_S, of saving.py           | the slowest rank        |
 | workers' watch           | the end of a worker            | the whole run                        | a dead process          |
 
 Synchronous training is staleness 0: the gate admits the next batch only after ``advance``. With more, engines go on while the trainer
@@ -37,16 +38,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rljob_runtime.cluster.host import collect_settled
-from rljob_runtime.cluster.protocol import gather_all
-from rljob_runtime.errors import Evicted, Interrupted, WorkerLostError
+from rljob_runtime.errors import Evicted, Interrupted, RuntimeFault, SupersededError, WorkerLostError
 from rljob_runtime.journal.writing import Journal, NoJournal
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
 from rljob_runtime.loop.judging import Judging
+from rljob_runtime.loop.saving import Saver
 from rljob_runtime.loop.step_metrics import generated_tokens, group_metrics, rollout_metrics
 from rljob_runtime.loop.step_times import StepTimes
 from rljob_runtime.loop.supervisor import EngineSupervisor
@@ -62,8 +62,6 @@ from rljob_runtime.report import Decode, Level, Reporter
 from rljob_runtime.weightsync.probe import ProbeReport
 from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
-IO_TIMEOUT_S = 1800.0
-"""Deadline of writing or reading a checkpoint or a model on the trainer's side."""
 READY_S = 0.05
 """For a batch that is whole to be taken."""
 LOOK_S = 1.0
@@ -86,6 +84,8 @@ class LoopConfig:
     """Outer bound of waiting for a batch; a stall is found earlier by the scheduler."""
     checkpoint_every_steps: int
     """0: only at the end and on an interruption."""
+    asynchronous_checkpoints: bool = True
+    """Steps wait for the copy to host memory only."""
     spec_fingerprint: str
     critic_warmup_steps: int = 0
     """Steps at the beginning in which the policy is not trained."""
@@ -135,7 +135,15 @@ class Driver:
         self._draining = ""
         """A worker whose pod is asked to end."""
         self._step = start_step
-        self._saved_step = start_step if start_step else -1
+        self._reported_step = start_step
+        self._saver = Saver(
+            parts.workers,
+            parts.checkpoints,
+            parts.journal,
+            parts.reporter,
+            asynchronous=config.asynchronous_checkpoints,
+            saved_step=start_step or None,
+        )
         self._step_ended_s = 0.0
         self._validating: asyncio.Task[Validated] | None = None
         self._displaced = False
@@ -153,6 +161,11 @@ class Driver:
             with lease_owner("driver"):  # phases follow each other, and the leases of one phase belong together
                 watching = watch_workers(self._parts.workers.indispensable, self._drained)
                 await run_beside(self._train(), [self._parts.scheduler.run(), self._parts.supervisor.run(), watching])
+        except SupersededError:
+            raise
+        except RuntimeFault:
+            await self._saver.rescue(self._reported_step)
+            raise
         finally:
             if self._validating is not None:
                 self._validating.cancel()
@@ -351,7 +364,8 @@ class Driver:
             self._parts.scheduler.trained(groups)
         every = self._config.checkpoint_every_steps
         due = every and self._step % every == 0 and self._step < self._config.total_steps
-        checkpoint = await self._write_checkpoint() if due else None
+        if due:
+            await self._saver.begin(self._step, self._state)
         times.saved_s = time.monotonic()
         async with self._judged():
             outcome.validated |= await self._end_validation() or {}  # each version is validated whole
@@ -368,7 +382,7 @@ class Driver:
         await self._report(groups, outcome, prepared, times)
         fleet = self._parts.scheduler.fleet
         await asyncio.to_thread(_let_go, groups, prepared, fleet.num_running + fleet.num_waiting)
-        await self._complete(checkpoint)
+        await self._saver.poll()
 
     def _judged(self) -> AbstractAsyncContextManager[None]:
         """The validation under way can be scored inside the block, where judges share devices with others than engines."""
@@ -454,27 +468,20 @@ class Driver:
             self._parts.checkpoints.check_owner
         )  # a driver that was given up must not write into the history of the next
         reporter.record(StepRecord(step=self._step, version=self._step, metrics=metrics))
+        self._reported_step = self._step
         await asyncio.to_thread(lambda: reporter.trajectories(self._step, _trajectories(groups), self._parts.decode, counters.failed))
 
     async def _save(self) -> None:
-        """Checkpoint the last finished step, once; nothing where none are kept."""
-        await self._complete(await self._write_checkpoint())
+        """Checkpoint the last finished step, once, and wait for it; nothing where none are kept."""
+        await self._saver.begin(self._step, self._state)
+        await self._saver.finish()
 
-    async def _write_checkpoint(self) -> tuple[Path, DriverState] | None:
-        """Write the policy of the last finished step; the checkpoint counts only once it is completed. None: nothing to write."""
-        store = self._parts.checkpoints
-        if self._saved_step == self._step or not store.kept:
-            return None
-        folder = await asyncio.to_thread(store.begin, self._step)
-        for component in self._parts.workers.components:
-            if component.checkpoint_folder is not None:
-                async with component.leased(self._step):
-                    path = str(folder / component.checkpoint_folder)
-                    await gather_all([w.start("save_checkpoint", path) for w in component.workers], IO_TIMEOUT_S)
+    def _state(self) -> DriverState:
+        """The loop's part of a checkpoint of the last finished step."""
         scheduler = self._parts.scheduler
         point = scheduler.resume_point()
         self._parts.journal.cut(self._step, scheduler.unfinished)
-        state = DriverState(
+        return DriverState(
             step=self._step,
             source_state=point.source_state,
             first_prompt=point.first_prompt,
@@ -482,17 +489,6 @@ class Driver:
             rule_state=self._parts.batches.rule_state(),
             spec_fingerprint=self._config.spec_fingerprint,
         )
-        return folder, state
-
-    async def _complete(self, checkpoint: tuple[Path, DriverState] | None) -> None:
-        """Make a written checkpoint count; the report up to its step is on disk before, so that no resumed run lacks a step."""
-        if checkpoint is None:
-            return
-        folder, state = checkpoint
-        self._parts.reporter.flush()
-        await asyncio.to_thread(self._parts.checkpoints.complete, folder, state)
-        self._parts.journal.complete(state.step)
-        self._saved_step = state.step
 
 
 def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:

@@ -25,6 +25,8 @@ PHASE_OF_CALL: Mapping[str, str] = {
     "update": "sync",
     "finish_update": "sync",
     "save_checkpoint": "checkpoint",
+    "begin_checkpoint": "checkpoint",
+    "damaged_files": "checkpoint",
     "load_checkpoint": "checkpoint",
     "export_hf": "checkpoint",
 }

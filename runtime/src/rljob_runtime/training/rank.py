@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from rljob_runtime.checkpoint_files import FileSum, damaged
 from rljob_runtime.errors import ModelError, OffloadError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.offload.store import StateStore
 from rljob_runtime.records import FloatArray, IntArray
 from rljob_runtime.sampling_mask import SamplingMask
-from rljob_runtime.training import checkpoint
+from rljob_runtime.training.checkpoint import CheckpointWriter, checkpoint_bytes, load_checkpoint
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
 from rljob_runtime.training.model import reshard, resolve_folder
@@ -35,6 +36,8 @@ from rljob_runtime.training.optimizer import build_optimizer, clip_gradients, le
 from rljob_runtime.training.parallel import make_mesh
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import TRAINED_STATE, policy_state, prepare_offload
+
+STEPS_DONE = "steps_done"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class Ready:
     vocab_size: int
     costs: LayerCosts
     store: StateStore
+    checkpoints: CheckpointWriter | None
+    """None for a frozen model."""
     steps_done: int = 0
     moments_load_s: float = 0.0
     """Spent in the current training step on bringing AdamW's states for an update."""
@@ -116,6 +121,7 @@ class ModelRank(ABC):
             around_step = {StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()
             store.reserve({*self.config.reserve, *around_step})
             store.offload(around_step)
+            checkpoints = CheckpointWriter(device) if optimizer is not None else None
         except BaseException:
             dist.destroy_process_group()  # so that a corrected setup can follow in the same process
             raise
@@ -128,6 +134,7 @@ class ModelRank(ABC):
             vocab_size=model.get_input_embeddings().num_embeddings,
             costs=costs,
             store=store,
+            checkpoints=checkpoints,
         )
         return ModelInfo(
             folder=str(folder),
@@ -158,8 +165,48 @@ class ModelRank(ABC):
         """
         return self.ready.model
 
-    def save_checkpoint(self, folder: str | Path) -> None:
-        """Write training state into a new folder; the caller marks it complete.
+    def checkpoint_bytes(self) -> int:
+        """Bytes that this rank writes into a checkpoint.
+
+        Raises:
+            ModelError: the model is frozen.
+        """
+        return checkpoint_bytes(self._saved("checkpoint_bytes")[0].model)
+
+    def begin_checkpoint(self, folder: str | Path) -> None:
+        """Copy training state to host memory and write it from there into a new folder; the caller marks it complete.
+
+        Raises:
+            CheckpointError: another one is still being written.
+            ModelError: the model is frozen, so there is nothing to save.
+            OffloadError: state is off the device.
+        """
+        ready, optimizer = self._trained("begin_checkpoint")
+        writer = self._saved("begin_checkpoint")[1]
+        with self._moments_here(ready, "the checkpoint was not written"):
+            writer.begin(Path(folder), ready.model, optimizer, self._beside(ready))
+
+    def written_checkpoint(self) -> tuple[FileSum, ...] | None:
+        """The files that this rank wrote of the checkpoint begun last, when all ranks' are durable; None while they are not.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        return self._saved("written_checkpoint")[1].written()
+
+    def finish_checkpoint(self, timeout_s: float) -> tuple[FileSum, ...]:
+        """:meth:`written_checkpoint`, waiting for it.
+
+        Raises:
+            CheckpointError: it cannot be written, or is not in time.
+        """
+        return self._saved("finish_checkpoint")[1].finish(timeout_s)
+
+    def save_checkpoint(self, folder: str | Path) -> tuple[FileSum, ...]:
+        """Write training state into a new folder, without a copy in host memory; the caller marks it complete.
+
+        Returns:
+            The files that this rank wrote.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -167,24 +214,47 @@ class ModelRank(ABC):
             OffloadError: state is off the device.
         """
         ready, optimizer = self._trained("save_checkpoint")
+        writer = self._saved("save_checkpoint")[1]
         with self._moments_here(ready, "the checkpoint was not written"):
-            checkpoint.save_checkpoint(Path(folder), ready.model, optimizer, ready.steps_done)
+            return writer.save(Path(folder), ready.model, optimizer, self._beside(ready))
+
+    def damaged_files(self, folder: str | Path, files: Sequence[FileSum]) -> list[str]:
+        """What is wrong with these files of the checkpoint in ``folder``, each of them read here."""
+        return damaged(Path(folder), files)
 
     def load_checkpoint(self, folder: str | Path) -> int:
-        """Restore training state, also from another number of ranks.
+        """Restore training state, also from another number of ranks: a rank that was not there keeps its own random state.
 
         Returns:
             Finished training steps: the ``step`` of the next ``train_step``.
 
         Raises:
-            CheckpointError: missing, unreadable or of another model.
+            CheckpointError: missing, unreadable, of another model, or with something in it that no checkpoint has.
             ModelError: the model is frozen.
             OffloadError: state is off the device.
         """
         ready, optimizer = self._trained("load_checkpoint")
         with self._moments_here(ready, "the checkpoint was not read"):
-            ready.steps_done = checkpoint.load_checkpoint(Path(folder), ready.model, optimizer)
+            found = load_checkpoint(Path(folder), ready.model, optimizer, self._beside(ready))
+        if self._random_key in found:
+            torch.set_rng_state(found[self._random_key])
+        ready.steps_done = int(found[STEPS_DONE].item())
         return ready.steps_done
+
+    def _beside(self, ready: Ready) -> dict[str, torch.Tensor]:
+        """What a checkpoint has besides model and optimizer: finished steps, and this rank's random state under its own name."""
+        return {STEPS_DONE: torch.tensor(ready.steps_done), self._random_key: torch.get_rng_state()}
+
+    @property
+    def _random_key(self) -> str:
+        return f"random_state_rank{self.rank}"
+
+    def _saved(self, method: str) -> tuple[Ready, CheckpointWriter]:
+        """State with its writer of checkpoints, or an error naming the call."""
+        ready = self.ready
+        if ready.checkpoints is None:
+            raise _frozen(method, self.role)
+        return ready, ready.checkpoints
 
     def reserve_offload(self, kinds: Iterable[StateKind]) -> None:
         """Take the host memory for offloading ``kinds`` now, as ``PolicyConfig.reserve`` does at set-up.
@@ -225,6 +295,8 @@ class ModelRank(ABC):
     def shutdown(self) -> None:
         """Give memory back and leave the other ranks; may be called twice."""
         if self._ready is not None:
+            if self._ready.checkpoints is not None:
+                self._ready.checkpoints.close()
             self._ready = None
             dist.destroy_process_group()
 
@@ -331,7 +403,7 @@ class ModelRank(ABC):
         """State with its optimizer, all on the device, or an error naming the call."""
         ready = self.ready
         if ready.optimizer is None:
-            raise ModelError(f"{method} on a frozen {self.role}; only a trained one has state to keep (export_hf writes weights)")
+            raise _frozen(method, self.role)
         self._require_trained(ready, method)
         return ready, ready.optimizer
 
@@ -346,6 +418,10 @@ class ModelRank(ABC):
             raise ModelError(f"{self._name} has no model; call setup first")
         self._ready.store.require(kinds, user)
         return self._ready
+
+
+def _frozen(method: str, role: str) -> ModelError:
+    return ModelError(f"{method} on a frozen {role}; only a trained one has state to keep (export_hf writes weights)")
 
 
 def check_tokens(token_ids: IntArray, vocab_size: int) -> None:

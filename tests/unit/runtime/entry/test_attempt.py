@@ -1,19 +1,23 @@
 """Signals during an attempt, and where it goes on."""
 
 import asyncio
+import io
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rljob_api.validation import check
-from rljob_runtime.entry.attempt import Interruption, prepare
+from rljob_runtime.entry.attempt import Interruption, _undamaged, prepare
 from rljob_runtime.errors import CheckpointError, Evicted
 from rljob_runtime.job.worker_settings import spec_fingerprint
-from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
-from rljob_runtime.report import FolderMode, Level, RunFolder
+from rljob_runtime.loop.checkpointing import CheckpointStore, Chosen, DriverState, NoCheckpoints
+from rljob_runtime.report import FolderMode, Level, PlainDisplay, Reporter, RunFolder, RunInfo
 from tests.integration.jobs import job
+from tests.support.fake_workers import CountingTrainer
+from tests.support.job_workers import make_job_workers
 
 
 class Events:
@@ -75,20 +79,46 @@ def test_what_is_promised_on_a_stop_is_kept() -> None:
     assert "without a checkpoint" in signalled([signal.SIGTERM], orderly=True, checkpoint=False)[0][0]
 
 
+def test_a_checkpoint_with_other_contents_of_the_same_size_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    checked = check(job(Path("m"), steps=9))
+    folder = RunFolder.open(tmp_path / "run", FolderMode.RESUME_OR_NEW)
+    store, trainer = CheckpointStore(folder.checkpoints, keep=2), CountingTrainer()
+    for step in (3, 6):
+        state = DriverState(
+            step=step, source_state={}, first_prompt=12, done=(), rule_state={}, spec_fingerprint=spec_fingerprint(checked.job.spec)
+        )
+        begun = store.begin(step, 0)
+        files = [replace(file, name=f"policy/{file.name}") for file in trainer.save_checkpoint(str(begun / "policy"))]
+        store.complete(begun, state, files)
+    (begun / "policy" / "updates").write_text("7")
+    attempt = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
+    assert attempt.first_step == 6
+    workers = make_job_workers(trainer=[trainer, CountingTrainer()])
+    info = RunInfo(job_name="job", model="m", algorithm="GRPO PPO", devices="-", total_steps=9, seed=0, spec_yaml="a: 1\n")
+    with Reporter(
+        folder, info, PlainDisplay(io.StringIO(), clock=lambda: 0.0, every_s=1.0), resumed_step=6, packages={}, ticker=False
+    ) as reporter:
+        attempt = asyncio.run(_undamaged(attempt, workers, reporter))
+    assert attempt.first_step == 3
+    events = (folder.path / "logs" / "events.jsonl").read_text()
+    assert f"checkpoint {begun.name} is damaged and skipped: policy/updates has the checksum" in events
+
+
 def test_an_attempt_goes_on_from_the_newest_complete_checkpoint_of_its_own_spec(tmp_path: Path) -> None:
     checked = check(job(Path("m"), steps=9))
     folder = RunFolder.open(tmp_path / "run", FolderMode.RESUME_OR_NEW)
     store = CheckpointStore(folder.checkpoints, keep=2)
     fresh = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
-    assert (fresh.resume_folder, fresh.state) == (None, None)
+    assert fresh.chosen == Chosen()
     state = DriverState(
         step=3, source_state={}, first_prompt=12, done=(), rule_state={}, spec_fingerprint=spec_fingerprint(checked.job.spec)
     )
-    store.complete(store.begin(3), state)
-    store.begin(6)
+    store.complete(store.begin(3, 0), state, ())
+    store.begin(6, 0)
     resumed = prepare(checked, folder, store, resume=True, job_folder=None, model_folder=None)
-    assert resumed.state == state
-    assert prepare(checked, folder, NoCheckpoints(), resume=True, job_folder=None, model_folder=None).state is None
+    assert resumed.chosen.state == state
+    assert [note for note in resumed.notes if "was not finished and is skipped" in note]
+    assert prepare(checked, folder, NoCheckpoints(), resume=True, job_folder=None, model_folder=None).chosen.state is None
     other = check(job(Path("other"), steps=9))
     with pytest.raises(CheckpointError, match="was written under another spec"):
         prepare(other, folder, store, resume=True, job_folder=None, model_folder=None)

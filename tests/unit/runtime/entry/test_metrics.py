@@ -11,6 +11,7 @@ import yaml
 from rljob_api.validation import check
 from rljob_runtime.entry import metrics
 from rljob_runtime.entry.attempt import Attempt
+from rljob_runtime.loop.checkpointing import Chosen
 from rljob_runtime.report import Displays, PlainDisplay, RunFolder
 from tests.integration.jobs import job
 from tests.support.ports import free_port
@@ -21,9 +22,7 @@ def attempt(tmp_path: Path) -> Attempt:
     checked = check(yaml.safe_dump(job(Path("m"), steps=3, activeDeadlineSeconds=60)))
     store: Any = SimpleNamespace(kept=False)
     folder = RunFolder(tmp_path)
-    return Attempt(
-        checked=checked, folder=folder, store=store, model_folder=None, resume_folder=None, state=None, job_folder=None, notes=("first",)
-    )
+    return Attempt(checked=checked, folder=folder, store=store, model_folder=None, chosen=Chosen(), job_folder=None, notes=("first",))
 
 
 def test_steps_that_are_shown_are_served_until_the_end(tmp_path: Path, capsys: Any) -> None:

@@ -18,7 +18,8 @@ from rljob_api.validation import CheckedJob, check
 from rljob_runtime.errors import NoRoomError
 from rljob_runtime.job import device_sharing, launch
 from rljob_runtime.job.roles import DeviceUse
-from rljob_runtime.loop.driver import IO_TIMEOUT_S, NO_DEADLINE_S
+from rljob_runtime.loop.driver import NO_DEADLINE_S
+from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device

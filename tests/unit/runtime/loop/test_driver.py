@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_runtime.errors import EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
+from rljob_runtime.checkpoint_files import FileSum
+from rljob_runtime.errors import CheckpointError, EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
@@ -287,9 +288,9 @@ def test_every_step_is_trained_published_and_reported_once(tmp_path: Path) -> No
     assert [m["version"] for m in run.metrics()] == [1, 2, 3, 4]
     assert all(m["staleness/max"] == 0 for m in run.metrics())
     assert all(m["sync/probe_max_abs_diff"] == 0 for m in run.metrics())
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000004"
+    assert newest.name.startswith("step-000004")
 
 
 def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_next_prompts(tmp_path: Path) -> None:
@@ -297,10 +298,11 @@ def test_stopping_finishes_the_step_saves_and_a_resumed_run_goes_on_with_the_nex
     first.trainer.on_step = lambda step: first.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):
         first.drive()
-    newest = first.store.newest()
+    newest = first.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
-    state = first.store.load(newest, "f")
+    assert newest.name.startswith("step-000002")
+    state = first.store.choose("f").state
+    assert state is not None
     second = Run(tmp_path, start=state)
     second.prompts.handed_out = int(str(state.source_state["next"]))
     second.drive()
@@ -315,9 +317,9 @@ def test_a_trainer_whose_pod_is_drained_ends_the_run_with_a_checkpoint(tmp_path:
     run.trainer.on_step = lambda step: run.trainer.draining.set() if step == 2 else None
     with pytest.raises(Evicted, match="stopped after step 2 of 4, because the pod of trainer-0 was asked to end"):
         run.drive()
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
+    assert newest.name.startswith("step-000002")
 
 
 def test_a_driver_whose_run_another_one_has_taken_over_ends_before_it_records_or_saves_anything(tmp_path: Path) -> None:
@@ -325,9 +327,9 @@ def test_a_driver_whose_run_another_one_has_taken_over_ends_before_it_records_or
     run.trainer.on_step = lambda step: CheckpointStore(run.store.root, keep=2).take("the second") if step == 3 else None
     with pytest.raises(SupersededError, match=r"belongs to another driver now: the second; this one, the first, writes nothing more"):
         run.drive()
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
+    assert newest.name.startswith("step-000002")
     assert [m["step"] for m in run.metrics()] == [1, 2]
 
 
@@ -341,9 +343,85 @@ def test_a_dead_trainer_fails_the_run_and_keeps_the_last_checkpoint(tmp_path: Pa
     run.trainer.on_step = die
     with pytest.raises(WorkerLostError, match=r"worker trainer-0 is gone \(signal 9\); its log: trainer.log"):
         run.drive()
-    newest = run.store.newest()
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000002"
+    assert newest.name.startswith("step-000002")
+
+
+def test_a_checkpoint_that_is_still_written_is_resumed_from_only_once_it_is_whole(tmp_path: Path) -> None:
+    """The next one and the end wait for it; a driver killed before resumes from the one that was whole."""
+    run = Run(tmp_path, every=1)
+    run.trainer.writes_slowly = True
+    newest: list[int] = []
+
+    def look(step: int) -> None:
+        state = CheckpointStore(run.store.root, keep=2).choose("f").state
+        newest.append(state.step if state else 0)
+
+    run.trainer.on_step = look
+    run.drive()
+    assert newest == [0, 0, 1, 2], "while step n is trained, that of n - 1 is being written"
+    state = run.store.choose("f").state
+    assert state is not None
+    assert state.step == STEPS
+
+
+def test_a_checkpoint_whose_files_cannot_be_written_fails_the_run_and_leaves_the_former(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    finish = run.trainer.finish_checkpoint
+
+    def full(timeout_s: float) -> tuple[FileSum, ...]:
+        if run.trainer.updates == 2:
+            raise CheckpointError("no space left")
+        return finish(timeout_s)
+
+    run.trainer.finish_checkpoint = full  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match="no space left"):
+        run.drive()
+    chosen = run.store.choose("f")
+    assert chosen.state is not None
+    assert chosen.state.step == 1
+    assert "step-000002" in chosen.skipped[0]
+
+
+def test_what_was_being_written_when_the_run_failed_is_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    run.trainer.writes_slowly = True
+
+    def lose_a_reward(step: int) -> None:
+        if step == 2:
+            raise WorkerLostError("reward-0", "signal 9", "reward.log")
+
+    run.trainer.on_step = lose_a_reward
+    with pytest.raises(WorkerLostError):
+        run.drive()
+    state = run.store.choose("f").state
+    assert state is not None
+    assert state.step == 1
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_none_is_overlooked(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    run.drive()
+    newest = run.store.choose("f").folder
+    assert newest is not None
+    (file,) = (newest / "policy").iterdir()
+    file.write_text("")
+    older = run.store.choose("f")
+    assert older.state is not None
+    assert older.state.step == STEPS - 1
+    assert older.skipped == (f"checkpoint {newest.name} is damaged and skipped: policy/updates has 0 bytes, 1 were written",)
+    assert older.folder is not None
+    (older.folder / "COMPLETE").write_text("3")
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
+        run.store.choose("f")
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    with pytest.raises(CheckpointError, match=r"needs .* and the disk has .* left; free some, lower spec.checkpoint.keep \(2\)"):
+        store.begin(1, 2**60)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,9 +429,9 @@ def test_a_checkpoint_counts_only_once_its_steps_are_in_the_metrics(tmp_path: Pa
     on_disk: list[tuple[int, list[float]]] = []
     complete = CheckpointStore.complete
 
-    def look(store: CheckpointStore, folder: Path, state: DriverState) -> None:
+    def look(store: CheckpointStore, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
         on_disk.append((state.step, [m["step"] for m in run.metrics()]))
-        complete(store, folder, state)
+        complete(store, folder, state, files)
 
     monkeypatch.setattr(CheckpointStore, "complete", look)
     run.drive()
@@ -371,8 +449,7 @@ def test_a_restart_trains_the_same_batches_again_and_has_only_the_rest_generated
     first.trainer.on_step = die
     with pytest.raises(WorkerLostError):
         first.drive()
-    newest = first.store.newest()
-    second = Run(tmp_path, start=first.store.load(newest, "f") if newest else None, goes_on=True)
+    second = Run(tmp_path, start=first.store.choose("f").state, goes_on=True)
     second.prompts.handed_out = int(str(second.start.source_state["next"])) if second.start else 0
     second.drive()
     whole = Run(tmp_path / "whole")
@@ -421,18 +498,18 @@ def test_the_probe_catches_an_engine_whose_weights_differ(tmp_path: Path) -> Non
 def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1)
     run.drive()
-    (run.store.root / "step-000009").mkdir()
-    assert sorted(p.name for p in run.store.root.glob("step-*")) == ["step-000003", "step-000004", "step-000009"]
-    newest = run.store.newest()
+    (run.store.root / "step-000009-abcdef").mkdir()
+    assert sorted(p.name[:11] for p in run.store.root.glob("step-*")) == ["step-000003", "step-000004", "step-000009"]
+    newest = run.store.choose("f").folder
     assert newest is not None
-    assert newest.name == "step-000004"
+    assert newest.name.startswith("step-000004")
 
 
 def test_without_shared_storage_all_steps_are_trained_and_nothing_is_kept(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1, shared=False)
     run.drive()
     assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
-    assert run.store.newest() is None
+    assert run.store.choose("f").folder is None
     stopped = Run(tmp_path / "stopped", every=1, shared=False)
     stopped.trainer.on_step = lambda step: stopped.stop.set() if step == 2 else None
     with pytest.raises(Interrupted, match="stopped after step 2 of 4"):

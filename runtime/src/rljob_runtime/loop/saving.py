@@ -1,0 +1,144 @@
+"""Writes checkpoints of finished steps, one at a time; of most of the writing the loop sees nothing.
+
+::
+
+    begin    the previous one is completed first; space is checked; every rank copies its state to host memory
+    poll     after each step: the one under way counts once all ranks' files are durable and its step is in the metrics
+    finish   waits for it, where nothing follows: the end of the run, an interruption
+    rescue   the same where the run has failed, if its workers still answer
+
+With ``asynchronous`` off ranks write from where their state is, and ``begin`` waits for the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rljob_runtime.checkpoint_files import FileSum
+from rljob_runtime.cluster.protocol import gather_all
+from rljob_runtime.errors import RuntimeFault
+from rljob_runtime.journal.writing import Journal
+from rljob_runtime.loop.checkpointing import Checkpoints, DriverState
+from rljob_runtime.loop.workers import Component, JobWorkers
+from rljob_runtime.report import Level, Reporter
+
+IO_TIMEOUT_S = 1800.0
+"""Deadline of writing or reading a checkpoint or a model on the trainer's side."""
+RESCUE_TIMEOUT_S = 60.0
+"""How long a run that has failed waits for its last checkpoint."""
+CALL_S = 30.0
+"""For the answer of a worker to a question, on top of what it waits for itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """A checkpoint that does not count yet."""
+
+    folder: Path
+    state: DriverState
+    files: dict[str, Sequence[FileSum]]
+    """By folder of a component: what its ranks wrote, where all of it is durable."""
+
+
+class Saver:
+    """The only one that writes a run's checkpoints."""
+
+    def __init__(
+        self, workers: JobWorkers, store: Checkpoints, journal: Journal, reporter: Reporter, *, asynchronous: bool, saved_step: int | None
+    ) -> None:
+        """``saved_step``: of the checkpoint that the run went on from."""
+        self._saved = {
+            component.checkpoint_folder: component for component in workers.components if component.checkpoint_folder is not None
+        }
+        self._store = store
+        self._journal = journal
+        self._reporter = reporter
+        self._asynchronous = asynchronous
+        self._newest_step = saved_step
+        self._pending: _Pending | None = None
+
+    async def begin(self, step: int, state: Callable[[], DriverState]) -> None:
+        """Take the state after ``step`` steps; nothing where none are kept, or it was taken before.
+
+        Raises:
+            CheckpointError: this or the previous one cannot be written.
+            DeadlineError: a rank did not answer in time.
+        """
+        if not self._store.kept or step == self._newest_step:
+            return
+        await self.finish()
+        sizes = [await self._ask(component, "checkpoint_bytes", timeout_s=IO_TIMEOUT_S) for component in self._saved.values()]
+        folder = await asyncio.to_thread(self._store.begin, step, sum(map(sum, sizes)))
+        files: dict[str, Sequence[FileSum]] = {}
+        for name, component in self._saved.items():
+            async with component.leased(step):
+                method = "begin_checkpoint" if self._asynchronous else "save_checkpoint"
+                answers = await self._ask(component, method, str(folder / name), timeout_s=IO_TIMEOUT_S)
+            if not self._asynchronous:
+                files[name] = _together(name, answers)
+        self._pending = _Pending(folder=folder, state=state(), files=files)
+        self._newest_step = step
+
+    async def poll(self) -> None:
+        """Complete the one under way if all of it is on disk. The report has to have its step.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if (pending := self._pending) is None:
+            return
+        for name, component in self._saved.items():
+            if name in pending.files:
+                continue
+            answers = await self._ask(component, "written_checkpoint", timeout_s=IO_TIMEOUT_S)
+            if any(answer is None for answer in answers):
+                return
+            pending.files[name] = _together(name, answers)
+        await self._complete(pending)
+
+    async def finish(self, timeout_s: float = IO_TIMEOUT_S) -> None:
+        """Wait for the one under way and complete it. The report has to have its step.
+
+        Raises:
+            CheckpointError: it could not be written, or is not within ``timeout_s``.
+            DeadlineError: a rank did not answer in time.
+        """
+        if (pending := self._pending) is None:
+            return
+        for name, component in self._saved.items():
+            if name not in pending.files:
+                answers = await self._ask(component, "finish_checkpoint", timeout_s, timeout_s=timeout_s + CALL_S)
+                pending.files[name] = _together(name, answers)
+        await self._complete(pending)
+
+    async def rescue(self, reported_step: int) -> None:
+        """Complete the one under way although the run has failed, if its step was reported and its workers still answer."""
+        if self._pending is None or self._pending.state.step > reported_step:
+            return
+        step = self._pending.state.step
+        try:
+            await self.finish(RESCUE_TIMEOUT_S)
+        except RuntimeFault as error:
+            self._pending = None
+            self._reporter.event(f"the checkpoint of step {step}, which was being written, is lost: {error}", Level.WARNING)
+
+    async def _complete(self, pending: _Pending) -> None:
+        """Make it count; the report up to its step is on disk before, so that no resumed run lacks a step."""
+        self._reporter.flush()
+        files = [file for found in pending.files.values() for file in found]
+        await asyncio.to_thread(self._store.complete, pending.folder, pending.state, files)
+        self._journal.complete(pending.state.step)
+        self._pending = None
+
+    async def _ask(self, component: Component, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        """Every rank's answer."""
+        return await gather_all([worker.start(method, *args) for worker in component.workers], timeout_s)
+
+
+def _together(folder: str, answers: Sequence[Sequence[FileSum]]) -> list[FileSum]:
+    """All ranks' files, named from the checkpoint's folder."""
+    return [replace(file, name=f"{folder}/{file.name}") for files in answers for file in files]
