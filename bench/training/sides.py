@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.training.rows import cut_in_order, pad_both
+from rljob_api.v1alpha1.policy_loss import PPOLoss
+from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.tiny.tokenizer import build_tokenizer
 from rljob_runtime.training.config import PolicyConfig
@@ -49,7 +51,8 @@ class RLJobSide:
 
     def __init__(self, folder: Path, token_budget: int, port: int) -> None:
         """Load the model of ``folder``."""
-        self.worker = PolicyWorker(PolicyConfig(model_path=str(folder), token_budget=token_budget), rank=0, world_size=1)
+        loss = LossConfig(policy=PPOLoss(clipLow=CLIP, clipHigh=CLIP, dualClip=0.0))  # a dual clip is not in the others' loss
+        self.worker = PolicyWorker(PolicyConfig(model_path=str(folder), token_budget=token_budget, loss=loss), rank=0, world_size=1)
         self.worker.setup("127.0.0.1", port, timeout_s=SETUP_TIMEOUT_S)
 
     def take(self, batch: TrainBatch) -> TrainBatch:

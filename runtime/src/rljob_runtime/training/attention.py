@@ -122,8 +122,8 @@ class Packing:
         if len(self.parts) == 1:
             return self.parts[0].attend(q, k, v, scale).unsqueeze(0)
         sizes = [part.num_tokens for part in self.parts]
-        pieces = zip(self.parts, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
-        return torch.cat([part.attend(*operands, scale) for part, *operands in pieces]).unsqueeze(0)
+        pieces = zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        return torch.cat([part.attend(*own, scale) for part, own in zip(self.parts, pieces, strict=True)]).unsqueeze(0)
 
 
 def attention(
