@@ -73,6 +73,7 @@ class ModelSize(StrEnum):
 
     SMALL = "small"
     FRESH = "fresh"
+    MIXTURE = "mixture"
     TEN_MILLION = "10m"
 
 
@@ -375,7 +376,10 @@ def tiny(
     out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
     size: Annotated[
-        ModelSize, typer.Option(help="small comes half trained, fresh is as small and random, 10m has ten million random parameters.")
+        ModelSize,
+        typer.Option(
+            help="small comes half trained, mixture too, with four experts; fresh is as small and random, 10m has ten million random ones."
+        ),
     ] = ModelSize.SMALL,
     task: Annotated[
         ModelTask, typer.Option(help="sums for examples/quickstart.yaml; frozen-lake acts over several turns.")
@@ -388,7 +392,7 @@ def tiny(
     from rljob_runtime.commands.model import make_with_progress
 
     if task is not ModelTask.SUMS and size is not ModelSize.SMALL:
-        _fail(f"--size {size} has random parameters and is for no task; leave out --task or --size")
+        _fail(f"--size {size} is not for --task {task}; leave out --task or --size")
     raise typer.Exit(make_with_progress(out, size=size.value, seed=seed, task=task.value))
 
 

@@ -12,7 +12,7 @@ from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.tiny import FROZEN_LAKE, TinySize, TinySummary, make_lake_model, make_tiny_model
 
-SIZES = {"small": TinySize.TINY, "fresh": TinySize.FRESH, "10m": TinySize.TEN_MILLION}
+SIZES = {"small": TinySize.TINY, "fresh": TinySize.FRESH, "mixture": TinySize.MIXTURE, "10m": TinySize.TEN_MILLION}
 
 
 def make_with_progress(out: Path, *, size: str, seed: int, task: str = "sums") -> int:

@@ -1,4 +1,4 @@
-"""Make the quickstart model: tokenizer, small Qwen2, warm start, measured pass rate, all in one Hugging Face folder."""
+"""Make the quickstart model: tokenizer, small Qwen2 or Qwen3-MoE, warm start, measured pass rate, all in one Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rljob_runtime.data.reasoning_gym_source import create_task
 from rljob_runtime.errors import ModelError
@@ -23,9 +24,19 @@ _FORMAT = 2
 _NUM_EXAMPLES = 12_000
 _NUM_MEASURED = 512
 
+_WARM_STARTED = (TinySize.TINY, TinySize.MIXTURE)
 _SHAPES: dict[TinySize, dict[str, int]] = {
     TinySize.TINY: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
     TinySize.FRESH: {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4},
+    TinySize.MIXTURE: {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "moe_intermediate_size": 128,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     TinySize.TEN_MILLION: {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 10},
 }
 
@@ -41,11 +52,11 @@ def make(
     progress: Progress | None = None,
     num_threads: int | None = None,
 ) -> TinySummary:
-    """See ``rljob_runtime.tiny.make_tiny_model``; ``config`` overrides the warm start (by default only size ``tiny`` has one)."""
+    """See ``rljob_runtime.tiny.make_tiny_model``; ``config`` overrides the warm start (sizes ``tiny`` and ``mixture`` have one)."""
     low, high = target_pass
     if not 0.0 <= low < high <= 1.0:
         raise ModelError(f"tiny model: target_pass is {target_pass}; it must be two shares, 0 <= low < high <= 1")
-    if config is None and size is TinySize.TINY:
+    if config is None and size in _WARM_STARTED:
         middle, quarter = (low + high) / 2, (high - low) / 4
         config = WarmStartConfig(wrong_share=1.0 - middle, aim=(middle - quarter, middle + quarter))
     fingerprint = _fingerprint(task, size, seed, target_pass, config)
@@ -57,7 +68,7 @@ def make(
         torch.manual_seed(seed)
         examples = _examples(task, seed=seed, size=_NUM_EXAMPLES)
         tokenizer = build_tokenizer(e.prompt for e in examples)
-        model = Qwen2ForCausalLM(model_config(size, tokenizer))
+        model = tiny_model(size, tokenizer)
         report = None if config is None else warm_start(model, tokenizer, examples, config, seed=seed, progress=progress)
         # Some entries are alike, so that more are drawn than measured.
         measured = _examples(task, seed=seed + 1_000_003, size=2 * _NUM_MEASURED)[:_NUM_MEASURED]
@@ -89,24 +100,33 @@ def make(
     return summary
 
 
-def model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+def tiny_model(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM | Qwen3MoeForCausalLM:
+    """A model of this size with random weights, drawn from torch's generator."""
+    config = model_config(size, tokenizer)
+    return Qwen3MoeForCausalLM(config) if isinstance(config, Qwen3MoeConfig) else Qwen2ForCausalLM(config)
+
+
+def model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config | Qwen3MoeConfig:
     """Of a model of this size with this vocabulary."""
     shape = _SHAPES[size]
-    return Qwen2Config(
-        vocab_size=len(tokenizer),
+    common: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
         **shape,
         # Two key-value heads allow tensor parallelism over two; heads of 32 are the least CPU engines take.
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
         # Prompts are short: a small base tells neighbouring positions apart from the first step on.
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        tie_word_embeddings=True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        "tie_word_embeddings": True,
         # About hidden_size ** -0.5: with the usual 0.02 a model this narrow needs several times the steps.
-        initializer_range=round(shape["hidden_size"] ** -0.5, 3),
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+        "initializer_range": round(shape["hidden_size"] ** -0.5, 3),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    if size is TinySize.MIXTURE:
+        return Qwen3MoeConfig(**common, head_dim=32, norm_topk_prob=True)
+    return Qwen2Config(**common)
 
 
 def _examples(task: TinyTask, *, seed: int, size: int) -> list[Example]:

@@ -17,7 +17,7 @@ _EPSILON = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum whose matrices are made nearly orthogonal, with decoupled weight decay.
+    """Nesterov momentum whose matrices, or stacks of them, are made nearly orthogonal, with decoupled weight decay.
 
     A step is scaled by ``0.2 * sqrt(max(shape))``, so that one learning rate suits AdamW too (Liu et al. 2025, "Muon is scalable
     for LLM training").
@@ -34,9 +34,10 @@ class Muon(torch.optim.Optimizer):
             for matrix in group["params"]:
                 average = self.state[matrix].setdefault("average", torch.zeros_like(matrix))
                 average.lerp_(matrix.grad, 1 - group["momentum"])
-                update = orthogonalized(matrix.grad.lerp(average, group["momentum"]))
+                ahead = matrix.grad.lerp(average, group["momentum"])
+                update = orthogonalized(ahead) if ahead.ndim == 2 else torch.stack([orthogonalized(expert) for expert in ahead])
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+                matrix.add_(update, alpha=-group["lr"] * 0.2 * max(matrix.shape[-2:]) ** 0.5)
         return loss
 
 

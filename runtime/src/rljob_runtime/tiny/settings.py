@@ -18,6 +18,8 @@ class TinySize(StrEnum):
     """About 0.3 million parameters, with the warm start."""
     FRESH = "fresh"
     """The same with random weights."""
+    MIXTURE = "mixture"
+    """About 0.5 million parameters in a mixture of four experts, two for a token, with the warm start."""
     TEN_MILLION = "10m"
     """About 10 million parameters, random weights: for benchmarks."""
 

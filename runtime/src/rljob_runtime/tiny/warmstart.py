@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen3MoeForCausalLM
 
 from rljob_runtime.tiny.muon import Muon
 
@@ -24,6 +25,7 @@ IGNORED_LABEL = -100
 _EVAL_BATCH = 512
 _CHECK_EVERY_STEPS = 25
 
+TinyModel: TypeAlias = Qwen2ForCausalLM | Qwen3MoeForCausalLM
 Progress = Callable[[str, float], None]
 """Called with a phase's name and the finished fraction (0 to 1) of the whole warm start."""
 
@@ -98,7 +100,7 @@ class _Table:
 
 
 def warm_start(
-    model: Qwen2ForCausalLM,
+    model: TinyModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     config: WarmStartConfig,
@@ -153,7 +155,7 @@ def warm_start(
 
 @torch.no_grad()
 def pass_rate(
-    model: Qwen2ForCausalLM,
+    model: TinyModel,
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[Example],
     *,
@@ -190,9 +192,9 @@ def pass_rate(
     return solved / len(examples)
 
 
-def make_optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings, norms and biases: the rule is learned in about half the steps of AdamW alone."""
-    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+def make_optimizers(model: TinyModel) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the rest and routers: the rule is learned in about half the steps of AdamW alone."""
+    matrices = [p for name, p in model.model.layers.named_parameters() if p.ndim >= 2 and not name.endswith("mlp.gate.weight")]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     return [
@@ -207,7 +209,7 @@ def _rule_rate(config: WarmStartConfig, step: int) -> float:
 
 
 def train_step(
-    model: Qwen2ForCausalLM, optimizers: Sequence[torch.optim.Optimizer], batch: tuple[torch.Tensor, torch.Tensor], learning_rate: float
+    model: TinyModel, optimizers: Sequence[torch.optim.Optimizer], batch: tuple[torch.Tensor, torch.Tensor], learning_rate: float
 ) -> float:
     """One AdamW step on (input ids, labels) of shape (B, L); returns the loss in nats per answer token."""
     for optimizer in optimizers:
