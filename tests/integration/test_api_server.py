@@ -193,7 +193,7 @@ MUTABLE_VALUES: dict[str, Any] = {
     "suspend": True, "activeDeadlineSeconds": 77, "ttlSecondsAfterFinished": 77, "failurePolicy": {"maxRestarts": 7},
     "startupDeadlineSeconds": 77, "schedulingDeadlineSeconds": 77,
 }  # fmt: skip
-MUTABLE_BELOW = {"training": {"steps": 77}, "checkpoint": {"everySteps": 77, "keep": 7, "journal": False}}
+MUTABLE_BELOW = {"training": {"steps": 77}, "checkpoint": {"everySteps": 77, "keep": 7, "asynchronous": False, "journal": False}}
 FIXED_BELOW = {"training.learningRate cannot be changed", "checkpoint.path cannot be added or removed"}
 """Of sections of which a part may change."""
 
