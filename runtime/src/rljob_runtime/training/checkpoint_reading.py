@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 METADATA = ".metadata"
@@ -51,11 +51,20 @@ class _PlanUnpickler(pickle.Unpickler):
     """Refuses whatever is not in ``ALLOWED``."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) in ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(
             f"{METADATA} refers to {module}.{name}, which no checkpoint has: somebody changed it, and it was not executed"
         )
+
+
+def _member(kind: object, name: str) -> _MEM_FORMAT_ENCODING:
+    """What Python before 3.11.4 pickles members of an enumeration as: ``getattr(kind, name)``; nothing but that is got."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"{METADATA} asks for {name!r} of {kind!r}, which no checkpoint does: it was not got")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class CheckedReader(FileSystemReader):
