@@ -61,8 +61,8 @@ def response_lengths(case: Case, rng: np.random.Generator) -> IntArray:
     """Tokens of the responses to one prompt, shape (:data:`SAMPLES_PER_PROMPT`,)."""
     if case.spread == 0.0:
         return np.full(SAMPLES_PER_PROMPT, case.response_tokens, dtype=np.int32)
-    drawn = rng.lognormal(np.log(case.response_tokens / 8), case.spread, SAMPLES_PER_PROMPT)
-    return np.clip(drawn, 1, case.response_tokens).astype(np.int32)
+    sampled = rng.lognormal(np.log(case.response_tokens / 8), case.spread, SAMPLES_PER_PROMPT)
+    return np.clip(sampled, 1, case.response_tokens).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def finished(runs: Mapping[str, Running]) -> Mapping[str, Running]:
     return runs
 
 
-def same(one: Running, other: Running) -> None:
+def assert_same(one: Running, other: Running) -> None:
     """Losses, rewards and responses of every step and the trained weights are equal bit for bit."""
     families = ("train/", "reward/", "rollout/logprob", "rollout/sequences", "response/", "prompt/", "mismatch/")
     ours, theirs = (
@@ -86,7 +86,7 @@ def test_with_a_reference_on_the_same_device_losses_and_weights_are_those_of_thr
     apart["spec"]["nodeGroups"][0]["devicesPerNode"] = 3
     together = with_reference(shortened(TOGETHER, model, steps=STEPS), "0")
     runs = finished({name: Running(tmp_path_factory.mktemp(name), job) for name, job in (("apart", apart), ("together", together))})
-    same(runs["together"], runs["apart"])
+    assert_same(runs["together"], runs["apart"])
     assert runs["apart"].metrics()[-1]["train/kl_loss"] > 0, "the reference is used"
     assert not SWITCH_METRICS & set(runs["apart"].metrics()[0])
     switched(runs["together"], stored_bytes(model), frozen=True)
@@ -111,8 +111,8 @@ def test_switching_or_resident_the_quickstart_on_one_device_trains_as_on_two(mod
         for name, spec in (("switching", {}), ("resident", RESIDENT))
     }
     runs = finished({"apart": apart, **together})
-    same(runs["switching"], runs["apart"])
-    same(runs["resident"], runs["apart"])
+    assert_same(runs["switching"], runs["apart"])
+    assert_same(runs["resident"], runs["apart"])
     switched(runs["switching"], stored_bytes(model))
     assert not (SWITCH_METRICS - {"offload/waits_s"}) & set(runs["resident"].metrics()[0]), "they take turns, and nothing moves"
 
@@ -173,7 +173,7 @@ def test_a_trainer_killed_while_it_comes_back_fails_the_run_and_is_named(killed:
 def test_resumed_after_a_switch_that_failed_the_losses_are_those_of_an_undisturbed_run(killed: Running, apart: Running) -> None:
     again = Running(killed.folder, killed.manifest, "--resume")
     finished({"apart": apart, "again": again})
-    same(again, apart)
+    assert_same(again, apart)
 
 
 @pytest.mark.slow

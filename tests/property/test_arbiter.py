@@ -206,6 +206,7 @@ def test_devices_never_hold_more_than_their_budget_and_every_wait_ends(seed: int
         await play.run()
 
     run_virtual(main())
+    assert play.memory.over == []
 
 
 @settings(max_examples=100, deadline=None)

@@ -59,30 +59,35 @@ def mutated(draw: st.DrawFn) -> Any:
     return document
 
 
-def answered(source: Any, *, runnable: bool) -> None:
-    problems: tuple[FieldError, ...] = ()
+def problems_of(source: Any, *, runnable: bool) -> tuple[FieldError, ...]:
+    """What is wrong with a manifest; empty where it has a plan. Any other exception is a fault."""
     try:
-        assert check(source, runnable=runnable).plan.nodes
+        plan = check(source, runnable=runnable).plan
     except SpecInvalidError as error:
-        problems = error.errors
-    assert all(problem.problem and problem.remedy for problem in problems)
-    assert sum(len(str(problem)) for problem in problems) < 2_000_000
+        return error.errors
+    assert plan.nodes
+    return ()
+
+
+def are_messages(problems: tuple[FieldError, ...]) -> bool:
+    """Each says what is wrong and what to do, and all together can be read."""
+    return all(problem.problem and problem.remedy for problem in problems) and sum(len(str(problem)) for problem in problems) < 2_000_000
 
 
 @given(mutated(), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_mutated_examples(document: Any, runnable: bool) -> None:
-    answered(yaml.safe_dump(document, allow_unicode=True, sort_keys=False), runnable=runnable)
+    assert are_messages(problems_of(yaml.safe_dump(document, allow_unicode=True, sort_keys=False), runnable=runnable))
 
 
 @given(mutated())
 @settings(max_examples=150, deadline=None)
 def test_parsed_manifests(document: Any) -> None:
     if isinstance(document, dict):
-        answered(json.loads(json.dumps(document, default=str)), runnable=False)
+        assert are_messages(problems_of(json.loads(json.dumps(document, default=str)), runnable=False))
 
 
 @given(st.text(st.sampled_from("aApi:{}[]-&*!|>'\"\n 01,#?%@`\t"), max_size=120))
 @settings(max_examples=200, deadline=None)
 def test_any_text(text: str) -> None:
-    answered(text, runnable=True)
+    assert are_messages(problems_of(text, runnable=True))

@@ -22,7 +22,7 @@ class JudgeNeeds(EngineNeeds):
 
     @property
     def full_tokens(self) -> int:
-        """Tokens of the longest request: what the engine is told, else as many as it computes at once."""
+        """Tokens of the longest request: ``max_model_len`` where it is given, else as many as it computes at once."""
         longest = self.engine.extra_args.get("max_model_len")
         prefill = LARGE_PREFILL_TOKENS if self.on_cuda else CPU_PREFILL_TOKENS
         return longest if isinstance(longest, int) else prefill

@@ -15,6 +15,8 @@ In the zygote and the scoring process there is one thread, so that forking is sa
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib
 import json
 import os
 import resource
@@ -47,13 +49,13 @@ _LOOK_EVERY_S = 0.05
 _LENGTH = struct.Struct("<I")
 _RESULT_FD = 3
 _STACK_DEPTH = 100_000
-PRELUDE = (
-    "import sys, re, json, math, random, string, time, copy, heapq, bisect, itertools, functools, collections, operator, datetime\n"
-    "import statistics, decimal, fractions, io\n"
-    "from typing import *\nfrom collections import *\nfrom functools import *\nfrom itertools import *\nfrom heapq import *\n"
-    "from bisect import *\nfrom math import *\nfrom string import *\nfrom copy import deepcopy\n"
-)
-"""What solutions may use without importing it, as the datasets' own checkers have it."""
+SOLUTION_MODULES = (
+    "sys", "re", "json", "math", "random", "string", "time", "copy", "heapq", "bisect", "itertools", "functools", "collections", "operator",
+    "datetime", "statistics", "decimal", "fractions", "io",
+)  # fmt: skip
+SOLUTION_STARS = ("typing", "collections", "functools", "itertools", "heapq", "bisect", "math", "string")
+"""What solutions may use without importing it, as the datasets' own checkers have it: modules, and all names of modules, the later ones'
+before the earlier ones' (``collections.Counter``, not ``typing.Counter``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,7 @@ def _send(fd: int, body: bytes) -> None:
 def _serve(fd: int) -> None:
     """The zygote's loop."""
     sandbox_kernel.prctl(sandbox_kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    names: dict[str, Any] = {}
-    exec(compile(PRELUDE, "<prelude>", "exec"), names)  # noqa: S102 - our own text
+    names = solution_names()
     while (head := read_exactly(fd, _LENGTH.size)) is not None:
         body = read_exactly(fd, _LENGTH.unpack(head)[0])
         if body is None:
@@ -142,6 +143,15 @@ def _serve(fd: int) -> None:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         _send(fd, json.dumps(asdict(outcome)).encode())
+
+
+def solution_names() -> dict[str, Any]:
+    """Names that a solution finds, by name: as ``import`` and ``from ... import *`` would have put them there."""
+    names: dict[str, Any] = {name: importlib.import_module(name) for name in SOLUTION_MODULES}
+    for star in map(importlib.import_module, SOLUTION_STARS):
+        public = getattr(star, "__all__", None) or [name for name in vars(star) if not name.startswith("_")]
+        names |= {name: getattr(star, name) for name in public}
+    return names | {"deepcopy": copy.deepcopy}
 
 
 def _execute(run: Run, folder: str, names: Mapping[str, object]) -> Outcome:

@@ -101,7 +101,7 @@ def make(
 
 
 def tiny_model(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM | Qwen3MoeForCausalLM:
-    """A model of this size with random weights, drawn from torch's generator."""
+    """A model of this size with random weights, sampled with torch's generator."""
     config = model_config(size, tokenizer)
     return Qwen3MoeForCausalLM(config) if isinstance(config, Qwen3MoeConfig) else Qwen2ForCausalLM(config)
 

@@ -42,8 +42,8 @@ def feed(folder: Path, program: str, *arguments: Path) -> TrackerFeed:
     return TrackerFeed(TrackerType.WANDB, command, RUN, folder / "tracker-wandb.log")
 
 
-def told(feeds: TrackerFeeds) -> Callable[[], list[str]]:
-    """What was told so far."""
+def warnings_of(feeds: TrackerFeeds) -> Callable[[], list[str]]:
+    """All warnings so far."""
     problems: list[str] = []
     return lambda: problems.extend(feeds.problems()) or problems
 
@@ -60,10 +60,10 @@ def test_a_tracker_gets_the_run_every_step_in_order_and_how_it_ended(tmp_path: P
     assert got[-1] == {"succeeded": True}
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(tmp_path: Path) -> None:
     feeds = TrackerFeeds([feed(tmp_path, FAILS), feed(tmp_path, COPIES_ITS_INPUT, tmp_path / "got")])
-    problems = told(feeds)
-    until("the tracker's end is told", lambda: len(problems()) > 0)
+    problems = warnings_of(feeds)
+    until("the tracker's end is reported", lambda: len(problems()) > 0)
     feeds.write(make_record(1))
     assert feeds.finish(succeeded=False) == []
     assert problems() == [

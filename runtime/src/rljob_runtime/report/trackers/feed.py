@@ -97,10 +97,10 @@ class TrackerFeed:
         self._send({"step": record.step, "metrics": {n: v for n, v in record.metrics.items() if math.isfinite(v)}})
 
     def problems(self) -> list[str]:
-        """What is to be told, each once: the tracker is gone or does not follow."""
+        """Warnings that were not returned before: the tracker is gone or does not keep up."""
         self._push()
-        told, self._problems = self._problems, []
-        return told
+        found, self._problems = self._problems, []
+        return found
 
     def finish(self, *, succeeded: bool) -> None:
         """Say how the run ended; ``end`` waits for it."""
@@ -181,7 +181,7 @@ class TrackerFeeds:
             feed.write(record)
 
     def problems(self) -> list[str]:
-        """What has to be told since the last call."""
+        """Warnings since the last call."""
         return [problem for feed in self._feeds for problem in feed.problems()]
 
     def finish(
@@ -192,7 +192,7 @@ class TrackerFeeds:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> list[str]:
-        """Close the runs, wait ``timeout_s`` at most for what is not sent yet; returns what has to be told."""
+        """Close the runs, wait ``timeout_s`` at most for what is not sent yet; returns the warnings."""
         for feed in self._feeds:
             feed.finish(succeeded=succeeded)
         deadline = clock() + timeout_s
