@@ -88,6 +88,7 @@ class TrlSide:
             beta=0.0,
             epsilon=CLIP,
             loss_type="dapo",
+            router_aux_loss_coef=0.0,  # without it TRL adds a load-balancing loss to mixtures, with the coefficient of config.json
             report_to=[],
         )
         self.trainer = GRPOTrainer(
