@@ -225,3 +225,17 @@ def test_a_judge_too_large_for_its_device_is_refused_before_it_starts() -> None:
     ]
     assert [problem.path for problem in refused] == ["spec.nodeGroups[0].deviceMemory"]
     assert "a larger engine.tensorParallelSize" in refused[0].remedy
+
+
+def test_a_checkpoint_that_is_written_beside_training_takes_a_copy_of_what_is_trained() -> None:
+    """12 bytes a trained parameter over all processes, in host memory; of adapters theirs alone."""
+    name = "checkpoint while it is written"
+
+    def saved(**sections: Any) -> dict[str, int]:
+        (node,) = [one for one in estimated(**sections).pools if one.kind is memory.PoolKind.NODE]
+        found = terms(node, memory.Phase.WEIGHT_SYNC, "actor_train")
+        return {kind: size for kind, size in found.items() if kind == name}
+
+    assert saved() == {name: 2 * (PARAMETERS // 2 * 12)}
+    assert saved(checkpoint={"asynchronous": False}) == {}
+    assert 0 < saved(model={"lora": {"rank": 8}})[name] < PARAMETERS

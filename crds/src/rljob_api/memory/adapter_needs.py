@@ -41,6 +41,7 @@ class AdapterNeeds(PolicyNeeds):
             starting=(process, *self._loading(weights, size)),
             working=working,
             host_starting=(self._whole_model(size),),
+            saved=self._saved(adapters, optimizer),
             carries_weights=self.first,
             keeps_workspace=self.on_cuda,
         )

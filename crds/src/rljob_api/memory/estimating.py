@@ -303,7 +303,7 @@ class _Estimator:
         index, group = self._groups[situation.group]
         occupants = self._on_node(situation)
         travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
-        copied = tuple(term for one in occupants for term in one.copied())
+        copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
         phases = _host_phases(occupants, travelling, copied) if group.on_accelerators else _phases(occupants, travelling, copied)
         field = "limits.memory" if "memory" in group.resources.limits else "memory"
         limit = (f"spec.nodeGroups[{index}].resources.{field}", group.resources.memory_limit)

@@ -147,9 +147,18 @@ class PolicyNeeds:
             starting=(process, *self._loading(weights, MASTER_BYTES)),
             working=working,
             host_starting=(self._whole_model(MASTER_BYTES),),
+            saved=self._saved(weights, optimizer),
             carries_weights=self.first and Phase.WEIGHT_SYNC in working,
             keeps_workspace=self.on_cuda,
         )
+
+    def _saved(self, *trained: Need) -> tuple[Need, ...]:
+        """What an asynchronous checkpoint copies (``rljob_runtime.training.checkpoint``): trained weights and both moments."""
+        if not self.spec.checkpoint.asynchronous:
+            return ()
+        name, remedy = "checkpoint while it is written", "checkpoint.asynchronous: false"
+        formula = " + ".join(need.formula for need in trained)
+        return (Need(kind=Kind.WORKSPACE, name=name, formula=formula, num_bytes=sum(need.num_bytes for need in trained), remedy=remedy),)
 
     def frozen(self) -> ProcessNeeds:
         """Needs of a reference, held in the dtype of the computation."""

@@ -28,7 +28,7 @@ from rljob_runtime.report.text import format_percent, format_seconds
 
 WORTH_SHARE = 0.05
 """Of the step; less is not worth a change."""
-RESERVED_STEPS = 1
+SKIPPED_STEPS = 1
 """The first step is slower than the others."""
 
 
@@ -87,10 +87,10 @@ def typical(table: MetricsTable) -> StepTimes | None:
     """Medians over the steps after the first; None where there are fewer than two."""
 
     def median(name: str) -> float:
-        values = [value for value in table.column(name)[RESERVED_STEPS:] if math.isfinite(value)]
+        values = [value for value in table.column(name)[SKIPPED_STEPS:] if math.isfinite(value)]
         return statistics.median(values) if values else 0.0
 
-    if len(table.steps) <= RESERVED_STEPS or median("time/step_s") <= 0:
+    if len(table.steps) <= SKIPPED_STEPS or median("time/step_s") <= 0:
         return None
     return StepTimes(
         step_s=median("time/step_s"),

@@ -54,7 +54,7 @@ def test_engines_and_trainers_stay_whole() -> None:
     assert set(kept) == {"trainer and engines on the same 8 devices, plus the time of switching", "overlap.asyncGenerationRatio 1"}
 
 
-def test_who_shares_devices_is_told_how_to_part_them() -> None:
+def test_advice_for_shared_devices_is_to_part_them() -> None:
     assert found(TIMES, devices(trainer=8, rollout=8, shared=True)) == {}  # all devices for each phase are hard to beat
     switching = StepTimes(step_s=10.0, generate_s=3.0, reward_s=1.0, score_s=0.0, train_s=0.5, sync_s=0.5, stall_s=0.0, switch_s=4.5)
     assert found(switching, devices(trainer=8, rollout=8, shared=True)) == {

@@ -118,7 +118,7 @@ class TrackerFeed:
         if code is None:
             return False
         if code != 0:
-            self._lost(self._last_words(code))
+            self._lost(self._last_line(code))
         self._process = None
         return True
 
@@ -150,9 +150,9 @@ class TrackerFeed:
             self._waiting.clear()
         code = process.poll()
         if code is not None:
-            self._lost(self._last_words(code))
+            self._lost(self._last_line(code))
 
-    def _last_words(self, code: int) -> str:
+    def _last_line(self, code: int) -> str:
         lines = [line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         return f"ended (exit {code}): {lines[-1][:300] if lines else 'no message'}"
 
