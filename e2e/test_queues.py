@@ -100,6 +100,7 @@ def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_vol
     queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     queued.wait(name, "Suspended", SUSPENDS_S)
     queued.until("the quota is given back", lambda: not queued.children(name, "rayjobs"), SUSPENDS_S, job=name)
+    trained = queued.step(name)  # more than when it was asked to stop
     queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
     trains_beyond(queued, name, trained)
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
