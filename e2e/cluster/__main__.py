@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("image", help="for example localhost/rljob-operator:0.1.0")
     image = add("image", "build an image unless its content is unchanged, put it on the node if one is up, and print its name")
     image.add_argument("target", choices=images.TARGETS, help="base: Debian with Python; the others: targets of the Dockerfile")
-    image.add_argument("--archive", action="store_true", help="also write the archive that the node of a later cluster loads")
+    image.add_argument("--archive", action="store_true", help="only write the archive that the node of a later cluster loads")
     add("kubeconfig", "print the path of the kubeconfig")
     add("audit-log", "print the path of the API server's log of what service accounts asked for")
     binary = add("binary", "print the path of a program in the cache, for example kubectl", default_name=None)

@@ -50,13 +50,22 @@ def down(folder: StateFolder, *, keep_logs: Path | None = None) -> bool:
         existed = folder.path.exists()
         if keep_logs is not None and existed:
             _copy_logs(folder, keep_logs)
-        state = folder.load()
-        if state is not None:
-            _undo(folder, state)
-        if existed:
-            shutil.rmtree(folder.path)
+        remove(folder)
         folder.remove_lock_file()
     return existed
+
+
+def remove(folder: StateFolder) -> None:
+    """Stop and remove one cluster whose lock the caller holds; nothing if there is none.
+
+    Raises:
+        ClusterError: see :func:`down`.
+    """
+    state = folder.load()
+    if state is not None:
+        _undo(folder, state)
+    if folder.path.exists():
+        shutil.rmtree(folder.path)
 
 
 def down_abandoned() -> list[str]:

@@ -35,13 +35,13 @@ _HOST_FILES = ("/etc/ssl/certs", "/etc/resolv.conf")
 
 
 def image(target: str, folder: StateFolder, say: Say, *, archived: bool = False) -> str:
-    """Build an image unless its content is there already, and put it on the node if the cluster is up; returns its name.
+    """Build an image unless its content is there already, and put it on the node if a cluster is up; returns its name.
 
     Args:
         target: one of :data:`TARGETS`.
         folder: state of the cluster.
         say: gets one line per step.
-        archived: write the archive that a node loads also while no cluster is up.
+        archived: only write the archive that the node of a later cluster loads; a cluster, or what is left of one, is not touched.
 
     Raises:
         ClusterError: not root, a program is missing, or the build failed.
@@ -49,11 +49,12 @@ def image(target: str, folder: StateFolder, say: Say, *, archived: bool = False)
     packages.require_root()
     packages.require(packages.IMAGE_PROGRAMS, say)
     name = _base(say) if target == "base" else _from_dockerfile(target, say)
+    if archived:
+        _archived(*_find(name), say)
+        return name
     state = folder.load()
     if target != "base" and state is not None and state.mode is Mode.CLUSTER:
         load(folder, name, say)
-    elif archived:
-        _archived(*_find(name), say)
     return name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from e2e.cluster import build, cgroups, containerd, control_plane, crds, kuberay, kueue, network, node, packages, ports
+from e2e.cluster import build, cgroups, cleanup, containerd, control_plane, crds, kuberay, kueue, network, node, packages, ports
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.kubectl import Kubectl
 from e2e.cluster.procfs import ProcessIdentity
@@ -30,7 +30,7 @@ def api(folder: StateFolder, *, with_crds: bool, holder: ProcessIdentity | None 
     packages.require(packages.API_PROGRAMS, say)
     build.require_built(Mode.API)
     with folder.lock(deadline_s=_LOCK_DEADLINE_S):
-        if not _runs_already(folder, Mode.API):
+        if not runs_already(folder, Mode.API):
             folder.create(State(mode=Mode.API, holder=holder, ports=ports.choose(control_plane.API_PORTS)))
             _timed("API server", lambda: control_plane.start_api(folder, control_plane.LOOPBACK_ONLY), say)
         if with_crds:
@@ -47,7 +47,7 @@ def up(folder: StateFolder, *, say: build.Say = build.silent) -> None:
     packages.require(packages.CLUSTER_PROGRAMS, say)
     build.require_built(Mode.CLUSTER)
     with folder.lock(deadline_s=_LOCK_DEADLINE_S):
-        if _runs_already(folder, Mode.CLUSTER):
+        if runs_already(folder, Mode.CLUSTER):
             return
         node.require_no_other_kubelet()
         names = (*control_plane.API_PORTS, "kube-scheduler", *node.PORTS, *kuberay.PORTS, *kueue.PORTS)
@@ -63,14 +63,17 @@ def up(folder: StateFolder, *, say: build.Say = build.silent) -> None:
         _timed("devices", lambda: node.wait_for_devices(folder), say)
 
 
-def _runs_already(folder: StateFolder, mode: Mode) -> bool:
-    """Whether the same thing is up and well.
+def runs_already(folder: StateFolder, mode: Mode) -> bool:
+    """Whether the same thing is up and well; what is left of one that has died whole (the machine restarted) is removed.
 
     Raises:
         ClusterError: something else is there, or parts of it have died.
     """
     state = folder.load()
     if state is None:
+        return False
+    if not any(record.identity.alive() for record in state.processes):
+        cleanup.remove(folder)
         return False
     remedy = f"Remedy: python -m e2e.cluster down --name {folder.path.name}"
     if state.mode is not mode:
