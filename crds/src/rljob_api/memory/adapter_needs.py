@@ -23,6 +23,11 @@ class AdapterNeeds(PolicyNeeds):
         """Parameters of all adapters; experts have none. 0 where sizes are not known."""
         return adapter_parameters(self.spec, self.shape)
 
+    @property
+    def trains_norms(self) -> bool:
+        """Only matrices have adapters."""
+        return False
+
     def trained(self) -> ProcessNeeds:
         """Needs of a frozen policy with trained adapters, whose merged weights go to the engines."""
         (passes, step), size, process = self.phases, self.compute_bytes, process_need(self.on_cuda)

@@ -104,6 +104,11 @@ class PolicyNeeds:
         return ceil_div(samples, self.data) * self.full_tokens
 
     @property
+    def trains_norms(self) -> bool:
+        """Whether norms have gradients, for which their normalized input is kept."""
+        return True
+
+    @property
     def training(self) -> Training:
         """Settings that it is trained by."""
         return self.spec.training
@@ -310,16 +315,17 @@ class PolicyNeeds:
     def _layer_bytes_per_token(self, decoder: DecoderShape) -> int:
         """What autograd keeps of one layer.
 
-        Two norms (float32 input, normalized input and output), queries, keys, values and the attention's output (keys and values
-        repeated to all heads, as under a mask), four tensors of the MLP, and with eager attention a float32 row of scores per head, also
-        in the dtype of the computation where that is another. Qwen3 normalizes queries and keys as well. With tensor parallelism all but
-        the norms is divided.
+        Two norms (float32 input, output, and normalized input where the norm is trained), queries, keys, values and the attention's
+        output (keys and values repeated to all heads, as under a mask), four tensors of the MLP, and with eager attention a float32 row
+        of scores per head, also in the dtype of the computation where that is another. Qwen3 normalizes queries and keys as well. With
+        tensor parallelism all but the norms is divided.
         """
         number, heads = self.compute_bytes, decoder.num_attention_heads
-        norms = 2 * (MASTER_BYTES + 2 * number) * decoder.hidden_size + 8
+        normalized = number if self.trains_norms else 0
+        norms = 2 * (MASTER_BYTES + normalized + number) * decoder.hidden_size + 8
         inner = 4 * number * (decoder.query_size + decoder.intermediate_size) + 4 * heads
         if decoder.qk_norm:
-            inner += (MASTER_BYTES + number) * (decoder.query_size + decoder.kv_size) + 8 * heads
+            inner += (MASTER_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * heads
         if self.spec.model.attention == "eager":
             inner += (MASTER_BYTES + (number if number != MASTER_BYTES else 0)) * heads * self.full_tokens
         return norms + ceil_div(inner, self.tensor)
