@@ -14,7 +14,7 @@ from rljob_runtime.report.charts import Chart, metric_charts, phase_chart, timel
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Level, RunInfo
 from rljob_runtime.report.episodes import STYLE, cut_text, episodes_html
-from rljob_runtime.report.faster import advice
+from rljob_runtime.report.faster import advice, typical
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Row, iter_rows, number_of, read_rows
 from rljob_runtime.report.metrics import MetricsTable
@@ -96,7 +96,7 @@ def render_report(
     if charts:
         parts += ["<h2>Learning</h2>", cards(charts, "m")]
     if timeline:
-        parts += ["<h2>Where the time went</h2>", _faster(advice(info.spec_yaml, table)), cards(timeline, "t")]
+        parts += ["<h2>Where the time went</h2>", _faster(advice(info.spec_yaml, typical(table))), cards(timeline, "t")]
     if samples:
         what = "Episodes" if any("turns" in row for _, rows in samples for row in rows) else "Responses"
         parts += [f"<h2>{what}</h2>", *(_samples(step, rows) for step, rows in samples)]
