@@ -1,6 +1,6 @@
 """All checks of a manifest, and the one entry :func:`check` that CLI, local run and driver use.
 
-Two stages; the second needs the types of the first, each reports all it finds. Unknown keys alone do not keep the second from being reached:
+Two stages; the second needs the types of the first, each reports all it finds. Where only keys are unknown both report:
 
 1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement

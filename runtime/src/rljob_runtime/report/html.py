@@ -33,6 +33,7 @@ main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 64px; }
 h1 { font-size: 24px; margin: 0 12px 0 0; display: inline-block; }
 h2 { font-size: 17px; margin: 36px 0 12px; }
 h3 { font-size: 14px; margin: 0; }
+h1, .sub, .failure, li { overflow-wrap: anywhere; }
 .sub { color: var(--soft); margin: 2px 0 0; }
 .badge { display: inline-block; padding: 2px 10px; border-radius: 99px; font-size: 13px; font-weight: 600; vertical-align: 4px; }
 .succeeded { background: #e2f2e6; color: #28683c; } .failed { background: #fbe4e4; color: #9c2b2b; }
