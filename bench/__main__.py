@@ -59,6 +59,7 @@ MEASUREMENTS = (
     Measurement(name="specs", answers="random and mutated specs against API server, planner, webhook and operator", timeout_s=1800.0),
     Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, how soon, and what is wrong", timeout_s=3600.0),
     Measurement(name="recovery", answers="what a lost process costs a real job, beside a full restart", timeout_s=1800.0),
+    Measurement(name="newcomer", answers="a fresh clone, and wheels by pip alone, to a first learning curve", timeout_s=7200.0),
     Measurement(name="soak", answers="memory of driver, trainer, engine and operator over an hour", timeout_s=7200.0),
 )
 
