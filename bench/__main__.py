@@ -42,7 +42,9 @@ MEASUREMENTS = (
         answers="the trainer's tokens per second and core beside TRL's and a plain loop's; memory beside the estimate",
         timeout_s=1800.0,
     ),
-    Measurement(name="loading", answers="memory and seconds of loading a sharded model, beside a whole one in each process", timeout_s=900.0),
+    Measurement(
+        name="loading", answers="memory and seconds of loading a sharded model, beside a whole one in each process", timeout_s=900.0
+    ),
     Measurement(name="weightsync", answers="seconds of a weight sync by transport and size, sparse beside dense", timeout_s=1800.0),
     Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
     Measurement(name="driver", answers="tokens and responses a second of the driver, its memory and its longest pause", timeout_s=3600.0),
