@@ -43,7 +43,7 @@ MEASUREMENTS = (
         timeout_s=1800.0,
     ),
     Measurement(
-        name="loading", answers="memory and seconds of loading a sharded model, beside a whole one per process", timeout_s=900.0
+        name="loading", answers="memory and seconds of loading a sharded model, beside a whole one in each process", timeout_s=900.0
     ),
     Measurement(name="weightsync", answers="seconds of a weight sync by transport and size, sparse beside dense", timeout_s=1800.0),
     Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
