@@ -63,7 +63,7 @@ def test_an_account_of_the_users_own_changes_progress_and_nothing_else(world: Wo
     # A policy takes a moment to come into force; what is written until then must not be what is written next, which would change nothing.
     attempts = itertools.cycle((7, 8))
     world.until("the policy is in force", lambda: "may change status.progress only" in answer(world, trainer, {"attempt": next(attempts)}))
-    assert "patched" in answer(world, trainer, {"progress": {"step": 3}})
+    assert "patched" in answer(world, trainer, {"progress": {"step": 3, "stepMilliseconds": {"step": 900, "train": 400}}})
     for change in ({"specHashes": {"model": "x"}}, {"conditions": []}, {"completionTime": "2026-01-01T00:00:00Z"}, {"image": "x"}):
         said = answer(world, trainer, change)
         assert "may change status.progress only" in said or "no change" in said, change

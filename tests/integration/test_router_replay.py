@@ -5,7 +5,6 @@ In bfloat16, where a rounding decides between experts that are nearly as likely.
 
 from __future__ import annotations
 
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.records import Completion, RewardResult, Sampling, Segment, Trajectory
 from rljob_runtime.routes import NO_ROUTE
-from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.microbatch import make_micro_batches
-from rljob_runtime.training.model import _token_logprobs, layer_costs, load_model
+from rljob_runtime.training.model import layer_costs
 from rljob_runtime.training.step import run_micro_batch
 from tests.support.engine_contract import config_for, drain
 from tests.support.records import ids, make_prompt
+from tests.support.trainers import whole_policy
 from tests.support.vllm_engine import running
 
 VOCAB, SAMPLES, TOKENS = 60, 6, 24
@@ -107,8 +106,7 @@ def test_replayed_routes_bring_the_trainer_nearer_to_the_engine(tmp_path: Path) 
     last = np.zeros(step.token_ids.size, dtype=np.bool_)
     last[step.ends - 1] = True
     np.testing.assert_array_equal((step.routes == NO_ROUTE).all(axis=(1, 2)), last)  # all but what was never computed
-    model = load_model(PolicyConfig(model_path=str(tmp_path), dtype="bfloat16", trainable=False, replays_routes=True), tmp_path)
-    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    model = whole_policy(tmp_path, dtype="bfloat16", trainable=False, replays_routes=True)
     trained = step.response_mask > 0
     with_replay, without = (
         float(np.abs(logprobs(model, step, replays=replays) - step.behaviour_logprobs)[trained].mean()) for replays in (True, False)

@@ -1,6 +1,6 @@
 """All checks of a manifest, and the one entry :func:`check` that CLI, local run and driver use.
 
-Two stages; the second needs the types of the first, each reports all it finds:
+Two stages; the second needs the types of the first, each reports all it finds. Where only keys are unknown both report:
 
 1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
@@ -84,12 +84,12 @@ def check(
         SpecInvalidError: with every problem, in the order of the manifest, with lines when ``source`` is text.
     """
     document = manifest.read(source, name=name) if isinstance(source, str) else manifest.Document(data=dict(source))
-    job = manifest.to_job(document)
+    job, unknown = manifest.to_job_with_unknown_keys(document)
     shape, served = _shapes(job.spec, shape_of)
     config = config_of(job.spec) if config_of is not None else None
     plan, errors, not_yet = _examined(job.spec, shape, served, config)
-    if plan is None or errors or (runnable and not_yet):
-        raise SpecInvalidError(manifest.arrange(document, [*errors, *not_yet]))
+    if plan is None or unknown or errors or (runnable and not_yet):
+        raise SpecInvalidError(manifest.arrange(document, [*unknown, *errors, *not_yet]))
     return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape, served=served)
 
 

@@ -149,9 +149,9 @@ class PolicyNeeds:
         return ProcessNeeds(
             active=frozenset(working),
             states=(process, weights, optimizer),
-            starting=(process, *self._loading(weights, MASTER_BYTES)),
+            starting=(process, weights, self._reading(MASTER_BYTES)),
             working=working,
-            host_starting=(self._whole_model(MASTER_BYTES),),
+            host_starting=(self._reading(MASTER_BYTES),),
             saved=self._saved(weights, optimizer),
             carries_weights=self.first and Phase.WEIGHT_SYNC in working,
             keeps_workspace=self.on_cuda,
@@ -172,9 +172,9 @@ class PolicyNeeds:
         return ProcessNeeds(
             active=frozenset({Phase.SCORE}),
             states=(process, weights),
-            starting=(process, *self._loading(weights, size)),
+            starting=(process, weights, self._reading(size)),
             working={Phase.SCORE: (*self._gathered(size), *self._passing(), *self._last(trained=False))},
-            host_starting=(self._whole_model(size),),
+            host_starting=(self._reading(size),),
             keeps_workspace=self.on_cuda,
         )
 
@@ -201,37 +201,18 @@ class PolicyNeeds:
             remedy=MORE_SHARDS,
         )
 
-    def _whole_model(self, size: int) -> Need:
+    def _reading(self, size: int) -> Need:
+        """The largest block of the checkpoint's files that is read for this process's shards: of the embedding, or of the head."""
+        embedding, shards = 0 if self.shape.decoder is None else self.shape.decoder.embedding_parameters, self.data * self.tensor
         return Need(
             kind=Kind.WORKSPACE,
-            name="whole model before it is sharded",
-            formula=f"{show_count(self.parameters)} x {size} B",
-            num_bytes=self.parameters * size,
-            remedy="more memory, or fewer training processes per node",
+            name="block of a file that is being read",
+            formula=f"{show_count(embedding)} x {size} B{self._over(shards)}",
+            num_bytes=ceil_div(embedding, shards) * size,
         )
-
-    def _loading(self, weights: Need, size: int) -> tuple[Need, ...]:
-        """Every process loads the whole model on the CPU; then unit by unit moves to the device and is cut."""
-        if not self.on_cuda:
-            return (self._whole_model(size),)
-        unit = self._unit_parameters(size)
-        moving = Need(
-            kind=Kind.WORKSPACE,
-            name="unit that is being sharded",
-            formula=f"{show_count(unit)} x {size} B",
-            num_bytes=unit * size,
-        )
-        return (weights, moving)
 
     def _is_one_unit(self, size: int) -> bool:
         return self.parameters * size <= ONE_UNIT_BYTES
-
-    def _unit_parameters(self, size: int) -> int:
-        """Parameters of the largest FSDP unit; 0 where sizes are not known."""
-        if self._is_one_unit(size):
-            return self.parameters
-        decoder = self.shape.decoder
-        return 0 if decoder is None else max(decoder.layer_parameters, self.root_parameters)
 
     def _gathered(self, size: int, layers: int = 2) -> tuple[Need, ...]:
         """The root unit and some layers, whose whole weights exist at one time. ``size``: of a number of the shards."""

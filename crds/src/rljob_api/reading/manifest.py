@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,8 +88,22 @@ def to_job(document: Document) -> RLJob:
     Raises:
         SpecInvalidError: with every unknown key, missing field, wrong type and value out of bounds, and the text's problems.
     """
+    job, unknown = to_job_with_unknown_keys(document)
+    if unknown:
+        raise SpecInvalidError(arrange(document, unknown))
+    return job
+
+
+def to_job_with_unknown_keys(document: Document) -> tuple[RLJob, list[FieldError]]:
+    """The typed job, and the problem of each unknown key where these are the only ones, so that other checks can go on.
+
+    A key that is a misspelling stands for the one that was meant, as long as all of them do; otherwise unknown keys count as absent.
+
+    Raises:
+        SpecInvalidError: as :func:`to_job` for problems that leave no job to check, unknown keys included.
+    """
     errors = list(document.errors)
-    job, surplus = None, 0
+    job, unknown, surplus = None, [], 0
     try:
         job = RLJob.model_validate_json(json.dumps(document.data))
     except ValidationError as failure:
@@ -97,11 +111,31 @@ def to_job(document: Document) -> RLJob:
         items = [item for item in failure.errors(include_url=False, include_context=True) if not _is_echo(item)]
         found = [_translate(item) for item in items[:MAX_PROBLEMS]]
         surplus = max(len(items) - MAX_PROBLEMS, 0)
+        if not errors and not surplus and all(item["type"] == "extra_forbidden" for item in items):
+            job, unknown = _without_unknown_keys(document, [tuple(item["loc"]) for item in items]), found
         # What the text itself misled about would only be explained twice; that a key is unknown is news.
         errors += [error for error in found if error.path not in known or error.problem == UNKNOWN_FIELD]
-    if errors or job is None:
+    if job is None or document.errors:
         raise SpecInvalidError(arrange(document, errors, surplus))
-    return job
+    return job, unknown
+
+
+def _without_unknown_keys(document: Document, unknown: Sequence[paths.Parts]) -> RLJob | None:
+    """The job with the keys that were meant in place of unknown ones, else without these; None where that is none either."""
+    for correct in (True, False):
+        data = json.loads(json.dumps(document.data))  # what anchors and aliases share is a copy each
+        for parts in unknown:
+            section: Any = data
+            for part in parts[:-1]:
+                section = section[part]
+            value, meant = section.pop(parts[-1]), _meant_key(parts)
+            if correct and meant is not None:
+                section.setdefault(meant, value)
+        try:
+            return RLJob.model_validate_json(json.dumps(data))
+        except ValidationError:
+            continue
+    return None
 
 
 def arrange(document: Document, errors: Iterable[FieldError], surplus: int = 0) -> list[FieldError]:
@@ -179,11 +213,7 @@ def _unknown_key(parts: paths.Parts) -> FieldError:
     """Name the key that was meant: one with a similar name here, or the same name in another section."""
     from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
 
-    key = str(parts[-1])
-    siblings = reference.children(reference.pattern(parts[:-1]))
-    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
-    folded = {sibling.replace("_", "").lower(): sibling for sibling in siblings}
-    meant = folded.get(key.replace("_", "").replace("-", "").lower()) or (near[0] if near else None)
+    key, meant = str(parts[-1]), _meant_key(parts)
     if meant is not None:
         remedy = f"did you mean {meant}?"
     else:
@@ -191,8 +221,19 @@ def _unknown_key(parts: paths.Parts) -> FieldError:
         if elsewhere:
             remedy = f"it belongs at {' or '.join(elsewhere[:3])}"
         else:
+            siblings = reference.children(reference.pattern(parts[:-1]))
             remedy = f"known fields here are {', '.join(siblings)}" if siblings else "remove it"
     return FieldError(path=paths.join(parts), problem=UNKNOWN_FIELD, remedy=remedy)
+
+
+def _meant_key(parts: paths.Parts) -> str | None:
+    """A key with a similar name in the same section."""
+    from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
+
+    key, siblings = str(parts[-1]), reference.children(reference.pattern(parts[:-1]))
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
+    folded = {sibling.replace("_", "").lower(): sibling for sibling in siblings}
+    return folded.get(key.replace("_", "").replace("-", "").lower()) or (near[0] if near else None)
 
 
 def _text_expected(context: Mapping[str, object], item: Any) -> Words:

@@ -224,5 +224,5 @@ class PolicyWorker(ModelRank):
             load_loss(policy.function, policy.parameters, self.config.loss.job_folder)  # before the model: fails in a second
         model = load_model(self.config, folder)
         costs = layer_costs(model, device)
-        shard_model(model, self.config, mesh)
+        shard_model(model, self.config, mesh, device)
         return model, costs

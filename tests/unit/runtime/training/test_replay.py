@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from rljob_runtime.routes import NO_ROUTE, RouteArray
 from rljob_runtime.training.balance import routing_sums
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.microbatch import make_micro_batches
-from rljob_runtime.training.model import _token_logprobs, layer_costs, load_model
+from rljob_runtime.training.model import layer_costs, load_model
 from rljob_runtime.training.replay import check_routes, replay_of
 from rljob_runtime.training.step import run_micro_batch
 from tests.support.routes import routes_of
-from tests.support.trainers import tiny_qwen2
+from tests.support.trainers import tiny_qwen2, whole_policy
 
 SMALL: dict[str, Any] = {
     **{"vocab_size": 31, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -54,9 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(path: Path, **settings: Any) -> PreTrainedModel:
     """The trainer's model before it is sharded."""
-    model = load_model(PolicyConfig(model_path=str(path), replays_routes=True, **settings), path)
-    model.token_logprobs = types.MethodType(_token_logprobs, model)
-    return model
+    return whole_policy(path, replays_routes=True, **settings)
 
 
 def run(model: PreTrainedModel, routes: RouteArray | None, budget: int = 1000) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -128,10 +125,7 @@ def test_forced_experts_give_the_log_probs_and_gradients_of_a_plain_loop(folder:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_routes_nothing_changes_and_own_choices_replayed_give_the_same_bits(folder: Path, name: str) -> None:
-    plain_config = PolicyConfig(model_path=str(folder / name))
-    without = load_model(plain_config, folder / name)
-    without.token_logprobs = types.MethodType(_token_logprobs, without)
-    expected = run(without, None)
+    expected = run(whole_policy(folder / name), None)
     model = trainer(folder / name)
     assert_equal(run(model, None), expected, 0)
     model.zero_grad(set_to_none=True)
