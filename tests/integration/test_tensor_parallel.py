@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
@@ -23,6 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from rljob_api.rules.model import TENSOR_PARALLEL_MODELS
 from rljob_api.vocabulary import Aggregation
 from rljob_runtime.errors import ModelError
 from rljob_runtime.losses.config import LossConfig
@@ -71,7 +73,17 @@ MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL, vocab_size=61, attention_bias=True, mlp_bias=True, pad_token_id=7),  # biases after the sum
 }
 
-LAYOUTS = {"qwen2": [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)], "qwen3": [(1, 1), (2, 2)], "llama": [(1, 1), (1, 2)]}
+MORE = tuple(sorted(set(TENSOR_PARALLEL_MODELS) - MODELS.keys()))
+"""Of each other class one layout."""
+SIZES = SMALL | {"vocab_size": 62, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS |= {name: AutoConfig.for_model(name, **SIZES) for name in MORE}
+
+LAYOUTS = {
+    **{name: [(1, 1), (1, 2)] for name in MORE},
+    "qwen2": [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)],
+    "qwen3": [(1, 1), (2, 2)],
+    "llama": [(1, 1), (1, 2)],
+}
 
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
 """Sequences of each data-parallel rank; uneven, so that some have more micro-batches."""
@@ -80,7 +92,7 @@ RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1)]
 """Whose checkpoint is loaded, and at which dp and tp."""
 
 
-NUM_PORTS = 20
+NUM_PORTS = 60
 CLIP = 0.05
 
 
@@ -264,22 +276,21 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
 @pytest.mark.parametrize(("name", "dp", "tp"), OTHERS, ids=IDS)
 def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, dp: int, tp: int) -> None:
     one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
-    gradients = read(one, "result", "grad/")
+    gradients, norm = read(one, "result", "grad/"), read(one, "result", "norm")[""]
     assert min(float(np.abs(g).max()) for key, g in gradients.items() if "k_proj.bias" not in key) > 1e-3  # softmax ignores key biases
     for way in ("grad/", "each/"):  # reduced with the last micro-batch, and with each
         difference = largest_difference(gradients, read(other, "result", way))
         print(f"{name} {dp}x{tp} {way}: largest difference of gradients {difference:.1e}")
-        assert difference < 1e-6
-    norm = read(one, "result", "norm")[""]
+        assert difference < 1e-6 * (norm if name in MORE else 1.0)
     assert norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())), rel=1e-6)
     assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
-    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=1e-6)
+    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=5e-6 if name in MORE else 1e-6)
 
 
 @pytest.mark.parametrize(("name", "dp", "tp"), OTHERS, ids=IDS)
 def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base: Path, name: str, dp: int, tp: int) -> None:
     one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
-    np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], atol=2e-6)
+    np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], rtol=5e-7, atol=2e-6)
     expected, got = read(one, "result", "metric/"), read(other, "result", "metric/")
     for key in expected.keys() - {"train/micro_batches"}:
         assert got[key] == pytest.approx(expected[key], rel=1e-5, abs=2e-6), key
@@ -295,7 +306,7 @@ def test_one_rank_equals_transformers(base: Path) -> None:
             with torch.no_grad():
                 full = (plain(tokens[None], use_cache=False).logits[0] / 0.9).log_softmax(-1)
             expected = full[:-1].gather(1, tokens[1:, None]).squeeze(1).numpy()
-            np.testing.assert_allclose(got[begin + 1 : begin + length], expected, atol=3e-6)
+            np.testing.assert_allclose(got[begin + 1 : begin + length], expected, rtol=5e-7, atol=3e-6)
             begin += length
 
 
@@ -366,7 +377,7 @@ def test_a_layer_with_something_unknown_is_refused() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL, vocab_size=61))
         model.model.layers[1].self_attn.gate = torch.nn.Linear(4, 4)
-    with pytest.raises(ModelError, match="Qwen2DecoderLayer has gate, which the tensor-parallel plan does not know"):
+    with pytest.raises(ModelError, match=r"Qwen2DecoderLayer has self_attn\.gate, which the tensor-parallel plan of qwen2 does not divide"):
         apply_tensor_parallel(model, decoder_layers(model), SimpleNamespace(tp_size=2))  # type: ignore[arg-type]
 
 

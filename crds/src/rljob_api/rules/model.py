@@ -20,8 +20,11 @@ Config = Mapping[str, object]
 ConfigReader = Callable[[Model | ServedModel], Config | None]
 """Finds a model's config.json; None where it is not at hand."""
 
-TENSOR_PARALLEL_MODELS = ("llama", "mistral", "qwen2", "qwen3")
-"""``model_type`` of the models whose layers the trainer can divide."""
+TENSOR_PARALLEL_MODELS = (
+    *("arcee", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "helium", "llama", "ministral", "ministral3", "mistral"),
+    *("olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2"),
+)
+"""``model_type`` of the models whose layers the trainer can divide: dense ones whose plan in transformers divides whole linear layers."""
 DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")

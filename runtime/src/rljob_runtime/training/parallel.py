@@ -27,17 +27,13 @@ from rljob_api.rules.model import DIVIDED_SIZES, TENSOR_PARALLEL_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.lora import LoraLinear, merged_linear
 
-COLUMN = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
-"""Linear layers divided by output channels; each rank has the whole input."""
+COLUMN, ROW, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
+"""Styles of transformers' plans (``base_model_tp_plan``) that are used here: linear layers divided by output channels, whose input each
+rank has as a whole; linear layers divided by input channels, whose outputs are summed over tp; norms that see only this rank's heads."""
 
-ROW = frozenset({"o_proj", "down_proj"})
-"""Linear layers divided by input channels; their outputs are summed over tp."""
 
-WHOLE_NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
-"""See whole hidden states."""
-
-HEAD_NORMS = frozenset({"q_norm", "k_norm"})
-"""See one head at a time, and so only this rank's heads."""
+IN_LAYERS = "layers.*."
+"""How a plan's names of modules of the decoder layers begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +134,16 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
     """
     if layout.tp_size == 1:
         return
-    _require_plan(model, layers, layout.tp_size)
+    styles = _required_plan(model, layers, layout.tp_size)
     for layer in layers:
-        for name, module in layer.named_modules():
-            kind = name.rpartition(".")[2]
-            if kind in COLUMN:
+        for name, module in list(layer.named_modules()):
+            if styles.get(name) == COLUMN:
                 _divide_by_columns(module, layout)
-            elif kind in ROW:
+            elif styles.get(name) == ROW:
                 _divide_by_rows(module, layout)
-            elif kind in HEAD_NORMS:
+            elif styles.get(name) == PARTIAL:
                 module.tp_partial = ("weight",)
-            if any(child in COLUMN for child, _ in module.named_children()):
+            if any(styles.get(f"{name}.{child}") == COLUMN for child, _ in module.named_children()):
                 module.tp_group = layout.tp_group
                 module.register_forward_pre_hook(_copy_input, with_kwargs=True)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -184,26 +179,36 @@ def _partial_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
             yield getattr(module, name)
 
 
-def _require_plan(model: PreTrainedModel, layers: list[nn.Module], tp_size: int) -> None:
-    """Check that the plan fits the model.
+def _required_plan(model: PreTrainedModel, layers: list[nn.Module], tp_size: int) -> dict[str, str]:
+    """Style of each module of a layer that has one, by its name in the layer: transformers' plan, if it fits the model.
+
+    Parameters that it does not name have to be the layer's own norms, which see whole hidden states.
 
     Raises:
         ModelError: naming what does not fit.
     """
     config = model.config.get_text_config()
-    remedy = "set tensor_parallel_size to 1"
-    if config.model_type not in TENSOR_PARALLEL_MODELS or type(model.get_input_embeddings()) is not nn.Embedding:
+    remedy = "set tensorParallelSize to 1"
+    if config.model_type not in TENSOR_PARALLEL_MODELS or not _is_plain(model.get_input_embeddings()):
         known = ", ".join(TENSOR_PARALLEL_MODELS)
         raise ModelError(f"model type {config.model_type} has no tensor-parallel plan (there is one for {known}); {remedy}")
     for key in DIVIDED_SIZES:
         value = getattr(config, key)
         if value % tp_size != 0:
             raise ModelError(f"tensor_parallel_size is {tp_size} but the model has {key} {value}; choose a divisor of it")
+    styles = {name.removeprefix(IN_LAYERS): style for name, style in config.base_model_tp_plan.items() if name.startswith(IN_LAYERS)}
     for layer in layers:
-        owners = {name.rpartition(".")[0].rpartition(".")[2] for name, _ in layer.named_parameters()}
-        unknown = ", ".join(sorted(owners - COLUMN - ROW - WHOLE_NORMS - HEAD_NORMS))
+        owners = {name.rpartition(".")[0] for name, _ in layer.named_parameters()}
+        unknown = sorted(owner for owner in owners if styles.get(owner) not in (COLUMN, ROW, PARTIAL) and "." in owner)
         if unknown:
-            raise ModelError(f"{type(layer).__name__} has {unknown}, which the tensor-parallel plan does not know; {remedy}")
+            known = f"the tensor-parallel plan of {config.model_type}"
+            raise ModelError(f"{type(layer).__name__} has {', '.join(unknown)}, which {known} does not divide; {remedy}")
+    return styles
+
+
+def _is_plain(embedding: nn.Module) -> bool:
+    """Whether it looks rows up and, as Gemma's, multiplies them by one number."""
+    return type(embedding) is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, "embed_scale"))
 
 
 def _divide(module: nn.Module, name: str, dimension: int, layout: Layout) -> None:
@@ -263,7 +268,8 @@ def _embedding_forward(self: nn.Embedding, input_ids: torch.Tensor) -> torch.Ten
     padding = None if self.padding_idx is None or not first <= self.padding_idx < first + rows.shape[0] else self.padding_idx - first
     found = F.embedding(places.masked_fill(elsewhere, 0), rows, padding_idx=padding).masked_fill(elsewhere.unsqueeze(-1), 0.0)
     result: torch.Tensor = _Sum.apply(found, layout.tp_group)  # type: ignore[no-untyped-call]
-    return result
+    scale = getattr(self, "embed_scale", None)
+    return result if scale is None else result * scale.to(rows.dtype)
 
 
 def _copy_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
