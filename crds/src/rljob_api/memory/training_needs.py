@@ -51,6 +51,8 @@ class PolicyNeeds:
     shape: ModelShape
     world_size: int
     """Processes of the component."""
+    tensor_parallel_size: int
+    """Processes that divide each layer."""
     on_cuda: bool
     first: bool
     """Whether it is rank 0, which gathers weights to send them."""
@@ -69,7 +71,7 @@ class PolicyNeeds:
     @property
     def tensor(self) -> int:
         """Tensor parallel size."""
-        return min(self.spec.training.tensor_parallel_size, self.world_size)
+        return min(self.tensor_parallel_size, self.world_size)
 
     @property
     def parameters(self) -> int:
@@ -367,18 +369,8 @@ class PolicyNeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceNeeds(PolicyNeeds):
-    """Needs of a reference: frozen, on data-parallel processes alone whatever ``training.tensorParallelSize`` says."""
-
-    @property
-    def tensor(self) -> int:
-        """Tensor parallel size."""
-        return 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CriticNeeds(PolicyNeeds):
-    """Needs of a critic: the layers of the policy, trained whole and on data-parallel processes alone; a value head instead of logits."""
+    """Needs of a critic: the layers of the policy, all of them trained; a value head instead of logits."""
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
@@ -395,11 +387,6 @@ class CriticNeeds(PolicyNeeds):
         """Remedy for what grows with a micro-batch."""
         own = self.spec.algorithm.critic.micro_batch_tokens is not None
         return f"a smaller {'algorithm.critic' if own else 'training'}.microBatchTokens"
-
-    @property
-    def tensor(self) -> int:
-        """Tensor parallel size."""
-        return 1
 
     @property
     def parameters(self) -> int:

@@ -135,13 +135,12 @@ def replays_routes(spec: RLJobSpec) -> bool:
 
 
 def critic_config(spec: RLJobSpec, policy: PolicyConfig) -> CriticConfig:
-    """A critic's settings: those of a ``policy`` made for it, with all weights trained, no tensor parallelism."""
+    """A critic's settings: those of a ``policy`` made for it, with all weights trained."""
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(PolicyConfig)}
     own = {
         "total_steps": spec.training.steps,
         "trainable": True,
         "lora": None,
-        "tensor_parallel_size": 1,
         "loss": LossConfig(),
     }
     return CriticConfig(**(shared | own), value=ValueLossConfig(value_clip=spec.algorithm.critic.value_clip))

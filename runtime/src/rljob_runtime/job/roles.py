@@ -111,8 +111,6 @@ class RoleDescription:
     """Its folder in a checkpoint."""
     scorings: Mapping[Scoring, Callable[[RLJobSpec], bool]] = field(default_factory=dict)
     """Forward passes that it can make over a step's samples, and whether a job asks for them."""
-    ranks_per_share: Callable[[RLJobSpec], int] = lambda spec: 1
-    """Neighboring ranks that compute one data-parallel share together."""
     reads_model: bool = False
     """Whether its workers read files of the model's folder though they hold no state of it, such as the tokenizer."""
     replaceable: bool = False
@@ -169,6 +167,7 @@ def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
     use = context.devices
     return {
         "num_threads": context.num_threads,
+        "tensor_parallel_size": context.spec.tensor_parallel_size(worker_settings.component_spec(context.spec, context.component.name)),
         "offload_host_bytes": use.host_bytes,
         "reserve": use.releases_kinds,
         "optimizer_around_step": use.optimizer_around_step,
@@ -266,7 +265,6 @@ ROLES: Mapping[Role, RoleDescription] = {
             Scoring(method="compute_base_logprobs", result="reference_logprobs"): base_is_reference,
             Scoring(method="compute_logprobs", result="proximal_logprobs", takes_routes=True): _needs_proximal,
         },
-        ranks_per_share=lambda spec: spec.training.tensor_parallel_size,
     ),
     Role.CRITIC: RoleDescription(
         settings=_critic_settings,

@@ -36,7 +36,7 @@ class Prepared:
     """By data-parallel rank its batches, by update, or what was shared with it in their place where they are large; no updates where
     everything was left out."""
     critic: list[Any]
-    """The same by rank of the critic; empty without one."""
+    """The same by data-parallel rank of the critic; empty without one."""
     metrics: dict[str, float]
 
     def clear(self) -> None:
@@ -81,10 +81,11 @@ class BatchBuilder:
         if policy.skipped_updates:
             metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates * self.batching.epochs)}
         critic: list[Any] = []
-        if self._workers.critic is not None:
-            config = replace(self.batching, num_ranks=len(self._workers.critic.workers))
-            unmasked = replace(step, sampling_mask=None, routes=None)  # values are no log-probs, and a critic's routers its own
-            critic = _sent_by_rank(self._workers.critic, train_batches(unmasked, split(unmasked, config), outcome, config))
+        learner = self._workers.critic
+        if learner is not None:
+            config = replace(self.batching, num_ranks=len(learner.workers) // learner.ranks_per_share)
+            unmasked = replace(step, sampling_mask=None, routes=None)  # values are no log-probs, and its routers others
+            critic = _sent_by_rank(learner, train_batches(unmasked, split(unmasked, config), outcome, config))
         return Prepared(policy=_sent_by_rank(self._workers.trainer, policy), critic=critic, metrics=metrics)
 
     async def _scored(self, step: StepSamples) -> StepSamples:

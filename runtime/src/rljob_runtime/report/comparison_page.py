@@ -30,11 +30,12 @@ CURVES = (
 MAX_LEGEND_CHARACTERS = 44
 """What fits a window of 390 pixels."""
 _STYLE = """
-.wrap { overflow-x: auto; } .wrap table { table-layout: auto; } .wrap th, .wrap td { white-space: nowrap; }
+.wrap { overflow-x: auto; } .wrap table { table-layout: auto; } .wrap th, .wrap td { overflow-wrap: anywhere; }
+.wrap .word { white-space: nowrap; overflow-wrap: normal; }
 .wrap td.path { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12.5px; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 7px; }
 @media (max-width: 640px) { main { padding: 16px 10px 40px; } th, td { padding: 6px 8px; } .card { padding: 10px 8px; }
-  .wrap th, .wrap td { white-space: normal; font-size: 12.5px; } .wrap .word { overflow-wrap: normal; } }
+  .wrap th, .wrap td { font-size: 12.5px; } .wrap .word { white-space: normal; } }
 """
 
 

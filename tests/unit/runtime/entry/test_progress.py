@@ -312,6 +312,25 @@ def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says
     assert "progress is not written" in capsys.readouterr().out
 
 
+def test_a_server_that_refuses_every_write_holds_up_neither_steps_nor_the_end(
+    server: Server, here: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.status = 500
+    pod = kubernetes.PodContext(namespace="team", job="math", attempt=1, run_folder=tmp_path, has_storage=True)
+    monkeypatch.setattr(progress, "api_server", lambda environment: here)
+    display = kubernetes.display_of(pod)
+    display.started(INFO, tmp_path, None)
+    started_s = time.monotonic()
+    for step in range(1, 501):
+        display.step(make_record(step))
+    display.close()
+    assert time.monotonic() - started_s < progress.CLOSE_TIMEOUT_S
+    assert server.seen[-1]["body"]["status"]["progress"]["step"] == 500
+    said = capsys.readouterr().out
+    assert said.count("training goes on: 500 Internal Server Error: rljobs is forbidden to everybody") == 1
+    assert f"{len(server.seen)} of {len(server.seen)} writes failed" in said
+
+
 def test_without_steps_to_train_the_scores_are_those_of_the_validation(tmp_path: Path) -> None:
     run = Recorder()
     run.display.started(replace(INFO, total_steps=0), tmp_path, None)

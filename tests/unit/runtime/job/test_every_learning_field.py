@@ -484,7 +484,7 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
         critic=critics,
         rollout=[ScriptedEngine()],
         reward=[PreparedRewards("reward-0")],
-        tensor_parallel_size=ROLES[Role.TRAINER].ranks_per_share(spec),
+        tensor_parallel_sizes={component.role: spec.tensor_parallel_size(component) for component in spec.components},
         trainer_scores=[scoring.result for scoring in ROLES[Role.TRAINER].scorings_in(spec)],
         names={component.role: component.name for component in spec.components},
     )
@@ -497,7 +497,8 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(assemble, "load_tokenizer", lambda spec: make_tokenizer())
     parts, loop = assembled(spec)
     scheduler, validator = parts.scheduler, parts.validator
-    policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1)
+    tensor = spec.training.tensor_parallel_size
+    policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1, tensor_parallel_size=tensor)
     gate = scheduler.gate
     settings: dict[str, Any] = {
         "rollout": scheduler.config,

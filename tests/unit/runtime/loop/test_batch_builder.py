@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljob_api.v1alpha1.components import Role
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
 from rljob_runtime.cluster.protocol import INLINE_BYTES
 from rljob_runtime.errors import WorkerLostError
@@ -100,6 +101,7 @@ class World:
         trainers: int = 1,
         tensor: int = 1,
         critics: int = 0,
+        critic_tensor: int = 1,
         trainer_scores: Sequence[str] = ("proximal_logprobs",),
         **batching: int,
     ) -> None:
@@ -115,7 +117,7 @@ class World:
                 reference=self.references,
                 trainer=self.trainers,
                 critic=self.critics,
-                tensor_parallel_size=tensor,
+                tensor_parallel_sizes={Role.TRAINER: tensor, Role.CRITIC: critic_tensor},
                 trainer_scores=trainer_scores,
                 log=self.log,
             ),
@@ -297,9 +299,10 @@ def test_the_rules_state_survives_a_checkpoint() -> None:
     assert fresh.metrics != expected.metrics  # the state matters here
 
 
-def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, tensor: int = 1) -> Updates:
-    """The part of the loop that trains."""
-    workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_size=tensor)
+def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, **tensor: int) -> Updates:
+    """The part of the loop that trains; ``tensor`` parallel sizes by role."""
+    sizes = {Role(role.capitalize()): size for role, size in tensor.items()}
+    workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_sizes=sizes)
     return Updates(workers=workers, step_timeout_s=10.0, critic_warmup_steps=warmup)
 
 
@@ -319,11 +322,12 @@ def test_a_warm_up_trains_the_critic_alone(warmup: int) -> None:
 
 
 def test_every_worker_trains_the_batches_of_its_rank() -> None:
-    prepared = World(ALL, references=1, trainers=4, tensor=2, critics=3).make(groups_of(4, 2))
-    trainers, critics = [CountingTrainer(f"trainer-{i}") for i in range(4)], [CountingTrainer(f"critic-{i}") for i in range(3)]
-    asyncio.run(trained(updates_of(trainers, critics, tensor=2), prepared, 4))
+    prepared = World(ALL, references=1, trainers=4, tensor=2, critics=6, critic_tensor=3).make(groups_of(4, 2))
+    trainers, critics = [CountingTrainer(f"trainer-{i}") for i in range(4)], [CountingTrainer(f"critic-{i}") for i in range(6)]
+    asyncio.run(trained(updates_of(trainers, critics, trainer=2, critic=3), prepared, 4))
+    assert len(prepared.critic) == 2
     assert all(trainers[i].batches == [prepared.policy[i // 2]] for i in range(4))
-    assert all(critics[i].batches == [prepared.critic[i]] for i in range(3))
+    assert all(critics[i].batches == [prepared.critic[i // 3]] for i in range(6))
 
 
 def test_large_batches_are_sent_as_soon_as_they_are_written_once_for_ranks_that_compute_together() -> None:
@@ -336,7 +340,7 @@ def test_large_batches_are_sent_as_soon_as_they_are_written_once_for_ranks_that_
 
     trainers = [Keeper(f"trainer-{rank}") for rank in range(4)]
     world = World(RuleConfig(max_response_tokens=INLINE_BYTES), trainers=4, tensor=2)
-    workers = make_job_workers(trainer=trainers, tensor_parallel_size=2)
+    workers = make_job_workers(trainer=trainers, tensor_parallel_sizes={Role.TRAINER: 2})
     builder = BatchBuilder(rule=world.rule, workers=workers, batching=world.builder.batching, timeout_s=10.0)
     groups = [
         Group(
