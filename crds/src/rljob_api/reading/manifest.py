@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -269,15 +270,14 @@ def _map_expected(context: Mapping[str, object], item: Any) -> Words:
 
 
 def _choice(context: Mapping[str, object], item: Any) -> Words:
-    allowed = str(context["expected"]).replace("'", "")
-    choices = allowed.replace(" or ", ", ").split(", ")
+    choices = re.findall("'([^']*)'", str(context["expected"]))
     value = str(item["input"])
     folded = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(value.lower(), folded, n=1, cutoff=0.6)
     remedy = f"did you mean {folded[near[0]]}?" if near else "write one of them"
-    return (f"must be {allowed}" if len(choices) == 1 else f"is not one of {', '.join(choices)}"), (
-        f"write {allowed}" if len(choices) == 1 else remedy
-    )
+    if len(choices) == 1:
+        return f"must be {choices[0]}", f"write {choices[0]}"
+    return f"is not one of {', '.join(choices)}", remedy
 
 
 def _pattern(context: Mapping[str, object], item: Any) -> Words:
@@ -310,6 +310,13 @@ def _score_or_drop(context: Mapping[str, object], item: Any) -> Words:
     return "is neither Drop nor a score", "write Drop, or a number from -1e6 to 1e6"
 
 
+def _float16_training(context: Mapping[str, object], item: Any) -> Words:
+    return (
+        "is a type for engines alone: a model trained in it loses small gradients",
+        "write bfloat16, which has the range of float32, and engine.dtype: float16 where engines need it",
+    )
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "empty"
@@ -339,6 +346,7 @@ _WORDS: dict[str, Callable[[Mapping[str, object], Any], Words]] = {
     "string_too_long": _length("at most", "max_length", "characters"),
     "string_too_short": _length("at least", "min_length", "characters"),
     "score_or_drop": _score_or_drop,
+    "float16_training": _float16_training,
     "too_long": _length("at most", "max_length", "entries"),
     "too_short": _length("at least", "min_length", "entries"),
     "greater_than_equal": _bound(">=", "ge"),

@@ -84,7 +84,7 @@ class BatchBuilder:
         learner = self._workers.critic
         if learner is not None:
             config = replace(self.batching, num_ranks=len(learner.workers) // learner.ranks_per_share)
-            unmasked = replace(step, sampling_mask=None, routes=None)  # values are no log-probs, and its routers others
+            unmasked = replace(step, sampling_mask=None, routes=None)  # values are no log-probs, and a critic's routers its own
             critic = _sent_by_rank(learner, train_batches(unmasked, split(unmasked, config), outcome, config))
         return Prepared(policy=_sent_by_rank(self._workers.trainer, policy), critic=critic, metrics=metrics)
 
