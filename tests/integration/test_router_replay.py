@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
+from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreOutput
 
+from rljob_runtime.engine.request_checks import RequestLimits
+from rljob_runtime.engine.vllm.loop import engine_args
+from rljob_runtime.engine.vllm.response import Response
+from rljob_runtime.engine.vllm.routes import ReturnedRoutes
+from rljob_runtime.errors import DataError, ModelError, RuntimeFault
 from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.samples import Sample
-from rljob_runtime.records import Completion, RewardResult, Sampling, Segment, Trajectory
+from rljob_runtime.records import Completion, GenerationRequest, RewardResult, Sampling, Segment, Trajectory
 from rljob_runtime.routes import NO_ROUTE
 from rljob_runtime.training.microbatch import make_micro_batches
 from rljob_runtime.training.model import layer_costs
@@ -112,3 +120,70 @@ def test_replayed_routes_bring_the_trainer_nearer_to_the_engine(tmp_path: Path) 
         float(np.abs(logprobs(model, step, replays=replays) - step.behaviour_logprobs)[trained].mean()) for replays in (True, False)
     )
     assert with_replay < 0.7 * without, f"mean distance of log-probs to the engine's: {with_replay:.4f} with replay, {without:.4f} without"
+
+
+def response(prompt_tokens: int, known: int = 0) -> Response:
+    asked = GenerationRequest(
+        request_id="r", prompt_token_ids=ids(*range(prompt_tokens)), sampling=SAMPLING, seed=0, num_routed_before=known
+    )
+    return Response.of(asked, None)
+
+
+def routes(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int8).reshape(-1, 1, 1)
+
+
+def found(made: Response) -> list[int] | None:
+    segment = made.completion("r", "abort").segment
+    return None if segment.routes is None else segment.routes.reshape(-1).tolist()
+
+
+def test_tokens_that_are_computed_again_keep_their_first_routes() -> None:
+    made = response(prompt_tokens=3, known=1)
+    made.take_routes(routes(0, 1, 2), 0)
+    assert found(made) is None  # no token was sampled
+    made.token_ids, made.logprobs = [7], [-1.0]
+    assert found(made) == [1, 2]
+    made.take_routes(routes(3), 3)
+    made.take_routes(routes(10, 11, 12, 13, 4), 0)  # preempted, and computed anew
+    made.token_ids, made.logprobs = [7, 8, 9], [-1.0] * 3
+    assert found(made) == [1, 2, 3, 4]
+    made.token_ids, made.logprobs = [7, 8, 9, 6, 5], [-1.0] * 5  # a thread that hangs had sampled more
+    assert made.whole().token_ids == [7, 8, 9]
+    assert found(made.whole()) == [1, 2, 3, 4]
+    with pytest.raises(RuntimeFault, match="from place 7 on, and routes of 2 before that are missing"):
+        made.take_routes(routes(0), 7)
+
+
+def test_pieces_that_vllm_returns_on_accelerators_are_one() -> None:
+    made = {"r": response(prompt_tokens=3), "silent": Response(prompt_tokens=2)}
+    for pieces in ({"r": [200, 1, 2], "silent": [9, 9]}, {"r": None, "gone": [5]}, {"r": [3]}):
+        outputs = [
+            EngineCoreOutput(request_id=name, new_token_ids=[], routed_experts=None if of is None else np.uint8(of).reshape(-1, 1, 1))
+            for name, of in pieces.items()
+        ]
+        ReturnedRoutes(np.int16).hand_out(outputs, made)
+    made["r"].token_ids, made["r"].logprobs = [7, 8], [-1.0] * 2
+    assert found(made["r"]) == [200, 1, 2, 3]
+    made["silent"].token_ids, made["silent"].logprobs = [7], [-1.0]
+    assert found(made["silent"]) is None  # did not ask
+
+
+def test_vllm_is_asked_where_it_can_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CONFIG.save_pretrained(tmp_path)
+    config = replace(config_for(str(tmp_path)), max_model_len=4096, returns_routes=True)
+    on_cpu = engine_args(config)
+    assert (on_cpu.enable_return_routed_experts, on_cpu.enable_prefix_caching) == (False, False)
+    with pytest.raises(ModelError, match="routes are read in the engine's own process; use 1"):
+        engine_args(replace(config, tensor_parallel_size=2))
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    elsewhere = engine_args(replace(config, tensor_parallel_size=2))
+    assert (elsewhere.enable_return_routed_experts, elsewhere.enable_prefix_caching) == (True, True)
+
+
+def test_routes_are_not_asked_of_an_engine_that_has_none() -> None:
+    limits = RequestLimits(max_model_len=64, vocab_size=VOCAB, finds_texts=False)
+    asked = [GenerationRequest(request_id="r", prompt_token_ids=ids(1), sampling=SAMPLING, seed=0)]
+    replace(limits, returns_routes=True).check(asked)
+    with pytest.raises(DataError, match="request r: asks for routes, and the engine was started without returns_routes"):
+        limits.check(asked)
