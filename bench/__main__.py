@@ -42,6 +42,9 @@ MEASUREMENTS = (
         answers="the trainer's tokens per second and core beside TRL's and a plain loop's; memory beside the estimate",
         timeout_s=1800.0,
     ),
+    Measurement(
+        name="loading", answers="memory and seconds of loading a sharded model, beside a whole one in each process", timeout_s=900.0
+    ),
     Measurement(name="weightsync", answers="seconds of a weight sync by transport and size, sparse beside dense", timeout_s=1800.0),
     Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
     Measurement(name="driver", answers="tokens and responses a second of the driver, its memory and its longest pause", timeout_s=3600.0),
@@ -58,6 +61,7 @@ MEASUREMENTS = (
     Measurement(name="specs", answers="random and mutated specs against API server, planner, webhook and operator", timeout_s=1800.0),
     Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, how soon, and what is wrong", timeout_s=3600.0),
     Measurement(name="recovery", answers="what a lost process costs a real job, beside a full restart", timeout_s=1800.0),
+    Measurement(name="newcomer", answers="a fresh clone, and wheels by pip alone, to a first learning curve", timeout_s=7200.0),
     Measurement(name="soak", answers="memory of driver, trainer, engine and operator over an hour", timeout_s=7200.0),
 )
 

@@ -18,6 +18,7 @@ from typing import Any
 from bench.driver.meter import MeasuredBuilder, Meter, rss_bytes
 from bench.driver.pauses import MeteredSelector, Pause
 from bench.driver.world import Engine, Prompts, RewardWorker, Size, TrainerRank
+from rljob_api.v1alpha1.components import Role
 from rljob_runtime.cluster.host import settle_driver
 from rljob_runtime.job.learning_settings import engine_capacity
 from rljob_runtime.loop.driver import Driver, LoopConfig
@@ -64,7 +65,11 @@ async def drive(size: Size, meter: Meter, folder: Path) -> None:
     trainers = [TrainerRank(f"trainer-{rank}") for rank in range(size.trainer_ranks)]
     total_steps = size.steps + 1
     workers = make_job_workers(
-        log=_NothingNoted(), trainer=trainers, rollout=engines, reward=rewards, tensor_parallel_size=size.tensor_parallel
+        log=_NothingNoted(),
+        trainer=trainers,
+        rollout=engines,
+        reward=rewards,
+        tensor_parallel_sizes={Role.TRAINER: size.tensor_parallel},
     )
     scheduler = make_scheduler(
         engines,

@@ -89,12 +89,16 @@ def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: P
         },
     )
     spec = manifest["spec"]
-    spec["nodeGroups"][0]["devicesPerNode"] = 5
+    spec["nodeGroups"][0]["devicesPerNode"] = 8
     spec["components"] = placed(
-        ("actor_train", "Trainer", "0"), ("actor_infer", "Rollout", "1"), ("ref", "Reference", "2"), ("critic", "Critic", "3")
+        ("actor_train", "Trainer", "0"), ("actor_infer", "Rollout", "1"), ("ref", "Reference", "2-3"), ("critic", "Critic", "4-5")
     )
     teacher = str(shutil.copytree(model, tmp_path / "teacher"))
-    spec["components"].append({"name": "teacher", "role": "Teacher", "placement": {"ranks": "4"}, "model": {"path": teacher}})
+    spec["components"].append({"name": "teacher", "role": "Teacher", "placement": {"ranks": "6-7"}, "model": {"path": teacher}})
+    critic = next(component for component in spec["components"] if component["role"] == "Critic")
+    for component in spec["components"]:
+        if component["role"] in ("Reference", "Critic", "Teacher"):
+            component["tensorParallelSize"] = 2
     spec["training"] |= {"miniBatches": 2}
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
@@ -106,6 +110,7 @@ def test_a_critic_and_every_correction_train_and_resume(model: Path, tmp_path: P
     assert all(m["time/score_s"] > 0 for m in metrics)
     assert {key for m in metrics for key in m} >= RULE_METRICS
     spec["training"]["steps"] = 5
+    del critic["tensorParallelSize"]  # its checkpoint is of any layout
     resumed = Running(tmp_path, manifest, "--resume")
     assert resumed.wait() == 0, resumed.output
     assert [m["step"] for m in resumed.metrics()] == [1, 2, 3, 4, 5]

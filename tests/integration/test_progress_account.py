@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ import yaml
 
 from e2e.cluster.errors import CommandError
 from rljob_api.crd import progress_policy
+from rljob_api.crd.schema import crd
 from rljob_api.validation import check
 from rljob_operator.desired import access
+from rljob_runtime.entry.progress import STEP_MILLISECONDS
 from tests.integration.kube_api import ApiServer
 from tests.integration.operator_world.world import World
+from tests.support.pace import HANG_S
 from tests.unit.api.manifests import manifest
 from tests.unit.operator.desired import builders
 
@@ -63,7 +67,7 @@ def test_an_account_of_the_users_own_changes_progress_and_nothing_else(world: Wo
     # A policy takes a moment to come into force; what is written until then must not be what is written next, which would change nothing.
     attempts = itertools.cycle((7, 8))
     world.until("the policy is in force", lambda: "may change status.progress only" in answer(world, trainer, {"attempt": next(attempts)}))
-    assert "patched" in answer(world, trainer, {"progress": {"step": 3}})
+    assert "patched" in answer(world, trainer, {"progress": {"step": 3, "stepMilliseconds": {"step": 900, "train": 400}}})
     for change in ({"specHashes": {"model": "x"}}, {"conditions": []}, {"completionTime": "2026-01-01T00:00:00Z"}, {"image": "x"}):
         said = answer(world, trainer, change)
         assert "may change status.progress only" in said or "no change" in said, change
@@ -74,3 +78,38 @@ def test_an_account_of_the_users_own_changes_progress_and_nothing_else(world: Wo
     world.kubectl("create", "rolebinding", "operator", "--role=operator", f"--serviceaccount={world.namespace}:operator")
     operator = f"system:serviceaccount:{world.namespace}:operator"
     world.until("the operator's role is in force", lambda: "patched" in answer(world, operator, {"attempt": 7}))
+
+
+def test_an_older_crd_refuses_the_whole_progress_and_names_the_field_that_it_lacks(api_server: ApiServer, namespace: str):
+    """What the driver goes by when it leaves ``stepMilliseconds`` out; the older CRD is a kind of its own beside the session's."""
+    older = copy.deepcopy(crd())
+    older["metadata"]["name"] = "rljobs.older.rljob.dev"
+    older["spec"] |= {
+        "group": "older.rljob.dev",
+        "names": {key: value for key, value in older["spec"]["names"].items() if key != "shortNames"},
+    }
+    progress = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["progress"]
+    del progress["properties"][STEP_MILLISECONDS]
+    world = World(api_server, namespace)
+    try:
+        api_server.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(older))
+        api_server.kubectl("wait", "--for=condition=Established", "crd/rljobs.older.rljob.dev", f"--timeout={HANG_S:.0f}s")
+        job = manifest() | {"apiVersion": "older.rljob.dev/v1alpha1"}
+        world.until("the older kind is served", lambda: accepted(world, job))
+        written = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": job["metadata"]}
+        apply = ("apply", "--server-side", "--subresource=status", "--field-manager=rljob-runtime", "--validate=false", "-f", "-")
+        with pytest.raises(CommandError, match=rf"status\.progress\.{STEP_MILLISECONDS}: field not declared in schema"):
+            world.kubectl(*apply, input=json.dumps(written | {"status": {"progress": {"step": 3, STEP_MILLISECONDS: {"step": 900}}}}))
+        world.kubectl(*apply, input=json.dumps(written | {"status": {"progress": {"step": 3}}}))
+        assert json.loads(world.kubectl("get", "rljobs.older.rljob.dev", "case", "-o", "json"))["status"]["progress"]["step"] == 3
+    finally:
+        api_server.kubectl("delete", "crd", "rljobs.older.rljob.dev", "--ignore-not-found", "--wait=false")
+
+
+def accepted(world: World, job: dict[str, Any]) -> bool:
+    """Whether the API server took it; right after its kind was made it may not yet."""
+    try:
+        world.apply(job)
+    except CommandError:
+        return False
+    return True

@@ -27,13 +27,17 @@ from rljob_api.vocabulary import Aggregation
 from rljob_runtime.errors import ModelError
 from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
+from rljob_runtime.records import TrainBatch
 from rljob_runtime.training import model as model_module
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.critic import CriticWorker
+from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.model import decoder_layers
 from rljob_runtime.training.optimizer import clip_gradients
 from rljob_runtime.training.parallel import apply_tensor_parallel
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
     DEADLINE_S,
@@ -47,6 +51,7 @@ from tests.integration.rank_processes import (
     shards,
     write,
 )
+from tests.integration.test_critic import set_head
 from tests.support.pace import HANG_S
 from tests.support.ports import free_port
 
@@ -181,6 +186,60 @@ def run_low_precision(rank: int, port: int, base: Path, tp: int) -> None:
         write(base, f"bfloat16 {tp}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
 
 
+def valued(batch: TrainBatch) -> TrainBatch:
+    """The batch with old values and returns, the same for a token in whatever part it is."""
+    values, returns = np.sin(batch.token_ids), 1 + np.cos(3.0 * batch.token_ids)
+    mask = batch.response_mask
+    return dataclasses.replace(batch, values=values.astype(np.float32) * mask, returns=returns.astype(np.float32) * mask)
+
+
+def run_critic(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
+    """Gradients, values, and losses of a critic: of two steps, and of the second again from the checkpoint that one rank made before it."""
+    vocab = MODELS["qwen3"].vocab_size
+    policy = settings(base / "qwen3" / "model", tp)
+    shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
+    worker = CriticWorker(CriticConfig(**shared), rank, dp * tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    set_head(worker)
+    first, second = (valued(random_batch(vocab, seed, PARTS[dp][rank // tp])) for seed in (0, 1))
+    (prepared,) = prepare_values([first], worker.config, torch.device("cpu"), worker.ready.costs)
+    accumulate_value_gradients(worker.model, prepared, worker.config, ValueMeter(torch.device("cpu")))
+    clip_gradients(worker.model, None)
+    arrays = {f"grad/{name}": gradient for name, gradient in full_gradients(worker).items()}
+    worker.model.zero_grad(set_to_none=True)
+    everything = random_batch(vocab)
+    arrays["values"] = worker.compute_values(everything.token_ids, everything.lengths, everything.response_mask)
+    losses = [worker.train_step([first], 0)["critic/loss"]]
+    checkpoint = base / "critic checkpoint"
+    if dp * tp == 1:
+        worker.save_checkpoint(checkpoint)
+    losses.append(worker.train_step([second], 1)["critic/loss"])
+    assert worker.load_checkpoint(checkpoint) == 1
+    kept = shards(worker)
+    worker.offload(StateKind)
+    worker.load(StateKind)
+    assert all(torch.equal(a, b) for a, b in zip(kept, shards(worker), strict=True))
+    losses.append(worker.train_step([second], 1)["critic/loss"])
+    worker.shutdown()
+    if rank == 0:
+        write(base, f"critic {dp}x{tp}", arrays | {"losses": np.array(losses)})
+
+
+def run_frozen(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
+    """Log-probs of a reference or teacher, before and after its weights were away; data-parallel ranks score a part each."""
+    vocab = MODELS["qwen2"].vocab_size
+    worker = PolicyWorker(settings(base / "qwen2" / "model", tp, trainable=False), rank, dp * tp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    batch = random_batch(vocab, part=PARTS[dp][rank // tp])
+    before = worker.compute_logprobs(batch.token_ids, batch.lengths, 0.9)
+    worker.offload(StateKind)
+    worker.load(StateKind)
+    assert np.array_equal(worker.compute_logprobs(batch.token_ids, batch.lengths, 0.9), before)
+    worker.shutdown()
+    if rank % tp == 0:
+        write(base, f"frozen {dp}x{tp} {rank // tp}", {"logprobs": before})
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/DPxTP/result.npz`` and others."""
@@ -264,6 +323,27 @@ def test_bfloat16_with_recomputed_layers(base: Path) -> None:
     assert two["norm"] == pytest.approx(one["norm"], rel=0.05)
 
 
+def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path) -> None:
+    one, other = read(base, "critic 1x1"), read(base, "critic 2x2")
+    assert {"grad/value_head.weight", "grad/value_head.bias", "grad/model.layers.0.self_attn.q_norm.weight"} <= one.keys() == other.keys()
+    gradients = {name: array for name, array in one.items() if name.startswith("grad/")}
+    assert min(float(np.abs(array).max()) for array in gradients.values()) > 1e-4
+    whole, same = (np.concatenate([arrays[name].ravel() for name in gradients]) for arrays in (one, other))
+    assert np.linalg.norm(whole - same) < 1e-6 * np.linalg.norm(whole)
+    for name, array in gradients.items():  # those of a few small numbers are less exact
+        assert np.linalg.norm(other[name] - array) < 3e-6 * np.linalg.norm(array), name
+    np.testing.assert_allclose(other["values"], one["values"], atol=2e-6, rtol=2e-6)
+    assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert one["losses"][1] == one["losses"][2]
+
+
+def test_a_frozen_policy_of_any_layout_scores_as_one_rank_does(base: Path) -> None:
+    one = read(base, "frozen 1x1 0")["logprobs"]
+    parts = [read(base, f"frozen 2x2 {rank}")["logprobs"] for rank in range(2)]
+    np.testing.assert_allclose(np.concatenate(parts), one, atol=2e-6)
+    np.testing.assert_allclose(one, read(base / "qwen2" / "1x1", "result", "logprobs")[""], atol=2e-6)
+
+
 @pytest.mark.parametrize(
     ("config", "tp", "message"),
     [
@@ -313,6 +393,11 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         port = ports.pop()
         if rank < tp:
             run_low_precision(rank, port, base, tp)
+    for run in (run_critic, run_frozen):
+        for dp, tp in ((1, 1), (2, 2)):
+            port = ports.pop()
+            if rank < dp * tp:
+                run(rank, port, base, dp, tp)
 
 
 if __name__ == "__main__":

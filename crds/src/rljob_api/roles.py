@@ -42,6 +42,8 @@ class RoleTraits:
     """Whether its processes are inference engines: of several devices, each independent of the others, and free to share a device."""
     is_trained: bool = False
     """Whether it has gradients and an optimizer, and divides a mini-batch's samples over its processes."""
+    takes_tensor_parallel: bool = False
+    """Whether ``components[].tensorParallelSize`` divides its layers; the Trainer's size is a setting of its training."""
     has_own_model: bool = False
     """Whether its model is another than ``spec.model``: it is not in the memory estimate."""
     publishes_weights: bool = False
@@ -76,9 +78,19 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
             is_auto_placed=True,
             has_engine=True,
         ),
-        Role.REFERENCE: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), is_auto_placed=True),
-        Role.CRITIC: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("optimizer", "weight", "grad"), is_trained=True),
-        Role.TEACHER: RoleTraits(runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), has_own_model=True),
+        Role.REFERENCE: RoleTraits(
+            runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), is_auto_placed=True, takes_tensor_parallel=True
+        ),
+        Role.CRITIC: RoleTraits(
+            runs_on=RunsOn.DEVICES,
+            max_components=1,
+            offload_fields=("optimizer", "weight", "grad"),
+            is_trained=True,
+            takes_tensor_parallel=True,
+        ),
+        Role.TEACHER: RoleTraits(
+            runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), takes_tensor_parallel=True, has_own_model=True
+        ),
         Role.REWARD: RoleTraits(runs_on=RunsOn.CPU),
         Role.ENVIRONMENT: RoleTraits(runs_on=RunsOn.CPU_OR_HARDWARE),
         Role.JUDGE: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), has_engine=True, has_own_model=True),

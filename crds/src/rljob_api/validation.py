@@ -1,6 +1,6 @@
 """All checks of a manifest, and the one entry :func:`check` that CLI, local run and driver use.
 
-Two stages; the second needs the types of the first, each reports all it finds:
+Two stages; the second needs the types of the first, each reports all it finds. Where only keys are unknown both report:
 
 1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
@@ -30,13 +30,14 @@ from rljob_api.rules import (
     pods,
     rewards,
     rollout,
+    router_replay,
     sglang,
     trainer,
     validation_only,
     weight_sync,
     workers,
 )
-from rljob_api.rules.model import model_problems
+from rljob_api.rules.model import ConfigReader, model_problems
 from rljob_api.rules.supported import unsupported
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
 
@@ -58,10 +59,6 @@ class CheckedJob:
     """Sizes of the models that components have of their own, where somebody looked for them."""
 
 
-ConfigReader = Callable[[RLJobSpec], Mapping[str, object] | None]
-"""Finds a job's config.json; None where it is not at hand."""
-
-
 def check(
     source: str | Mapping[str, object],
     *,
@@ -76,19 +73,18 @@ def check(
         source: YAML or JSON text, or a manifest that is already parsed.
         name: which RLJob to take when the text holds several.
         runnable: whether fields that have no effect yet are problems; planning alone can do without.
-        config_of: reads the model's config.json, so that a model that a run would refuse is reported.
+        config_of: reads the config.json of a model, so that one that a run would refuse is reported.
         shape_of: says how large a model is, for the memory estimate; without it, or where it does not know, its parameterCount.
 
     Raises:
         SpecInvalidError: with every problem, in the order of the manifest, with lines when ``source`` is text.
     """
     document = manifest.read(source, name=name) if isinstance(source, str) else manifest.Document(data=dict(source))
-    job = manifest.to_job(document)
+    job, unknown = manifest.to_job_with_unknown_keys(document)
     shape, served = _shapes(job.spec, shape_of)
-    config = config_of(job.spec) if config_of is not None else None
-    plan, errors, not_yet = _examined(job.spec, shape, served, config)
-    if plan is None or errors or (runnable and not_yet):
-        raise SpecInvalidError(manifest.arrange(document, [*errors, *not_yet]))
+    plan, errors, not_yet = _examined(job.spec, shape, served, config_of)
+    if plan is None or unknown or errors or (runnable and not_yet):
+        raise SpecInvalidError(manifest.arrange(document, [*unknown, *errors, *not_yet]))
     return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape, served=served)
 
 
@@ -102,11 +98,11 @@ def _shapes(spec: RLJobSpec, shape_of: ShapeReader | None) -> tuple[ModelShape |
 
 
 def _examined(
-    spec: RLJobSpec, shape: ModelShape | None, served: Served | None, config: Mapping[str, object] | None
+    spec: RLJobSpec, shape: ModelShape | None, served: Served | None, config_of: ConfigReader | None
 ) -> tuple[Plan | None, list[FieldError], list[FieldError]]:
     """The plan, if there is one; all problems; what has no effect yet, or a model that cannot be trained yet."""
     errors = [error for rule in RULES for error in rule(spec)]
-    not_yet = unsupported(spec) + (model_problems(spec, config) if config is not None else [])
+    not_yet = unsupported(spec) + (model_problems(spec, config_of) if config_of is not None else [])
     plan = planner.plan_or_errors(spec)
     if not isinstance(plan, Plan):
         return None, [*errors, *plan], not_yet
@@ -139,6 +135,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     *algorithm.RULES,
     *distillation.RULES,
     *rollout.RULES,
+    *router_replay.RULES,
     *sglang.RULES,
     *trainer.RULES,
     *weight_sync.RULES,
@@ -152,6 +149,7 @@ PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (
     *distillation.PLAN_RULES,
     *offload.PLAN_RULES,
     *rollout.PLAN_RULES,
+    *router_replay.PLAN_RULES,
     *sglang.PLAN_RULES,
     *trainer.PLAN_RULES,
     *weight_sync.PLAN_RULES,

@@ -127,6 +127,25 @@ def test_the_reference_gets_devices_of_its_own() -> None:
     assert len(plan.component("ref").devices) < len(plan.component("train").devices)  # a third of the work
 
 
+@pytest.mark.parametrize("sections", [{"measured": TIMES}, {}])
+def test_a_reference_has_whole_tensor_parallel_groups(sections: Document) -> None:
+    roles = open_roles(4, reference=True)
+    roles[-1]["tensorParallelSize"] = 4
+    plan = planner.plan(chosen(job([group("a", 3, 8)], roles, **sections)).spec)
+    processes = plan.component("ref").processes
+    assert processes
+    assert len(processes) % 4 == 0
+    for first in range(0, len(processes), 4):
+        assert len({process.node_rank for process in processes[first : first + 4]}) == 1, "no group crosses a node"
+
+
+def test_a_reference_that_fits_nowhere_is_named_with_its_size() -> None:
+    roles = open_roles(reference=True)
+    roles[-1]["tensorParallelSize"] = 8
+    (problem,) = refused(job([group("a", 1, 4)], roles))
+    assert "the Reference 8" in problem.problem
+
+
 def test_node_groups_restrict_the_choice() -> None:
     components = open_roles()
     components[0]["placement"]["nodeGroups"] = ["b"]

@@ -130,11 +130,12 @@ def test_plan_lists_processes_of_a_larger_job_only_when_asked() -> None:
 
 
 def test_plan_shows_what_a_run_would_refuse_yet() -> None:
-    text = Path(QUICKSTART).read_text().replace('ranks: "1"', 'ranks: "0"').replace("dtype: float32", "dtype: float16")
+    text = Path(QUICKSTART).read_text().replace("prefixCaching: false", "pipelineParallelSize: 2")
+    text = text.replace('ranks: "0"', 'ranks: "0-1"').replace('ranks: "1"', 'ranks: "0-1"')
     result = rljob("plan", "-", stdin=text)
     assert (result.exit_code, rljob("validate", "-", stdin=text).exit_code) == (0, 2)
-    assert "shared with actor_infer" in result.stdout
-    assert "A run would refuse this job:\n  spec.model.dtype" in result.stderr
+    assert "Collocated" in result.stdout
+    assert "A run would refuse this job:\n  spec.components[1].engine.pipelineParallelSize" in result.stderr
 
 
 def test_plan_as_pictures(tmp_path: Path) -> None:

@@ -136,3 +136,21 @@ def test_derived_names() -> None:
     for name, attempt in (("x" * 43, 100), ("x", 0)):
         with pytest.raises(ValueError, match="cannot name a RayJob"):
             rayjob_name(name, attempt)
+
+
+def test_an_unknown_key_in_a_section_that_an_alias_repeats_is_one_problem_a_place() -> None:
+    text = json.dumps(job()).replace('{"ranks": "0"}', "&there {ranks: '0', rank: '5'}").replace('{"ranks": "1"}', "*there")
+    with pytest.raises(SpecInvalidError) as caught:
+        check(text)
+    unknown = [error.path for error in caught.value.errors if error.problem == manifest.UNKNOWN_FIELD]
+    assert unknown == ["spec.components[0].placement.rank", "spec.components[1].placement.rank"]
+
+
+def test_unknown_keys_alone_make_a_job_invalid() -> None:
+    document = job()
+    document["spec"]["colour"] = "red"
+    for check_it in (check, lambda data: check(data, runnable=False), lambda data: manifest.to_job(manifest.Document(data=data))):
+        with pytest.raises(SpecInvalidError) as caught:
+            check_it(document)
+        assert [error.path for error in caught.value.errors] == ["spec.colour"]
+    assert document["spec"]["colour"] == "red"

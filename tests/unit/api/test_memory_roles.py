@@ -73,7 +73,7 @@ def test_a_critics_own_token_budget_bounds_its_activations_alone() -> None:
     assert remedies["activations"] == "a smaller algorithm.critic.microBatchTokens"
 
 
-def test_tensor_parallelism_is_the_trainers_alone() -> None:
+def test_tensor_parallelism_of_the_trainer_divides_nobody_else() -> None:
     estimate = estimated(CRITIC, training={"tensorParallelSize": 2})
     assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["gathered weights"] == (HEAD + HIDDEN + 2 * LAYER) * 2
     trainer = terms(device(estimate, 0), TRAIN, "actor_train")
@@ -84,6 +84,24 @@ def test_tensor_parallelism_is_the_trainers_alone() -> None:
     trainer = terms(device(many, 0), TRAIN, "actor_train")
     assert trainer["gathered weights"] == (2 * HEAD + HIDDEN + LAYER) * 2 // 2  # without data parallelism nothing is gathered ahead
     assert trainer["gradients flowing through a layer"] % (2 * (HIDDEN + INNER // 2) * 2) == 0
+
+
+def test_a_critic_divides_its_layers_by_a_size_of_its_own() -> None:
+    pools = [device(estimated({**CRITIC, **size}), 2) for size in ({}, {"tensorParallelSize": 2})]
+    whole, divided = (terms(pool, TRAIN_CRITIC, "critic") for pool in pools)
+    assert divided["float32 weights"] == whole["float32 weights"], "over as many processes"
+    assert divided["gathered weights"] == (HEAD + HIDDEN + LAYER) * 2 // 2  # without data parallelism nothing is gathered ahead
+    assert divided["activations"] < whole["activations"]
+    assert not {"logits of a chunk", "gradient of the head"} & set(divided)
+
+
+def test_a_reference_divides_its_layers_by_a_size_of_its_own() -> None:
+    kl = {"kl": {"coefficient": 0.1}}
+    found = terms(device(estimated({**REFERENCE, "tensorParallelSize": 2}, algorithm=kl), 2), memory.Phase.SCORE, "reference")
+    assert found["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2 // 2
+    assert found["bfloat16 weights"] == PARAMETERS // 2 * 2
+    whole = terms(device(estimated(REFERENCE, algorithm=kl), 2), memory.Phase.SCORE, "reference")
+    assert found["logits of a chunk"] * 2 == whole["logits of a chunk"]
 
 
 def test_a_reference_is_whole_on_each_process() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import SpecInvalidError
+from rljob_api.v1alpha1.data import Model
 from rljob_api.validation import check
 from tests.integration.jobs import job
 from tests.unit.api.model_configs import CONFIGS, QWEN25_05B
@@ -13,12 +14,15 @@ from tests.unit.api.model_configs import CONFIGS, QWEN25_05B
 DENSE = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072}
 
 
-def problems(config: dict[str, Any] | None, lora: dict[str, Any] | None = None, **spec: Any) -> list[str]:
+def problems(
+    config: dict[str, Any] | None, lora: dict[str, Any] | None = None, own: dict[str, Any] | None = None, **spec: Any
+) -> list[str]:
+    """``config`` of spec.model, ``own`` of models that components have."""
     document = job(Path("team/model"), steps=1, **spec)
     if lora is not None:
         document["spec"]["model"]["lora"] = lora
     try:
-        check(document, config_of=lambda spec: config)
+        check(document, config_of=lambda model: config if isinstance(model, Model) else own)
     except SpecInvalidError as error:
         return [str(problem) for problem in error.errors]
     return []
@@ -71,7 +75,7 @@ def test_models_that_cannot_be_trained_are_named_with_what_shows_it(config: dict
 
 
 def test_a_plan_is_made_all_the_same_and_says_what_a_run_would_refuse() -> None:
-    made = check(job(Path("m"), steps=1), runnable=False, config_of=lambda spec: {"model_type": "gpt_oss", "num_local_experts": 8})
+    made = check(job(Path("m"), steps=1), runnable=False, config_of=lambda model: {"model_type": "gpt_oss", "num_local_experts": 8})
     assert [problem.path for problem in made.not_yet] == ["spec.model.path"]
 
 
@@ -79,9 +83,7 @@ def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes
     parallel = four_devices(training={"steps": 1, "tensorParallelSize": 2})
     assert problems(DENSE, **parallel) == []
     (unknown,) = problems(DENSE | {"model_type": "olmo2"}, **parallel)
-    assert unknown.startswith(
-        "spec.training.tensorParallelSize: 2: config.json has model_type olmo2, whose layers the trainer cannot divide"
-    )
+    assert unknown.startswith("spec.training.tensorParallelSize: 2: config.json has model_type olmo2, whose layers cannot be divided")
     (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
     assert odd == "spec.training.tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
     assert problems(DENSE | {"model_type": "olmo2", "num_key_value_heads": 5}, **four_devices()) == []
@@ -95,6 +97,35 @@ def test_tensor_parallelism_of_an_engine_divides_the_heads() -> None:
     assert problem == said
 
 
+def with_component(role: str, **more: Any) -> dict[str, Any]:
+    """Two more devices, with a component on them."""
+    spec = four_devices(algorithm={"kl": {"coefficient": 0.1}} if role == "Reference" else {"advantage": {"estimator": "GAE"}})
+    spec["nodeGroups"][0]["devicesPerNode"] = 6
+    spec["components"].append({"name": "other", "role": role, "placement": {"ranks": "4-5"}, **more})
+    return spec
+
+
+@pytest.mark.parametrize("role", ["Reference", "Critic"])
+def test_tensor_parallelism_of_a_component_divides_its_layers(role: str) -> None:
+    parallel = with_component(role, tensorParallelSize=2)
+    assert problems(DENSE, **parallel) == []
+    (odd,) = problems(DENSE | {"num_key_value_heads": 5}, **parallel)
+    assert odd == "spec.components[3].tensorParallelSize: 2: does not divide num_key_value_heads 5 of config.json; use 1 or 5"
+    (unknown,) = problems(DENSE | {"model_type": "olmo2"}, **parallel)
+    assert unknown.startswith("spec.components[3].tensorParallelSize: 2: config.json has model_type olmo2, whose layers cannot be divided")
+
+
+def test_a_component_with_a_model_of_its_own_is_asked_about_that_one() -> None:
+    odd, model = DENSE | {"num_key_value_heads": 5, "num_attention_heads": 15}, {"path": "team/other"}
+    teacher = with_component("Teacher", tensorParallelSize=2, model=model)
+    del teacher["algorithm"]
+    assert problems(odd, own=DENSE, **teacher) == []
+    wrong = problems(DENSE, own=odd, **teacher)
+    assert [problem.split(" of config")[0] for problem in wrong] == [
+        f"spec.components[3].tensorParallelSize: 2: does not divide {key}" for key in ("num_attention_heads 15", "num_key_value_heads 5")
+    ]
+
+
 def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
     on: dict[str, Any] = {"training": {"steps": 1, "loadBalancing": {}}}
     assert problems(CONFIGS["mixtral"] | {"router_aux_loss_coef": 0.02}, **on) == []
@@ -105,6 +136,31 @@ def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
     (dense,) = problems(DENSE, **on)
     assert dense.startswith("spec.training.loadBalancing: ")
     assert "without experts" in dense
+
+
+def test_router_replay_needs_a_mixture_and_engines_that_say_what_they_chose() -> None:
+    on: dict[str, Any] = {"training": {"steps": 1, "routerReplay": "Engine"}}
+    assert problems(CONFIGS["mixtral"], **on) == []
+    (dense,) = problems(DENSE, **on)
+    assert dense.startswith('spec.training.routerReplay: "Engine": config.json has model_type qwen3 without experts')
+
+    def refused(engine: dict[str, Any], **group: Any) -> list[str]:
+        document = four_devices(rollout_component={"engine": engine}, **on)
+        document["nodeGroups"][0] |= group
+        return problems(CONFIGS["qwen3_moe"], **document)
+
+    (sglang,) = refused({"type": "SGLang", "prefixCaching": False})
+    assert sglang.startswith('spec.components[1].engine.type: "SGLang": returns no routes')
+    (tensor,) = refused({"tensorParallelSize": 2})
+    assert tensor.startswith("spec.components[1].engine.tensorParallelSize: 2: contradicts training.routerReplay Engine: on CPU devices")
+    (drafted,) = refused({"extraArgs": {"speculative_config": {"method": "ngram"}}})
+    assert drafted.startswith("spec.components[1].engine.extraArgs.speculative_config: ")
+    (own,) = refused({"extraArgs": {"enable_return_routed_experts": True}})
+    assert own.endswith("is set by RLJob itself; write spec.training.routerReplay")
+    gpus = {"deviceResource": "nvidia.com/gpu"}
+    assert refused({"prefixCaching": False}) == refused({"tensorParallelSize": 2}, **gpus) == []
+    (cached,) = refused({"prefixCaching": False}, **gpus)
+    assert cached.startswith("spec.components[1].engine.prefixCaching: false: contradicts training.routerReplay Engine: on accelerators")
 
 
 def test_adapters_of_a_mixture_are_merged_and_not_on_experts() -> None:
@@ -120,4 +176,4 @@ def test_adapters_of_a_mixture_are_merged_and_not_on_experts() -> None:
 
 def test_layers_of_a_mixture_are_not_divided_by_the_trainer() -> None:
     (problem,) = problems(CONFIGS["qwen3_moe"], **four_devices(training={"steps": 1, "tensorParallelSize": 2}))
-    assert "config.json has model_type qwen3_moe, whose layers the trainer cannot divide" in problem
+    assert "config.json has model_type qwen3_moe, whose layers cannot be divided" in problem

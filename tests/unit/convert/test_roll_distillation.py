@@ -43,6 +43,15 @@ def test_students_with_a_teacher_become_a_job_that_follows_it_alone() -> None:
     assert spec["training"]["learningRate"] == 1e-6
 
 
+def test_a_teachers_layers_are_divided_as_in_the_file() -> None:
+    divided = ", strategy_args: {strategy_config: {tensor_model_parallel_size: 2}}}"
+    spec, _ = converted(PURE, TEACHER.replace("'[0]'", "'[0, 1]'")[:-1] + divided)
+    assert [c.get("tensorParallelSize") for c in spec["components"] if c["role"] in ("Trainer", "Teacher")] == [None, 2]
+    spec, notes = converted(PURE, TEACHER[:-1] + divided)
+    assert "does not divide its 1 processes" in notes["teacher.strategy_args.strategy_config.tensor_model_parallel_size"]
+    assert all("tensorParallelSize" not in component for component in spec["components"])
+
+
 def test_beside_rewards_both_count() -> None:
     spec, _ = converted(MIXED)
     assert spec["algorithm"]["distillation"] == {"coefficient": 0.5, "placement": "Reward"}

@@ -266,6 +266,15 @@ def tensor_parallel(source: Source, where: tuple[str, ...], tensor: int, experts
     return tensor if tensor > 1 else None
 
 
+def component_tensor_parallel(source: Source, where: tuple[str, ...], processes: int, experts: int) -> int | None:
+    """The tensor parallel size of a critic, reference or teacher, as :func:`tensor_parallel`; ``processes``: of it, 0 if not known."""
+    tensor = source.integer(*where, low=1, high=64) or 1
+    if processes % tensor:
+        source.drop(where, f"does not divide its {processes} processes, which shard their layers by FSDP2 alone", "change the placement")
+        return None
+    return tensor_parallel(source, where, tensor, experts)
+
+
 def load_balancing(source: Source, where: tuple[str, ...]) -> dict[str, float] | None:
     """``training.loadBalancing`` from Megatron's coefficient of the auxiliary loss; None for 0, which adds no loss."""
     coefficient = source.number(*where)

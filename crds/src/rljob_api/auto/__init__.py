@@ -180,7 +180,7 @@ def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]
         size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size
         needs.append(f"an engine {size} on one node" if size > 1 else "an engine 1")
     if Role.REFERENCE in request.auto:
-        needs.append("the Reference 1")
+        needs.append(f"the Reference {maker.reference_unit}")
     problem = f"finds no devices for {who}: {', '.join(needs)}; free are: {free or 'none'}"
     return FieldError(
         path=path, value=value, problem=problem, remedy="add nodes or devicesPerNode, use smaller parallel sizes, or free devices"

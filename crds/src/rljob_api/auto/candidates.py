@@ -101,7 +101,10 @@ class Candidates:
         self._count = 0
         self.trainer_sizes = self._trainer_sizes()
         """Numbers of Trainer devices that validation accepts: tensor parallel size times a divisor of the mini-batch's samples."""
-        self._reference_sizes = _thinned(divisors(model.sequences), 0.5 if self._is_large() else 1)
+        reference = request.auto.get(Role.REFERENCE)
+        self.reference_unit = 1 if reference is None else self._spec.tensor_parallel_size(self._spec.components[reference])
+        """Devices of the smallest Reference: its tensor parallel size."""
+        self._reference_sizes = [self.reference_unit * n for n in _thinned(divisors(model.sequences), 0.5 if self._is_large() else 1)]
         self.too_tight: list[str] = []
         """Trainer sizes that leave no room for the rest, in words."""
 
@@ -147,7 +150,7 @@ class Candidates:
         tensor = self._spec.training.tensor_parallel_size
         for start in self._unlike(groups):
             order = _from(groups, start)
-            chunk = tensor if tensor <= max(group.largest_node for group in order) else 1
+            chunk = _whole(tensor, order)
             for size in self.trainer_sizes:
                 taken = take(cursors, order, chunk, size // chunk)
                 if taken is None:
@@ -160,9 +163,10 @@ class Candidates:
         if groups is None:
             yield (), cursors
             return
+        chunk = _whole(self.reference_unit, groups)
         for start in self._reference_starts(trainer, groups):
             for size in self._reference_sizes:
-                taken = take(cursors, _from(groups, start), 1, size)
+                taken = take(cursors, _from(groups, start), chunk, size // chunk)
                 if taken is None:
                     break
                 yield taken
@@ -280,10 +284,9 @@ class Candidates:
         for resource in dict.fromkeys(group.resource for group in common):
             groups = [group for group in common if group.resource == resource]
             tensor = self._spec.training.tensor_parallel_size
-            whole = tensor if tensor <= max(group.largest_node for group in groups) else 1
-            chunk = math.lcm(self._size, whole)
+            chunk = math.lcm(self._size, _whole(tensor, groups), _whole(self.reference_unit, groups))
             for size in reversed(self.trainer_sizes):
-                taken = take({}, groups, chunk, size // chunk) if size % chunk == 0 else None
+                taken = take({}, groups, chunk, size // chunk) if size % math.lcm(chunk, self.reference_unit) == 0 else None
                 if taken is not None:
                     shares = dict.fromkeys(self._request.auto, taken[0])
                     yield self._numbered(Kind.COLLOCATED, shares, self._use(shares, is_shared=True))
@@ -294,6 +297,8 @@ class Candidates:
         for role in (Role.TRAINER, Role.ROLLOUT):
             fixed = self._request.fixed.get(role)
             if fixed is None or (Role.TRAINER in self._request.auto and fixed.num_devices not in self.trainer_sizes):
+                continue
+            if fixed.num_devices % self.reference_unit:
                 continue
             speed = self._request.speed(fixed.resource)
             use = Use(
@@ -331,6 +336,11 @@ def _thinned(sizes: Sequence[int], per_octave: float) -> list[int]:
     for size in sizes:
         first.setdefault(math.floor(math.log2(size) * per_octave), size)
     return list(first.values())
+
+
+def _whole(tensor: int, groups: Sequence[FreeGroup]) -> int:
+    """What stays on one node: a tensor parallel group, or a device where a group is larger than any node."""
+    return tensor if tensor <= max(group.largest_node for group in groups) else 1
 
 
 def _from(groups: Sequence[FreeGroup], start: int) -> list[FreeGroup]:

@@ -1,6 +1,6 @@
 """Free devices of node groups, taken from the front in chunks that never cross a node.
 
-A chunk is what must stay on one node: an engine's devices, a tensor parallel group of the Trainer, or a single device. A question about
+A chunk is what must stay on one node: an engine's devices, a tensor parallel group, or a single device. A question about
 a group costs O(log nodes), whatever its number of devices.
 """
 

@@ -74,6 +74,10 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "spec.components": (("self.exists(c, c.role == 'Rollout')", "a component must have role Rollout"),),
     "spec.components[]": (
         ("!has(self.engine) || self.role in ['Rollout', 'Judge']", "only a Rollout or Judge has an engine"),
+        (
+            "!has(self.tensorParallelSize) || self.role in ['Reference', 'Critic', 'Teacher']",
+            "only a Reference, Critic or Teacher has tensorParallelSize of its own",
+        ),
         ("has(self.model) == (self.role in ['Teacher', 'Judge'])", "give model exactly when role is Teacher or Judge"),
     ),
     "spec.components[].placement": (

@@ -43,9 +43,9 @@ class AdapterNeeds(PolicyNeeds):
         return ProcessNeeds(
             active=frozenset(working),
             states=(process, weights, adapters, optimizer),
-            starting=(process, *self._loading(weights, size)),
+            starting=(process, weights, self._reading(size)),
             working=working,
-            host_starting=(self._whole_model(size),),
+            host_starting=(self._reading(size),),
             saved=self._saved(adapters, optimizer),
             carries_weights=self.first,
             keeps_workspace=self.on_cuda,

@@ -12,7 +12,7 @@ from rljob_api.v1alpha1.learning import Training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticNeeds(PolicyNeeds):
-    """Needs of a critic: the layers of the policy, trained whole and on data-parallel processes alone; a value head instead of logits."""
+    """Needs of a critic: the layers of the policy, all of them trained; a value head instead of logits."""
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
@@ -29,11 +29,6 @@ class CriticNeeds(PolicyNeeds):
         """Remedy for what grows with a micro-batch."""
         own = self.spec.algorithm.critic.micro_batch_tokens is not None
         return f"a smaller {'algorithm.critic' if own else 'training'}.microBatchTokens"
-
-    @property
-    def tensor(self) -> int:
-        """Tensor parallel size."""
-        return 1
 
     @property
     def parameters(self) -> int:

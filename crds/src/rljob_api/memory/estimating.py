@@ -36,7 +36,7 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
-from rljob_api.memory.training_needs import PolicyNeeds, ReferenceNeeds
+from rljob_api.memory.training_needs import PolicyNeeds
 from rljob_api.memory.units import show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.planning.sync_routes import chosen_backend, chosen_senders
@@ -389,6 +389,7 @@ class _Estimator:
             spec=self._spec,
             shape=shape,
             world_size=processes,
+            tensor_parallel_size=self._spec.tensor_parallel_size(component),
             on_cuda=group.on_accelerators,
             first=first,
             senders=self._num_senders,
@@ -400,7 +401,7 @@ class _Estimator:
     def _needs_of(self, component: Component) -> type[PolicyNeeds]:
         """By role; only the Trainer has adapters. A teacher is a reference with another model."""
         trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
-        return {Role.CRITIC: CriticNeeds, Role.REFERENCE: ReferenceNeeds, Role.TEACHER: ReferenceNeeds}.get(component.role, trainer)
+        return {Role.TRAINER: trainer, Role.CRITIC: CriticNeeds}.get(component.role, PolicyNeeds)
 
     def _travelling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""

@@ -53,6 +53,8 @@ class PolicyNeeds:
     shape: ModelShape
     world_size: int
     """Processes of the component."""
+    tensor_parallel_size: int
+    """Processes that divide each layer."""
     on_cuda: bool
     first: bool
     """Whether it is rank 0, which gathers weights to send them."""
@@ -71,7 +73,7 @@ class PolicyNeeds:
     @property
     def tensor(self) -> int:
         """Tensor parallel size."""
-        return min(self.spec.training.tensor_parallel_size, self.world_size)
+        return min(self.tensor_parallel_size, self.world_size)
 
     @property
     def parameters(self) -> int:
@@ -151,9 +153,9 @@ class PolicyNeeds:
         return ProcessNeeds(
             active=frozenset(working),
             states=(process, weights, optimizer),
-            starting=(process, *self._loading(weights, MASTER_BYTES)),
+            starting=(process, weights, self._reading(MASTER_BYTES)),
             working=working,
-            host_starting=(self._whole_model(MASTER_BYTES),),
+            host_starting=(self._reading(MASTER_BYTES),),
             saved=self._saved(weights, optimizer),
             carries_weights=self.first and Phase.WEIGHT_SYNC in working,
             keeps_workspace=self.on_cuda,
@@ -174,9 +176,9 @@ class PolicyNeeds:
         return ProcessNeeds(
             active=frozenset({Phase.SCORE}),
             states=(process, weights),
-            starting=(process, *self._loading(weights, size)),
+            starting=(process, weights, self._reading(size)),
             working={Phase.SCORE: (*self._gathered(size, layers=2), *self._passing(), *self._last(trained=False))},
-            host_starting=(self._whole_model(size),),
+            host_starting=(self._reading(size),),
             keeps_workspace=self.on_cuda,
         )
 
@@ -221,37 +223,18 @@ class PolicyNeeds:
             remedy=MORE_SHARDS,
         )
 
-    def _whole_model(self, size: int) -> Need:
+    def _reading(self, size: int) -> Need:
+        """The largest block of the checkpoint's files that is read for this process's shards: of the embedding, or of the head."""
+        embedding, shards = 0 if self.shape.decoder is None else self.shape.decoder.embedding_parameters, self.data * self.tensor
         return Need(
             kind=Kind.WORKSPACE,
-            name="whole model before it is sharded",
-            formula=f"{show_count(self.parameters)} x {size} B",
-            num_bytes=self.parameters * size,
-            remedy="more memory, or fewer training processes per node",
+            name="block of a file that is being read",
+            formula=f"{show_count(embedding)} x {size} B{self._over(shards)}",
+            num_bytes=ceil_div(embedding, shards) * size,
         )
-
-    def _loading(self, weights: Need, size: int) -> tuple[Need, ...]:
-        """Every process loads the whole model on the CPU; then unit by unit moves to the device and is cut."""
-        if not self.on_cuda:
-            return (self._whole_model(size),)
-        unit = self._unit_parameters(size)
-        moving = Need(
-            kind=Kind.WORKSPACE,
-            name="unit that is being sharded",
-            formula=f"{show_count(unit)} x {size} B",
-            num_bytes=unit * size,
-        )
-        return (weights, moving)
 
     def _is_one_unit(self, size: int) -> bool:
         return self.parameters * size <= ONE_UNIT_BYTES
-
-    def _unit_parameters(self, size: int) -> int:
-        """Parameters of the largest FSDP unit; 0 where sizes are not known."""
-        if self._is_one_unit(size):
-            return self.parameters
-        decoder = self.shape.decoder
-        return 0 if decoder is None else max(decoder.layer_parameters, self.root_parameters)
 
     def _gathered(self, size: int, *, layers: int) -> tuple[Need, ...]:
         """The root unit and some layers, whose whole weights exist at one time. ``size``: of a number of the shards."""
@@ -451,16 +434,6 @@ class PolicyNeeds:
     @staticmethod
     def _over(size: int) -> str:
         return "" if size == 1 else f" / {size}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceNeeds(PolicyNeeds):
-    """Needs of a reference: frozen, on data-parallel processes alone whatever ``training.tensorParallelSize`` says."""
-
-    @property
-    def tensor(self) -> int:
-        """Tensor parallel size."""
-        return 1
 
 
 def _sum(needs: Sequence[Need]) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,8 +89,22 @@ def to_job(document: Document) -> RLJob:
     Raises:
         SpecInvalidError: with every unknown key, missing field, wrong type and value out of bounds, and the text's problems.
     """
+    job, unknown = to_job_with_unknown_keys(document)
+    if unknown:
+        raise SpecInvalidError(arrange(document, unknown))
+    return job
+
+
+def to_job_with_unknown_keys(document: Document) -> tuple[RLJob, list[FieldError]]:
+    """The typed job, and the problem of each unknown key where these are the only ones, so that other checks can go on.
+
+    A key that is a misspelling stands for the one that was meant, as long as all of them do; otherwise unknown keys count as absent.
+
+    Raises:
+        SpecInvalidError: as :func:`to_job` for problems that leave no job to check, unknown keys included.
+    """
     errors = list(document.errors)
-    job, surplus = None, 0
+    job, unknown, surplus = None, [], 0
     try:
         job = RLJob.model_validate_json(json.dumps(document.data))
     except ValidationError as failure:
@@ -97,11 +112,31 @@ def to_job(document: Document) -> RLJob:
         items = [item for item in failure.errors(include_url=False, include_context=True) if not _is_echo(item)]
         found = [_translate(item) for item in items[:MAX_PROBLEMS]]
         surplus = max(len(items) - MAX_PROBLEMS, 0)
+        if not errors and not surplus and all(item["type"] == "extra_forbidden" for item in items):
+            job, unknown = _without_unknown_keys(document, [tuple(item["loc"]) for item in items]), found
         # What the text itself misled about would only be explained twice; that a key is unknown is news.
         errors += [error for error in found if error.path not in known or error.problem == UNKNOWN_FIELD]
-    if errors or job is None:
+    if job is None or document.errors:
         raise SpecInvalidError(arrange(document, errors, surplus))
-    return job
+    return job, unknown
+
+
+def _without_unknown_keys(document: Document, unknown: Sequence[paths.Parts]) -> RLJob | None:
+    """The job with the keys that were meant in place of unknown ones, else without these; None where that is none either."""
+    for correct in (True, False):
+        data = json.loads(json.dumps(document.data))  # what anchors and aliases share is a copy each
+        for parts in unknown:
+            section: Any = data
+            for part in parts[:-1]:
+                section = section[part]
+            value, meant = section.pop(parts[-1]), _meant_key(parts)
+            if correct and meant is not None:
+                section.setdefault(meant, value)
+        try:
+            return RLJob.model_validate_json(json.dumps(data))
+        except ValidationError:
+            continue
+    return None
 
 
 def arrange(document: Document, errors: Iterable[FieldError], surplus: int = 0) -> list[FieldError]:
@@ -179,11 +214,7 @@ def _unknown_key(parts: paths.Parts) -> FieldError:
     """Name the key that was meant: one with a similar name here, or the same name in another section."""
     from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
 
-    key = str(parts[-1])
-    siblings = reference.children(reference.pattern(parts[:-1]))
-    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
-    folded = {sibling.replace("_", "").lower(): sibling for sibling in siblings}
-    meant = folded.get(key.replace("_", "").replace("-", "").lower()) or (near[0] if near else None)
+    key, meant = str(parts[-1]), _meant_key(parts)
     if meant is not None:
         remedy = f"did you mean {meant}?"
     else:
@@ -191,8 +222,19 @@ def _unknown_key(parts: paths.Parts) -> FieldError:
         if elsewhere:
             remedy = f"it belongs at {' or '.join(elsewhere[:3])}"
         else:
+            siblings = reference.children(reference.pattern(parts[:-1]))
             remedy = f"known fields here are {', '.join(siblings)}" if siblings else "remove it"
     return FieldError(path=paths.join(parts), problem=UNKNOWN_FIELD, remedy=remedy)
+
+
+def _meant_key(parts: paths.Parts) -> str | None:
+    """A key with a similar name in the same section."""
+    from rljob_api.crd import reference  # only on errors: the index costs a tenth of a second
+
+    key, siblings = str(parts[-1]), reference.children(reference.pattern(parts[:-1]))
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
+    folded = {sibling.replace("_", "").lower(): sibling for sibling in siblings}
+    return folded.get(key.replace("_", "").replace("-", "").lower()) or (near[0] if near else None)
 
 
 def _text_expected(context: Mapping[str, object], item: Any) -> Words:
@@ -228,15 +270,14 @@ def _map_expected(context: Mapping[str, object], item: Any) -> Words:
 
 
 def _choice(context: Mapping[str, object], item: Any) -> Words:
-    allowed = str(context["expected"]).replace("'", "")
-    choices = allowed.replace(" or ", ", ").split(", ")
+    choices = re.findall("'([^']*)'", str(context["expected"]))
     value = str(item["input"])
     folded = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(value.lower(), folded, n=1, cutoff=0.6)
     remedy = f"did you mean {folded[near[0]]}?" if near else "write one of them"
-    return (f"must be {allowed}" if len(choices) == 1 else f"is not one of {', '.join(choices)}"), (
-        f"write {allowed}" if len(choices) == 1 else remedy
-    )
+    if len(choices) == 1:
+        return f"must be {choices[0]}", f"write {choices[0]}"
+    return f"is not one of {', '.join(choices)}", remedy
 
 
 def _pattern(context: Mapping[str, object], item: Any) -> Words:
@@ -269,6 +310,13 @@ def _score_or_drop(context: Mapping[str, object], item: Any) -> Words:
     return "is neither Drop nor a score", "write Drop, or a number from -1e6 to 1e6"
 
 
+def _float16_training(context: Mapping[str, object], item: Any) -> Words:
+    return (
+        "is a type for engines alone: a model trained in it loses small gradients",
+        "write bfloat16, which has the range of float32, and engine.dtype: float16 where engines need it",
+    )
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "empty"
@@ -298,6 +346,7 @@ _WORDS: dict[str, Callable[[Mapping[str, object], Any], Words]] = {
     "string_too_long": _length("at most", "max_length", "characters"),
     "string_too_short": _length("at least", "min_length", "characters"),
     "score_or_drop": _score_or_drop,
+    "float16_training": _float16_training,
     "too_long": _length("at most", "max_length", "entries"),
     "too_short": _length("at least", "min_length", "entries"),
     "greater_than_equal": _bound(">=", "ge"),

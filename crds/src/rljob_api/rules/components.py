@@ -31,6 +31,21 @@ def _engines(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(path, None, f"a {component.role} has no inference engine", "remove it, only a Rollout or Judge has one")
 
 
+def _tensor_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Only on roles whose processes divide layers among them, and have no other field that says so."""
+    for index, component in enumerate(spec.components):
+        traits, size = TRAITS[component.role], component.tensor_parallel_size
+        if size is None or traits.takes_tensor_parallel:
+            continue
+        path = f"spec.components[{index}].tensorParallelSize"
+        if component.role is Role.TRAINER:
+            yield _error(path, size, "a Trainer has training.tensorParallelSize", f"write {size} there")
+        elif traits.has_engine:
+            yield _error(path, size, f"a {component.role} has engine.tensorParallelSize", f"write {size} there")
+        else:
+            yield _error(path, size, f"a {component.role} has no layers to divide", "remove it")
+
+
 def _own_models(spec: RLJobSpec) -> Iterator[FieldError]:
     for index, component in enumerate(spec.components):
         path = f"spec.components[{index}]"
@@ -90,6 +105,7 @@ def _partial(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _number_of_components,
     _engines,
+    _tensor_parallel,
     _own_models,
     _measured,
 )

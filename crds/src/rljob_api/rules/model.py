@@ -9,10 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
+from rljob_api.roles import TRAITS
+from rljob_api.v1alpha1.components import Component, Role, ServedModel
+from rljob_api.v1alpha1.data import Model
 from rljob_api.v1alpha1.operations import AdapterSync
 from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import RouterReplay
 
 Config = Mapping[str, object]
+ConfigReader = Callable[[Model | ServedModel], Config | None]
+"""Finds a model's config.json; None where it is not at hand."""
 
 TENSOR_PARALLEL_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """``model_type`` of the models whose layers the trainer can divide."""
@@ -33,16 +39,32 @@ OTHER_SENSES = {"vision_config": "images", "audio_config": "sound", "speech_conf
 _DENSE = "use a dense text model"
 
 
-def model_problems(spec: RLJobSpec, config: Config) -> list[FieldError]:
-    """Why a run with the model of this ``config.json`` would be refused.
+def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]:
+    """Why a run with the models of these ``config.json`` would be refused.
 
     Args:
         spec: of the job.
-        config: the file as an object; keys that are missing or of another type say nothing.
+        config_of: reads the file of ``spec.model``, or of a component's own model, as an object; keys that are missing or of another type
+            say nothing.
     """
+    config = config_of(spec.model)
+    problems = [] if config is None else [problem for rule in RULES for problem in rule(spec, config, _decoder(config))]
+    for index, component in enumerate(spec.components):
+        own = None if component.model is None or not TRAITS[component.role].has_own_model else config_of(component.model)
+        if own is not None:
+            problems += _component_parallel(index, component, _decoder(own))
+    return problems
+
+
+def tensor_parallel_path(spec: RLJobSpec, index: int) -> str:
+    """The field that says over how many devices the layers of a component without engine are divided."""
+    is_trainer = spec.components[index].role is Role.TRAINER
+    return "spec.training.tensorParallelSize" if is_trainer else f"spec.components[{index}].tensorParallelSize"
+
+
+def _decoder(config: Config) -> Config:
     text = config.get("text_config")
-    decoder: Config = text if isinstance(text, Mapping) else config
-    return [problem for rule in RULES for problem in rule(spec, config, decoder)]
+    return text if isinstance(text, Mapping) else config
 
 
 def _mixture(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -65,6 +87,12 @@ def _load_balancing(spec: RLJobSpec, config: Config, decoder: Config) -> Iterato
     elif balancing.coefficient is None and not isinstance(decoder.get(AUX_LOSS_KEY), int | float):
         problem = f"config.json has no {AUX_LOSS_KEY}, which would be the coefficient"
         yield _error(f"{path}.coefficient", None, problem, "set it, for example to 0.001")
+
+
+def _router_replay(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    if spec.training.router_replay is not RouterReplay.DISABLED and _experts(decoder) is None:
+        problem = f"config.json has model_type {_type(decoder)} without experts, so there are no routers whose choices could be replayed"
+        yield _error("spec.training.routerReplay", spec.training.router_replay, problem, "remove it, or use a mixture of experts")
 
 
 def _adapted_experts(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -110,29 +138,40 @@ def _logits(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldE
             yield _error("spec.model.path", spec.model.path, problem, "use another model")
 
 
-def _trainer_tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
-    tensor = spec.training.tensor_parallel_size
+def _tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """Of the components that compute with ``spec.model``; those without a setting have size 1."""
+    for index, component in enumerate(spec.components):
+        if TRAITS[component.role].has_own_model:
+            continue
+        if component.role is Role.TRAINER:
+            yield from _divided_layers(tensor_parallel_path(spec, index), spec.tensor_parallel_size(component), decoder)
+        else:
+            yield from _component_parallel(index, component, decoder)
+
+
+def _component_parallel(index: int, component: Component, decoder: Config) -> Iterator[FieldError]:
+    """Whether the sizes of a component, not the Trainer, divide its model's layers."""
+    path, heads = f"spec.components[{index}]", _count(decoder, "num_attention_heads")
+    if TRAITS[component.role].takes_tensor_parallel:
+        yield from _divided_layers(f"{path}.tensorParallelSize", component.tensor_parallel_size or 1, decoder)
+    tensor = component.engine.tensor_parallel_size if component.engine is not None else 1
+    if heads is not None and heads % tensor:
+        problem = f"does not divide num_attention_heads {heads} of config.json"
+        yield _error(f"{path}.engine.tensorParallelSize", tensor, problem, f"use {_divisors(heads, tensor)}")
+
+
+def _divided_layers(path: str, tensor: int, decoder: Config) -> Iterator[FieldError]:
     if tensor == 1:
         return
-    path = "spec.training.tensorParallelSize"
     if _type(decoder) not in TENSOR_PARALLEL_MODELS:
         known = ", ".join(TENSOR_PARALLEL_MODELS)
-        problem = f"config.json has model_type {_type(decoder)}, whose layers the trainer cannot divide (it can for {known})"
+        problem = f"config.json has model_type {_type(decoder)}, whose layers cannot be divided (they can for {known})"
         yield _error(path, tensor, problem, "write 1, or use a model of one of these types")
         return
     for key in DIVIDED_SIZES:
         size = _count(decoder, key)
         if size is not None and size % tensor:
             yield _error(path, tensor, f"does not divide {key} {size} of config.json", f"use {_divisors(size, tensor)}")
-
-
-def _engine_tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
-    heads = _count(decoder, "num_attention_heads")
-    for index, component in enumerate(spec.components):
-        tensor = component.engine.tensor_parallel_size if component.engine is not None else 1
-        if heads is not None and heads % tensor:
-            path = f"spec.components[{index}].engine.tensorParallelSize"
-            yield _error(path, tensor, f"does not divide num_attention_heads {heads} of config.json", f"use {_divisors(heads, tensor)}")
 
 
 def _experts(decoder: Config) -> str | None:
@@ -159,12 +198,12 @@ def _divisors(size: int, near: int) -> str:
 RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] = (
     _mixture,
     _load_balancing,
+    _router_replay,
     _adapted_experts,
     _other_senses,
     _not_causal,
     _quantized,
     _logits,
-    _trainer_tensor_parallel,
-    _engine_tensor_parallel,
+    _tensor_parallel,
 )
 """Each independent of the others; gets the whole config and that of its text decoder."""

@@ -23,11 +23,6 @@ def above(limit: float) -> Condition:
     return lambda value: value is not None and value > limit
 
 
-def one_of(*values: object) -> Condition:
-    """One of these values."""
-    return lambda value: value in values
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsupported:
     """A field, when it asks for too much, and what to do instead."""
@@ -46,12 +41,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         when=above(1),
         waits_for="pipeline parallel engines",
         remedy="use tensorParallelSize",
-    ),
-    Unsupported(
-        path="model.dtype",
-        when=one_of("float16"),
-        waits_for="loss scaling for float16",
-        remedy="write bfloat16, or float32 on CPU devices; engines alone may have engine.dtype: float16",
     ),
 )
 """Every field without effect. Order does not matter: problems are sorted by their place in the manifest."""

@@ -8,6 +8,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
+from rljob_api.rules.model import tensor_parallel_path
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -76,11 +77,10 @@ def _critic_warmup(spec: RLJobSpec) -> Iterator[FieldError]:
 def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     """Every data-parallel process must get as many samples of a mini-batch as the others."""
     prompts, samples, mini_batches = spec.rollout.prompts_per_step, spec.rollout.samples_per_prompt, spec.training.mini_batches
-    tensor = spec.training.tensor_parallel_size
-    for component in plan.components:
+    for placed, component in zip(spec.components, plan.components, strict=True):
         if not TRAITS[component.role].is_trained:
             continue
-        shared_by = tensor if component.role is Role.TRAINER else 1
+        shared_by = spec.tensor_parallel_size(placed)
         if component.world_size % shared_by or prompts % mini_batches:
             continue
         processes, in_mini_batch = component.world_size // shared_by, prompts // mini_batches * samples
@@ -94,15 +94,16 @@ def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
             )
 
 
-def _trainer_parallelism(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
-    tensor = spec.training.tensor_parallel_size
-    for trainer in plan.with_role(Role.TRAINER):
-        if trainer.world_size % tensor:
+def _tensor_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    for index, component in enumerate(plan.components):
+        tensor, processes = spec.tensor_parallel_size(spec.components[index]), component.world_size
+        takes_size = component.role is Role.TRAINER or TRAITS[component.role].takes_tensor_parallel
+        if takes_size and processes % tensor:
             yield _error(
-                "spec.training.tensorParallelSize",
+                tensor_parallel_path(spec, index),
                 tensor,
-                f"does not divide the {trainer.world_size} devices of {trainer.name}",
-                f"use a divisor of {trainer.world_size}, or {_near(trainer.world_size, tensor)} devices",
+                f"does not divide the {processes} device{'s' if processes > 1 else ''} of {component.name}",
+                f"use a divisor of {processes}, or {_near(processes, tensor)} devices",
             )
 
 
@@ -123,5 +124,5 @@ def _near_samples(prompts: int, samples: int, processes: int) -> str:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_mini_batches, _schedule, _critic_schedule, _critic_warmup)
 """Rules between fields, each independent of the others."""
 
-PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _trainer_parallelism)
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _tensor_parallel)
 """Rules that need to know how many processes there are."""

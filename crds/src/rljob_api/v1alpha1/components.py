@@ -149,6 +149,9 @@ class Component(SpecModel):
     """Engine of a Rollout or Judge component; one without it gets vLLM with defaults."""
     model: ServedModel | None = None
     """Model of a Teacher or Judge component; the other roles have spec.model."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Devices that share each layer of a Reference, Critic or Teacher; 1 when not set. A Trainer has training.tensorParallelSize, a Rollout
+    or Judge engine.tensorParallelSize."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one worker for numerics; when not set, its share of the node's cores among those that work at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from rljob_api.v1alpha1.base import (
     ABSOLUTE_PATH_PATTERN,
@@ -31,7 +32,18 @@ class DType(StrEnum):
     BFLOAT16 = "bfloat16"
     """Half the memory, the range of float32."""
     FLOAT16 = "float16"
-    """Half the memory, for accelerators without bfloat16."""
+    """Half the memory, for engines on accelerators without bfloat16; nothing is trained in it."""
+
+
+def _trainable(value: object) -> object:
+    """Anything but float16, in which small gradients vanish unless the loss is scaled."""
+    if value == DType.FLOAT16.value:
+        raise PydanticCustomError("float16_training", "is not a type that is trained in")
+    return value
+
+
+TrainedDType = Annotated[Literal[DType.FLOAT32, DType.BFLOAT16], BeforeValidator(_trainable)]
+"""Type that a model is trained in."""
 
 
 class Lora(SpecModel):
@@ -57,8 +69,9 @@ class Model(SpecModel):
     """Tokenizer folder or Hub id when it is not the model's."""
     tokenizer_revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Branch, tag or commit of a tokenizer on the Hub; its default branch when not set. A run keeps the commit it started with."""
-    dtype: DType = DType.BFLOAT16
-    """Type of the computation and of the engine's weights; the trainer keeps float32 master weights."""
+    dtype: TrainedDType = DType.BFLOAT16
+    """Type of the computation and of the engine's weights; the trainer keeps float32 master weights. bfloat16 has the range of float32 in
+    half the memory, float32 is exact, and what CPU devices should use. Engines alone may have engine.dtype: float16."""
     trust_remote_code: bool = False
     """Run Python code shipped inside the checkpoint."""
     attention: ShortText = "sdpa"

@@ -144,6 +144,12 @@ class RLJobSpec(SpecModel):
         """Components of one role with their index."""
         return [(index, component) for index, component in enumerate(self.components) if component.role is role]
 
+    def tensor_parallel_size(self, component: Component) -> int:
+        """Processes of a component that compute one data-parallel share together; an engine's devices are within one process."""
+        if component.role is Role.TRAINER:
+            return self.training.tensor_parallel_size
+        return component.tensor_parallel_size or 1
+
 
 class RLJob(SpecModel):
     """Reinforcement-learning post-training of a language model, as one resource."""

@@ -31,6 +31,27 @@ class NodeGroupStatus(SpecModel):
     """Ranks of its nodes, for example 0-3."""
 
 
+class StepMilliseconds(SpecModel):
+    """Milliseconds of a typical step by phase: medians of the attempt's last steps, without its first one."""
+
+    step: Annotated[int, Field(ge=1)]
+    """The whole step; what no phase below explains is checkpoints and the driver."""
+    generate: Annotated[int, Field(ge=0)] = 0
+    """Waiting for engines to generate."""
+    reward: Annotated[int, Field(ge=0)] = 0
+    """Waiting for rewards."""
+    score: Annotated[int, Field(ge=0)] = 0
+    """Passes that only score: reference, proximal policy and critic."""
+    train: Annotated[int, Field(ge=0)] = 0
+    """Forward and backward passes and the optimizer."""
+    sync: Annotated[int, Field(ge=0)] = 0
+    """Publishing weights to the engines."""
+    stall: Annotated[int, Field(ge=0)] = 0
+    """Part of sync in which engines did not generate."""
+    offload: Annotated[int, Field(ge=0)] = 0
+    """State of roles that share devices leaving them and coming back; partly beside other phases."""
+
+
 class Progress(SpecModel):
     """How far training is; written by the job itself, best effort."""
 
@@ -48,6 +69,8 @@ class Progress(SpecModel):
     """Share of solved responses of the last step."""
     tokens_per_second: NumberText | None = None
     """Response tokens per second of the last step."""
+    step_milliseconds: StepMilliseconds | None = None
+    """Where a step's time goes, from the attempt's second step; rljob describe tells from it what would make steps shorter."""
     last_update_time: Time | None = None
     """When this was written."""
 

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.v1alpha1.status import StepMilliseconds
 from rljob_runtime import errors
 from rljob_runtime.commands.advice import ADVICE
 from rljob_runtime.commands.show_run import open_run
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.report.display import StepView, view_of
-from rljob_runtime.report.faster import advice
+from rljob_runtime.report.faster import StepTimes, advice, of_milliseconds, typical
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import iter_rows
 from rljob_runtime.report.metrics import load_metrics, record_of
@@ -102,7 +103,7 @@ def age(created: str | None, now: datetime) -> str:
 
 
 def describe_job(job: Json, pods: Sequence[Json], console: Console) -> None:
-    """Conditions, nodes, progress, the last failure with advice, placement."""
+    """Conditions, nodes, progress, where the time goes, the last failure with advice, placement."""
     metadata, status = job["metadata"], job.get("status", {})
     lines = [("job", f"{metadata.get('namespace', '')}/{metadata['name']}"), ("status", state_of(status))]
     for condition in status.get("conditions", ()):
@@ -118,6 +119,9 @@ def describe_job(job: Json, pods: Sequence[Json], console: Console) -> None:
     ]
     if progress := status.get("progress"):
         lines.append(("progress", _progress(progress)))
+        times = _times(progress)
+        lines += [("time", _shares(times))] if times is not None else []
+        lines += [("faster", text) for text in advice(_own_part(job), times)]
     failure = status.get("lastFailure")
     if failure:
         where = f" ({failure['podName']})" if failure.get("podName") else ""
@@ -157,7 +161,7 @@ def describe_run(path: Path, console: Console) -> None:
         shares = ", ".join(f"{phase} {format_percent(share)}" for phase, share in view.phases)
         lines.append(("time", f"{format_seconds(view.step_s)} a step: {shares}; rljob timeline {path} has the workers"))
     spec_yaml = folder.spec_yaml.read_text(encoding="utf-8")
-    lines += [("faster", text) for text in advice(spec_yaml, load_metrics(folder.metrics_jsonl))]
+    lines += [("faster", text) for text in advice(spec_yaml, typical(load_metrics(folder.metrics_jsonl)))]
     warnings = [str(row.get("text")) for row in iter_rows(folder.events_jsonl) if row.get("level") == "warning"]
     lines += [("warning", text) for text in warnings[-3:]]
     _print_lines(lines, console)
@@ -189,6 +193,38 @@ def _progress(progress: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _times(progress: Mapping[str, Any]) -> StepTimes | None:
+    """What the job measured; None where it has not, or where its driver is of another version."""
+    from pydantic import ValidationError
+
+    try:
+        return of_milliseconds(StepMilliseconds.model_validate(progress["stepMilliseconds"]))
+    except (KeyError, ValidationError):
+        return None
+
+
+def _shares(times: StepTimes) -> str:
+    phases = {
+        "generate": times.generate_s,
+        "reward": times.reward_s,
+        "score": times.score_s,
+        "train": times.train_s,
+        "sync": times.sync_s,
+        "rest": times.rest_s,
+    }
+    shares = ", ".join(
+        f"{phase} {format_percent(seconds / times.step_s)}" for phase, seconds in phases.items() if seconds >= 0.005 * times.step_s
+    )
+    return f"{format_seconds(times.step_s)} a step: {shares}"
+
+
+def _own_part(manifest: Json) -> Json:
+    """The manifest as a user would write it."""
+    document: Json = {key: manifest[key] for key in ("apiVersion", "kind", "spec") if key in manifest}
+    document["metadata"] = {key: manifest["metadata"][key] for key in ("name", "namespace") if key in manifest["metadata"]}
+    return document
+
+
 def _print_lines(lines: Iterable[tuple[str, str]], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -207,9 +243,7 @@ def _print_placement(manifest: Json, console: Console) -> None:
     from rljob_api.validation import check
     from rljob_runtime.commands import show_plan
 
-    document: Json = {key: manifest[key] for key in ("apiVersion", "kind", "spec") if key in manifest}
-    document["metadata"] = {key: manifest["metadata"][key] for key in ("name", "namespace") if key in manifest["metadata"]}
     try:
-        show_plan.print_picture(check(document, runnable=False), console)
+        show_plan.print_picture(check(_own_part(manifest), runnable=False), console)
     except (SpecInvalidError, RuntimeFault) as error:
         console.print(f"no placement: {error}", markup=False)

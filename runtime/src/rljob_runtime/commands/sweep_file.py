@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.errors import FieldError, SpecInvalidError, did_you_mean, field_error
 from rljob_api.naming import MAX_JOB_NAME
 from rljob_api.reading import manifest, yaml_text
-from rljob_api.validation import CheckedJob, ConfigReader, check
+from rljob_api.rules.model import ConfigReader
+from rljob_api.validation import CheckedJob, check
 
 if TYPE_CHECKING:
     from rljob_api.memory import ShapeReader

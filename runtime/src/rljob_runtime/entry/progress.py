@@ -4,7 +4,8 @@
 
     Reporter -> ProgressDisplay.step  -> latest value -> own thread, at most every 5 s -> PATCH .../rljobs/<name>/status
 
-Training never waits for it: a write that fails or is slow is logged once, counted, and tried again later with the newest value.
+Training never waits for it: a write that fails or is slow is logged once, counted, and tried again later with the newest value. A cluster
+whose CRD is older than this image refuses the whole write for a field that it does not know; then the field is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +29,7 @@ from rljob_api.v1alpha1.rljob import API_VERSION, KIND
 from rljob_api.v1alpha1.status import Progress
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report import Level, PhaseView, RunInfo, RunSummary
+from rljob_runtime.report.faster import SKIPPED_STEPS, to_milliseconds, typical_of
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EVERY_S = 5.0
@@ -36,6 +39,10 @@ REQUEST_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 10.0
 """Longest that the end of a run waits for the last write."""
 MAX_ANSWER_BYTES = 1 << 16
+TYPICAL_OF_STEPS = 32
+"""Steps whose medians are written: enough that one checkpoint or validation does not count, and recent."""
+STEP_MILLISECONDS = "stepMilliseconds"
+"""The newest field, which an older CRD lacks."""
 
 Send = Callable[[Progress], str | None]
 """Writes a value; returns None, or why it was not written."""
@@ -128,6 +135,10 @@ class ProgressDisplay:
         """Not written yet."""
         self._next_write_s = -math.inf
         self._total_steps = 0
+        self._num_steps = 0
+        self._recent: deque[StepRecord] = deque(maxlen=TYPICAL_OF_STEPS)
+        self._knows_milliseconds = True
+        """Whether the cluster's CRD has them, as far as is known."""
         self._failures_in_row = 0
         self._said: set[str] = set()
         self.writes = 0
@@ -146,12 +157,17 @@ class ProgressDisplay:
     def step(self, record: StepRecord) -> None:
         """The newest step replaces what is not written yet; without steps to train its scores are those of the validation."""
         scores = "reward" if self._total_steps else "validation"
+        self._num_steps += 1
+        if self._num_steps > SKIPPED_STEPS:
+            self._recent.append(record)
+        times = typical_of(self._recent)
         self._offer(
             step=record.step,
             weightVersion=record.version,
             reward=_number(record.metrics.get(f"{scores}/mean")),
             passRate=_number(record.metrics.get(f"{scores}/pass_rate")),
             tokensPerSecond=_number(record.metrics.get("rollout/tokens_per_s"), digits=1),
+            stepMilliseconds=to_milliseconds(times).model_dump(by_alias=True) if times is not None else None,
         )
 
     def finished(self, summary: RunSummary, report: Path | None) -> None:
@@ -196,7 +212,10 @@ class ProgressDisplay:
             if wait_s > 0 and not self._closing:
                 return wait_s
             self._latest = None
-        reason = self._send(latest.model_copy(update={"last_update_time": self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}))
+        changed: dict[str, object] = {"last_update_time": self._now().strftime("%Y-%m-%dT%H:%M:%SZ")}
+        if not self._knows_milliseconds:
+            changed["step_milliseconds"] = None
+        reason = self._send(latest.model_copy(update=changed))
         self.writes += 1
         with self._lock:
             self._failures_in_row = 0 if reason is None else self._failures_in_row + 1
@@ -204,12 +223,18 @@ class ProgressDisplay:
             if reason is not None:
                 self.failures += 1
                 self._latest = self._latest or latest  # not lost, unless there is a newer one
-        if reason is not None and reason not in self._said:
+        if reason is not None and self._knows_milliseconds and STEP_MILLISECONDS in reason:
+            self._knows_milliseconds = False
+            self._notify(
+                f"the cluster's CRD has no {STEP_MILLISECONDS} in progress, which is written without it from now on: "
+                f"apply the CRD of this version of RLJob; the API server said: {reason}"
+            )
+        elif reason is not None and reason not in self._said:
             self._said.add(reason)
             self._notify(f"progress cannot be written to the RLJob's status, training goes on: {reason}")
         return None if self._closing else 0.0
 
-    def _offer(self, **values: int | str | None) -> None:
+    def _offer(self, **values: int | str | Mapping[str, int] | None) -> None:
         progress = Progress.model_validate({"attempt": self._attempt, "totalSteps": self._total_steps, **values})
         with self._lock:
             self._latest = progress

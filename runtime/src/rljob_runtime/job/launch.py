@@ -75,10 +75,10 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
         raise SetupError(f"spec.rayVersion is {spec.ray_version}, installed is ray {installed}; install that version or change the spec")
     check_installed(spec.report.trackers)
     sources = models.locate(spec, earlier_commits, retries=job_folder is None)  # a pod's network may come up late; a user waits
-    model_config = read_config(models.with_folders(spec, sources.here))  # after a download it may be there for the first time
-    if model_config is not None and (problems := model_problems(spec, model_config)):
+    found = models.with_folders(spec, sources.here)  # after a download files may be there for the first time
+    if problems := model_problems(spec, lambda model: read_config(models.at_folder(model, sources.here))):
         raise SpecInvalidError(problems)
-    check_teachers(models.with_folders(spec, sources.here), spec)
+    check_teachers(found, spec)
     tags: dict[str, str] = {}
     for source in (*spec.data.train, *spec.data.validation):
         config = worker_settings.source_config(source)
@@ -188,7 +188,7 @@ def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Wor
         group=group,
         phase=description.phase,
         scorings=description.scorings_in(spec),
-        ranks_per_share=description.ranks_per_share(spec),
+        ranks_per_share=spec.tensor_parallel_size(worker_settings.component_spec(spec, planned.name)),
         checkpoint_folder=description.checkpoint_folder,
         survivable=description.replaceable,
     )

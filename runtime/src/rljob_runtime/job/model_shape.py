@@ -9,7 +9,6 @@ from rljob_api.errors import ModelShapeError
 from rljob_api.memory import ModelShape, declared, shape_from_config
 from rljob_api.v1alpha1.components import ServedModel
 from rljob_api.v1alpha1.data import Model
-from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_runtime.hub.source import is_hub_id
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -20,7 +19,7 @@ def read_shape(model: Model | ServedModel) -> ModelShape | None:
 
     Nothing is downloaded, and nothing is refused: whether the model is usable is found out when a run begins.
     """
-    config = _config_of(model)
+    config = read_config(model)
     if config is not None:
         try:
             return shape_from_config(config)
@@ -29,16 +28,11 @@ def read_shape(model: Model | ServedModel) -> ModelShape | None:
     return declared(model)
 
 
-def read_config(spec: RLJobSpec) -> dict[str, object] | None:
-    """The model's config.json; None where it is neither in its folder nor in the Hub's cache of this machine, or is not readable.
+def read_config(model: Model | ServedModel) -> dict[str, object] | None:
+    """A model's config.json; None where it is neither in its folder nor in the Hub's cache of this machine, or is not readable.
 
     Nothing is downloaded, and nothing is refused.
     """
-    return _config_of(spec.model)
-
-
-def _config_of(model: Model | ServedModel) -> dict[str, object] | None:
-    """As :func:`read_config`, of any model."""
     path = Path(model.path) / "config.json"
     if is_hub_id(model.path):
         cached = _cached(model.path, model.revision)

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_api.v1alpha1.components import Component, Role
+from rljob_api.v1alpha1.components import Component, Role, ServedModel
+from rljob_api.v1alpha1.data import Model
 from rljob_runtime.cluster.protocol import Cluster, Pending, Worker, WorkerSpec
 from rljob_runtime.errors import DownloadError, ModelError, StartupDeadlineError
 from rljob_runtime.hub.resolve import resolve
@@ -37,6 +38,7 @@ ANSWER_S = 10.0
 RECORD = "models.json"
 """In the run folder: which commit of a Hub model the run uses, so that a resumed run uses the same."""
 
+AnyModel = TypeVar("AnyModel", bound=Model | ServedModel)
 Folders = Mapping[str, str]
 """Local folder by what the spec names, for what the spec names on a Hub."""
 
@@ -108,8 +110,14 @@ def _with_folder(component: Component, folders: Folders) -> Component:
     """A Teacher's model; the engines of a Judge download theirs."""
     if component.role is not Role.TEACHER or component.model is None:
         return component
-    model = component.model.model_copy(update={"path": folders.get(component.model.path, component.model.path), "revision": None})
+    model = at_folder(component.model, folders)
     return component.model_copy(update={"model": model})
+
+
+def at_folder(model: AnyModel, folders: Folders) -> AnyModel:
+    """A model as a machine sees it on which what lies on the Hub is in ``folders``."""
+    folder = folders.get(model.path)
+    return model if folder is None else cast(AnyModel, model.model_copy(update={"path": folder, "revision": None}))
 
 
 def record(folder: Path, spec: RLJobSpec, sources: ModelSources) -> None:

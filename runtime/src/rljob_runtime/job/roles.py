@@ -111,8 +111,6 @@ class RoleDescription:
     """Its folder in a checkpoint."""
     scorings: Mapping[Scoring, Callable[[RLJobSpec], bool]] = field(default_factory=dict)
     """Forward passes that it can make over a step's samples, and whether a job asks for them."""
-    ranks_per_share: Callable[[RLJobSpec], int] = lambda spec: 1
-    """Neighboring ranks that compute one data-parallel share together."""
     reads_model: bool = False
     """Whether its workers read files of the model's folder though they hold no state of it, such as the tokenizer."""
     replaceable: bool = False
@@ -137,6 +135,11 @@ class RoleDescription:
     def scorings_in(self, spec: RLJobSpec) -> tuple[Scoring, ...]:
         """Forward passes that it makes in a job."""
         return tuple(scoring for scoring, is_asked in self.scorings.items() if is_asked(spec))
+
+
+def _needs_proximal(spec: RLJobSpec) -> bool:
+    """Whether the loss compares with the trainer's own log-probs at the beginning of the step."""
+    return learning_settings.loss_config(spec).needs_proximal
 
 
 def _policy_settings(context: WorkerContext) -> WorkerSettings:
@@ -164,6 +167,7 @@ def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
     use = context.devices
     return {
         "num_threads": context.num_threads,
+        "tensor_parallel_size": context.spec.tensor_parallel_size(worker_settings.component_spec(context.spec, context.component.name)),
         "offload_host_bytes": use.host_bytes,
         "reserve": use.releases_kinds,
         "optimizer_around_step": use.optimizer_around_step,
@@ -259,9 +263,8 @@ ROLES: Mapping[Role, RoleDescription] = {
         checkpoint_folder=POLICY_FOLDER,
         scorings={
             Scoring(method="compute_base_logprobs", result="reference_logprobs"): base_is_reference,
-            Scoring(method="compute_logprobs", result="proximal_logprobs"): lambda spec: learning_settings.loss_config(spec).needs_proximal,
+            Scoring(method="compute_logprobs", result="proximal_logprobs", takes_routes=True): _needs_proximal,
         },
-        ranks_per_share=lambda spec: spec.training.tensor_parallel_size,
     ),
     Role.CRITIC: RoleDescription(
         settings=_critic_settings,

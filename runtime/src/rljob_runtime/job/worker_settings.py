@@ -111,6 +111,7 @@ def policy_config(
     *,
     role: Role,
     num_threads: int,
+    tensor_parallel_size: int = 1,
     offload_host_bytes: int | None = None,
     reserve: tuple[StateKind, ...] = (),
     optimizer_around_step: bool = False,
@@ -119,8 +120,8 @@ def policy_config(
 ) -> PolicyConfig:
     """Configuration of a rank of a trainer, critic, or of a reference or teacher, which train nothing.
 
-    Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing, ``reduces_each_micro_batch``
-    from the memory estimate; a Custom loss is imported from ``job_folder`` first.
+    ``tensor_parallel_size`` is the component's. Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing,
+    ``reduces_each_micro_batch`` from the memory estimate; a Custom loss is imported from ``job_folder`` first.
     """
     training = spec.algorithm.critic.over(spec.training) if role is Role.CRITIC else spec.training
     return PolicyConfig(
@@ -141,9 +142,10 @@ def policy_config(
         token_budget=training.micro_batch_tokens,
         logprob_chunk_tokens=training.logprob_chunk_tokens,
         activation_checkpointing=training.activation_checkpointing,
-        tensor_parallel_size=training.tensor_parallel_size if role is Role.TRAINER else 1,
+        tensor_parallel_size=tensor_parallel_size,
         lora=learning_settings.lora_config(spec) if role is Role.TRAINER else None,
         load_balancing=learning_settings.load_balancing_config(spec) if role is Role.TRAINER else None,
+        replays_routes=role is Role.TRAINER and learning_settings.replays_routes(spec),
         loss=learning_settings.loss_config(spec, job_folder),
         seed=spec.seed,
         threads=num_threads,

@@ -36,7 +36,7 @@ class Prepared:
     """By data-parallel rank its batches, by update, or what was shared with it in their place where they are large; no updates where
     everything was left out."""
     critic: list[Any]
-    """The same by rank of the critic; empty without one."""
+    """The same by data-parallel rank of the critic; empty without one."""
     metrics: dict[str, float]
 
     def clear(self) -> None:
@@ -81,10 +81,11 @@ class BatchBuilder:
         if policy.skipped_updates:
             metrics = metrics | {"train/skipped_updates": float(policy.skipped_updates * self.batching.epochs)}
         critic: list[Any] = []
-        if self._workers.critic is not None:
-            config = replace(self.batching, num_ranks=len(self._workers.critic.workers))
-            unmasked = replace(step, sampling_mask=None)  # values are no log-probs
-            critic = _sent_by_rank(self._workers.critic, train_batches(unmasked, split(unmasked, config), outcome, config))
+        learner = self._workers.critic
+        if learner is not None:
+            config = replace(self.batching, num_ranks=len(learner.workers) // learner.ranks_per_share)
+            unmasked = replace(step, sampling_mask=None, routes=None)  # values are no log-probs, and a critic's routers its own
+            critic = _sent_by_rank(learner, train_batches(unmasked, split(unmasked, config), outcome, config))
         return Prepared(policy=_sent_by_rank(self._workers.trainer, policy), critic=critic, metrics=metrics)
 
     async def _scored(self, step: StepSamples) -> StepSamples:
@@ -99,10 +100,15 @@ class BatchBuilder:
         """One forward pass over all samples, shared out over the workers; every rank takes part, for it holds collectives."""
         workers, together = component.workers, component.ranks_per_share
         settings = (self.batching.temperature,) if scoring.takes_sampling else ()
-        batches = await asyncio.to_thread(score_batches, step, len(workers) // together, self.batching)
-        masked = scoring.takes_sampling and step.sampling_mask is not None
+        routed = scoring.takes_routes and step.routes is not None
+        batches = await asyncio.to_thread(score_batches, step, len(workers) // together, self.batching, with_routes=routed)
+        masked = scoring.takes_sampling and (step.sampling_mask is not None or routed)
         arguments = await by_worker(
-            workers, [(b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ())) for b in batches]
+            workers,
+            [
+                (b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ()), *((b.routes,) if routed else ()))
+                for b in batches
+            ],
         )
         calls = [w.start(scoring.method, *given) for w, given in zip(workers, arguments, strict=True)]
         answers = await gather_all(calls, self._timeout_s)

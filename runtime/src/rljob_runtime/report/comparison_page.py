@@ -27,12 +27,15 @@ CURVES = (
     ("rollout/tokens_per_s", "Speed", "tokens/s"),
     ("time/step_s", "Time of a step", "seconds"),
 )
+MAX_LEGEND_CHARACTERS = 44
+"""What fits a window of 390 pixels."""
 _STYLE = """
-.wrap { overflow-x: auto; } .wrap table { table-layout: auto; } .wrap th, .wrap td { white-space: nowrap; }
+.wrap { overflow-x: auto; } .wrap table { table-layout: auto; } .wrap th, .wrap td { overflow-wrap: anywhere; }
+.wrap .word { white-space: nowrap; overflow-wrap: normal; }
 .wrap td.path { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12.5px; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 7px; }
 @media (max-width: 640px) { main { padding: 16px 10px 40px; } th, td { padding: 6px 8px; } .card { padding: 10px 8px; }
-  .wrap th, .wrap td { white-space: normal; font-size: 12.5px; } }
+  .wrap th, .wrap td { font-size: 12.5px; } .wrap .word { white-space: normal; } }
 """
 
 
@@ -65,7 +68,8 @@ def _variants(variants: Sequence[Variant]) -> str:
         f"<td>{escape(', '.join(_state(r) for r in v.runs))}</td></tr>"
         for i, v in enumerate(variants)
     )
-    return f'<div class="wrap"><table><tr><th>variant</th><th>seeds</th><th>runs</th></tr>{rows}</table></div>'
+    head = "".join(f'<th class="word">{title}</th>' for title in ("variant", "seeds", "runs"))
+    return f'<div class="wrap"><table><tr>{head}</tr>{rows}</table></div>'
 
 
 def _state(run: Run) -> str:
@@ -77,17 +81,17 @@ def _results(comparison: Comparison) -> str:
     rows = "".join(
         f"<tr><td>{escape(measure.title)}</td>{''.join(_cell(measure, cell) for cell in cells)}</tr>" for measure, cells in comparison.rows
     )
-    table = f'<div class="wrap"><table><tr><th>mean over seeds ± standard deviation</th>{head}</tr>{rows}</table></div>'
+    table = f'<div class="wrap"><table><tr><th class="word">mean over seeds ± standard deviation</th>{head}</tr>{rows}</table></div>'
     return f'{table}<p class="small">{escape(significance_note(comparison))}</p>'
 
 
 def _cell(measure: Measure, cell: Cell) -> str:
     text = escape(cell_text(cell))
     if (d := cell.against_first) is None:
-        return f'<td class="num">{text}</td>'
+        return f'<td class="num word">{text}</td>'
     good = measure.more_is_better is not None and cell.is_significant
     kind = ("ok" if (d.mean > 0) == measure.more_is_better else "bad") if good else "small"
-    return f'<td class="num">{text}<br><span class="{kind}">{escape(difference_text(cell))}</span></td>'
+    return f'<td class="num word">{text}<br><span class="{kind}">{escape(difference_text(cell))}</span></td>'
 
 
 def _differences(comparison: Comparison) -> str:
@@ -128,10 +132,16 @@ def _add(figure: go.Figure, label: str, colour: str, curves: Sequence[Mapping[fl
     if len(curves) > 1:
         low, high = (rounded(bucket_means([pick(v) for v in at], MAX_POINTS)) for pick in (min, max))
         band = {"x": [*xs, *xs[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "fillcolor": _faint(colour), "line": {"width": 0}}
-        figure.add_trace(go.Scatter(**band, name=label, legendgroup=label, showlegend=False, hoverinfo="skip"))
+        figure.add_trace(go.Scatter(**band, name=_shortened(label), legendgroup=label, showlegend=False, hoverinfo="skip"))
     mode = "lines+markers" if len(xs) <= 30 else "lines"
     line = {"color": colour, "width": 2}
-    figure.add_trace(go.Scatter(x=xs, y=means, name=label, legendgroup=label, mode=mode, marker={"size": 5}, line=line))
+    figure.add_trace(go.Scatter(x=xs, y=means, name=_shortened(label), legendgroup=label, mode=mode, marker={"size": 5}, line=line))
+
+
+def _shortened(label: str) -> str:
+    """For a legend, which a narrow window cuts off."""
+    half = MAX_LEGEND_CHARACTERS // 2
+    return label if len(label) <= MAX_LEGEND_CHARACTERS else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def _faint(colour: str) -> str:
@@ -155,7 +165,7 @@ def _over_time(comparison: Comparison) -> Chart | None:
                 go.Scatter(
                     x=rounded(xs),
                     y=rounded(ys),
-                    name=variant.label,
+                    name=_shortened(variant.label),
                     legendgroup=variant.label,
                     showlegend=place == 0,
                     mode="lines",

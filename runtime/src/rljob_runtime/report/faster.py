@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.environment import device_type
 from rljob_api.v1alpha1.components import Engine, Role
 from rljob_api.v1alpha1.nodes import DeviceType
+from rljob_api.v1alpha1.status import StepMilliseconds
 from rljob_api.validation import CheckedJob, check
+from rljob_runtime.records import StepRecord
 from rljob_runtime.report.metrics import MetricsTable
 from rljob_runtime.report.text import format_percent, format_seconds
 
@@ -85,12 +87,20 @@ class Change:
 
 def typical(table: MetricsTable) -> StepTimes | None:
     """Medians over the steps after the first; None where there are fewer than two."""
+    return _medians(lambda name: table.column(name)[SKIPPED_STEPS:])
 
+
+def typical_of(records: Sequence[StepRecord]) -> StepTimes | None:
+    """Medians over these steps, of which none is the first; None where they have no times."""
+    return _medians(lambda name: [record.metrics[name] for record in records if name in record.metrics])
+
+
+def _medians(values_of: Callable[[str], Iterable[float]]) -> StepTimes | None:
     def median(name: str) -> float:
-        values = [value for value in table.column(name)[SKIPPED_STEPS:] if math.isfinite(value)]
+        values = [value for value in values_of(name) if math.isfinite(value)]
         return statistics.median(values) if values else 0.0
 
-    if len(table.steps) <= SKIPPED_STEPS or median("time/step_s") <= 0:
+    if median("time/step_s") <= 0:
         return None
     return StepTimes(
         step_s=median("time/step_s"),
@@ -101,6 +111,34 @@ def typical(table: MetricsTable) -> StepTimes | None:
         sync_s=median("time/sync_s"),
         stall_s=median("sync/stall_s"),
         switch_s=median("time/offload_s") + median("time/load_s"),
+    )
+
+
+def to_milliseconds(times: StepTimes) -> StepMilliseconds:
+    """As they are written into the RLJob's status."""
+    return StepMilliseconds(
+        step=max(1, round(1000 * times.step_s)),
+        generate=round(1000 * times.generate_s),
+        reward=round(1000 * times.reward_s),
+        score=round(1000 * times.score_s),
+        train=round(1000 * times.train_s),
+        sync=round(1000 * times.sync_s),
+        stall=round(1000 * times.stall_s),
+        offload=round(1000 * times.switch_s),
+    )
+
+
+def of_milliseconds(written: StepMilliseconds) -> StepTimes:
+    """The other way round."""
+    return StepTimes(
+        step_s=written.step / 1000,
+        generate_s=written.generate / 1000,
+        reward_s=written.reward / 1000,
+        score_s=written.score / 1000,
+        train_s=written.train / 1000,
+        sync_s=written.sync / 1000,
+        stall_s=written.stall / 1000,
+        switch_s=written.offload / 1000,
     )
 
 
@@ -200,13 +238,12 @@ def words(times: StepTimes, found: list[Change], *, on_cpu: bool) -> list[str]:
     ]
 
 
-def advice(spec_yaml: str, table: MetricsTable) -> list[str]:
-    """What a run's files say; empty where its spec cannot be planned, it has too few steps, or nothing is worth a change."""
-    times = typical(table)
+def advice(spec: str | Mapping[str, object], times: StepTimes | None) -> list[str]:
+    """What a job's manifest and its times say; empty where it cannot be planned, has too few steps, or nothing is worth a change."""
     if times is None:
         return []
     try:
-        job = check(spec_yaml, runnable=False)
+        job = check(spec, runnable=False)
     except SpecInvalidError:  # of another version
         return []
     devices = devices_of(job)

@@ -14,7 +14,7 @@ from rljob_runtime.report.charts import Chart, metric_charts, phase_chart, timel
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Level, RunInfo
 from rljob_runtime.report.episodes import STYLE, cut_text, episodes_html
-from rljob_runtime.report.faster import advice
+from rljob_runtime.report.faster import advice, typical
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Row, iter_rows, number_of, read_rows
 from rljob_runtime.report.metrics import MetricsTable
@@ -33,6 +33,7 @@ main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 64px; }
 h1 { font-size: 24px; margin: 0 12px 0 0; display: inline-block; }
 h2 { font-size: 17px; margin: 36px 0 12px; }
 h3 { font-size: 14px; margin: 0; }
+h1, .sub, .failure, li { overflow-wrap: anywhere; }
 .sub { color: var(--soft); margin: 2px 0 0; }
 .badge { display: inline-block; padding: 2px 10px; border-radius: 99px; font-size: 13px; font-weight: 600; vertical-align: 4px; }
 .succeeded { background: #e2f2e6; color: #28683c; } .failed { background: #fbe4e4; color: #9c2b2b; }
@@ -96,7 +97,7 @@ def render_report(
     if charts:
         parts += ["<h2>Learning</h2>", cards(charts, "m")]
     if timeline:
-        parts += ["<h2>Where the time went</h2>", _faster(advice(info.spec_yaml, table)), cards(timeline, "t")]
+        parts += ["<h2>Where the time went</h2>", _faster(advice(info.spec_yaml, typical(table))), cards(timeline, "t")]
     if samples:
         what = "Episodes" if any("turns" in row for _, rows in samples for row in rows) else "Responses"
         parts += [f"<h2>{what}</h2>", *(_samples(step, rows) for step, rows in samples)]

@@ -96,5 +96,5 @@ class CriticWorker(ModelRank):
         model = load_model(self.config, folder)
         costs = layer_costs(model, device)
         replace_head(model)
-        shard_critic(model, self.config, mesh)
+        shard_critic(model, self.config, mesh, device)
         return model, costs

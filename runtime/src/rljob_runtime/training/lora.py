@@ -52,8 +52,8 @@ class LoraLinear(nn.Linear):
             self.bias.requires_grad_(False)
         self.scale = alpha / rank
         first = torch.empty(rank, base.in_features, dtype=torch.float32)
-        self.lora_a = nn.Parameter(nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator).to(base.weight.device))
-        self.lora_b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=torch.float32, device=base.weight.device))
+        self.lora_a = nn.Parameter(nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, rank, dtype=torch.float32))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shape (..., in_features) to (..., out_features)."""

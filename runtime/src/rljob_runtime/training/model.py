@@ -1,4 +1,4 @@
-"""Loads a Hugging Face causal language model and shards it with FSDP2.
+"""Makes a Hugging Face causal language model, shards it with FSDP2, and has each process read its own shard (:mod:`.loading`).
 
 Tensor parallelism (:mod:`.parallel`) and adapters (:mod:`.lora`) come before. Every decoder layer is one FSDP unit, the rest
 (embeddings, final norm, head) the root unit; a small model is one unit as a whole. The
@@ -10,7 +10,10 @@ not depend on it.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import types
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +23,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.loading import WeightFiles, without_weights
 from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
+from rljob_runtime.training.replay import Replay, replay_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_CALL_FLOPS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
+
+logger = logging.getLogger(__name__)
 
 ONE_UNIT_BYTES = 32 * 2**20
 """A model up to this size is gathered as one unit: layer by layer saves little memory, and took a tenth longer per step (quickstart)."""
@@ -53,7 +61,10 @@ def resolve_folder(model_path: str) -> Path:
 
 
 def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
-    """Load the whole model on the CPU, in eval mode (no dropout: log-probs must be a function of weights and tokens).
+    """Make the model in eval mode (no dropout: log-probs must be a function of weights and tokens); :func:`shard_model` reads its weights.
+
+    Where the weights are in other files than safetensors, or under other names than the model's, transformers loads the whole model on
+    the CPU, in every process.
 
     Transformers holds the experts of a layer as one parameter and multiplies them by grouped matrix products where torch has these for the
     device (``torch._grouped_mm``), in a loop otherwise. The model carries what its checkpoint calls its parameters (``checkpoint_parts``).
@@ -65,16 +76,10 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
         ModelError: not loadable, or of a kind whose log-probs this trainer would get wrong, or without the layers to adapt.
     """
     dtype = torch.float32 if config.trainable and config.lora is None else getattr(torch, config.dtype)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=config.attn_implementation, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise ModelError(f"model folder {folder} cannot be loaded as a causal language model: {error}") from error
-    _refuse_unsupported(model, folder)
+    model = _made(config, folder, dtype)
     balance_coefficient(model, config.load_balancing)
     prepare_attention(model)
-    model.checkpoint_parts = checkpoint_parts(model)
+    model.replay = Replay(model, decoder_layers(model)) if config.replays_routes else None
     model.requires_grad_(config.trainable and config.lora is None)
     if config.lora is not None:
         add_adapters(decoder_layers(model), config.lora, config.seed)
@@ -86,16 +91,66 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     return model
 
 
-def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) -> None:
-    """Shard in place over ``mesh`` and put ``token_logprobs`` and the layout on the model.
+def _made(config: PolicyConfig, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with ``weight_files`` and ``checkpoint_parts``; without files it has its weights.
+
+    Raises:
+        ModelError: see :func:`load_model`.
+    """
+    options: dict[str, Any] = {"attn_implementation": config.attn_implementation, "trust_remote_code": config.trust_remote_code}
+    files = WeightFiles.find(folder)
+    with _readable(folder), without_weights():
+        model_config = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config, dtype=dtype, **options)
+    _refuse_unsupported(model, folder)
+    parts = checkpoint_parts(model)
+    why = _needs_whole(model, parts, files, dtype)
+    if why:
+        logger.warning("every process loads the whole model of %s: %s", folder, why)
+        files = None
+        with _readable(folder):
+            model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+        if found["missing_keys"]:  # transformers leaves them random
+            names = sorted(found["missing_keys"])
+            raise ModelError(f"model folder {folder} has no weights for {len(names)} of the model's tensors, {names[0]} among them")
+    elif model.can_generate() and (folder / GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.checkpoint_parts, model.weight_files = parts, files
+    return model
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ModelError(f"model folder {folder} cannot be loaded as a causal language model: {error}") from error
+
+
+def _needs_whole(model: PreTrainedModel, parts: Collection[str], files: WeightFiles | None, dtype: torch.dtype) -> str:
+    """Why only transformers can load it; empty where its shards can be read from the files."""
+    if files is None:
+        return "its weights are not in safetensors files"
+    if getattr(model.config, "quantization_config", None) is not None:
+        return "its weights are quantized"
+    if dtype != torch.float32 and (model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict):
+        return f"parts of it stay in float32 where the rest is {dtype}"
+    if missing := files.missing(parts, model):
+        return f"{len(missing)} of its tensors have other names in the files, {missing[0]} among them"
+    return ""
+
+
+def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    """Shard in place over ``mesh``, put ``token_logprobs`` and the layout on the model, and read this process's weights.
 
     Args:
         model: whole, with adapters if there are any.
         config: of the policy.
         mesh: from :func:`~rljob_runtime.training.parallel.make_mesh`.
+        device: where its shards go.
 
     Raises:
-        ModelError: tensor parallelism is asked for and does not fit the model.
+        ModelError: tensor parallelism is asked for and does not fit the model, or weights cannot be read.
     """
     layout = Layout(mesh=mesh)
     model.layout = layout
@@ -111,6 +166,8 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) 
     for name, method in (("token_logprobs", _token_logprobs), ("expert_choices", _expert_choices)):
         setattr(model, name, types.MethodType(method, model))
         register_fsdp_forward_method(model, name)
+    if model.weight_files is not None:
+        model.weight_files.fill(model, device)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -192,13 +249,15 @@ def _token_logprobs(
     possible_ids: torch.Tensor | None = None,
     possible_rows: torch.Tensor | None = None,
     with_routing: bool = False,
+    routes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs (N,) float32 of ``targets`` (N,) after the :func:`hidden_states` at ``positions`` (N,); with entropies below: (2, N).
 
     With ``possible_ids`` (M,) and their ``possible_rows`` (M,) of a micro-batch, among these tokens only. With ``with_routing`` also what
     the routers chose at these positions, see :func:`~rljob_runtime.training.balance.routing_sums`; None without.
+    With ``routes`` (rows * width, L, K) these are the experts, see :mod:`.replay`.
     """
-    chosen, routing = _pass(self, input_ids, positions, packing, with_routing=with_routing)
+    chosen, routing = _pass(self, input_ids, positions, packing, with_routing=with_routing, routes=routes)
     weight = self.get_output_embeddings().weight
     part = None
     if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
@@ -223,9 +282,10 @@ def _expert_choices(
     input_ids: torch.Tensor,
     positions: torch.Tensor,
     packing: Packing | None = None,
+    routes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the routers choose at ``positions`` (N,): :func:`~rljob_runtime.training.balance.routing_sums`, without the head."""
-    routing = _pass(self, input_ids, positions, packing, with_routing=True)[1]
+    routing = _pass(self, input_ids, positions, packing, with_routing=True, routes=routes)[1]
     assert routing is not None
     return routing
 
@@ -250,8 +310,12 @@ def _pass(
     packing: Packing | None,
     *,
     with_routing: bool,
+    routes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Hidden states (N, H) of :func:`hidden_states`, and routing sums (2, E) if they are asked for."""
+    replay = replay_of(model)
+    if replay is not None:
+        replay.set(routes)
     asked: dict[str, Any] = {"output_router_logits": True} if with_routing else {}
     if packing is not None:
         asked |= {"packing": packing, "position_ids": packing.position_ids}
@@ -262,7 +326,8 @@ def _pass(
     chosen = F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
     if not with_routing:
         return chosen, None
-    return chosen, routing_sums(output.router_logits, positions, model.config.get_text_config().num_experts_per_tok)
+    top_k = model.config.get_text_config().num_experts_per_tok
+    return chosen, routing_sums(output.router_logits, positions, top_k, None if replay is None else replay.by_router())
 
 
 def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:

@@ -209,7 +209,8 @@ def _require_plan(model: PreTrainedModel, layers: list[nn.Module], tp_size: int)
 def _divide(module: nn.Module, name: str, dimension: int, layout: Layout) -> None:
     """Replace a whole parameter by this rank's part of it, as a DTensor on the tp mesh; nothing travels."""
     whole = getattr(module, name)
-    part = whole.detach().chunk(layout.tp_size, dimension)[layout.tp_rank].to(layout.mesh.device_type, copy=True).contiguous()
+    device = "meta" if whole.is_meta else layout.mesh.device_type
+    part = whole.detach().chunk(layout.tp_size, dimension)[layout.tp_rank].to(device, copy=True).contiguous()
     divided = DTensor.from_local(part, layout.mesh["tp"], [Shard(dimension)], run_check=False)
     setattr(module, name, nn.Parameter(divided, requires_grad=whole.requires_grad))
 

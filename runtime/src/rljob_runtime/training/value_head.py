@@ -36,10 +36,10 @@ def replace_head(model: PreTrainedModel) -> None:
     model.add_module(VALUE_HEAD, value_head)
 
 
-def shard_critic(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh) -> None:
+def shard_critic(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh, device: torch.device) -> None:
     """Shard in place as a policy is, the head by itself, and put ``token_values`` on the model."""
     fully_shard(model.get_submodule(VALUE_HEAD), mesh=Layout(mesh=mesh).dp_mesh)
-    shard_model(model, config, mesh)
+    shard_model(model, config, mesh, device)
     model.token_values = types.MethodType(_token_values, model)
     register_fsdp_forward_method(model, "token_values")
 

@@ -132,6 +132,28 @@ def test_describe_has_conditions_progress_failure_advice_and_placement(cluster: 
     assert "actor_train  Trainer" in text
 
 
+def test_describe_tells_where_the_time_of_a_job_goes_and_what_would_help(cluster: dict[str, Any]) -> None:
+    """The same figures as of the local run below, and the same advice."""
+    measured = {"step": 10_000, "generate": 5_800, "reward": 400, "score": 0, "train": 2_700, "sync": 900, "stall": 0, "offload": 0}
+    (listed,) = cluster["world"]["jobs"]
+    listed["status"] = STATUS | {"progress": {**STATUS["progress"], "stepMilliseconds": measured}}
+    cluster["write"]()
+    code, text = rljob("describe", "math", "--namespace", "team")
+    assert code == 0
+    assert "10 s a step: generate 58%, reward 4%, train 27%, sync 9%, rest 2%" in text
+    assert "overlap.asyncGenerationRatio 1: a step of 6.4 s if cores are left for it, now 10 s (36% less)" in text
+
+
+@pytest.mark.parametrize("measured", [None, {"step": 0}, {"step": 10, "newer": 1}, {"step": 10_000}])
+def test_describe_without_times_or_without_something_to_gain_gives_no_advice(cluster: dict[str, Any], measured: Any) -> None:
+    (listed,) = cluster["world"]["jobs"]
+    listed["status"] = STATUS | {"progress": {**STATUS["progress"], "stepMilliseconds": measured}}
+    cluster["write"]()
+    code, text = rljob("describe", "math", "--namespace", "team")
+    assert (code, "faster" in text) == (0, False)
+    assert "actor_train  Trainer" in text
+
+
 def test_what_kubectl_says_is_what_the_user_reads(cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = rljob("describe", "other")
     assert (code, 'rljobs.rljob.dev "other" not found' in text) == (2, True)

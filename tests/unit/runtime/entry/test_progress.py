@@ -17,7 +17,7 @@ import pytest
 
 from rljob_api.v1alpha1.status import Progress
 from rljob_runtime.entry import kubernetes, progress
-from rljob_runtime.entry.progress import ApiServer, ProgressDisplay, api_server, apply_progress
+from rljob_runtime.entry.progress import TYPICAL_OF_STEPS, ApiServer, ProgressDisplay, api_server, apply_progress
 from rljob_runtime.records import StepRecord
 from tests.support.pace import HANG_S
 from tests.support.report_fakes import INFO, FakeClock, make_record
@@ -196,6 +196,66 @@ def test_failures_are_said_once_counted_and_tried_ever_more_rarely(tmp_path: Pat
     assert run.said[1:] == ["progress in the RLJob's status: 6 of 7 writes failed"]
 
 
+def test_where_a_step_s_time_goes_is_the_median_of_recent_steps_without_the_attempt_s_first(tmp_path: Path) -> None:
+    run = Recorder()
+    run.display.started(INFO, tmp_path, 3)
+    run.display.step(make_record(4, time__step_s=9.0))
+    run.display.write_due()
+    assert run.sent[-1].step_milliseconds is None
+    for step, step_s in enumerate((2.0, 1.0, 60.0, 1.5004, 1.5), start=5):
+        run.display.step(make_record(step, time__step_s=step_s, time__offload_s=0.25, time__load_s=0.125, sync__stall_s=0.002))
+    run.display.close()
+    written = run.sent[-1].step_milliseconds
+    assert written is not None
+    assert written.model_dump() == {
+        **{"step": 1500, "generate": 58, "reward": 4, "score": 0, "train": 27, "sync": 9, "stall": 2, "offload": 375},
+    }
+    for step in range(10, 10 + TYPICAL_OF_STEPS):
+        run.display.step(make_record(step, time__step_s=0.75))
+    body = run.display._latest
+    assert body is not None
+    assert body.step_milliseconds is not None
+    assert body.step_milliseconds.step == 750, "steps of long ago do not count"
+    assert len(body.model_dump_json(by_alias=True)) < 500
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_without_times_or_finite_ones_none_are_written(tmp_path: Path, steps: int) -> None:
+    run = Recorder()
+    run.display.started(INFO, tmp_path, None)
+    for step in range(steps):
+        run.display.step(make_record(step, time__step_s=float("nan")))
+    run.display.close()
+    assert [progress.step_milliseconds for progress in run.sent] == [None]
+
+
+def test_a_crd_without_the_milliseconds_gets_the_rest_of_the_progress(tmp_path: Path) -> None:
+    """What kube-apiserver answers to a field that a CRD does not declare: all of the write is refused."""
+    run, said = Recorder(), "500 Internal Server Error: failed to create typed patch object: .status.progress.stepMilliseconds: field not"
+    received: list[Progress] = []
+
+    def older(value: Progress) -> str | None:
+        if value.step_milliseconds is not None:
+            return said
+        received.append(value)
+        return None
+
+    display = ProgressDisplay(older, attempt=1, notify=run.said.append, clock=run.clock, thread=False)
+    display.started(INFO, tmp_path, None)
+    for step in range(1, 9):
+        display.step(make_record(step))
+        display.write_due()
+        run.clock.advance(60.0)
+    display.close()
+    assert [progress.step for progress in received] == [1, 3, 4, 5, 6, 7, 8]
+    assert display.failures == 1
+    assert run.said == [
+        "the cluster's CRD has no stepMilliseconds in progress, which is written without it from now on: apply the CRD of this version of "
+        f"RLJob; the API server said: {said}",
+        "progress in the RLJob's status: 1 of 8 writes failed",
+    ]
+
+
 def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
     run = Recorder()
     run.display.started(INFO, tmp_path, None)
@@ -250,6 +310,25 @@ def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says
     monkeypatch.setattr(progress, "api_server", lambda environment: None)
     kubernetes.display_of(pod)
     assert "progress is not written" in capsys.readouterr().out
+
+
+def test_a_server_that_refuses_every_write_holds_up_neither_steps_nor_the_end(
+    server: Server, here: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.status = 500
+    pod = kubernetes.PodContext(namespace="team", job="math", attempt=1, run_folder=tmp_path, has_storage=True)
+    monkeypatch.setattr(progress, "api_server", lambda environment: here)
+    display = kubernetes.display_of(pod)
+    display.started(INFO, tmp_path, None)
+    started_s = time.monotonic()
+    for step in range(1, 501):
+        display.step(make_record(step))
+    display.close()
+    assert time.monotonic() - started_s < progress.CLOSE_TIMEOUT_S
+    assert server.seen[-1]["body"]["status"]["progress"]["step"] == 500
+    said = capsys.readouterr().out
+    assert said.count("training goes on: 500 Internal Server Error: rljobs is forbidden to everybody") == 1
+    assert f"{len(server.seen)} of {len(server.seen)} writes failed" in said
 
 
 def test_without_steps_to_train_the_scores_are_those_of_the_validation(tmp_path: Path) -> None:

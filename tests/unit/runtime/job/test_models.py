@@ -172,14 +172,14 @@ def test_a_resumed_run_keeps_each_commit_until_another_revision_is_asked_for(tmp
 
 def test_the_config_of_a_cached_model_is_read_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert read_config(SPEC) is None
+    assert read_config(SPEC.model) is None
     place = tmp_path / "models--team--tiny"
     (place / "snapshots" / COMMIT).mkdir(parents=True)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(COMMIT)
     (place / "snapshots" / COMMIT / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    assert read_config(SPEC) == {"model_type": "qwen2"}
-    assert read_config(spec_of(Path("team/tiny"), revision="v2")) is None
+    assert read_config(SPEC.model) == {"model_type": "qwen2"}
+    assert read_config(spec_of(Path("team/tiny"), revision="v2").model) is None
 
 
 def test_a_teacher_is_downloaded_where_it_runs_and_nowhere_else() -> None:

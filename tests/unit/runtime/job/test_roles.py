@@ -1,5 +1,6 @@
 """The table of roles: total over what validation admits, consistent with the planner's half, and enough to start a job by."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.rules.supported import UNSUPPORTED
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
+from rljob_runtime.job import device_sharing, launch
 from rljob_runtime.job.roles import ROLES, LeaseUnit
 from rljob_runtime.offload.states import StateKind
 from tests.unit.api.manifests import manifest
@@ -52,6 +54,32 @@ def scorings(*components: dict[str, Any], **sections: Any) -> list[tuple[Role, s
     document["spec"]["model"] |= sections.pop("model", {})
     spec = check(document | {"spec": document["spec"] | sections}).job.spec
     return [(c.role, scoring.method, scoring.result) for c in spec.components for scoring in ROLES[c.role].scorings_in(spec)]
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        {"role": "Reference"},
+        {"role": "Critic"},
+        {"role": "Teacher", "model": {"path": "models/other"}},
+    ],
+    ids=lambda component: str(component["role"]),
+)
+def test_layers_are_divided_by_the_components_own_size(component: dict[str, Any], tmp_path: Path) -> None:
+    document = manifest()
+    document["spec"]["nodeGroups"][0]["devicesPerNode"] = 6
+    other = {"name": "other", "placement": {"ranks": "2-5"}, "tensorParallelSize": 2} | component
+    document["spec"]["components"].append(other)
+    checks = {"Reference": {"kl": {"coefficient": 0.1}}, "Critic": {"advantage": {"estimator": "GAE"}}}
+    document["spec"]["algorithm"] = checks.get(component["role"], {})
+    checked = check(document)
+    spec, plan = checked.job.spec, checked.plan
+    planned = {c.name: launch.worker_specs(spec, plan, c, tmp_path, tmp_path) for c in plan.components}
+    sizes = {name: [one.kwargs["config"].tensor_parallel_size for one in planned[name]] for name in ("actor_train", "other")}
+    assert sizes == {"actor_train": [1], "other": [2, 2, 2, 2]}
+    running: dict[str, Any] = {name: [None] * len(specs) for name, specs in planned.items()}
+    made = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={}))
+    assert [c.ranks_per_share for c in made.components if c.role in (Role.TRAINER, component["role"])] == [1, 2]
 
 
 def test_adapters_answer_for_a_reference_that_no_component_holds() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljob_api.v1alpha1.components import Role
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
 from rljob_runtime.cluster.protocol import INLINE_BYTES
 from rljob_runtime.errors import WorkerLostError
@@ -20,12 +21,14 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
+from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.fake_workers import Answered, CountingTrainer
 from tests.support.job_workers import make_job_workers
 from tests.support.records import make_trajectory
+from tests.support.routes import routed_trajectory
 
 REFERENCE, TRAINER, CRITIC = 0.5, 0.25, 0.125
 """What a scorer says of a token is its id times this: exact in float32, so that a score at another token shows."""
@@ -45,6 +48,7 @@ class Scorer:
         self.lengths: list[IntArray] = []
         self.temperatures: list[float] = []
         self.masks: list[SamplingMask | None] = []
+        self.routes: list[RouteArray | None] = []
         self.lost = False
 
     def start(self, method: str, *args: Any) -> Answered:
@@ -61,7 +65,9 @@ class Scorer:
         temperature: float,
         wanted: FloatArray,
         sampling_mask: SamplingMask | None = None,
+        routes: RouteArray | None = None,
     ) -> FloatArray:
+        self.routes.append(routes)
         self.masks.append(sampling_mask)
         self.temperatures.append(temperature)
         return self.compute_values(token_ids, lengths, wanted)
@@ -95,6 +101,7 @@ class World:
         trainers: int = 1,
         tensor: int = 1,
         critics: int = 0,
+        critic_tensor: int = 1,
         trainer_scores: Sequence[str] = ("proximal_logprobs",),
         **batching: int,
     ) -> None:
@@ -110,7 +117,7 @@ class World:
                 reference=self.references,
                 trainer=self.trainers,
                 critic=self.critics,
-                tensor_parallel_size=tensor,
+                tensor_parallel_sizes={Role.TRAINER: tensor, Role.CRITIC: critic_tensor},
                 trainer_scores=trainer_scores,
                 log=self.log,
             ),
@@ -175,6 +182,20 @@ def test_every_drawn_token_gets_its_own_scores_back(references: int, trainers: i
             assert at(batch.returns, place) == pytest.approx(wanted[token], abs=1e-3)  # with lambda 1 the score, whatever the value
             assert at(batch.advantages, place) == pytest.approx(wanted[token] - token * CRITIC, abs=1e-3)
     assert {t for s in (*world.references, *world.trainers) for t in s.temperatures} == {TEMPERATURE}
+
+
+def test_routes_go_to_the_policy_that_sampled_and_to_nobody_else() -> None:
+    world = World(ALL, references=1, trainers=2, critics=1)
+    groups = [replace(g, trajectories=tuple(routed_trajectory(t) for t in g.trajectories)) for g in groups_of(3, 2)]
+    prepared = world.make(groups)
+    for trainer in world.trainers:
+        (routes,) = trainer.routes
+        assert routes is not None
+        assert routes.shape[0] == trainer.token_ids[0].size
+        assert trainer.masks == [None]
+    assert [scorer.routes for scorer in world.references] == [[None]]
+    assert all(batch.routes is not None for batches in prepared.policy for batch in batches)
+    assert all(batch.routes is None for batches in prepared.critic for batch in batches)
 
 
 @pytest.mark.parametrize(("trainers", "tensor"), [(2, 2), (4, 2), (8, 4)])
@@ -278,9 +299,10 @@ def test_the_rules_state_survives_a_checkpoint() -> None:
     assert fresh.metrics != expected.metrics  # the state matters here
 
 
-def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, tensor: int = 1) -> Updates:
-    """The part of the loop that trains."""
-    workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_size=tensor)
+def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, **tensor: int) -> Updates:
+    """The part of the loop that trains; ``tensor`` parallel sizes by role."""
+    sizes = {Role(role.capitalize()): size for role, size in tensor.items()}
+    workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_sizes=sizes)
     return Updates(workers=workers, step_timeout_s=10.0, critic_warmup_steps=warmup)
 
 
@@ -300,11 +322,12 @@ def test_a_warm_up_trains_the_critic_alone(warmup: int) -> None:
 
 
 def test_every_worker_trains_the_batches_of_its_rank() -> None:
-    prepared = World(ALL, references=1, trainers=4, tensor=2, critics=3).make(groups_of(4, 2))
-    trainers, critics = [CountingTrainer(f"trainer-{i}") for i in range(4)], [CountingTrainer(f"critic-{i}") for i in range(3)]
-    asyncio.run(trained(updates_of(trainers, critics, tensor=2), prepared, 4))
+    prepared = World(ALL, references=1, trainers=4, tensor=2, critics=6, critic_tensor=3).make(groups_of(4, 2))
+    trainers, critics = [CountingTrainer(f"trainer-{i}") for i in range(4)], [CountingTrainer(f"critic-{i}") for i in range(6)]
+    asyncio.run(trained(updates_of(trainers, critics, trainer=2, critic=3), prepared, 4))
+    assert len(prepared.critic) == 2
     assert all(trainers[i].batches == [prepared.policy[i // 2]] for i in range(4))
-    assert all(critics[i].batches == [prepared.critic[i]] for i in range(3))
+    assert all(critics[i].batches == [prepared.critic[i // 3]] for i in range(6))
 
 
 def test_large_batches_are_sent_as_soon_as_they_are_written_once_for_ranks_that_compute_together() -> None:
@@ -317,7 +340,7 @@ def test_large_batches_are_sent_as_soon_as_they_are_written_once_for_ranks_that_
 
     trainers = [Keeper(f"trainer-{rank}") for rank in range(4)]
     world = World(RuleConfig(max_response_tokens=INLINE_BYTES), trainers=4, tensor=2)
-    workers = make_job_workers(trainer=trainers, tensor_parallel_size=2)
+    workers = make_job_workers(trainer=trainers, tensor_parallel_sizes={Role.TRAINER: 2})
     builder = BatchBuilder(rule=world.rule, workers=workers, batching=world.builder.batching, timeout_s=10.0)
     groups = [
         Group(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_runtime.report.comparison import Run, as_json, compare, flat
+from rljob_runtime.report.comparison_page import MAX_LEGEND_CHARACTERS, page
 from rljob_runtime.report.metrics import MetricsTable
 from rljob_runtime.report.significance import EXACT, difference, holm
 from rljob_runtime.report.words_of_comparison import cell_text, difference_text, significance_note
@@ -122,3 +124,12 @@ def test_many_runs_are_drawn_instead_of_enumerated() -> None:
     assert difference([1.0] * 12, [1.0] * 12).p == 1.0
     with pytest.raises(ValueError, match="finite values on both sides"):
         difference([], [1.0])
+
+
+def test_legends_fit_a_narrow_window_and_tables_have_the_whole_label() -> None:
+    labels = [f"/mnt/storage/team/runs/{'x' * 60}/seed-{seed}" for seed in range(2)]
+    text = page(compare([run(label, 0.5, rate=rate) for label, rate in zip(labels, (0.1, 0.2), strict=True)]))
+    names = set(re.findall(r'"name":"([^"]*)"', text))
+    assert len(names) == 2
+    assert {len(json.loads(f'"{name}"')) for name in names} <= set(range(MAX_LEGEND_CHARACTERS + 1))
+    assert all(label in text for label in labels)

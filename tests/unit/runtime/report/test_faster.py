@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rljob_api.validation import check
-from rljob_runtime.report.faster import Change, Devices, StepTimes, advice, changes, devices_of, typical
+from rljob_runtime.report.faster import Change, Devices, StepTimes, advice, changes, devices_of, of_milliseconds, to_milliseconds, typical
 from rljob_runtime.report.html import render_report
 from rljob_runtime.report.metrics import MetricsTable, table_of
 from rljob_runtime.report.summary import RunStatus, summarize
@@ -93,14 +93,21 @@ def test_a_typical_step_leaves_the_first_one_out() -> None:
     assert (times.step_s, times.generate_s, times.rest_s, times.stall_s) == (10.0, 6.0, 0.0, 0.0)
 
 
+def test_times_are_whole_milliseconds_in_a_status() -> None:
+    exact = StepTimes(step_s=10.0, generate_s=6.25, reward_s=0.5, score_s=0.125, train_s=2.0, sync_s=1.0, stall_s=0.25, switch_s=0.375)
+    assert of_milliseconds(to_milliseconds(exact)) == exact
+    short = StepTimes(step_s=0.0001, generate_s=0.0001, reward_s=0.0, score_s=0.0, train_s=0.0, sync_s=0.0, stall_s=0.0)
+    assert to_milliseconds(short).model_dump(exclude_defaults=True) == {"step": 1}
+
+
 def test_advice_is_of_the_runs_own_spec_and_stands_in_the_report() -> None:
     text = yaml.safe_dump(manifest())
     planned = devices_of(check(text, runnable=False))
     assert planned is not None
     assert planned.total >= 2
-    said = advice(text, table(4))
+    said = advice(text, typical(table(4)))
     assert any("overlap.asyncGenerationRatio 1" in line and "now 10 s" in line for line in said)
-    assert advice("kind: RLJob\n", table(4)) == []
+    assert advice("kind: RLJob\n", typical(table(4))) == []
     info = type(INFO)(**{**{name: getattr(INFO, name) for name in INFO.__dataclass_fields__}, "spec_yaml": text})
     summary = summarize(
         table(4),

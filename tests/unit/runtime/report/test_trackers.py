@@ -1,8 +1,10 @@
 """Experiment trackers: what reaches them, that they never hold up or end a run, and what their real packages keep on disk."""
 
 import json
+import os
 import sqlite3
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -212,6 +214,31 @@ def test_mlflow_has_one_run_with_all_steps(tracked: RunFolder) -> None:
     assert (run / "params" / "spec.seed").read_text() == "3"
     assert "status: 3" in (run / "meta.yaml").read_text()  # finished
     assert "name: maths" in (run.parent / "meta.yaml").read_text()
+
+
+def test_mlflow_s_own_client_reads_back_metrics_of_every_step_and_parameters(tracked: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(tracked.trackers / "mlflow").resolve().as_uri())
+    experiment = client.get_experiment_by_name("maths")
+    (run,) = client.search_runs([experiment.experiment_id], "metrics.`reward/mean` > 0 and params.`spec.seed` = '3'")
+    assert (run.info.run_name, run.info.status, run.data.params) == ("grpo", "FINISHED", {"spec.seed": "3"})
+    for name in make_record(1).metrics:
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(each.step, each.value) for each in history] == [(step, make_record(step).metrics[name]) for step in (1, 2, 3)]
+        assert run.data.metrics[name] == history[-1].value
+
+
+def test_trackio_s_own_client_reads_back_metrics_of_every_step_and_parameters(tracked: RunFolder) -> None:
+    code = """import json, trackio
+(run,) = trackio.Api().runs("maths")
+print(json.dumps([run.name, run.config, trackio.SQLiteStorage.get_logs("maths", run.name, run_id=run.id)]))"""
+    environment = os.environ | {"TRACKIO_DIR": str(tracked.trackers / "trackio")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    name, config, rows = json.loads(done.stdout)
+    assert (name, config["spec"]) == (f"grpo-{run_id_of(tracked)}", {"seed": 3})
+    assert [(row["step"], row["reward/mean"]) for row in rows] == REWARDS
 
 
 def test_trackio_has_one_run_with_all_steps(tracked: RunFolder) -> None:

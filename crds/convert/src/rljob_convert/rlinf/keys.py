@@ -52,6 +52,7 @@ _MAPPED = {
     "critic.lr_sched.lr_warmup_iters": "algorithm.critic.learningRateWarmupSteps (gae)",
     "critic.lr_sched.min_lr": "algorithm.critic.minLearningRate (gae, Megatron)",
     "critic.model.precision": "model.dtype",
+    "critic.model.tensor_model_parallel_size": "components[].tensorParallelSize of the Critic",
     "algorithm.recompute_logprobs": "algorithm.offPolicy.proximal: Recompute (several updates per step)",
     "algorithm.importance_sampling_fix": "algorithm.offPolicy.weight, proximal: Recompute",
     "algorithm.importance_sampling_clip": "algorithm.offPolicy.weight.high",

@@ -43,6 +43,7 @@ def _training(source: Source, devices_per_node: int | None) -> Section:
     _engines(source, placed, model, _longest(generation))
     offload = _offload(source, placed)
     trained = training(source, generation)
+    _divide_critic(source, placed)
     updates = trained.get("miniBatches", 1)
     correction = off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
     clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
@@ -106,6 +107,17 @@ def _only_validates(source: Source) -> bool:
     """Whether the file evaluates a model: by its task, or by a switch of its runner."""
     switches = [source.flag(*where) for where in (("eval",), ("runner", "only_eval"))]
     return str(source.peek("runner", "task_type")).endswith("_eval") or any(switches)
+
+
+def _divide_critic(source: Source, placed: Placed) -> None:
+    """Give a Critic its tensor parallel size."""
+    found = source.peek("critic", "model", "expert_model_parallel_size")
+    for component in placed.components:
+        if component["role"] == "Critic":
+            where, experts = ("critic", "model", "tensor_model_parallel_size"), found if isinstance(found, int) else 1
+            size = common.component_tensor_parallel(source, where, placed.workers.get("critic", 0), experts)
+            if size is not None:
+                component["tensorParallelSize"] = size
 
 
 def _places_critic(source: Source) -> bool:

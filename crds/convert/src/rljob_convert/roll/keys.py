@@ -238,6 +238,10 @@ _MAPPED = {
     "custom_envs.*.env_config.max_steps": "environments[].maxTurns",
     "custom_envs.*.env_config.format_penalty": "environments[].rewards.formatPenalty",
     **{f"{role}.{key}": target for role in ROLES for key, target in _MAPPED_ANY_ROLE.items()},
+    **{
+        f"{role}.strategy_args.strategy_config.tensor_model_parallel_size": f"components[].tensorParallelSize of the {role.capitalize()}"
+        for role in ("critic", "reference")
+    },
     "student_train": "actor_train, and rewards[].weight: 0",
     "student_infer": "actor_infer",
     "is_pure_opd": "rewards[].weight: 0, with a Teacher component",
@@ -251,6 +255,7 @@ _MAPPED = {
             "model_args.model_name_or_path": "components[].model.path of the Teacher",
             "opd_kl_coef": "algorithm.distillation.coefficient",
             "strategy_args.strategy_name": "nothing: a Teacher runs on FSDP2",
+            "strategy_args.strategy_config.tensor_model_parallel_size": "components[].tensorParallelSize of the Teacher",
         }.items()
     },
 }
@@ -428,12 +433,6 @@ _DROPPED = {
         f"{role}.strategy_args.strategy_config.{key}": drop
         for role in ("actor_train", "critic", "reference")
         for key, drop in _SINGLE.items()
-    },
-    **{
-        f"{role}.strategy_args.strategy_config.tensor_model_parallel_size": Drop(
-            why="its processes are data-parallel, training.tensorParallelSize is the Trainer's alone", same=(1,)
-        )
-        for role in ("critic", "reference")
     },
     "critic.training_args": Drop(why="the critic's own settings are its learning rate, schedule and AdamW; the rest is as in training"),
     "reference.training_args": Drop(why="a reference is not trained"),

@@ -163,15 +163,13 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "epochs": source.integer("ppo_epochs", low=1),
             "microBatchTokens": _micro_batch(source, numbers),
             "activationCheckpointing": _checkpointing(source),
-            "tensorParallelSize": common.tensor_parallel(
-                source, (*_CONFIG, "tensor_model_parallel_size"), tensor, _expert_parallel(source)
-            ),
+            "tensorParallelSize": common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source)),
             "loadBalancing": common.load_balancing(source, (*_CONFIG, "moe_aux_loss_coeff")),
         }
     )
 
 
-def _expert_parallel(source: Source) -> int:
+def expert_parallel(source: Source) -> int:
     """Processes that share the experts of a layer; more than one of a mixture only."""
     size = source.peek(*_CONFIG, "expert_model_parallel_size")
     return size if isinstance(size, int) else 1

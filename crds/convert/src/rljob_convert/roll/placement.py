@@ -15,6 +15,7 @@ from rljob_convert.notes import NoteKind
 from rljob_convert.roll.distillation import Distilled
 from rljob_convert.roll.judge_places import SERVED, JudgeModel, fraction_limits, judge_component
 from rljob_convert.roll.judges import judging_section, key_variables
+from rljob_convert.roll.learning import expert_parallel
 from rljob_convert.source import Source
 
 GROUP = "gpu"
@@ -67,7 +68,9 @@ def place(
         mapped["teacher"] = _mapping(source, *map(str, teacher.where)) or _like(source, str(teacher.where[0]), trainer)
         _strategy(source, *map(str, teacher.where))
         placement = {"deviceMapping": mapped["teacher"].text}
-        components.append({"name": "teacher", "role": "Teacher", "placement": placement, "model": teacher.model})
+        divided = _tensor_parallel(source, mapped["teacher"], *map(str, teacher.where))
+        teaching = {"name": "teacher", "role": "Teacher", "placement": placement, "model": teacher.model, "tensorParallelSize": divided}
+        components.append(compact(teaching))
     if needs_critic:
         mapped["critic"] = _mapping(source, "critic") or _like(source, "critic", trainer)
         components.append(_component(source, "critic", "Critic", mapped["critic"]))
@@ -158,8 +161,15 @@ def _component(source: Source, role: str, kind: str, mapping: _Mapping, size: in
             source.drop((role, "world_size"), f"ROLL overwrites it with devices / devices per worker = {len(mapping.devices) // size}")
     if kind != "Rollout":
         _strategy(source, role)
+    divided = _tensor_parallel(source, mapping, role) if kind in ("Reference", "Critic") else None
     env, secrets = _variables(source, (role, "system_envs"))
-    return compact({"name": role, "role": kind, "placement": placement, "env": env, "_secrets": secrets})
+    component = {"name": role, "role": kind, "placement": placement, "tensorParallelSize": divided, "env": env, "_secrets": secrets}
+    return compact(component)
+
+
+def _tensor_parallel(source: Source, mapping: _Mapping, *role: str) -> int | None:
+    where = (*role, "strategy_args", "strategy_config", "tensor_model_parallel_size")
+    return common.component_tensor_parallel(source, where, len(mapping.devices), expert_parallel(source))
 
 
 def _strategy(source: Source, *role: str) -> None:
