@@ -17,7 +17,7 @@ import torch
 import bench.training
 from bench.measure import RESULTS, machine, write_results
 from bench.training import memory, speed
-from bench.training.report import report
+from bench.training.report import headline, report
 
 PACKAGES = ("torch", "transformers", "trl")
 
@@ -39,6 +39,7 @@ def main() -> int:
             values["speed"] = _measured(lambda: speed.measure(Path(folder) / "speed", args.rounds, _tell))
         if "memory" in args.parts:
             values["memory"] = _measured(lambda: memory.measure(Path(folder) / "memory", _tell))
+    values |= {"headline": headline(values), "machine": values[args.parts[-1]]["machine"]}
     text = report(values)
     write_results("training", values, text)
     sys.stdout.write(text)

@@ -32,7 +32,9 @@ VOCAB = 4096
 SEQUENCE_TOKENS = 128
 SEQUENCES = 8
 """Of each rank in one update: two micro-batches."""
-TOKEN_BUDGET = 512
+SAMPLES_PER_PROMPT = 2
+TOKEN_BUDGET = 384
+"""Two prompts with their responses: a prompt is computed once, and of each response all but its last token, which predicts nothing."""
 LORA_RANK = 8
 CHILD_TIMEOUT_S = 240.0
 SIZES: dict[str, Any] = {
@@ -137,7 +139,7 @@ def _job(case: MemoryCase, ranks: int) -> dict[str, Any]:
             "data": {"train": [{"name": "none", "type": "JSONL", "jsonl": {"path": "prompts.jsonl"}}]},
             "rewards": [{"name": "none", "type": "Function", "function": "rewards:none"}],
             "rollout": {
-                **{"promptsPerStep": ranks * SEQUENCES // 2, "samplesPerPrompt": 2},
+                **{"promptsPerStep": ranks * SEQUENCES // SAMPLES_PER_PROMPT, "samplesPerPrompt": SAMPLES_PER_PROMPT},
                 **{"maxPromptTokens": half, "maxResponseTokens": half},
             },
             "training": {
@@ -152,12 +154,14 @@ def _job(case: MemoryCase, ranks: int) -> dict[str, Any]:
 
 
 def full_batch(rank: int, ranks: int) -> TrainBatch:
-    """Sequences of full length without anything in common: as much as the estimate takes for granted."""
+    """Sequences of full length, :data:`SAMPLES_PER_PROMPT` after each prompt and with nothing else in common: what the estimate assumes."""
     rng = np.random.default_rng(rank)
-    total = SEQUENCES * SEQUENCE_TOKENS
-    mask = np.tile(np.repeat(np.float32([0, 1]), SEQUENCE_TOKENS // 2), SEQUENCES)
+    half, total = SEQUENCE_TOKENS // 2, SEQUENCES * SEQUENCE_TOKENS
+    prompts = np.repeat(rng.integers(0, VOCAB, (SEQUENCES // SAMPLES_PER_PROMPT, half)), SAMPLES_PER_PROMPT, axis=0)
+    responses = rng.integers(0, VOCAB, (SEQUENCES, half))
+    mask = np.tile(np.repeat(np.float32([0, 1]), half), SEQUENCES)
     return TrainBatch(
-        token_ids=rng.integers(0, VOCAB, total).astype(np.int32),
+        token_ids=np.concatenate([prompts, responses], axis=1).reshape(-1).astype(np.int32),
         lengths=np.full(SEQUENCES, SEQUENCE_TOKENS, dtype=np.int32),
         response_mask=mask,
         behaviour_logprobs=-np.log(VOCAB).astype(np.float32) * mask,

@@ -21,6 +21,18 @@ def memory_error(row: dict[str, Any]) -> float:
     return float(row["estimated"]["peak_bytes"] / row["measured"]["peak_bytes"] - 1)
 
 
+def headline(values: dict[str, Any]) -> str:
+    """What came out, in a line."""
+    found = []
+    if "speed" in values:
+        lowest = min(statistics.median(ratios(row, "TRL")) for row in values["speed"]["rows"])
+        found.append(f"at least {lowest:.2f} times TRL's tokens per second")
+    if "memory" in values:
+        errors = [100 * memory_error(row) for row in values["memory"]["rows"]]
+        found.append(f"estimate of memory {min(errors):+.0f} to {max(errors):+.0f} % of the peaks of {len(errors)} trainers")
+    return ", ".join(found)
+
+
 def report(values: dict[str, Any]) -> str:
     """Everything that was measured."""
     lines = ["# The trainer's tokens per second and core, and its memory", "", "Written by `python -m bench.training`.", ""]

@@ -6,18 +6,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api import memory, planner
-from rljob_api.memory import engine_needs, training_needs
+from rljob_api.memory import engine_needs, layer_activations, training_needs
+from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.planning.plan import Plan
+from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_api.v1alpha1 import RLJob
 from rljob_runtime.engine.vllm import adapter
 from rljob_runtime.training import model as training_model
+from rljob_runtime.training import sharing
+from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.microbatch import make_micro_batches
+from rljob_runtime.training.packing import TreePart
 from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
@@ -28,8 +35,8 @@ from tests.support.trainers import VOCAB
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import CONFIGS, SMALL
 
-TOKENS = 32
-"""Of one micro-batch: one sequence."""
+TOKENS = 512
+"""Of one micro-batch: one sequence, so long that activations set the peak."""
 
 
 def build(config: dict[str, Any], *, attention: str = "sdpa") -> PreTrainedModel:
@@ -39,7 +46,7 @@ def build(config: dict[str, Any], *, attention: str = "sdpa") -> PreTrainedModel
 
 
 def train_terms(config: dict[str, Any], *, checkpointing: bool = False, attention: str = "sdpa", dtype: str = "float32") -> dict[str, int]:
-    """Bytes by name of the phases train and optimizer step, one process, one sequence of 32 tokens at a time."""
+    """Bytes by name of the phases train and optimizer step, one process, one sequence at a time."""
     document = manifest()
     document["spec"]["nodeGroups"] = [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "deviceMemory": "1Gi"}]
     document["spec"]["model"] = {"path": "x", "dtype": dtype, "attention": attention}
@@ -71,7 +78,7 @@ def test_parameters_are_those_of_the_real_model(name: str) -> None:
     assert memory.shape_from_config(json.loads(model.config.to_json_string(use_diff=False))) == shape
 
 
-def saved_bytes(model: PreTrainedModel, rows: int) -> int:
+def saved_bytes(model: PreTrainedModel, input_ids: torch.Tensor, **others: Any) -> int:
     """What autograd keeps of the layers and the final norm, weights left out."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -82,7 +89,7 @@ def saved_bytes(model: PreTrainedModel, rows: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.base_model(input_ids=torch.zeros(rows, TOKENS, dtype=torch.long), use_cache=False)
+        model.base_model(input_ids=input_ids, use_cache=False, **others)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -98,7 +105,7 @@ def test_activations_are_what_autograd_keeps(kind: str, dtype: str, attention: s
             model.gradient_checkpointing_enable({"use_reentrant": False})
             for layer in training_model.decoder_layers(model):
                 layer.training = True
-        return saved_bytes(model, rows=1)
+        return saved_bytes(model, torch.zeros(1, TOKENS, dtype=torch.long))
 
     def estimated(num_layers: int) -> int:
         config = {"model_type": kind, **SMALL, "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": num_layers}
@@ -106,6 +113,47 @@ def test_activations_are_what_autograd_keeps(kind: str, dtype: str, attention: s
 
     really, thought = per_layer(4) - per_layer(2), estimated(4) - estimated(2)
     assert really == thought if checkpointing else really <= thought <= 1.02 * really
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize(
+    ("prompt", "response", "samples", "attending"),
+    [
+        (8, 200, 2, Attending.DIRECT),
+        (16, 8, 4, Attending.MASKED),
+        (192, 64, 2, Attending.BRANCHES),
+    ],
+)
+def test_activations_of_common_prompts_are_what_autograd_keeps(
+    kind: str, prompt: int, response: int, samples: int, attending: Attending
+) -> None:
+    sizes = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 80}
+    config = {"model_type": kind, **SMALL, "head_dim": 16} | (sizes if kind in MIXTURE_MODELS else {})
+    rng = np.random.default_rng(0)
+    common, full = rng.integers(0, 500, prompt), prompt + response
+    tokens = np.concatenate([np.concatenate([common, rng.integers(0, 500, response)]) for _ in range(samples)]).astype(np.int32)
+    wanted = np.tile(np.arange(full) >= prompt, samples).astype(np.float32)
+
+    def per_layer(num_layers: int) -> int:
+        model = build(config | {"num_hidden_layers": num_layers})
+        training_model.prepare_attention(model)
+        costs, lengths = training_model.layer_costs(model, torch.device("cpu")), np.full(samples, full, dtype=np.int32)
+        (micro,) = make_micro_batches(tokens, lengths, wanted, samples * full, costs)
+        assert micro.packed is not None
+        (part,) = micro.packed.parts
+        chosen = Attending.BRANCHES if isinstance(part, TreePart) else Attending.MASKED if part.masked else Attending.DIRECT
+        assert chosen is attending
+        packing = Packing(micro.packed, torch.device("cpu"))
+        return saved_bytes(model, torch.from_numpy(micro.input_ids), packing=packing, position_ids=packing.position_ids)
+
+    decoder = memory.shape_from_config(config).decoder
+    assert decoder is not None
+    tree = TreeSizes(prompt_tokens=prompt, response_tokens=response - 1, samples=samples)  # the last token predicts nothing
+    assert cpu_attending(decoder, tree) is attending
+    rows = samples * (full - 1) if attending is Attending.DIRECT else tree.tokens
+    thought = rows * layer_bytes_per_token(decoder, tree, attending, number=4, trains_norms=True, tensor=1)
+    really = (per_layer(4) - per_layer(2)) // 2
+    assert 0.98 * really <= thought <= 1.02 * really
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -168,4 +216,5 @@ def test_gradients_that_are_reduced_with_each_micro_batch_are_never_whole(worker
 
 def test_constants_are_those_of_the_runtime() -> None:
     assert training_needs.ONE_UNIT_BYTES == training_model.ONE_UNIT_BYTES
+    assert layer_activations.CPU_CALL_FLOPS == sharing.CPU_CALL_FLOPS
     assert engine_needs.CPU_KV_CACHE_BYTES == adapter.CPU_KV_CACHE_BYTES

@@ -80,9 +80,9 @@ def test_tensor_parallelism_of_the_trainer_divides_nobody_else() -> None:
     assert trainer["gathered weights"] == (2 * HEAD + HIDDEN) * 2 // 2  # the head is the fullest moment
     # two processes divide the vocabulary of 152064, and a layer's inner channels
     assert trainer["gradient of the head"] == HEAD // 2 * 6
-    many = estimated(CRITIC, training={"tensorParallelSize": 2, "microBatchTokens": 65_536})  # then a layer's backward is
+    many = estimated(CRITIC, training={"tensorParallelSize": 2, "microBatchTokens": 131_072})  # then a layer's backward is
     trainer = terms(device(many, 0), TRAIN, "actor_train")
-    assert trainer["gathered weights"] == (2 * HEAD + HIDDEN + 2 * LAYER) * 2 // 2
+    assert trainer["gathered weights"] == (2 * HEAD + HIDDEN + LAYER) * 2 // 2  # without data parallelism nothing is gathered ahead
     assert trainer["gradients flowing through a layer"] % (2 * (HIDDEN + INNER // 2) * 2) == 0
 
 
@@ -90,7 +90,7 @@ def test_a_critic_divides_its_layers_by_a_size_of_its_own() -> None:
     pools = [device(estimated({**CRITIC, **size}), 2) for size in ({}, {"tensorParallelSize": 2})]
     whole, divided = (terms(pool, TRAIN_CRITIC, "critic") for pool in pools)
     assert divided["float32 weights"] == whole["float32 weights"], "over as many processes"
-    assert divided["gathered weights"] == (HEAD + HIDDEN + 2 * LAYER) * 2 // 2
+    assert divided["gathered weights"] == (HEAD + HIDDEN + LAYER) * 2 // 2  # without data parallelism nothing is gathered ahead
     assert divided["activations"] < whole["activations"]
     assert not {"logits of a chunk", "gradient of the head"} & set(divided)
 

@@ -32,12 +32,12 @@ class AdapterNeeds(PolicyNeeds):
         """Needs of a frozen policy with trained adapters, whose merged weights go to the engines."""
         (passes, step), size, process = self.phases, self.compute_bytes, process_need(self.on_cuda)
         weights = self._sharded(Kind.WEIGHT, f"{self.spec.model.dtype} weights", size)
-        adapters = self._adapters(Kind.WEIGHT, "float32 adapters", MASTER_BYTES)
-        optimizer = self._adapters(Kind.OPTIMIZER, "AdamW m and v of adapters", 2 * MASTER_BYTES)
-        gradients = self._adapters(Kind.GRAD, "gradients of adapters", MASTER_BYTES)
+        shards = self.data * self.tensor
+        adapters = self._adapters(Kind.WEIGHT, "float32 adapters", MASTER_BYTES, shards)
+        optimizer = self._adapters(Kind.OPTIMIZER, "AdamW m and v of adapters", 2 * MASTER_BYTES, shards)
         working = {
-            passes: self._passes(size, gradients, *self._merged()),
-            step: (gradients,),
+            passes: self._passes(size, self._accumulated(), *self._merged()),
+            step: (self._sharded_gradients(),),
             **self._sending(),
         }
         return ProcessNeeds(
@@ -51,10 +51,7 @@ class AdapterNeeds(PolicyNeeds):
             keeps_workspace=self.on_cuda,
         )
 
-    def _adapters(self, kind: Kind, name: str, size: int) -> Need:
-        """Sharded like the weights, but for whole gradients while several micro-batches are added up."""
-        whole = kind is Kind.GRAD and self.holds_whole_gradients
-        shards = self.tensor if whole else self.data * self.tensor
+    def _adapters(self, kind: Kind, name: str, size: int, shards: int) -> Need:
         return Need(
             kind=kind,
             name=name,
@@ -73,6 +70,29 @@ class AdapterNeeds(PolicyNeeds):
         formula = f"{show_count(largest)} x ({MASTER_BYTES} + {self.compute_bytes}) B"
         return (Need(kind=Kind.WORKSPACE, name="merged weight", formula=formula, num_bytes=largest * number),)
 
-    def _last(self, *, trained: bool) -> tuple[Need, ...]:
-        """The head is frozen and has no gradient."""
-        return tuple(need for need in super(AdapterNeeds, self)._last(trained=trained) if need.name != "gradient of the head")
+    @property
+    def gradient_bytes(self) -> int:
+        """Adapters and their gradients are float32."""
+        return MASTER_BYTES
+
+    @property
+    def trained_layer_parameters(self) -> int:
+        """Adapters of one layer, on one process."""
+        decoder = self.shape.decoder
+        return 0 if decoder is None else ceil_div(self.adapter_parameters, decoder.num_layers * self.tensor)
+
+    def _trained_root_parameters(self, size: int) -> int:
+        """All adapters of a model that is one unit; others have none outside the layers."""
+        return ceil_div(self.adapter_parameters, self.tensor) if self._is_one_unit(size) else 0
+
+    def _sharded_gradients(self) -> Need:
+        return self._adapters(Kind.GRAD, "gradients of adapters", MASTER_BYTES, self.data * self.tensor)
+
+    def _accumulated(self) -> Need:
+        """Whole while several micro-batches are added up."""
+        shards = self.tensor if self.holds_whole_gradients else self.data * self.tensor
+        return self._adapters(Kind.GRAD, "gradients of adapters", MASTER_BYTES, shards)
+
+    def _head_gradient(self, *, kept: bool) -> tuple[Need, ...]:
+        """The head is frozen and has none."""
+        return ()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapter_needs import AdapterNeeds
 from rljob_api.memory.adapters import sent_parameters
+from rljob_api.memory.critic_needs import CriticNeeds
 from rljob_api.memory.engine_needs import EngineNeeds
 from rljob_api.memory.judge_needs import JudgeNeeds
 from rljob_api.memory.known_shapes import Served, served_shapes
@@ -35,7 +36,7 @@ from rljob_api.memory.model import (
 )
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
-from rljob_api.memory.training_needs import CriticNeeds, PolicyNeeds
+from rljob_api.memory.training_needs import PolicyNeeds
 from rljob_api.memory.units import show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.planning.sync_routes import chosen_backend, chosen_senders

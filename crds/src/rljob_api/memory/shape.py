@@ -38,6 +38,8 @@ class DecoderShape:
     """Whether queries and keys are normalized per head."""
     num_experts: int = 0
     """Experts of a mixture layer; 0 for a dense model."""
+    experts_per_token: int = 0
+    """Those that one token passes, without a shared one."""
 
     @property
     def embedding_parameters(self) -> int:
@@ -105,6 +107,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         layer_parameters=max(sparse_layer if num_sparse else 0, dense_layer if num_sparse < num_layers else 0),
         qk_norm=str(model_type).startswith("qwen3"),
         num_experts=num_experts,
+        experts_per_token=_size(config, "num_experts_per_tok") if num_sparse else 0,
     )
     in_layers = num_sparse * sparse_layer + (num_layers - num_sparse) * dense_layer
     return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)

@@ -7,16 +7,18 @@ With ``training.gradientReduction: LastMicroBatch`` gradients are exchanged with
 of them each process accumulates WHOLE float32 gradients (``set_requires_gradient_sync(False)``); with EachMicroBatch its share of them.
 
 Saved activations follow the method of Korthikanti et al. (arXiv 2205.05198, section 4): per layer, count what autograd keeps. The
-counts are those of transformers' layers, which keep more than Megatron's; a test compares them with what autograd really saves.
+counts are those of transformers' layers, which keep more than Megatron's (:mod:`.layer_activations`); a test compares them with what
+autograd really saves. ``bench/training/memory.py`` compares the whole with the peaks of training steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
 from rljob_api.memory.adapters import sent_parameters
+from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
@@ -144,7 +146,7 @@ class PolicyNeeds:
         gradients = self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
         process = process_need(self.on_cuda)
         working = {
-            passes: self._passes(MASTER_BYTES, *self._training_gradients()),
+            passes: self._passes(MASTER_BYTES, self._accumulated()),
             step: (gradients,),
             **self._sending(),
         }
@@ -175,23 +177,41 @@ class PolicyNeeds:
             active=frozenset({Phase.SCORE}),
             states=(process, weights),
             starting=(process, weights, self._reading(size)),
-            working={Phase.SCORE: (*self._gathered(size), *self._passing(), *self._last(trained=False))},
+            working={Phase.SCORE: (*self._gathered(size, layers=2), *self._passing(), *self._last(trained=False))},
             host_starting=(self._reading(size),),
             keeps_workspace=self.on_cuda,
         )
 
     def _passes(self, size: int, gradients: Need, *others: Need) -> tuple[Need, ...]:
-        """The fuller of two moments of a backward pass: that of the head, when no layer is gathered, and that of the last layer.
+        """The fullest of the moments of a backward pass; what is there goes from the head to the embedding.
+
+        * the head: no layer computes; logits, and the gradient of the head, which is kept until the root unit is reduced;
+        * before the last layer: on the CPU gloo has a copy of what it gathers;
+        * in the last layer: all activations, and gradients flow;
+        * in the layer before: the last layer's activations are gone, and its gradients are being reduced;
+        * the root unit, or the whole of a model that is one unit: activations are gone.
 
         Args:
             size: bytes of a number of the shards.
             gradients: of the micro-batches before.
             others: what a layer's backward takes besides.
         """
-        saved, states, logits = self._activations(), self._last(trained=True)[:1], self._last(trained=True)[1:]
-        head = (*self._gathered(size, layers=0), gradients, *saved[:1], *states, *logits)
-        layer = (*self._gathered(size), gradients, *others, *saved, *states)
-        return max(head, layer, key=lambda needs: sum(need.num_bytes for need in needs))
+        saved, flowing = self._activations(), self._flowing()
+        kept, states = self._head_gradient(kept=True), self._last(trained=True)
+        ahead = 0 if self.data == 1 else 1
+        moments = [
+            (*self._gathered(size, layers=ahead), gradients, *saved, *states, *self._head_gradient(kept=False)),
+            (*self._gathered(size, layers=1 + ahead), gradients, *kept, *saved, *flowing, *self._layer_gradients(), *others),
+            (self._sharded_gradients(), *self._exchanged(self._trained_root_parameters(size), at_root=True)),
+        ]
+        if self.shape.decoder is None or self._is_one_unit(size):
+            return max(moments, key=_sum)
+        if self.shape.decoder.num_layers > 1:
+            less, exchange = self._activations(fewer_layers=1), self._exchanged(self.trained_layer_parameters)
+            moments.append((*self._gathered(size, layers=1 + ahead), gradients, *kept, *less, *flowing, *exchange, *others))
+        if self._copies_by_gloo:
+            moments.append((*self._gathered(size, layers=2 + ahead), gradients, *kept, *saved))
+        return max(moments, key=_sum)
 
     def _sharded(self, kind: Kind, name: str, size: int) -> Need:
         parameters, shards = self.parameters, self.data * self.tensor
@@ -216,7 +236,7 @@ class PolicyNeeds:
     def _is_one_unit(self, size: int) -> bool:
         return self.parameters * size <= ONE_UNIT_BYTES
 
-    def _gathered(self, size: int, layers: int = 2) -> tuple[Need, ...]:
+    def _gathered(self, size: int, *, layers: int) -> tuple[Need, ...]:
         """The root unit and some layers, whose whole weights exist at one time. ``size``: of a number of the shards."""
         decoder, number = self.shape.decoder, self.compute_bytes
         if self._is_one_unit(size):
@@ -224,65 +244,101 @@ class PolicyNeeds:
         elif decoder is not None:
             parameters = self.root_parameters + min(layers, decoder.num_layers) * decoder.layer_parameters
             text = f"root {show_count(self.root_parameters)}"
-            text = f"({text} + {layers} layers of {show_count(decoder.layer_parameters)})" if layers else text
+            text = f"({text} + {layers} x {show_count(decoder.layer_parameters)} of a layer)" if layers else text
         else:
             return ()
         formula = f"{text} x {number} B{self._over(self.tensor)}"
         return (Need(kind=Kind.WORKSPACE, name="gathered weights", formula=formula, num_bytes=ceil_div(parameters * number, self.tensor)),)
 
-    def _training_gradients(self) -> tuple[Need, ...]:
-        """While micro-batches are added up, and the exchange with the last of them, unit by unit.
+    @property
+    def _copies_by_gloo(self) -> bool:
+        """Whether processes exchange by gloo, which copies what it reduces or gathers."""
+        return self.data > 1 and not self.on_cuda
 
-        The root unit comes when activations are gone, so that a layer, or the whole of a model that is one unit, sets the peak.
-        """
-        decoder = self.shape.decoder
-        reduced = self.parameters if self._is_one_unit(MASTER_BYTES) else 0 if decoder is None else decoder.layer_parameters
-        unit, number = ceil_div(reduced, self.tensor), self.compute_bytes + MASTER_BYTES
-        exchange = Need(
-            kind=Kind.WORKSPACE,
-            name="gradients of the layer being reduced",
-            formula=f"{show_count(unit)} x ({self.compute_bytes} + {MASTER_BYTES}) B",
-            num_bytes=unit * number,
-        )
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one number of a gradient before it is reduced."""
+        return self.compute_bytes
+
+    @property
+    def trained_layer_parameters(self) -> int:
+        """Parameters of the largest layer that have gradients, on one process; 0 where sizes are not known."""
+        return 0 if self.shape.decoder is None else ceil_div(self.shape.decoder.layer_parameters, self.tensor)
+
+    def _trained_root_parameters(self, size: int) -> int:
+        """The same of the root unit. ``size``: of a number of the shards."""
+        return ceil_div(self.parameters if self._is_one_unit(size) else self.root_parameters, self.tensor)
+
+    def _sharded_gradients(self) -> Need:
+        return self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
+
+    def _accumulated(self) -> Need:
+        """Gradients of the micro-batches before: whole where they are reduced with the last one only."""
         if not self.holds_whole_gradients:
-            return (self._sharded(Kind.GRAD, "gradients", MASTER_BYTES), exchange)
-        whole = Need(
+            return self._sharded_gradients()
+        return Need(
             kind=Kind.GRAD,
             name="whole gradients of several micro-batches",
             formula=f"{show_count(self.parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
             num_bytes=ceil_div(self.parameters, self.tensor) * MASTER_BYTES,
             remedy="training.gradientReduction: EachMicroBatch",
         )
-        return (whole, exchange)
 
-    def _activations(self) -> tuple[Need, ...]:
-        """What autograd keeps of the layers, and the gradients that flow back through one of them."""
+    def _layer_gradients(self) -> tuple[Need, ...]:
+        """Those that a layer's backward makes."""
+        unit, number = self.trained_layer_parameters, self.gradient_bytes
+        formula = f"{show_count(unit)} x {number} B"
+        return (Need(kind=Kind.WORKSPACE, name="gradients of a layer", formula=formula, num_bytes=unit * number),)
+
+    def _exchanged(self, unit: int, *, at_root: bool = False) -> tuple[Need, ...]:
+        """Gradients of a unit of so many parameters as they are copied into the float32 buffer that is reduced.
+
+        A buffer lives on while the next layer makes its gradients. Gloo reduces a copy, and each of its two threads may hold that of an
+        earlier layer until it gets its next work. Of whole gradients what was reduced between processes is gone, as much as the next
+        layer makes; those of the root are float32 already.
+        """
+        whole, number = self.holds_whole_gradients, self.gradient_bytes
+        if whole and (at_root or self.data > 1):
+            number = MASTER_BYTES if at_root else 0
+        copied = unit + 2 * self.trained_layer_parameters if self._copies_by_gloo else 0
+        text = f"{show_count(unit)} x ({number} + {MASTER_BYTES}) B"
+        need = Need(
+            kind=Kind.WORKSPACE,
+            name="gradients being reduced",
+            formula=f"{text} + {show_count(copied)} x {MASTER_BYTES} B of gloo" if copied else text,
+            num_bytes=unit * (number + MASTER_BYTES) + copied * MASTER_BYTES,
+        )
+        return (need,)
+
+    def _activations(self, *, fewer_layers: int = 0) -> tuple[Need, ...]:
+        """What autograd keeps of the layers; with checkpointing of each its input alone, but all of the one that is computed again."""
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
-        layer = self._layer_bytes_per_token(decoder)
+        layer, layers = self._layer_bytes_per_token(decoder), decoder.num_layers - fewer_layers
+        if self.spec.training.activation_checkpointing:
+            kept = layers * decoder.hidden_size * number + layer
+            text, remedy = f"({layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", self.less_work
+        else:
+            kept, text = layers * layer, f"{layers} layers x {layer:,} B"
+            remedy = f"training.activationCheckpointing: true, {self.less_work}"
+        formula = f"{show_count(tokens)} tokens x {text}"
+        return (Need(kind=Kind.WORKSPACE, name="activations", formula=formula, num_bytes=tokens * kept, remedy=remedy),)
+
+    def _flowing(self) -> tuple[Need, ...]:
+        """Gradients of activations: of a layer's output and input, of both halves of its MLP; that of their product takes its place."""
+        decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
+        if decoder is None:
+            return ()
         numbers = 2 * (decoder.hidden_size + ceil_div(decoder.intermediate_size, self.tensor))
-        flowing = Need(
+        need = Need(
             kind=Kind.WORKSPACE,
             name="gradients flowing through a layer",
             formula=f"{show_count(tokens)} tokens x {numbers} x {number} B",
             num_bytes=tokens * numbers * number,
             remedy=self.less_work,
         )
-        if self.spec.training.activation_checkpointing:
-            kept = decoder.num_layers * decoder.hidden_size * number + layer
-            text, remedy = f"({decoder.num_layers} layers x {decoder.hidden_size} x {number} + {layer:,}) B", self.less_work
-        else:
-            kept, text = decoder.num_layers * layer, f"{decoder.num_layers} layers x {layer:,} B"
-            remedy = f"training.activationCheckpointing: true, {self.less_work}"
-        saved = Need(
-            kind=Kind.WORKSPACE,
-            name="activations",
-            formula=f"{show_count(tokens)} tokens x {text}",
-            num_bytes=tokens * kept,
-            remedy=remedy,
-        )
-        return (saved, flowing)
+        return (need,)
 
     def _passing(self) -> tuple[Need, ...]:
         """What exists of one layer when nothing is kept for a backward pass."""
@@ -295,26 +351,30 @@ class PolicyNeeds:
             Need(kind=Kind.WORKSPACE, name="one layer's activations", formula=formula, num_bytes=tokens * layer, remedy=self.less_work),
         )
 
-    def _layer_bytes_per_token(self, decoder: DecoderShape) -> int:
-        """What autograd keeps of one layer.
+    @property
+    def _tree(self) -> TreeSizes:
+        """Sequences of full length after one prompt; a tree is no longer than a micro-batch."""
+        rollout = self.spec.rollout
+        prompt, response = rollout.max_prompt_tokens, rollout.max_response_tokens
+        fitting = max(1, (self.training.micro_batch_tokens - prompt) // response)
+        return TreeSizes(prompt_tokens=prompt, response_tokens=response, samples=min(rollout.samples_per_prompt, fitting))
 
-        Two norms (float32 input, output, and normalized input where the norm is trained), queries, keys, values and the attention's
-        output (keys and values repeated to all heads, as under a mask), four tensors of the MLP, and with eager attention a float32 row
-        of scores per head, also in the dtype of the computation where that is another. Qwen3 normalizes queries and keys as well. With
-        tensor parallelism all but the norms is divided.
-        """
-        number, heads = self.compute_bytes, decoder.num_attention_heads
-        normalized = number if self.trains_norms else 0
-        norms = 2 * (MASTER_BYTES + normalized + number) * decoder.hidden_size + 8
-        inner = 4 * number * (decoder.query_size + decoder.intermediate_size) + 4 * heads
-        if decoder.qk_norm:
-            inner += (MASTER_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * heads
+    def _layer_bytes_per_token(self, decoder: DecoderShape) -> int:
+        """What autograd keeps of one layer."""
+        tree, attending = self._tree, Attending.DIRECT
         if self.spec.model.attention == "eager":
-            inner += (MASTER_BYTES + (number if number != MASTER_BYTES else 0)) * heads * self.full_tokens
-        return norms + ceil_div(inner, self.tensor)
+            attending = Attending.EAGER
+        elif not self.on_cuda:
+            attending = cpu_attending(decoder, tree)
+        number, tensor = self.compute_bytes, self.tensor
+        return layer_bytes_per_token(decoder, tree, attending, number=number, trains_norms=self.trains_norms, tensor=tensor)
 
     def _last(self, *, trained: bool) -> tuple[Need, ...]:
-        """The final norm and log-probs, see ``rljob_runtime.training.logprob``: a chunk of float32 logits and one temporary of its size."""
+        """The final norm and log-probs, see ``rljob_runtime.training.logprob``.
+
+        Of hidden states the norm's float32 input, its output, and in training its normalized input and the gradient of its output. Of
+        logits a chunk in float32 and one temporary of its size.
+        """
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
@@ -326,7 +386,7 @@ class PolicyNeeds:
             num_bytes=chunk * (decoder.vocab_size // parts) * 2 * MASTER_BYTES,
             remedy="a smaller training.logprobChunkTokens",
         )
-        per_token = (MASTER_BYTES + (5 if trained else 2) * number) * decoder.hidden_size
+        per_token = (MASTER_BYTES + (3 if trained else 2) * number) * decoder.hidden_size
         states = Need(
             kind=Kind.WORKSPACE,
             name="last hidden states",
@@ -334,15 +394,23 @@ class PolicyNeeds:
             num_bytes=tokens * per_token,
             remedy=self.less_work,
         )
-        if not trained:
-            return (states, logits)
-        head = Need(
-            kind=Kind.WORKSPACE,
-            name="gradient of the head",
-            formula=f"{show_count(decoder.embedding_parameters)} x ({MASTER_BYTES} + {number}) B{self._over(parts)}",
-            num_bytes=decoder.embedding_parameters // parts * (MASTER_BYTES + number),
-        )
-        return (states, logits, head)
+        return (states, logits)
+
+    def _head_gradient(self, *, kept: bool) -> tuple[Need, ...]:
+        """Of the head's weight: a float32 sum over all chunks, then in the dtype of the computation.
+
+        Args:
+            kept: after the head's moment, until the root unit is reduced. Then it is part of whole float32 gradients where there are such.
+        """
+        decoder, parts, number = self.shape.decoder, self.vocabulary_parts, self.compute_bytes
+        in_place = number == MASTER_BYTES and self.holds_whole_gradients
+        if decoder is None or (kept and in_place):
+            return ()
+        rounded = 0 if number == MASTER_BYTES else number
+        size, text = (number, f"{number}") if kept or not rounded else (MASTER_BYTES + number, f"({MASTER_BYTES} + {number})")
+        formula = f"{show_count(decoder.embedding_parameters)} x {text} B{self._over(parts)}"
+        num_bytes = decoder.embedding_parameters // parts * size
+        return (Need(kind=Kind.WORKSPACE, name="gradient of the head", formula=formula, num_bytes=num_bytes),)
 
     def _sending(self) -> Mapping[Phase, tuple[Need, ...]]:
         """What a weight sync takes."""
@@ -368,47 +436,8 @@ class PolicyNeeds:
         return "" if size == 1 else f" / {size}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticNeeds(PolicyNeeds):
-    """Needs of a critic: the layers of the policy, all of them trained; a value head instead of logits."""
-
-    @property
-    def phases(self) -> tuple[Phase, Phase]:
-        """Passes, and the optimizer's step: phases of their own where the Trainer has the same devices."""
-        return Phase.TRAIN_CRITIC, Phase.CRITIC_STEP
-
-    @property
-    def training(self) -> Training:
-        """Settings that it is trained by."""
-        return self.spec.algorithm.critic.over(self.spec.training)
-
-    @property
-    def less_work(self) -> str:
-        """Remedy for what grows with a micro-batch."""
-        own = self.spec.algorithm.critic.micro_batch_tokens is not None
-        return f"a smaller {'algorithm.critic' if own else 'training'}.microBatchTokens"
-
-    @property
-    def parameters(self) -> int:
-        """Without the head; a value head is one row."""
-        return self.shape.parameters - self._head_parameters
-
-    @property
-    def root_parameters(self) -> int:
-        """Parameters outside the layers; 0 where sizes are not known."""
-        return 0 if self.shape.decoder is None else self.shape.decoder.root_parameters - self._head_parameters
-
-    @property
-    def _head_parameters(self) -> int:
-        decoder = self.shape.decoder
-        return 0 if decoder is None or decoder.tied_embeddings else decoder.embedding_parameters
-
-    def _last(self, *, trained: bool) -> tuple[Need, ...]:
-        """The final norm and the hidden states that become values."""
-        return tuple(need for need in super(CriticNeeds, self)._last(trained=trained) if need.name == "last hidden states")
-
-    def _sending(self) -> Mapping[Phase, tuple[Need, ...]]:
-        return {}
+def _sum(needs: Sequence[Need]) -> int:
+    return sum(need.num_bytes for need in needs)
 
 
 def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:

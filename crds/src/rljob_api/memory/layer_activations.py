@@ -1,0 +1,124 @@
+"""What autograd keeps of a decoder layer, per token of a packed row: the tensors of transformers' layers, counted one by one.
+
+How attention goes over a row decides how often keys and values exist. FlexAttention on CUDA takes them as they are. On the CPU
+(``rljob_runtime.training.attention``) so does a causal row, but sequences with a common prompt are one tree, whose branches gather keys
+and values of all that they see, repeat them to the number of heads, and have a mask; short trees are a row under one mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from rljob_api.memory.shape import DecoderShape
+from rljob_api.memory.units import ceil_div
+
+FLOAT32_BYTES = 4
+INDEX_BYTES = 8
+CPU_CALL_FLOPS = 1.5e6
+"""``rljob_runtime.training.sharing.CPU_CALL_FLOPS``: what a call of the attention costs per layer."""
+
+
+class Attending(Enum):
+    """How attention goes over a row."""
+
+    DIRECT = auto()
+    """Keys and values as they are."""
+    MASKED = auto()
+    """A tree under one mask: keys and values repeated to all heads, a row of the mask for each token."""
+    BRANCHES = auto()
+    """A tree branch by branch."""
+    EAGER = auto()
+    """Keys and values repeated to all heads, and float32 scores of all pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSizes:
+    """Full-length sequences after one prompt that stand in one tree."""
+
+    prompt_tokens: int
+    response_tokens: int
+    samples: int
+    """1: sequences that share nothing."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the tree: the prompt once."""
+        return self.prompt_tokens + self.samples * self.response_tokens
+
+    @property
+    def seen_tokens(self) -> int:
+        """Keys of all responses, each with its prompt's."""
+        return self.samples * (self.prompt_tokens + self.response_tokens)
+
+    @property
+    def masked_pairs(self) -> int:
+        """Pairs of query and key in the masks of all responses."""
+        return self.response_tokens * self.seen_tokens
+
+
+def cpu_attending(decoder: DecoderShape, tree: TreeSizes) -> Attending:
+    """What ``rljob_runtime.training.sharing`` finds cheapest on the CPU for such a tree, in operations of a layer's forward pass."""
+    if tree.samples == 1:
+        return Attending.DIRECT
+    pair = 4.0 * decoder.query_size
+    token = 2.0 * decoder.hidden_size * (2 * decoder.query_size + 2 * decoder.kv_size + 3 * decoder.intermediate_size)
+    branches = pair * (tree.masked_pairs + tree.prompt_tokens**2 / 2) + CPU_CALL_FLOPS * (tree.samples + 1)
+    masked = pair * tree.tokens**2
+    full = tree.prompt_tokens + tree.response_tokens
+    alone = tree.samples * (token * full + pair * full**2 / 2)
+    if token * tree.tokens + min(branches, masked) >= alone:
+        return Attending.DIRECT
+    return Attending.BRANCHES if branches <= masked else Attending.MASKED
+
+
+def layer_bytes_per_token(
+    decoder: DecoderShape, tree: TreeSizes, attending: Attending, *, number: int, trains_norms: bool, tensor: int
+) -> int:
+    """Bytes of a layer.
+
+    * two norms: float32 input, output, and where the norm is trained its normalized input; two root mean squares;
+    * queries and keys that are normalized (Qwen3): the same without the output, which the attention has;
+    * the attention, see :func:`_attention_bytes`;
+    * the MLP: both halves, the activated one and the product; of a mixture also each expert's input and output, and the router's
+      probabilities, weights and four orders of tokens.
+
+    With tensor parallelism all but the norms is divided.
+
+    Args:
+        decoder: sizes of the model.
+        tree: what stands in a row.
+        attending: how attention goes over it.
+        number: bytes of a number of the computation.
+        trains_norms: whether norms have gradients.
+        tensor: tensor parallel size.
+    """
+    normalized = number if trains_norms else 0
+    norms = 2 * (FLOAT32_BYTES + normalized + number) * decoder.hidden_size + 8
+    inner = _attention_bytes(decoder, tree, attending, number) + 4 * number * decoder.intermediate_size
+    if decoder.qk_norm:
+        inner += (FLOAT32_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * decoder.num_attention_heads
+    if decoder.num_experts:
+        routed = decoder.experts_per_token
+        inner += 2 * number * routed * decoder.hidden_size
+        inner += FLOAT32_BYTES * (decoder.num_experts + routed) + 4 * INDEX_BYTES * routed
+    return norms + ceil_div(inner, tensor)
+
+
+def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attending, number: int) -> int:
+    """Queries, keys, values, output, and a float32 log-sum-exp per head.
+
+    Branch by branch keys and values are those of the prompt and, repeated, those that each response sees, with a mask in numbers of the
+    computation; outputs exist as branches and as the row that they make.
+    """
+    query, kv, heads = decoder.query_size, decoder.kv_size, decoder.num_attention_heads
+    if attending is Attending.DIRECT:
+        return number * (2 * query + 2 * kv) + FLOAT32_BYTES * heads
+    if attending is Attending.BRANCHES:
+        of_tree = 2 * kv * tree.prompt_tokens + 2 * query * tree.seen_tokens + tree.masked_pairs
+        return number * (3 * query + ceil_div(of_tree, tree.tokens)) + FLOAT32_BYTES * heads
+    repeated = number * 4 * query + FLOAT32_BYTES * heads
+    if attending is Attending.MASKED:
+        return repeated + number * tree.tokens
+    rounded = number if number != FLOAT32_BYTES else 0
+    return repeated + (FLOAT32_BYTES + rounded) * heads * (tree.prompt_tokens + tree.response_tokens)
