@@ -130,9 +130,14 @@ def train_batches(step: StepSamples, shares: Shares, outcome: Outcome, config: B
     return Batches(step=step, outcome=outcome, config=config, updates=tuple(updates), skipped_updates=len(shares) - len(updates))
 
 
-def score_batches(step: StepSamples, num_ranks: int, config: BatchingConfig) -> list[ScoreBatch]:
-    """Divide a step's sequences over the ranks of a forward pass; every sequence is in one batch, one batch per rank."""
-    shares = _divide(np.arange(step.lengths.size), step, num_ranks, config)
+def score_batches(
+    step: StepSamples, num_ranks: int, config: BatchingConfig, members: npt.NDArray[np.int64] | None = None
+) -> list[ScoreBatch]:
+    """Divide a step's sequences over the ranks of a forward pass; every sequence is in one batch, one batch per rank.
+
+    ``members``, shape (q,): ascending indexes of those that are scored; None: all.
+    """
+    shares = _divide(np.arange(step.lengths.size) if members is None else members, step, num_ranks, config)
     batches = []
     for sequences in shares:
         batches.append(
@@ -156,7 +161,7 @@ def gather_scores(step: StepSamples, batches: Sequence[ScoreBatch], answers: Seq
         answers: by rank, each of shape (t,).
 
     Returns:
-        Shape (T,).
+        Shape (T,); 0 where a sequence is in no batch.
 
     Raises:
         ValueError: an answer has another shape.
