@@ -101,6 +101,7 @@ RARE_METRICS = {
     "time/engine_pause_s",
     "train/skipped_updates",
     "rollout/groups_recovered",
+    "rollout/route_bytes",
     "rollout/history_tokens_kept",
     "rollout/history_tokens_moved",
     "engine/replaced",
@@ -115,7 +116,8 @@ RARE_METRICS = {
 }
 """Of runs that move the optimizer's state around its step, whose trainer takes a part of the engines' devices, that validate, that sample
 from a part of the vocabulary, whose model is a mixture, or whose rule has options; ``train/skipped_updates`` where everything was left out,
-``rollout/groups_recovered`` after a restart, ``rollout/history_tokens_*`` where an engine had tokens of a request cached,
+``rollout/groups_recovered`` after a restart, ``rollout/route_bytes`` with router replay,
+``rollout/history_tokens_*`` where an engine had tokens of a request cached,
 ``engine/*`` where an engine was lost, ``environment/*`` where an environment worker was."""
 FORKING = f"""
 import sys

@@ -1,20 +1,23 @@
-"""Mixtures of experts from the trainer into real vLLM on CPU: after an update its log-probs are those of transformers."""
+"""Mixtures of experts from the trainer into real vLLM on CPU: after an update its log-probs and its routes are those of transformers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, PreTrainedModel, Qwen3MoeConfig
 
-from rljob_runtime.records import WeightManifest
+from rljob_runtime.engine.vllm.engine import VllmEngine
+from rljob_runtime.records import GenerationRequest, Sampling, WeightManifest
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets
 from tests.integration.rank_processes import random_batch
-from tests.support.engine_contract import TIMEOUT_S, TOLERANCE, config_for, expected_scores
+from tests.support.engine_contract import TIMEOUT_S, TOLERANCE, config_for, drain, expected_scores
+from tests.support.records import ids
 from tests.support.trainers import one_at_a_time, policy
 from tests.support.vllm_engine import running
 
@@ -55,7 +58,7 @@ def test_engines_have_the_trainers_weights_after_every_update(tmp_path: Path) ->
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         manifest, made = updates(folder)
         plain = [AutoModelForCausalLM.from_pretrained(folder / f"v{v}", dtype=torch.float32).eval() for v in (1, 2)]
-        with running(config_for(str(folder))) as engine:
+        with running(replace(config_for(str(folder)), returns_routes=True)) as engine:
             for version, buckets in enumerate(made, start=1):
                 before = engine.score(PROBES, TIMEOUT_S)
                 engine.begin_update(manifest, version)
@@ -65,3 +68,24 @@ def test_engines_have_the_trainers_weights_after_every_update(tmp_path: Path) ->
                 for probe, old, new in zip(PROBES, before, engine.score(PROBES, TIMEOUT_S), strict=True):
                     assert new == pytest.approx(expected_scores(plain[version - 1], probe), abs=TOLERANCE)
                     assert np.abs(np.array(old) - np.array(new)).max() > 0.01
+                check_routes(engine, plain[version - 1], version)
+
+
+def check_routes(engine: VllmEngine, model: PreTrainedModel, version: int) -> None:
+    """Those of every token but the last, and of none that is known already."""
+    sampling = Sampling(max_tokens=9, returns_routes=True)
+    prompts = {f"{version}/{known}": ids(5, 17, 33, *range(known)) for known in range(4)}
+    requests = [
+        GenerationRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling, seed=known, num_routed_before=known)
+        for known, (name, prompt) in enumerate(prompts.items())
+    ]
+    engine.submit(requests)
+    found = drain(engine, len(requests))
+    for request in requests:
+        segment, known = found[request.request_id].segment, request.num_routed_before
+        tokens = np.concatenate([request.prompt_token_ids, segment.token_ids]).astype(np.int64)
+        with torch.no_grad():
+            routers = model(input_ids=torch.from_numpy(tokens)[None], output_router_logits=True).router_logits
+        chosen = np.stack([logits[known:-1].topk(2).indices.sort().values.numpy() for logits in routers], axis=1)
+        assert segment.routes is not None
+        np.testing.assert_array_equal(np.sort(segment.routes), chosen)

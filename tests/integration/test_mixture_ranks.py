@@ -20,10 +20,12 @@ from rljob_runtime.records import TrainBatch
 from rljob_runtime.training import model as model_module
 from rljob_runtime.training.config import LoadBalancingConfig, LoraConfig, PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.replay import replay_of
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import fork_ranks, full_gradients, packed_weights, random_batch, read, run_script, write
 from tests.support.pace import HANG_S
+from tests.support.routes import routes_of
 from tests.support.trainers import StartPolicy, one_at_a_time, policy
 
 VOCAB = 61
@@ -57,14 +59,24 @@ def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, np.ndarray]:
     return found
 
 
+def with_routes(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
+    """Other experts than the routers would choose; the same for a token in whatever part it is."""
+    replay = replay_of(worker.model)
+    assert replay is not None
+    places = np.concatenate([np.arange(length, dtype=np.int32) for length in batch.lengths])
+    routes = routes_of(batch.token_ids, places, replay.num_layers, replay.top_k, replay.num_experts)
+    return dataclasses.replace(batch, routes=routes)
+
+
 def run_layout(rank: int, port: int, base: Path, name: str, world_size: int) -> None:
     if rank >= world_size:
         return
-    worker = PolicyWorker(settings(base / name), rank, world_size)
+    worker = PolicyWorker(settings(base / name, replays_routes=True), rank, world_size)
     worker.setup("127.0.0.1", port, timeout_s=HANG_S)
     try:
         batches = [random_batch(VOCAB, seed, PARTS[world_size][rank]) for seed in range(2)]
         arrays = {f"grad/{n}": g for n, g in gradients(worker, batches[0]).items()}
+        arrays |= {f"replay/{n}": g for n, g in gradients(worker, with_routes(batches[0], worker)).items()}
         metrics = worker.train_step([batches[1]], step=0)
         arrays |= {f"metric/{n}": np.array(v) for n, v in metrics.items() if not n.startswith("time/")}
         arrays |= {f"packed/{n}": w for n, w in packed_weights(worker, 3000).items()}
@@ -150,6 +162,15 @@ def test_gradients_equal_a_plain_transformers_loop(base: Path, one: dict[str, An
     for parameter, gradient in expected.items():
         np.testing.assert_allclose(found[parameter], gradient, atol=1e-6, rtol=0, err_msg=parameter)
     assert max(np.abs(expected[n] - without[n]).max() for n in expected if n.endswith("mlp.gate.weight")) > 1e-3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replayed_routes_give_the_same_gradients_on_any_number_of_ranks(base: Path, one: dict[str, Any], name: str) -> None:
+    expected, own = (read(base / f"{name}-1", "result", key) for key in ("replay/", "grad/"))
+    found = read(base / f"{name}-2", "result", "replay/")
+    for parameter, gradient in expected.items():
+        np.testing.assert_allclose(found[parameter], gradient, atol=1e-6, rtol=0, err_msg=parameter)
+    assert max(np.abs(expected[n] - own[n]).max() for n in expected if n.endswith("mlp.gate.weight")) > 1e-3
 
 
 @pytest.mark.parametrize("name", MODELS)

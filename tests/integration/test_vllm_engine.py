@@ -8,15 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
+from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import Parcel, sealed
 from rljob_runtime.weightsync.shared_memory import Segments
+from tests.support.engine_bits import multiplied_bits
 from tests.support.engine_contract import (
     EOS,
     TIMEOUT_S,
@@ -46,7 +49,13 @@ from tests.support.vllm_engine import running
 def started(path: str, **settings: object) -> Iterator[VllmEngine]:
     config = replace(config_for(path), **settings)
     with running(config) as engine:
+        AS_READ[engine] = multiplied_bits(engine)
         yield engine
+
+
+PACKED_RECEIVER = "rljob_runtime.weightsync.transports.object_store:PackedReceiver"
+AS_READ: dict[VllmEngine, list[dict[str, int]]] = {}
+"""What each engine multiplied with when it had read its folder, the weights of seed 0."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +95,7 @@ def push_shared(engine: VllmEngine, model: Qwen2ForCausalLM, version: int) -> No
         engine.load_bucket(bucket.index, written(bucket))
     assert engine.finish_update(TIMEOUT_S) == version
     segments.close()
-    engine.prepare_receiver("rljob_runtime.weightsync.transports.object_store:PackedReceiver", {})
+    engine.prepare_receiver(PACKED_RECEIVER, {})
 
 
 def test_the_models_own_end_token_ends_a_response(tied: VllmEngine) -> None:
@@ -124,6 +133,77 @@ def test_after_an_update_through_shared_memory_scores_are_those_of_the_new_weigh
     check_scores_after_updates(engine, tied=False, bring=push_shared)
 
 
+class Sparse:
+    """Updates of which only the numbers that changed travel."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        engine.prepare_receiver(PACKED_RECEIVER, {"sparse": True})
+        self._engine = engine
+        self._encoder = DeltaEncoder(0.4)
+
+    def push(self, tensors: dict[str, torch.Tensor], version: int) -> list[bool]:
+        """Which buckets were sparse."""
+        manifest, sparse = manifest_of(tensors), []
+        self._engine.begin_update(manifest, version)
+        for bucket in manifest.buckets:
+            room = self._encoder.room(bucket)
+            pack(bucket, tensors, room)
+            data, base = self._encoder.encode(version, bucket, room)
+            self._engine.load_bucket(bucket.index, sealed(version, data, base=base))
+            sparse.append(base is not None)
+        assert self._engine.finish_update(TIMEOUT_S) == version
+        return sparse
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("bring", [push, push_shared])
+def test_after_an_update_every_layer_multiplies_with_the_bits_that_a_start_gives(
+    kind: str, bring: Callable[[VllmEngine, Qwen2ForCausalLM, int], None], tied: VllmEngine, untied: VllmEngine
+) -> None:
+    """Fused projections of queries, keys and values, of gate and up, and the packed copies of CPU kernels among them."""
+    engine = tied if kind == "tied" else untied
+    (as_read,) = AS_READ[engine]
+    assert any("qkv_proj" in name for name in as_read)
+    assert any("gate_up_proj" in name for name in as_read)
+    bring(engine, new_model(tied=kind == "tied", seed=21), engine.version() + 1)
+    (other,) = multiplied_bits(engine)
+    assert other.keys() == as_read.keys()
+    assert {name for name in as_read if other[name] == as_read[name]} <= {name for name in as_read if "norm" in name or "bias" in name}
+    bring(engine, new_model(tied=kind == "tied", seed=0), engine.version() + 1)
+    assert multiplied_bits(engine) == [as_read]
+
+
+def test_sparse_and_whole_buckets_of_one_update_leave_the_same_bits(tied: VllmEngine) -> None:
+    first, sparse = weights(new_model(tied=True, seed=0)), Sparse(tied)
+    changed = {name: tensor.clone() for name, tensor in first.items()}
+    whole = next(name for name in changed if "layers.0" in name and "down_proj" in name)
+    changed[whole] += 1.0
+    for name, tensor in changed.items():
+        tensor.view(-1)[::50] *= 1.5 if name != whole else 1.0
+    assert not any(sparse.push(first, tied.version() + 1))
+    assert multiplied_bits(tied) == AS_READ[tied]
+    kinds = sparse.push(changed, tied.version() + 1)
+    assert set(kinds) == {True, False}, "the test is of a mixed update"
+    after = multiplied_bits(tied)
+    assert after != AS_READ[tied]
+    push_whole(tied, changed)
+    assert multiplied_bits(tied) == after
+    sparse = Sparse(tied)
+    sparse.push(changed, tied.version() + 1)
+    assert set(sparse.push(first, tied.version() + 1)) == {True, False}
+    assert multiplied_bits(tied) == AS_READ[tied]
+    tied.prepare_receiver(PACKED_RECEIVER, {})
+
+
+def push_whole(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> None:
+    engine.prepare_receiver(PACKED_RECEIVER, {})
+    manifest, version = manifest_of(tensors), engine.version() + 1
+    engine.begin_update(manifest, version)
+    for bucket in manifest.buckets:
+        engine.load_bucket(bucket.index, packed(bucket, tensors))
+    assert engine.finish_update(TIMEOUT_S) == version
+
+
 def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(engine: VllmEngine) -> None:
     old, model = engine.version(), new_model(tied=False, seed=13)
     engine.submit([endless(f"r{i}", i) for i in range(4)])
@@ -145,7 +225,7 @@ def test_a_streamed_update_that_breaks_off_stops_the_engine_until_a_full_one(eng
     assert engine.stats()["generated_tokens"] == generated
     assert engine.version() == old
     segments.close()
-    engine.prepare_receiver("rljob_runtime.weightsync.transports.object_store:PackedReceiver", {})
+    engine.prepare_receiver(PACKED_RECEIVER, {})
     push(engine, model, old + 2)
     found = drain(engine, 4)
     assert {completion.segment.version_spans[-1].version for completion in found.values()} == {old + 2}
@@ -252,6 +332,12 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
     """Last: the end of an engine with processes of its own takes vLLM's groups of this process with it."""
     model = new_model(tied=True, seed=14)
     for engine in started(save(new_model(tied=True, seed=0), tmp_path), tensor_parallel_size=2):
+        as_read = AS_READ[engine]
+        assert len(as_read) == 2
         push_shared(engine, model, 1)
+        assert all(after != before for after, before in zip(multiplied_bits(engine), as_read, strict=True))
+        push_shared(engine, new_model(tied=True, seed=0), 2)
+        assert multiplied_bits(engine) == as_read
+        push_shared(engine, model, 3)
         probe = (5, 17, 33, 8, 9, 10)
         assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)

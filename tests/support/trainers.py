@@ -1,14 +1,16 @@
 """Tiny models on disk, and trainer workers of a single rank that tests start one after another."""
 
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.model import _token_logprobs, load_model
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.ports import free_port
 
@@ -75,3 +77,13 @@ def one_at_a_time(make: Callable[..., Worker]) -> Iterator[Callable[..., Worker]
 def policy(model_folder: Path, **settings: Any) -> PolicyWorker:
     """A policy worker on one rank, not set up."""
     return PolicyWorker(PolicyConfig(**{"model_path": str(model_folder), "learning_rate": LEARNING_RATE} | settings), rank=0, world_size=1)
+
+
+def whole_policy(model_folder: Path, **settings: Any) -> PreTrainedModel:
+    """A policy's model with its entry ``token_logprobs``, not sharded, for tests whose process has no process group for it; untied."""
+    config = PolicyConfig(**{"model_path": str(model_folder)} | settings)
+    model = load_model(config, model_folder)
+    dtype = next(model.parameters()).dtype
+    model.load_state_dict(AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype).state_dict(), assign=True)
+    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    return model

@@ -45,6 +45,15 @@ class GradientReduction(StrEnum):
     """With every micro-batch. Each process holds its share of the gradients only; twice the traffic for several micro-batches."""
 
 
+class RouterReplay(StrEnum):
+    """Whose choice of experts the trainer's forward passes take."""
+
+    DISABLED = "Disabled"
+    """Its own routers'."""
+    ENGINE = "Engine"
+    """Those of the engine that sampled the response, token by token; weights of the chosen experts are the trainer's own."""
+
+
 class BudgetEnd(StrEnum):
     """What happens when a judge's budget is spent."""
 

@@ -25,6 +25,7 @@ from rljob_runtime.records import (
     Segment,
     VersionSpan,
 )
+from rljob_runtime.routes import RouteArray, joined
 from rljob_runtime.sampling_mask import SamplingMask
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
@@ -50,7 +51,7 @@ class RequestBatch(list[GenerationRequest]):
             samplings,
             which_sampling,
             tuple(request.seed for request in self),
-            tuple(request.num_sampled_before for request in self),
+            tuple((request.num_sampled_before, request.num_routed_before) for request in self),
         )
 
 
@@ -70,16 +71,21 @@ def _requests(
     samplings: tuple[Sampling, ...],
     which_sampling: tuple[int, ...],
     seeds: tuple[int, ...],
-    sampled_before: tuple[int, ...],
+    before: tuple[tuple[int, int], ...],
 ) -> list[GenerationRequest]:
     """What a :class:`RequestBatch` is pickled as; prompts are views of ``token_ids``."""
     prompts = np.split(token_ids, np.cumsum(lengths[:-1])) if lengths.size else []
-    columns = zip(request_ids, which_prompt, which_sampling, seeds, sampled_before, strict=True)
+    columns = zip(request_ids, which_prompt, which_sampling, seeds, before, strict=True)
     return [
         GenerationRequest(
-            request_id=request_id, prompt_token_ids=prompts[prompt], sampling=samplings[sampling], seed=seed, num_sampled_before=before
+            request_id=request_id,
+            prompt_token_ids=prompts[prompt],
+            sampling=samplings[sampling],
+            seed=seed,
+            num_sampled_before=sampled,
+            num_routed_before=routed,
         )
-        for request_id, prompt, sampling, seed, before in columns
+        for request_id, prompt, sampling, seed, (sampled, routed) in columns
     ]
 
 
@@ -99,12 +105,17 @@ class CompletionBatch:
     """Length S: (start, end, version) of each stretch of one version."""
     masks: tuple[SamplingMask | None, ...] = ()
     """Length S where a completion has a sampling mask, else empty."""
+    routes: RouteArray | None = None
+    """Shape (sum of the counts, L, K), where a completion has routes."""
+    route_counts: tuple[int, ...] = ()
+    """Length S where a completion has routes, else empty: of how many tokens; -1 for one without."""
 
 
 def pack(completions: Sequence[Completion]) -> CompletionBatch:
     """All completions as one message; tokens are copied."""
     segments = [completion.segment for completion in completions]
     masked = any(segment.sampling_mask is not None for segment in segments)
+    routes = [segment.routes for segment in segments if segment.routes is not None]
     return CompletionBatch(
         request_ids=tuple(completion.request_id for completion in completions),
         finish_reasons=tuple(completion.finish_reason for completion in completions),
@@ -113,6 +124,8 @@ def pack(completions: Sequence[Completion]) -> CompletionBatch:
         logprobs=np.concatenate([NO_LOGPROBS, *(segment.logprobs for segment in segments)], dtype=np.float32),
         spans=tuple(tuple((span.start, span.end, span.version) for span in segment.version_spans) for segment in segments),
         masks=tuple(segment.sampling_mask for segment in segments) if masked else (),
+        routes=joined(routes),
+        route_counts=tuple(-1 if segment.routes is None else len(segment.routes) for segment in segments) if routes else (),
     )
 
 
@@ -121,18 +134,32 @@ def unpack(batch: CompletionBatch) -> list[Completion]:
     completions = []
     ends = np.cumsum(batch.lengths, dtype=np.int64).tolist()
     masks = batch.masks or (None,) * len(ends)
+    columns = zip(batch.request_ids, batch.finish_reasons, ends, batch.spans, masks, _routes(batch), strict=True)
     start = 0
-    for request_id, reason, end, spans, mask in zip(batch.request_ids, batch.finish_reasons, ends, batch.spans, masks, strict=True):
+    for request_id, reason, end, spans, mask, routes in columns:
         segment = Segment(
             token_ids=batch.token_ids[start:end],
             sampled=True,
             logprobs=batch.logprobs[start:end],
             version_spans=tuple(VersionSpan(start=first, end=last, version=version) for first, last, version in spans),
             sampling_mask=mask,
+            routes=routes,
         )
         completions.append(Completion(request_id=request_id, segment=segment, finish_reason=reason))
         start = end
     return completions
+
+
+def _routes(batch: CompletionBatch) -> list[RouteArray | None]:
+    """Those of each completion, views."""
+    if batch.routes is None:
+        return [None] * len(batch.request_ids)
+    found: list[RouteArray | None] = []
+    start = 0
+    for count in batch.route_counts:
+        found.append(None if count < 0 else batch.routes[start : start + count])
+        start += max(count, 0)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -25,6 +25,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 
 IntArray = npt.NDArray[np.int32]
@@ -45,7 +46,7 @@ class _Content:
         if type(other) is not type(self):
             return NotImplemented
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else a == b for a, b in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -115,6 +116,8 @@ class Sampling:
     """End a response, with the token that completes one of them."""
     returns_mask: bool = False
     """Whether completions bring their sampling mask; needs ``top_k`` and a temperature above 0."""
+    returns_routes: bool = False
+    """Whether completions bring their routes; needs an engine that was started for it."""
 
 
 @_pickled_by_values
@@ -130,6 +133,9 @@ class GenerationRequest(_Content):
     """Makes the sampled tokens a function of (weights, prompt, seed), whatever else the engine runs."""
     num_sampled_before: int = 0
     """The last so many tokens of the prompt are of this very response: a stop string may begin in them."""
+    num_routed_before: int = 0
+    """The routes of the first so many tokens of the prompt are known already, fewer than the prompt has; the completion begins after
+    them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +167,9 @@ class Segment(_Content):
     """Earned by this segment, where an environment rewards steps; None: the trajectory's reward is all there is."""
     sampling_mask: SamplingMask | None = None
     """Of R positions, where the request asked for it."""
+    routes: RouteArray | None = None
+    """Shape (C, L, K), where the request asked for them: of the C tokens of its sequence that end before the segment's last one. C is
+    more than R - 1 where it begins with tokens before the segment: those that the engine had not said earlier."""
     is_prompt: bool = False
     """Whether a given one does not continue what stands before it: what follows is a sequence of its own, which begins with it."""
 
@@ -352,6 +361,8 @@ class TrainBatch:
     """Shape (S,): factor on each sequence's policy loss; None: all 1."""
     sampling_mask: SamplingMask | None = None
     """Of T positions where sampling left tokens out: log-probs are those among the tokens that could be sampled; None: among all."""
+    routes: RouteArray | None = None
+    """Shape (T, L, K): the engine's choices of experts, ``routes.NO_ROUTE`` where there is none; None: routers choose."""
     kl_coefficient: float | None = None
     """Weight of the KL term where it is adapted from step to step; None: the configured one. Without one there, no term."""
     temperature: float = 1.0

@@ -138,6 +138,31 @@ def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
     assert "without experts" in dense
 
 
+def test_router_replay_needs_a_mixture_and_engines_that_say_what_they_chose() -> None:
+    on: dict[str, Any] = {"training": {"steps": 1, "routerReplay": "Engine"}}
+    assert problems(CONFIGS["mixtral"], **on) == []
+    (dense,) = problems(DENSE, **on)
+    assert dense.startswith('spec.training.routerReplay: "Engine": config.json has model_type qwen3 without experts')
+
+    def refused(engine: dict[str, Any], **group: Any) -> list[str]:
+        document = four_devices(rollout_component={"engine": engine}, **on)
+        document["nodeGroups"][0] |= group
+        return problems(CONFIGS["qwen3_moe"], **document)
+
+    (sglang,) = refused({"type": "SGLang", "prefixCaching": False})
+    assert sglang.startswith('spec.components[1].engine.type: "SGLang": returns no routes')
+    (tensor,) = refused({"tensorParallelSize": 2})
+    assert tensor.startswith("spec.components[1].engine.tensorParallelSize: 2: contradicts training.routerReplay Engine: on CPU devices")
+    (drafted,) = refused({"extraArgs": {"speculative_config": {"method": "ngram"}}})
+    assert drafted.startswith("spec.components[1].engine.extraArgs.speculative_config: ")
+    (own,) = refused({"extraArgs": {"enable_return_routed_experts": True}})
+    assert own.endswith("is set by RLJob itself; write spec.training.routerReplay")
+    gpus = {"deviceResource": "nvidia.com/gpu"}
+    assert refused({"prefixCaching": False}) == refused({"tensorParallelSize": 2}, **gpus) == []
+    (cached,) = refused({"prefixCaching": False}, **gpus)
+    assert cached.startswith("spec.components[1].engine.prefixCaching: false: contradicts training.routerReplay Engine: on accelerators")
+
+
 def test_adapters_of_a_mixture_are_merged_and_not_on_experts() -> None:
     lora: dict[str, Any] = {"rank": 8, "alpha": 16, "targetModules": ["q_proj", "up_proj"]}
     (experts,) = problems(CONFIGS["qwen3_moe"], lora=lora)

@@ -30,6 +30,7 @@ OWN_ARGUMENTS: Mapping[EngineType, Mapping[str, str]] = {
         "enforce_eager": "write engine.enforceEager",
         "enable_sleep_mode": "write spec.offload",
         "weight_transfer_config": "write spec.weightSync.backend",
+        **dict.fromkeys(("enable_return_routed_experts", "aux_output_config"), "write spec.training.routerReplay"),
         **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), "write spec.weightSync.adapters"),
         **dict.fromkeys(("lora_dtype", "lora_target_modules"), "write spec.weightSync.adapters"),
         "load_format": "remove it",

@@ -14,6 +14,7 @@ from rljob_api.v1alpha1.components import Component, Role, ServedModel
 from rljob_api.v1alpha1.data import Model
 from rljob_api.v1alpha1.operations import AdapterSync
 from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import RouterReplay
 
 Config = Mapping[str, object]
 ConfigReader = Callable[[Model | ServedModel], Config | None]
@@ -86,6 +87,12 @@ def _load_balancing(spec: RLJobSpec, config: Config, decoder: Config) -> Iterato
     elif balancing.coefficient is None and not isinstance(decoder.get(AUX_LOSS_KEY), int | float):
         problem = f"config.json has no {AUX_LOSS_KEY}, which would be the coefficient"
         yield _error(f"{path}.coefficient", None, problem, "set it, for example to 0.001")
+
+
+def _router_replay(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    if spec.training.router_replay is not RouterReplay.DISABLED and _experts(decoder) is None:
+        problem = f"config.json has model_type {_type(decoder)} without experts, so there are no routers whose choices could be replayed"
+        yield _error("spec.training.routerReplay", spec.training.router_replay, problem, "remove it, or use a mixture of experts")
 
 
 def _adapted_experts(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -191,6 +198,7 @@ def _divisors(size: int, near: int) -> str:
 RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] = (
     _mixture,
     _load_balancing,
+    _router_replay,
     _adapted_experts,
     _other_senses,
     _not_causal,

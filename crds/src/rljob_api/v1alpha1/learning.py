@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, Seconds, SpecModel
-from rljob_api.vocabulary import GradientReduction, GroupRouting, Schedule, StandbyProcesses
+from rljob_api.vocabulary import GradientReduction, GroupRouting, RouterReplay, Schedule, StandbyProcesses
 
 MAX_TOP_K = 4096
 """Each sampled token brings the ids of all that could have been sampled to the trainer, 4 bytes each."""
@@ -128,6 +128,9 @@ class Training(SpecModel):
     """Devices that share each layer of the trainer."""
     load_balancing: LoadBalancing | None = None
     """Of a mixture of experts: add the load-balancing loss of its routers; not added when not set. Costs about a third of a step."""
+    router_replay: RouterReplay = RouterReplay.DISABLED
+    """Of a mixture of experts: who chooses the experts of each token in the trainer's updates and its own log-probs. Engine takes the
+    choices of vLLM, so that trainer and engine differ less; each token then brings layers x experts per token bytes to the trainer."""
     step_timeout_seconds: Seconds = 3600
     """Deadline of one training step on the trainer's side. A trainer that misses it counts as lost: its group starts again from the newest
     checkpoint, failurePolicy.maxWorkerRestarts times, then the run fails."""

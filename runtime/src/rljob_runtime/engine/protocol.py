@@ -91,6 +91,8 @@ class EngineConfig:
     in host memory (CUDA only). Other than ``never`` makes vLLM allocate through its sleep-mode allocator on CUDA."""
     adapters: ServedAdapters | None = None
     """Compute with adapters beside the weights of ``model_path``; updates then bring these alone."""
+    returns_routes: bool = False
+    """Whether requests may ask which experts were chosen for each token; the model must be a mixture."""
     start_timeout_s: float = 600.0
     """Limit for loading the model and a first warm-up request."""
     extra_args: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class Engine(Protocol):
 
         Raises:
             DataError: a request this engine cannot serve (empty or over-long prompt, unknown token, bad sampling, stop strings
-                without ``finds_texts``, id in use);
+                without ``finds_texts``, routes without ``returns_routes``, id in use);
                 then none of ``requests`` is queued.
             EngineDiedError: the engine ended.
         """
@@ -117,7 +119,8 @@ class Engine(Protocol):
 
         Tokens travel to the driver and are owned there: an engine that dies takes nothing with it that it has returned.
 
-        Those whose request has ``sampling.returns_mask`` bring their sampling mask.
+        Those whose request has ``sampling.returns_mask`` bring their sampling mask, those with ``sampling.returns_routes`` and at least one
+        token the routes of all tokens from ``num_routed_before`` on, but of the last.
 
         Raises:
             EngineDiedError: the engine ended.

@@ -22,6 +22,7 @@ class RequestLimits:
     max_model_len: int
     vocab_size: int
     finds_texts: bool
+    returns_routes: bool = False
 
     def check(self, requests: Sequence[GenerationRequest]) -> None:
         """Look at each prompt and each sampling setting once, however many requests share it.
@@ -56,6 +57,8 @@ class RequestLimits:
             raise DataError(f"{where}: {sampling} is out of range; max_tokens >= 1, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1")
         if sampling.returns_mask and not 1 <= sampling.top_k <= MAX_TOP_K:
             raise DataError(f"{where}: top_k is {sampling.top_k}; a sampling mask needs 1 to {MAX_TOP_K}")
+        if sampling.returns_routes and not self.returns_routes:
+            raise DataError(f"{where}: asks for routes, and the engine was started without returns_routes")
         if sampling.stop_strings and not self.finds_texts:
             raise DataError(f"{where}: the engine was started without a tokenizer for stop strings {list(sampling.stop_strings)}")
         if sampling.temperature != 0 and not MIN_TEMPERATURE <= sampling.temperature <= 2:

@@ -11,7 +11,7 @@ from rljob_api.rules.rollout import max_staleness
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.operations import UpdateMode
-from rljob_api.vocabulary import AdvantageEstimator, KLPlacement
+from rljob_api.vocabulary import AdvantageEstimator, KLPlacement, RouterReplay
 from rljob_runtime.engine.registry import engine_adapter
 from rljob_runtime.losses.config import CorrectionMaskConfig, CorrectionWeightConfig, LossConfig
 from rljob_runtime.losses.custom import load_estimator, load_loss
@@ -132,6 +132,11 @@ def load_balancing_config(spec: RLJobSpec) -> LoadBalancingConfig | None:
     return None if balancing is None else LoadBalancingConfig(coefficient=balancing.coefficient)
 
 
+def replays_routes(spec: RLJobSpec) -> bool:
+    """Whether engines return routes, and the trainer replays them."""
+    return spec.training.router_replay is RouterReplay.ENGINE
+
+
 def critic_config(spec: RLJobSpec, policy: PolicyConfig) -> CriticConfig:
     """A critic's settings: those of a ``policy`` made for it, with all weights trained."""
     shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(PolicyConfig)}
@@ -164,6 +169,7 @@ def sampling(spec: RLJobSpec) -> Sampling:
         top_k=rollout.top_k or 0,
         min_p=rollout.min_p,
         returns_mask=rollout.leaves_out_tokens,
+        returns_routes=replays_routes(spec),
         stop_token_ids=rollout.stop_token_ids,
         stop_strings=rollout.stop_strings,
     )

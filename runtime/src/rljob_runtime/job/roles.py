@@ -137,6 +137,11 @@ class RoleDescription:
         return tuple(scoring for scoring, is_asked in self.scorings.items() if is_asked(spec))
 
 
+def _needs_proximal(spec: RLJobSpec) -> bool:
+    """Whether the loss compares with the trainer's own log-probs at the beginning of the step."""
+    return learning_settings.loss_config(spec).needs_proximal
+
+
 def _policy_settings(context: WorkerContext) -> WorkerSettings:
     """A rank of the trainer, or of a reference, which trains nothing."""
     config = worker_settings.policy_config(context.spec, role=context.component.role, **_policy_arguments(context))
@@ -258,7 +263,7 @@ ROLES: Mapping[Role, RoleDescription] = {
         checkpoint_folder=POLICY_FOLDER,
         scorings={
             Scoring(method="compute_base_logprobs", result="reference_logprobs"): base_is_reference,
-            Scoring(method="compute_logprobs", result="proximal_logprobs"): lambda spec: learning_settings.loss_config(spec).needs_proximal,
+            Scoring(method="compute_logprobs", result="proximal_logprobs", takes_routes=True): _needs_proximal,
         },
     ),
     Role.CRITIC: RoleDescription(

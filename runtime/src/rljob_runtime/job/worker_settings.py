@@ -145,6 +145,7 @@ def policy_config(
         tensor_parallel_size=tensor_parallel_size,
         lora=learning_settings.lora_config(spec) if role is Role.TRAINER else None,
         load_balancing=learning_settings.load_balancing_config(spec) if role is Role.TRAINER else None,
+        replays_routes=role is Role.TRAINER and learning_settings.replays_routes(spec),
         loss=learning_settings.loss_config(spec, job_folder),
         seed=spec.seed,
         threads=num_threads,

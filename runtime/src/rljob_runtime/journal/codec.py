@@ -5,6 +5,7 @@ What verifiers needed besides the answer (``Prompt.metadata``) is left out: the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -16,6 +17,7 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.records import EpisodeRecord, Judgement, Prompt, RewardResult, Segment, Trajectory, Turn, VersionSpan
 from rljob_runtime.sampling_mask import SamplingMask
 
+ROUTE_TYPES: Mapping[str, type[np.signedinteger]] = {"int8": np.int8, "int16": np.int16}
 REWARD_FIELDS = tuple(f.name for f in fields(RewardResult))
 
 
@@ -41,10 +43,11 @@ def encode_group(group: Group) -> list[bytes]:
 
 
 def size_bytes(group: Group) -> int:
-    """Of a group's arrays: 8 for a sampled token, and those of its sampling mask."""
+    """Of a group's arrays: 8 for a sampled token, and those of its sampling mask and of its routes."""
     segments = [segment for trajectory in group.trajectories for segment in trajectory.segments]
     masks = sum(segment.sampling_mask.size_bytes for segment in segments if segment.sampling_mask is not None)
-    return masks + sum(segment.token_ids.nbytes + segment.logprobs.nbytes for segment in segments)
+    routes = sum(segment.routes.nbytes for segment in segments if segment.routes is not None)
+    return masks + routes + sum(segment.token_ids.nbytes + segment.logprobs.nbytes for segment in segments)
 
 
 def decode_group(frame: Frame) -> Group:
@@ -103,6 +106,9 @@ def _segment(segment: Segment, arrays: list[Array]) -> dict[str, Any]:
     if segment.sampling_mask is not None:
         arrays += [segment.sampling_mask.token_ids, segment.sampling_mask.counts]
         content["mask"] = (segment.sampling_mask.token_ids.size, segment.sampling_mask.counts.size)
+    if segment.routes is not None:
+        arrays.append(segment.routes)
+        content["routes"] = (segment.routes.dtype.name, *segment.routes.shape)
     return content
 
 
@@ -133,6 +139,10 @@ def _decoded_segment(raw: Mapping[str, Any], arrays: Arrays) -> Segment:
     if "mask" in raw:
         possible, positions = raw["mask"]
         mask = SamplingMask(token_ids=arrays.take(np.int32, possible), counts=arrays.take(np.int32, positions))
+    routes = None
+    if "routes" in raw:
+        dtype, *shape = raw["routes"]
+        routes = arrays.take(ROUTE_TYPES[dtype], math.prod(shape)).reshape(shape)
     return Segment(
         token_ids=token_ids,
         sampled=raw["sampled"],
@@ -141,4 +151,5 @@ def _decoded_segment(raw: Mapping[str, Any], arrays: Arrays) -> Segment:
         version_spans=tuple(VersionSpan(start=start, end=end, version=version) for start, end, version in raw["spans"]),
         reward=raw["reward"],
         sampling_mask=mask,
+        routes=routes,
     )

@@ -53,7 +53,7 @@ def encode(content: Mapping[str, Any], arrays: Sequence[Array] = ()) -> list[byt
 
     Args:
         content: JSON-able.
-        arrays: of 4-byte numbers; copied.
+        arrays: of numbers; copied.
     """
     text = json.dumps(content, separators=(",", ":")).encode()
     payload = b"".join(np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).data.cast("B") for a in arrays if a.size)

@@ -87,7 +87,7 @@ class BatchBuilder:
         learner = self._workers.critic
         if learner is not None:
             config = replace(self.batching, num_ranks=len(learner.workers) // learner.ranks_per_share)
-            unmasked = replace(step, sampling_mask=None)  # values are no log-probs
+            unmasked = replace(step, sampling_mask=None, routes=None)  # values are no log-probs, and a critic's routers its own
             critic = _sent_by_rank(learner, train_batches(unmasked, split(unmasked, config), outcome, config))
         return Prepared(policy=_sent_by_rank(self._workers.trainer, policy), critic=critic, metrics=metrics)
 
@@ -108,10 +108,16 @@ class BatchBuilder:
         """One forward pass over some sequences, shared out over the workers; every rank takes part, for it holds collectives."""
         workers, together = component.workers, component.ranks_per_share
         settings = (self.batching.temperature,) if scoring.takes_sampling else ()
-        batches = await asyncio.to_thread(score_batches, step, len(workers) // together, self.batching, sequences)
-        masked = scoring.takes_sampling and step.sampling_mask is not None
+        routed = scoring.takes_routes and step.routes is not None
+        num_ranks = len(workers) // together
+        batches = await asyncio.to_thread(score_batches, step, num_ranks, self.batching, members=sequences, with_routes=routed)
+        masked = scoring.takes_sampling and (step.sampling_mask is not None or routed)
         arguments = await by_worker(
-            workers, [(b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ())) for b in batches]
+            workers,
+            [
+                (b.token_ids, b.lengths, *settings, b.wanted, *((b.sampling_mask,) if masked else ()), *((b.routes,) if routed else ()))
+                for b in batches
+            ],
         )
         calls = [w.start(scoring.method, *given) for w, given in zip(workers, arguments, strict=True)]
         answers = await gather_all(calls, self._timeout_s)

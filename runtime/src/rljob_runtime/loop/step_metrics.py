@@ -56,6 +56,9 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
             "rollout/possible_unknown_fraction": float((counts == 0).mean()) if counts.size else 0.0,
             "rollout/mask_bytes": float(sum(mask.size_bytes for mask in masks)),
         }
+    routes = [s.routes for t in samples for s in t.segments if s.routes is not None]
+    if routes:
+        metrics["rollout/route_bytes"] = float(sum(part.nbytes for part in routes))
     if lags.any():
         tokens = np.bincount(lags, weights)
         metrics |= {f"staleness/histogram/{lag}": float(count / tokens.sum()) for lag, count in enumerate(tokens)}

@@ -33,11 +33,13 @@ class Scoring:
     """A forward pass over all samples of a step, before the learning rule is applied."""
 
     method: str
-    """Method of the workers: ``(token_ids, lengths, temperature, wanted, sampling_mask)``, the last where there is one."""
+    """Method of the workers: ``(token_ids, lengths, temperature, wanted, sampling_mask, routes)``, the last two where there are any."""
     result: str
     """Field of :class:`~rljob_runtime.overlap.arrange.StepSamples` that its answer fills."""
     takes_sampling: bool = True
     """Whether the method is given temperature and sampling mask."""
+    takes_routes: bool = False
+    """Whether it replays the engines' routes, where samples have them: only where the model is the one that sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

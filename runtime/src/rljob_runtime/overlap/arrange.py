@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.packed import NO_TOKENS
 from rljob_runtime.records import FloatArray, IntArray, Segment, Trajectory
+from rljob_runtime.routes import NO_ROUTE, RouteArray, place
 from rljob_runtime.sampling_mask import SamplingMask, spread
 
 BoolArray = npt.NDArray[np.bool_]
@@ -63,6 +64,8 @@ class StepSamples:
     """Weights version the trainer holds."""
     sampling_mask: SamplingMask | None = None
     """Of T positions, where sampling left tokens out."""
+    routes: RouteArray | None = None
+    """Shape (T, L, K), where engines returned routes; ``NO_ROUTE`` at tokens without."""
     reference_logprobs: FloatArray | None = None
     """Shape (T,), of the frozen reference."""
     teacher_logprobs: FloatArray | None = None
@@ -119,17 +122,17 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
     token_ids = np.concatenate([NO_TOKENS, *parts])
     mask, behaviour, staleness = (np.zeros(token_ids.size, dtype=np.float32) for _ in range(3))
     masks: list[SamplingMask | None] = []
-    place = 0
+    begin = 0
     for index, prompt, segments in sequences:
-        place += prompt.size
+        begin += prompt.size
         for segment in segments:
-            end = place + len(segment)
+            end = begin + len(segment)
             if segment.sampled:
-                mask[place:end] = 1.0
-                behaviour[place:end] = segment.logprobs
-                _write_ages(staleness[place:end], samples[index], segment, version)
+                mask[begin:end] = 1.0
+                behaviour[begin:end] = segment.logprobs
+                _write_ages(staleness[begin:end], samples[index], segment, version)
                 masks.append(segment.sampling_mask)
-            place = end
+            begin = end
     return StepSamples(
         trajectories=samples,
         token_ids=token_ids,
@@ -147,6 +150,7 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         sources=tuple(t.prompt.source for t in samples),
         version=version,
         sampling_mask=_mask_of(masks, mask),
+        routes=_routes_of([(prompt, segments) for _, prompt, segments in sequences], token_ids.size),
     )
 
 
@@ -168,6 +172,28 @@ def _write_ages(ages: FloatArray, trajectory: Trajectory, segment: Segment, vers
             f"sample {trajectory.group_id}/{trajectory.sample_index}: a segment of {len(segment)} tokens has versions for other ones: "
             f"{segment.version_spans}"
         )
+
+
+def _routes_of(sequences: Sequence[tuple[IntArray, tuple[Segment, ...]]], num_tokens: int) -> RouteArray | None:
+    """The routes of all segments, at their places among all tokens; None where no segment has any.
+
+    Raises:
+        ValueError: some reach further back than their sequence, or are of another model.
+    """
+    found = [segment.routes for _, segments in sequences for segment in segments if segment.routes is not None]
+    if not found:
+        return None
+    routes = np.full((num_tokens, *found[0].shape[1:]), NO_ROUTE, dtype=np.result_type(*{each.dtype for each in found}))
+    begin = 0
+    for prompt, segments in sequences:
+        size = prompt.size + sum(map(len, segments))
+        own, end = routes[begin : begin + size], prompt.size
+        for segment in segments:
+            end += len(segment)
+            if segment.routes is not None and len(segment.routes):
+                place(own, end, segment.routes)
+        begin += size
+    return routes
 
 
 def _mask_of(masks: Sequence[SamplingMask | None], sampled: FloatArray) -> SamplingMask | None:

@@ -16,6 +16,7 @@ from rljob_runtime.overlap.arrange import StepSamples
 from rljob_runtime.overlap.balance import Parts, imbalance, partition
 from rljob_runtime.overlap.rule import Outcome
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
+from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 
 BALANCED = 1.02
@@ -96,6 +97,8 @@ class ScoreBatch:
     """Shape (s,): indexes into (Q,) arrays."""
     sampling_mask: SamplingMask | None = None
     """Of t positions."""
+    routes: RouteArray | None = None
+    """Shape (t, L, K); None where the pass does not replay them."""
 
 
 def split(step: StepSamples, config: BatchingConfig) -> Shares:
@@ -131,11 +134,16 @@ def train_batches(step: StepSamples, shares: Shares, outcome: Outcome, config: B
 
 
 def score_batches(
-    step: StepSamples, num_ranks: int, config: BatchingConfig, members: npt.NDArray[np.int64] | None = None
+    step: StepSamples, num_ranks: int, config: BatchingConfig, *, members: npt.NDArray[np.int64] | None = None, with_routes: bool = False
 ) -> list[ScoreBatch]:
     """Divide a step's sequences over the ranks of a forward pass; every sequence is in one batch, one batch per rank.
 
-    ``members``, shape (q,): ascending indexes of those that are scored; None: all.
+    Args:
+        step: all samples.
+        num_ranks: of the pass.
+        config: from the spec.
+        members: shape (q,): ascending indexes of the sequences that are scored; None: all.
+        with_routes: whether the pass replays routes, where there are any.
     """
     shares = _divide(np.arange(step.lengths.size) if members is None else members, step, num_ranks, config)
     batches = []
@@ -147,6 +155,7 @@ def score_batches(
                 wanted=step.rows(step.response_mask, sequences),
                 sequences=sequences,
                 sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(step.places(sequences)),
+                routes=step.rows(step.routes, sequences) if with_routes and step.routes is not None else None,
             )
         )
     return batches
@@ -246,6 +255,7 @@ def _pack(sequences: IntArray, update: Update, step: StepSamples, outcome: Outco
         scores=step.scores[samples] if config.include_scores else None,
         sample_weights=None if outcome.sample_weights is None else outcome.sample_weights[samples],
         sampling_mask=None if step.sampling_mask is None else step.sampling_mask.take(step.places(sequences)),
+        routes=None if step.routes is None else step.rows(step.routes, sequences),
         kl_coefficient=outcome.kl_coefficient,
         temperature=config.temperature,
         global_tokens=update.tokens,

@@ -97,6 +97,15 @@ class _Branch:
     turns: list[Turn] = field(default_factory=list)
     """One for each sampled segment whose consequences are known."""
 
+    def num_routed(self) -> int:
+        """The first so many tokens have routes: up to the last of the last sampled segment, which was never computed."""
+        place, routed = len(self.prompt.token_ids), 0
+        for segment in self.segments:
+            place += len(segment)
+            if segment.routes is not None:
+                routed = place - 1
+        return routed
+
     def done(self) -> tuple[Segment, ...]:
         """The segments up to the last sampled one."""
         last = max((place for place, segment in enumerate(self.segments, 1) if segment.sampled), default=0)
@@ -171,6 +180,7 @@ class Episode:
             engine=last.engine if last is not None else None,
             cache=last.cache if last is not None else None,
             held_tokens=held_tokens,
+            num_routed=branch.num_routed(),
         )
         self.num_turns += 1
         return self.turn

@@ -21,6 +21,7 @@ from rljob_runtime.records import (
     Trajectory,
     VersionSpan,
 )
+from rljob_runtime.routes import joined as joined_routes
 from rljob_runtime.sampling_mask import joined
 
 ABORTED = "abort"
@@ -101,6 +102,10 @@ class Sample:
     """Tokens of these."""
     masked: bool = False
     """Whether engines were asked for sampling masks."""
+    routed: bool = False
+    """Whether engines were asked for routes."""
+    num_routed: int = 0
+    """The routes of the first so many tokens, the prompt's included, are known."""
     attempts: int = 0
     engine: int | None = None
     """Engine that was given it last."""
@@ -125,7 +130,7 @@ class Sample:
         """
         self.request_id = f"{self.key}+{self.attempts}" if self.attempts else self.key
         self.attempts += 1
-        self.masked = sampling.returns_mask
+        self.masked, self.routed = sampling.returns_mask, sampling.returns_routes
         return GenerationRequest(
             request_id=self.request_id,
             prompt_token_ids=np.concatenate([self.prompt.token_ids, *(part.token_ids for part in self.parts)])
@@ -134,6 +139,7 @@ class Sample:
             sampling=replace(sampling, max_tokens=sampling.max_tokens - self.num_sampled) if self.num_sampled else sampling,
             seed=sample_seed(job_seed, self.prompt.index, self.index, self.sampled_before + self.num_sampled),
             num_sampled_before=self.num_sampled,
+            num_routed_before=self.num_routed if self.routed else 0,
         )
 
     def response(self, completion: Completion, now_s: float) -> Response:
@@ -149,7 +155,8 @@ class Sample:
         """Add what an engine returned; the whole response once it has ended, None while it is to go on.
 
         Raises:
-            RuntimeFault: the engine left out the sampling mask, without which the trainer's log-probs would be of another distribution.
+            RuntimeFault: the engine left out the sampling mask, without which the trainer's log-probs would be of another distribution; or
+                routes, so that others would be at the wrong tokens.
         """
         if self.masked and part.segment.sampling_mask is None:
             raise RuntimeFault(
@@ -158,10 +165,23 @@ class Sample:
             )
         self.parts += (part.segment,)
         self.num_sampled += len(part.segment)
+        if self.routed and len(part.segment):
+            self._take_routes(part)
         self.held_tokens = len(self.prompt.token_ids) + self.num_sampled if len(part.segment) else 0  # no token: it was never computed
         if part.finish_reason == ABORTED:
             return None
         return Completion(request_id=self.key, segment=_joined(self.parts), finish_reason=part.finish_reason)
+
+    def _take_routes(self, part: Completion) -> None:
+        """Count the routes of a part, which lead from those that were known to the token before its last."""
+        found = 0 if part.segment.routes is None else len(part.segment.routes)
+        wanted = len(self.prompt.token_ids) + self.num_sampled - 1 - self.num_routed
+        if found != wanted:
+            raise RuntimeFault(
+                f"the engine returned response {part.request_id} with routes of {found} tokens, and {wanted} are missing, "
+                "which training.routerReplay needs; use an engine that returns them, or write Disabled"
+            )
+        self.num_routed += found
 
 
 def sample_seed(job_seed: int, prompt_index: int, sample: int, num_sampled: int = 0) -> int:
@@ -174,13 +194,14 @@ def first_tokens(segment: Segment, count: int) -> Segment:
     """The first ``count`` tokens of a sampled segment, at least one; whether those behind them were sampled changes nothing about them."""
     if count == len(segment):
         return segment
-    mask = segment.sampling_mask
+    mask, routes = segment.sampling_mask, segment.routes
     return replace(
         segment,
         token_ids=segment.token_ids[:count],
         logprobs=segment.logprobs[:count],
         version_spans=tuple(replace(span, end=min(span.end, count)) for span in segment.version_spans if span.start < count),
         sampling_mask=None if mask is None else mask.take(np.arange(count)),
+        routes=None if routes is None else routes[: len(routes) - (len(segment) - count)],
     )
 
 
@@ -206,4 +227,5 @@ def _joined(parts: tuple[Segment, ...]) -> Segment:
         logprobs=np.concatenate([part.logprobs for part in parts]),
         version_spans=tuple(spans),
         sampling_mask=joined(masks) if masks else None,
+        routes=joined_routes([part.routes for part in parts if part.routes is not None]),
     )

@@ -112,6 +112,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "response tokens left out of training because equal logits made the set wider than vLLM lists",
     ),
     ("rollout/mask_bytes", "bytes", "size of the step's sampling masks, which travel to the trainer"),
+    ("rollout/route_bytes", "bytes", "size of the routes of the step's samples, which travel to the trainer with routerReplay Engine"),
     ("episode/success", "fraction", "share of the step's episodes that succeeded, as their environment says, else with a reward above 0"),
     ("episode/turns_mean", "1", "mean number of actions of an episode"),
     ("episode/turns_max", "1", "largest such number"),

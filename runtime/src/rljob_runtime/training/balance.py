@@ -45,13 +45,16 @@ def balance_coefficient(model: PreTrainedModel, config: LoadBalancingConfig | No
     return float(coefficient)
 
 
-def routing_sums(router_logits: Sequence[torch.Tensor], positions: torch.Tensor, top_k: int) -> torch.Tensor:
+def routing_sums(
+    router_logits: Sequence[torch.Tensor], positions: torch.Tensor, top_k: int, routes: Sequence[torch.Tensor] | None = None
+) -> torch.Tensor:
     """How often each expert was chosen, and with which probability, summed over layers and tokens.
 
     Args:
         router_logits: of each mixture layer, shape (rows * width, E).
         positions: shape (N,), which of these rows count; a row counts as often as it is named.
         top_k: experts of a token.
+        routes: of each mixture layer, shape (rows * width, K), where experts were replayed; negative where the router's own count.
 
     Returns:
         Shape (2, E), float32: choices, without gradient, and probabilities.
@@ -61,9 +64,11 @@ def routing_sums(router_logits: Sequence[torch.Tensor], positions: torch.Tensor,
     num_experts = router_logits[0].shape[-1]
     chosen = torch.zeros(num_experts, dtype=torch.float32, device=positions.device)
     probability = torch.zeros_like(chosen)
-    for logits in router_logits:
+    for layer, logits in enumerate(router_logits):
         shares = torch.softmax(logits.float(), dim=-1)
         indexes = torch.topk(shares.detach(), top_k, dim=-1).indices
+        if routes is not None:
+            indexes = torch.where(routes[layer] < 0, indexes, routes[layer])
         chosen = chosen.scatter_add(0, indexes.reshape(-1), times.repeat_interleave(top_k))
         probability = probability + times @ shares
     return torch.stack([chosen, probability])

@@ -100,6 +100,8 @@ class PolicyConfig:
     """Adapters to train; None trains all weights. Engines and exports get plain weights either way."""
     load_balancing: LoadBalancingConfig | None = None
     """Of a mixture of experts; None: routers learn from the other terms of the loss alone."""
+    replays_routes: bool = False
+    """Take the experts that batches bring as routes; see :mod:`rljob_runtime.training.replay`. The model must be a mixture."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning.

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_runtime.records import IntArray
+from rljob_runtime.routes import NO_ROUTE, RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.packing import RowsPart, TreePart, attention_parts
 from rljob_runtime.training.sharing import (
@@ -70,6 +71,9 @@ class MicroBatch:
     """Shape (M,), where sampling left tokens out: the ids that could be sampled in place of each wanted token; None: all."""
     possible_rows: LongArray | None = None
     """Shape (M,): which of the N wanted tokens each id belongs to, ascending; a token without ids is among all."""
+    routes: RouteArray | None = None
+    """Shape (rows * width, L, K): experts of each computed token, ``NO_ROUTE`` where there are none and for padding. A token that several
+    sequences share has the route of one of them, if one has any."""
     is_filler: bool = False
     """True for a micro-batch that only keeps this rank in step with the others; its terms weigh 0."""
 
@@ -81,6 +85,7 @@ def make_micro_batches(
     token_budget: int,
     costs: LayerCosts | None = None,
     sampling_mask: SamplingMask | None = None,
+    routes: RouteArray | None = None,
 ) -> list[MicroBatch]:
     """Cut sequences into micro-batches.
 
@@ -91,6 +96,7 @@ def make_micro_batches(
         token_budget: most tokens of a micro-batch, padding included; a single longer sequence still makes one.
         costs: of the model: which layout it takes, and what is cheapest; None pads, and counts positions only.
         sampling_mask: of T positions; None where every token could be sampled.
+        routes: shape (T, L, K); None where routers choose.
 
     Returns:
         Micro-batches that together want every wanted token once; empty if none is wanted.
@@ -105,6 +111,8 @@ def make_micro_batches(
         )
     if sampling_mask is not None and sampling_mask.counts.shape != (total,):
         raise ValueError(f"the sampling mask has {sampling_mask.counts.size} positions for {total} tokens; pass one count for each")
+    if routes is not None and routes.shape[:1] != (total,):
+        raise ValueError(f"routes have shape {routes.shape} for {total} tokens; pass those of each")
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     flags = np.asarray(wanted) != 0
@@ -123,9 +131,9 @@ def make_micro_batches(
         if costs.may_share:
             sequences = sort_by_prompt(token_ids, sequences)
         plan = plan_packed(sequences, token_budget, costs)
-        micro_batches = [_pack(token_ids, plan, items, sequences, flags, costs) for items in plan.micro_batches]
+        micro_batches = [_pack(token_ids, plan, items, sequences, flags, costs, routes) for items in plan.micro_batches]
     else:
-        micro_batches = [_pad(token_ids, rows, sequences, flags) for rows in plan_rows(sequences.widths, token_budget, costs)]
+        micro_batches = [_pad(token_ids, rows, sequences, flags, routes) for rows in plan_rows(sequences.widths, token_budget, costs)]
     return micro_batches if sampling_mask is None else [_restricted(micro, sampling_mask) for micro in micro_batches]
 
 
@@ -141,7 +149,7 @@ def filler(token_id: int = 0) -> MicroBatch:
     return MicroBatch(input_ids=np.full((1, 1), token_id, dtype=np.int64), positions=zero, targets=zero, sources=zero, is_filler=True)
 
 
-def _pad(token_ids: IntArray, rows: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_]) -> MicroBatch:
+def _pad(token_ids: IntArray, rows: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_], routes: RouteArray | None) -> MicroBatch:
     """Pad rows of one sequence to the widest and find the wanted tokens; all rows have at least one."""
     starts, widths = sequences.starts[rows], sequences.widths[rows]
     columns = np.arange(int(widths.max()), dtype=np.int64)
@@ -150,11 +158,21 @@ def _pad(token_ids: IntArray, rows: LongArray, sequences: Sequences, flags: npt.
     input_ids = np.where(inside, token_ids[flat], 0).astype(np.int64)
     positions = np.flatnonzero(inside & flags[np.where(inside, flat + 1, 0)])
     sources = flat.reshape(-1)[positions] + 1
-    return MicroBatch(input_ids=input_ids, positions=positions, targets=token_ids[sources].astype(np.int64), sources=sources)
+    own = None
+    if routes is not None:
+        own = routes[flat.reshape(-1)]
+        own[~inside.reshape(-1)] = NO_ROUTE
+    return MicroBatch(input_ids=input_ids, positions=positions, targets=token_ids[sources].astype(np.int64), sources=sources, routes=own)
 
 
 def _pack(
-    token_ids: IntArray, plan: Plan, items: LongArray, sequences: Sequences, flags: npt.NDArray[np.bool_], costs: LayerCosts
+    token_ids: IntArray,
+    plan: Plan,
+    items: LongArray,
+    sequences: Sequences,
+    flags: npt.NDArray[np.bool_],
+    costs: LayerCosts,
+    routes: RouteArray | None,
 ) -> MicroBatch:
     """Write items one after another, trees depth first, and find the wanted tokens. Places are columns of the row."""
     item, nth = ranges(plan.sizes[items])
@@ -175,12 +193,12 @@ def _pack(
     lead = np.flatnonzero(nth == 0)
     begins = item_ends - plan.widths[items]
     prompt_item, column = ranges(prompts[lead])
-    input_ids, position_ids = np.zeros((2, width), dtype=np.int64)
+    written, position_ids = np.zeros((2, width), dtype=np.int64)  # of each column, where its token stands in the flat batch
     until = np.repeat(item_ends, plan.widths[items])
-    input_ids[begins[prompt_item] + column] = token_ids[starts[lead][prompt_item] + column]
+    written[begins[prompt_item] + column] = starts[lead][prompt_item] + column
     position_ids[begins[prompt_item] + column] = column
     flat = (starts + prompts)[owner] + depth
-    input_ids[place], position_ids[place] = token_ids[flat], prompts[owner] + depth
+    written[place], position_ids[place] = flat, prompts[owner] + depth
     until[place] = 0
     np.maximum.at(until, place, ends[owner])
 
@@ -191,9 +209,22 @@ def _pack(
     positions, sources = positions[order], sources[order]
     parts = () if costs.by_blocks else attention_parts(plan.widths[items], plan.sizes[items], plan.branching[items], until, costs)
     return MicroBatch(
-        input_ids=input_ids[None],
+        input_ids=token_ids[written].astype(np.int64)[None],
         packed=PackedRow(position_ids=position_ids[None], until=until, parts=tuple(parts)),
         positions=positions,
         targets=token_ids[sources].astype(np.int64),
         sources=sources,
+        routes=None if routes is None else _shared_routes(routes, written, place, flat),
     )
+
+
+def _shared_routes(routes: RouteArray, written: LongArray, place: LongArray, flat: LongArray) -> RouteArray:
+    """Routes of the columns of a packed row, whose tokens are those at ``written``.
+
+    A column at which several response tokens stand, the ``flat`` with this ``place``, takes the route of one that has any: the last token
+    of one response may be computed in another.
+    """
+    own = routes[written]
+    there = routes[flat, 0, 0] != NO_ROUTE
+    own[place[there]] = routes[flat[there]]
+    return own

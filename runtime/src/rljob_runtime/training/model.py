@@ -36,6 +36,7 @@ from rljob_runtime.training.loading import WeightFiles, without_weights
 from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
 from rljob_runtime.training.parallel import Layout, apply_tensor_parallel, layout_of
+from rljob_runtime.training.replay import Replay, replay_of
 from rljob_runtime.training.sharing import ACCELERATOR_OVERHEAD_TOKENS, CPU_CALL_FLOPS, CPU_OVERHEAD_TOKENS, LINEAR_ONLY, LayerCosts
 from rljob_runtime.weightsync.checkpoint_names import checkpoint_parts
 
@@ -78,6 +79,7 @@ def load_model(config: PolicyConfig, folder: Path) -> PreTrainedModel:
     model = _made(config, folder, dtype)
     balance_coefficient(model, config.load_balancing)
     prepare_attention(model)
+    model.replay = Replay(model, decoder_layers(model)) if config.replays_routes else None
     model.requires_grad_(config.trainable and config.lora is None)
     if config.lora is not None:
         add_adapters(decoder_layers(model), config.lora, config.seed)
@@ -247,13 +249,15 @@ def _token_logprobs(
     possible_ids: torch.Tensor | None = None,
     possible_rows: torch.Tensor | None = None,
     with_routing: bool = False,
+    routes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs (N,) float32 of ``targets`` (N,) after the :func:`hidden_states` at ``positions`` (N,); with entropies below: (2, N).
 
     With ``possible_ids`` (M,) and their ``possible_rows`` (M,) of a micro-batch, among these tokens only. With ``with_routing`` also what
     the routers chose at these positions, see :func:`~rljob_runtime.training.balance.routing_sums`; None without.
+    With ``routes`` (rows * width, L, K) these are the experts, see :mod:`.replay`.
     """
-    chosen, routing = _pass(self, input_ids, positions, packing, with_routing=with_routing)
+    chosen, routing = _pass(self, input_ids, positions, packing, with_routing=with_routing, routes=routes)
     weight = self.get_output_embeddings().weight
     part = None
     if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
@@ -278,9 +282,10 @@ def _expert_choices(
     input_ids: torch.Tensor,
     positions: torch.Tensor,
     packing: Packing | None = None,
+    routes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What the routers choose at ``positions`` (N,): :func:`~rljob_runtime.training.balance.routing_sums`, without the head."""
-    routing = _pass(self, input_ids, positions, packing, with_routing=True)[1]
+    routing = _pass(self, input_ids, positions, packing, with_routing=True, routes=routes)[1]
     assert routing is not None
     return routing
 
@@ -305,8 +310,12 @@ def _pass(
     packing: Packing | None,
     *,
     with_routing: bool,
+    routes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Hidden states (N, H) of :func:`hidden_states`, and routing sums (2, E) if they are asked for."""
+    replay = replay_of(model)
+    if replay is not None:
+        replay.set(routes)
     asked: dict[str, Any] = {"output_router_logits": True} if with_routing else {}
     if packing is not None:
         asked |= {"packing": packing, "position_ids": packing.position_ids}
@@ -317,7 +326,8 @@ def _pass(
     chosen = F.embedding(positions, hidden.reshape(-1, hidden.shape[-1]))
     if not with_routing:
         return chosen, None
-    return chosen, routing_sums(output.router_logits, positions, model.config.get_text_config().num_experts_per_tok)
+    top_k = model.config.get_text_config().num_experts_per_tok
+    return chosen, routing_sums(output.router_logits, positions, top_k, None if replay is None else replay.by_router())
 
 
 def _refuse_unsupported(model: PreTrainedModel, folder: Path) -> None:

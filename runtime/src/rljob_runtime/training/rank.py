@@ -26,6 +26,7 @@ from rljob_runtime.errors import ModelError, OffloadError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.offload.store import StateStore
 from rljob_runtime.records import FloatArray, IntArray
+from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.checkpoint import CheckpointWriter, checkpoint_bytes, load_checkpoint
 from rljob_runtime.training.config import PolicyConfig
@@ -313,6 +314,7 @@ class ModelRank(ABC):
         costs: LayerCosts,
         run: Callable[[MicroBatch], torch.Tensor],
         sampling_mask: SamplingMask | None = None,
+        routes: RouteArray | None = None,
     ) -> FloatArray:
         """One float32 number for each wanted token (T,), 0 elsewhere; ranks make as many forward passes as the one with most.
 
@@ -324,13 +326,14 @@ class ModelRank(ABC):
             costs: of the model, as :func:`~rljob_runtime.training.microbatch.make_micro_batches` takes them.
             run: a forward pass; returns one number per wanted token of the micro-batch, shape (N,).
             sampling_mask: of T positions; None where every token could be sampled.
+            routes: shape (T, L, K); None where routers choose.
 
         Raises:
             ValueError: malformed arrays, or tokens that the model does not know.
         """
         check_tokens(token_ids, ready.vocab_size)
         check_mask(sampling_mask, ready.vocab_size)
-        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs, sampling_mask)
+        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs, sampling_mask, routes)
         count = torch.tensor(len(micro_batches), device=ready.device)
         if self.world_size > 1:
             dist.all_reduce(count, dist.ReduceOp.MAX)

@@ -79,7 +79,9 @@ def cut_batches(
     batches: Sequence[TrainBatch], config: PolicyConfig, device: torch.device, costs: LayerCosts | None
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each batch, as many on every rank; arguments and errors as of :func:`prepare_batches`."""
-    cut = [make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs, b.sampling_mask) for b in batches]
+    cut = [
+        make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs, b.sampling_mask, b.routes) for b in batches
+    ]
     counts = torch.tensor([len(c) for c in cut], dtype=torch.int64, device=device)
     if dist.get_world_size() > 1:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
@@ -126,6 +128,7 @@ def _balance(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], config
             to_device(micro.input_ids, model.device),
             to_device(micro.positions, model.device),
             None if micro.packed is None else Packing(micro.packed, model.device),
+            None if micro.routes is None else to_device(micro.routes, model.device),
         )
 
     top_k = model.config.get_text_config().num_experts_per_tok
@@ -160,6 +163,7 @@ def _run(
         None if micro.possible_ids is None else to_device(micro.possible_ids, device),
         None if micro.possible_rows is None else to_device(micro.possible_rows, device),
         with_routing,
+        None if micro.routes is None else to_device(micro.routes, device),
     )
     return outputs
 

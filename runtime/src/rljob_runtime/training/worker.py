@@ -17,6 +17,7 @@ from rljob_api.v1alpha1.policy_loss import CustomLoss
 from rljob_runtime.errors import ModelError, WeightSyncError
 from rljob_runtime.losses.custom import load_loss
 from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch, WeightManifest
+from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training import export, weights
 from rljob_runtime.training.lora import without_adapters
@@ -25,6 +26,7 @@ from rljob_runtime.training.microbatch import MicroBatch
 from rljob_runtime.training.model import layer_costs, load_model, shard_model
 from rljob_runtime.training.parallel import layout_of
 from rljob_runtime.training.rank import ModelRank, check_mask, check_tokens
+from rljob_runtime.training.replay import check_routes
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import WEIGHTS
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches, run_micro_batch
@@ -65,6 +67,7 @@ class PolicyWorker(ModelRank):
         for received in batches:
             check_tokens(received.token_ids, ready.vocab_size)
             check_mask(received.sampling_mask, ready.vocab_size)
+            check_routes(ready.model, received.routes)
         rate = self._set_learning_rate(ready.optimizer, step)
         meter = StepMeter(ready.device, layout_of(ready.model).dp_group)
         meter.add_tokens(sum(batch.token_ids.size for batch in batches))
@@ -96,6 +99,7 @@ class PolicyWorker(ModelRank):
         temperature: float,
         wanted: FloatArray | None = None,
         sampling_mask: SamplingMask | None = None,
+        routes: RouteArray | None = None,
     ) -> FloatArray:
         """Score tokens under the current weights.
 
@@ -105,6 +109,7 @@ class PolicyWorker(ModelRank):
             temperature: logits are divided by it.
             wanted: shape (T,), non-zero where a log-prob is needed, never on a first token; None wants all others. Fewer cost less.
             sampling_mask: of T positions, where log-probs are to be those among the tokens that could be sampled; None: among all.
+            routes: shape (T, L, K), where experts are to be those that the engine chose; None: the model's own routers choose.
 
         Returns:
             Shape (T,), float32: ``log p(token t | tokens before t)``; 0 at first positions and where not wanted.
@@ -124,7 +129,8 @@ class PolicyWorker(ModelRank):
         def run(micro: MicroBatch) -> torch.Tensor:
             return run_micro_batch(ready.model, micro, temperature, chunk_tokens)
 
-        return self._score(ready, token_ids, lengths, wanted, costs, run, sampling_mask)
+        check_routes(ready.model, routes)
+        return self._score(ready, token_ids, lengths, wanted, costs, run, sampling_mask, routes)
 
     def compute_base_logprobs(
         self,

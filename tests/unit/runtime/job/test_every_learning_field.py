@@ -211,6 +211,7 @@ LOOP: Mapping[str, Case] = {
     "training.learningRate": Case(value=0.5, changes={"policy.learning_rate": 0.5}),
     "training.minLearningRate": Case(value=1e-7, needs={"training.schedule": "Linear"}, changes={"policy.min_learning_rate": 1e-7}),
     "training.tensorParallelSize": Case(value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}),
+    "training.routerReplay": Case(),
     "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
     "training.loadBalancing.coefficient": Case(value=0.5, default=0.1, changes={"policy.load_balancing.coefficient": 0.5}),
     "model.lora": Case(
@@ -234,7 +235,7 @@ FIELDS = (
         "rollout.extraPrompts",
         "rollout.groupRouting",
     ),
-    *("training.learningRate", "training.minLearningRate", "training.tensorParallelSize"),
+    *("training.learningRate", "training.minLearningRate", "training.tensorParallelSize", "training.routerReplay"),
 )
 
 NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -570,6 +571,12 @@ def test_where_the_samples_of_a_prompt_go(rows: Path, monkeypatch: pytest.Monkey
     made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "rollout.groupRouting").items()}
     assert {name: settings["rollout.fleet.group_routing"] for name, settings in made.items()} == {name: name for name in made}
     assert set(made) == set(ENUMS["rollout.groupRouting"])
+
+
+def test_whose_experts_the_trainer_takes(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "training.routerReplay").items()}
+    asked = {name: (settings["policy.replays_routes"], settings["rollout.sampling.returns_routes"]) for name, settings in made.items()}
+    assert asked == {"Disabled": (False, False), "Engine": (True, True)}
 
 
 @pytest.mark.parametrize(("proximal", "asked"), [("Behaviour", False), ("Recompute", True), ("Interpolate", False)])

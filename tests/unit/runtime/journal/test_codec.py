@@ -22,7 +22,8 @@ def written(group: Group) -> Frame:
 def episode() -> Group:
     """Two samples: an episode of three segments with everything a segment may have, and one that ended before its first token."""
     mask = SamplingMask(token_ids=ids(4, 5, 9), counts=ids(2, 1))
-    sampled = replace(make_segment((4, 9), versions=(3, 5), logprobs=(-0.1, -1e-7)), sampling_mask=mask, reward=0.25)
+    routes = np.array([[[3, 0], [-1, -1]]] * 3, dtype=np.int8)
+    sampled = replace(make_segment((4, 9), versions=(3, 5), logprobs=(-0.1, -1e-7)), sampling_mask=mask, reward=0.25, routes=routes)
     given = Segment(token_ids=ids(70000, 2), sampled=False, reward=-1.0)
     reward = RewardResult(
         sample_id="7/0",

@@ -23,12 +23,14 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
+from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.fake_workers import Answered, CountingTrainer
 from tests.support.job_workers import LoggedGroup, make_job_workers
 from tests.support.records import make_trajectory
+from tests.support.routes import routed_trajectory
 
 REFERENCE, TRAINER, CRITIC = 0.5, 0.25, 0.125
 """What a scorer says of a token is its id times this: exact in float32, so that a score at another token shows."""
@@ -48,6 +50,7 @@ class Scorer:
         self.lengths: list[IntArray] = []
         self.temperatures: list[float] = []
         self.masks: list[SamplingMask | None] = []
+        self.routes: list[RouteArray | None] = []
         self.lost = False
 
     def start(self, method: str, *args: Any) -> Answered:
@@ -64,7 +67,9 @@ class Scorer:
         temperature: float,
         wanted: FloatArray,
         sampling_mask: SamplingMask | None = None,
+        routes: RouteArray | None = None,
     ) -> FloatArray:
+        self.routes.append(routes)
         self.masks.append(sampling_mask)
         self.temperatures.append(temperature)
         return self.compute_values(token_ids, lengths, wanted)
@@ -179,6 +184,20 @@ def test_every_drawn_token_gets_its_own_scores_back(references: int, trainers: i
             assert at(batch.returns, place) == pytest.approx(wanted[token], abs=1e-3)  # with lambda 1 the score, whatever the value
             assert at(batch.advantages, place) == pytest.approx(wanted[token] - token * CRITIC, abs=1e-3)
     assert {t for s in (*world.references, *world.trainers) for t in s.temperatures} == {TEMPERATURE}
+
+
+def test_routes_go_to_the_policy_that_sampled_and_to_nobody_else() -> None:
+    world = World(ALL, references=1, trainers=2, critics=1)
+    groups = [replace(g, trajectories=tuple(routed_trajectory(t) for t in g.trajectories)) for g in groups_of(3, 2)]
+    prepared = world.make(groups)
+    for trainer in world.trainers:
+        (routes,) = trainer.routes
+        assert routes is not None
+        assert routes.shape[0] == trainer.token_ids[0].size
+        assert trainer.masks == [None]
+    assert [scorer.routes for scorer in world.references] == [[None]]
+    assert all(batch.routes is not None for batches in prepared.policy for batch in batches)
+    assert all(batch.routes is None for batches in prepared.critic for batch in batches)
 
 
 @pytest.mark.parametrize(("trainers", "tensor"), [(2, 2), (4, 2), (8, 4)])

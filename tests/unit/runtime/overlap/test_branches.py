@@ -10,6 +10,7 @@ from rljob_runtime.overlap.episodes import Episode
 from rljob_runtime.overlap.samples import Response, Sample, first_tokens
 from rljob_runtime.records import Completion, Prompt, Segment
 from tests.support.records import make_segment
+from tests.support.routes import routed
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 
@@ -82,3 +83,18 @@ def test_the_first_tokens_keep_what_belongs_to_them(count) -> None:
     assert cut.token_ids.tolist() == [5, 6, 7, 8][:count]
     assert cut.logprobs.tolist() == [-1, -2, -3, -4][:count]
     assert [span.version for span in cut.version_spans for _ in range(span.start, span.end)] == [0, 0, 1, 1][:count]
+
+
+def test_an_action_asks_for_the_routes_that_its_branch_has_not_got() -> None:
+    prompt = Prompt(index=0, text="", token_ids=NO_TOKENS, answer="", source="agent", metadata={"seed": 1})
+    episode = Episode(member=Sample(owner=None, group_id=0, index=0, prompt=prompt))  # type: ignore[arg-type]
+    before, asked = np.zeros(0, dtype=np.int32), []
+    for reply in (given(1, 2), given(3), given(4, 5, kept_tokens=2), given(7, 8, branch=1), given(6, branch=0)):
+        episode.take(reply, 0.0)
+        turn = episode.next_turn(None)  # type: ignore[arg-type]
+        asked.append(turn.num_routed)
+        before = turn.prompt.token_ids
+        episode.sampled(
+            Completion(request_id="", segment=routed(make_segment([10, 11, 12]), before, turn.num_routed), finish_reason="stop"), 0.0
+        )
+    assert asked == [0, 4, 7, 0, 12]

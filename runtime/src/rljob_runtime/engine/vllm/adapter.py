@@ -11,6 +11,7 @@ from rljob_api.dtypes import engine_dtype
 from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
+from rljob_api.vocabulary import RouterReplay
 from rljob_runtime.engine.adapter import missing_package
 from rljob_runtime.engine.protocol import EngineConfig, ServedAdapters
 from rljob_runtime.engine.residence import ENGINE_KINDS
@@ -57,6 +58,7 @@ class VllmAdapter:
             threads=num_threads if on_cpu else None,
             start_timeout_s=spec.startup_deadline_seconds,
             adapters=_served(spec),
+            returns_routes=spec.training.router_replay is RouterReplay.ENGINE,
             release="discard" if releases_devices else "never",
             extra_args=passed,
             extra_args_path=f"spec.components[{[c.name for c in spec.components].index(component.name)}].engine.extraArgs",

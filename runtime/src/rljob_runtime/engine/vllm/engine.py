@@ -380,7 +380,12 @@ class VllmEngine:
     def _limits(self) -> RequestLimits:
         """What requests may ask."""
         config = self._config
-        return RequestLimits(max_model_len=config.max_model_len, vocab_size=self._vocab_size, finds_texts=config.finds_texts)
+        return RequestLimits(
+            max_model_len=config.max_model_len,
+            vocab_size=self._vocab_size,
+            finds_texts=config.finds_texts,
+            returns_routes=config.returns_routes,
+        )
 
     def _needs_update(self) -> bool:
         """Whether only an update can bring responses; with something offloaded the engine is merely at rest."""

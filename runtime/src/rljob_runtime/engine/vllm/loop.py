@@ -34,6 +34,7 @@ from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import weight_receiver
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.engine.vllm.response import Response
+from rljob_runtime.engine.vllm.routes import routes_of
 from rljob_runtime.engine.vllm.sampling import MAX_LISTED, sampling_params
 from rljob_runtime.engine.vllm.served_adapters import ADAPTER, install_empty, install_received, reload_model
 from rljob_runtime.engine.vllm.updating import WeightUpdates
@@ -104,6 +105,7 @@ class VllmLoop:
         self._scores: dict[str, tuple[_ScoreJob, int]] = {}
         self._num_scores = 0
         self._score_params = self._validated(SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False))
+        self._routes = routes_of(self._engine.model_config, self._core) if config.returns_routes else None
         self._adapter = None if config.adapters is None else ADAPTER
         if self._adapter is not None:
             self._core.collective_rpc(install_empty)
@@ -175,7 +177,9 @@ class VllmLoop:
                 )
             params = copy.copy(template)
             params.seed = request.seed % SEED_RANGE
-            self._responses[request.request_id] = Response(masked=request.sampling.returns_mask, finder=self._finder(request))
+            self._responses[request.request_id] = Response.of(request, self._finder(request))
+            if request.sampling.returns_routes:
+                params.routed_experts_prompt_start = request.num_routed_before
             self._add(request.request_id, request.prompt_token_ids.tolist(), params, arrival, salt)
 
     def _finder(self, request: GenerationRequest) -> StopFinder | None:
@@ -224,6 +228,8 @@ class VllmLoop:
         """
         begin = time.perf_counter()
         outputs = self._core.get_output()
+        if self._routes is not None:
+            self._routes.hand_out(outputs.outputs, self._responses)
         version = int(outputs.weight_version) if outputs.weight_version is not None else self.version
         for output in outputs.outputs:
             response = self._responses.get(output.request_id)
@@ -453,6 +459,8 @@ def engine_args(config: EngineConfig) -> EngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.release == "copy":
         raise ModelError("release 'copy' needs vLLM's sleep mode, which CPU does not have; use 'discard' or 'never'")
+    if on_cpu and config.returns_routes and config.tensor_parallel_size > 1:
+        raise ModelError("returns_routes with tensor_parallel_size above 1: on CPU routes are read in the engine's own process; use 1")
     if on_cpu and config.extra_args.get("enable_chunked_prefill"):
         raise ModelError(f"{config.extra_args_path}.enable_chunked_prefill: true: on CPU prompts are computed whole; remove it")
     own: dict[str, Any] = {
@@ -471,8 +479,9 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         "tensor_parallel_size": config.tensor_parallel_size,
         # Inside an actor vLLM would start Ray actors of its own for the other shards, outside the plan.
         "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
-        "enable_prefix_caching": config.enable_prefix_caching and not (on_cpu and _fits_a_block(config)),
+        "enable_prefix_caching": config.enable_prefix_caching and not (on_cpu and (config.returns_routes or _fits_a_block(config))),
         "enforce_eager": config.enforce_eager,
+        "enable_return_routed_experts": config.returns_routes and not on_cpu,  # on CPU StepRoutes reads them
         "async_scheduling": False,
         "enable_sleep_mode": not on_cpu and config.release != "never",
         "logprobs_mode": "processed_logprobs",
