@@ -23,11 +23,15 @@ def other_weights(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_policy_without_rewards_comes_closer_to_its_teacher(model: Path, tmp_path: Path) -> None:
+def test_a_policy_without_rewards_comes_closer_to_its_teachers(model: Path, tmp_path: Path) -> None:
     fixed = {"steps": 12, "learningRate": 3e-3, "warmupSteps": 0}
     manifest = shortened("distillation", model, steps=12, rewards=[], training=fixed, offload={"residency": "Switching"})
     (teacher,) = (component for component in manifest["spec"]["components"] if component["role"] == "Teacher")
     teacher["model"]["path"] = str(other_weights(model, tmp_path / "teacher"))
+    second = {"name": "second", "model": {"path": str(other_weights(model, tmp_path / "second"))}, "teaches": {"sources": ["more"]}}
+    manifest["spec"]["components"].append(teacher | second)
+    data = manifest["spec"]["data"]["train"]
+    data.append(data[0] | {"name": "more"})
     run = Running(tmp_path, manifest)
     assert run.wait() == 0, run.output
     metrics = run.metrics()
@@ -35,5 +39,5 @@ def test_a_policy_without_rewards_comes_closer_to_its_teacher(model: Path, tmp_p
     assert len(distances) == 12
     assert fmean(distances[-3:]) < 0.8 * fmean(distances[:3]), distances
     assert all(m["reward/mean"] == 0 for m in metrics)
-    assert all(m["offload/bytes"] > 0 for m in metrics), "the teacher's weights and the trainer's state take turns on device 0"
+    assert all(m["offload/bytes"] > 0 for m in metrics), "the teachers' weights and the trainer's state take turns on device 0"
     assert run.left_behind() == []

@@ -43,6 +43,7 @@ def make_job_workers(
     tensor_parallel_sizes: Mapping[Role, int] | None = None,
     trainer_scores: Sequence[str] = (),
     names: Mapping[Role, str] | None = None,
+    more: Sequence[Component] = (),
     **by_role: Sequence[Any],
 ) -> JobWorkers:
     """Workers by role, such as ``trainer=[...], rollout=[...]``; roles without workers have no component.
@@ -54,6 +55,7 @@ def make_job_workers(
         tensor_parallel_sizes: of those not listed it is 1.
         trainer_scores: results of the passes that the trainer makes over a step before its update.
         names: of components; those not listed are called as their role.
+        more: further components.
         by_role: workers by the role's name in lower case.
     """
     components = []
@@ -74,4 +76,4 @@ def make_job_workers(
                 survivable=description.replaceable,
             )
         )
-    return JobWorkers(components=tuple(components), judges_displace_engines=judges_displace_engines)
+    return JobWorkers(components=(*components, *more), judges_displace_engines=judges_displace_engines)

@@ -88,9 +88,7 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
             is_trained=True,
             takes_tensor_parallel=True,
         ),
-        Role.TEACHER: RoleTraits(
-            runs_on=RunsOn.DEVICES, max_components=1, offload_fields=("weight",), takes_tensor_parallel=True, has_own_model=True
-        ),
+        Role.TEACHER: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), takes_tensor_parallel=True, has_own_model=True),
         Role.REWARD: RoleTraits(runs_on=RunsOn.CPU),
         Role.ENVIRONMENT: RoleTraits(runs_on=RunsOn.CPU_OR_HARDWARE),
         Role.JUDGE: RoleTraits(runs_on=RunsOn.DEVICES, offload_fields=("weight",), has_engine=True, has_own_model=True),

@@ -63,7 +63,7 @@ def test_of_several_teachers_the_first_one_is_taken() -> None:
     several = f"{{one: {TEACHER[:-1]}, tag_included: [math]}}, two: {TEACHER}}}"
     spec, notes = converted(PURE, several)
     assert [c["model"]["path"] for c in spec["components"] if c["role"] == "Teacher"] == ["a/large"]
-    assert "a job has one Teacher, one already is it" in notes["teacher.two"]
+    assert "one is taken for all prompts" in notes["teacher.two"]
     assert "scores all prompts" in notes["teacher.one.tag_included"]
 
 

@@ -78,6 +78,7 @@ CEL_RULES: dict[str, tuple[tuple[str, str], ...]] = {
             "!has(self.tensorParallelSize) || self.role in ['Reference', 'Critic', 'Teacher']",
             "only a Reference, Critic or Teacher has tensorParallelSize of its own",
         ),
+        ("!has(self.teaches) || self.role == 'Teacher'", "only a Teacher has teaches"),
         ("has(self.model) == (self.role in ['Teacher', 'Judge'])", "give model exactly when role is Teacher or Judge"),
     ),
     "spec.components[].placement": (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
-from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.components import Role, Teaches
 from rljob_api.v1alpha1.rljob import Pipeline, RLJobSpec
 from rljob_api.vocabulary import KLPlacement
 
@@ -49,6 +50,83 @@ def _teacher(spec: RLJobSpec) -> Iterator[FieldError]:
         else:
             problem = f"is another revision of spec.model.path, of which {spec.model.revision} is used, and a node has one of a repository"
             yield _error(f"{path}.revision", component.model.revision, problem, "download one of them and name its folder")
+
+
+def teacher_weights(spec: RLJobSpec) -> tuple[Mapping[str, float], float]:
+    """Factors of the coefficient: by tag, and of all other prompts."""
+    named: dict[str, float] = {}
+    others = 1.0
+    for _, component in spec.with_role(Role.TEACHER):
+        teaches = component.teaches or Teaches()
+        named |= dict.fromkeys(teaches.sources, teaches.weight)
+        others = others if teaches.sources else teaches.weight
+    return named, others
+
+
+def untaught_tags(spec: RLJobSpec, tags: Iterable[str]) -> list[str]:
+    """Tags of training prompts that have no Teacher, in a job that has one."""
+    lists = [() if component.teaches is None else component.teaches.sources for _, component in spec.with_role(Role.TEACHER)]
+    if not all(lists):
+        return []
+    taught = {tag for sources in lists for tag in sources}
+    return [tag for tag in tags if tag not in taught] if lists else []
+
+
+def _teaches(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Every tag that is known without the data has one teacher; others are compared when the data is read."""
+    known, taught, default = _known_tags(spec), dict[str, str](), None
+    for index, component in enumerate(spec.components):
+        path, teaches = f"spec.components[{index}].teaches", component.teaches or Teaches()
+        if component.role is not Role.TEACHER:
+            if component.teaches is not None:
+                yield _error(path, None, f"a {component.role} teaches nothing", "remove it, or write role: Teacher and a model")
+            continue
+        if teaches.weight != 1 and spec.algorithm.distillation.placement is KLPlacement.LOSS:
+            problem = "has no effect with algorithm.distillation.placement Loss, whose term has one coefficient"
+            yield _error(f"{path}.weight", teaches.weight, problem, "remove it, or write placement: Reward")
+        if not teaches.sources:
+            if default is not None:
+                problem = f"has no sources, so that {component.name} teaches the same prompts as {default}"
+                yield _error(path, None, problem, "name the tags of its prompts in teaches.sources")
+            default = default or component.name
+        for number, tag in enumerate(teaches.sources):
+            where = f"{path}.sources[{number}]"
+            if tag in taught:
+                yield _error(where, tag, f"has a teacher, {taught[tag]}, and each prompt has one", "remove it")
+            elif known is not None and tag not in known:
+                near = difflib.get_close_matches(tag, known, n=1)
+                problem = "is the tag of no training prompt"
+                yield _error(where, tag, problem, f"did you mean {near[0]}?" if near else f"use {', '.join(known)}")
+            taught.setdefault(tag, component.name)
+    for tag in untaught_tags(spec, known or ()):
+        problem = f"name no teacher of the prompts with the tag {tag}"
+        yield _error("spec.components", None, problem, "add it to the teaches.sources of a Teacher, or a Teacher without teaches.sources")
+    if default is not None and known and taught.keys() >= set(known):
+        index = next(i for i, component in enumerate(spec.components) if component.name == default)
+        problem = f"has no sources, and other Teachers have all prompts: {', '.join(known)}"
+        yield _error(f"spec.components[{index}].teaches", None, problem, f"give {default} sources of its own, or remove it")
+
+
+def _known_tags(spec: RLJobSpec) -> list[str] | None:
+    """Tags of the training prompts; None where only the data says them."""
+    if spec.pipeline is Pipeline.AGENTIC:
+        return list(dict.fromkeys(environment.name for environment in spec.environments))
+    if any(source.jsonl is not None and source.jsonl.tag_field is not None for source in spec.data.train):
+        return None
+    return list(dict.fromkeys(source.name for source in spec.data.train))
+
+
+def _same_repository(spec: RLJobSpec) -> Iterator[FieldError]:
+    """A node has one revision of a repository."""
+    used: dict[str, tuple[str | None, str]] = {}
+    for index, component in spec.with_role(Role.TEACHER):
+        if component.model is None:
+            continue
+        revision, first = used.setdefault(component.model.path, (component.model.revision, component.name))
+        if revision != component.model.revision:
+            problem = f"is another revision of {component.model.path} than that of {first}, and a node has one of a repository"
+            remedy = "download one of them and name its folder"
+            yield _error(f"spec.components[{index}].model.revision", component.model.revision, problem, remedy)
 
 
 def _without_scores(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -95,7 +173,7 @@ def _host_memory(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
             yield _error("spec.offload.hostMemoryBytes", limit, problem, f"remove it, or give {component.name} devices of its own")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_teacher, _without_scores, _without_rewards)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_teacher, _teaches, _same_repository, _without_scores, _without_rewards)
 """Rules between fields, each independent of the others."""
 
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_host_memory,)

@@ -136,6 +136,16 @@ class ServedModel(SpecModel):
     """Number of parameters, for the memory estimate where the model's config.json is not at hand, as in the operator."""
 
 
+class Teaches(SpecModel):
+    """Which prompts a Teacher scores, and how much it counts."""
+
+    sources: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=256)
+    """Tags of the prompts: names of data sources, values of jsonl.tagField, or names of environments; empty means all that no other Teacher
+    names."""
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Factor of algorithm.distillation.coefficient for these prompts, with placement Reward."""
+
+
 class Component(SpecModel):
     """A group of equal worker processes with one role."""
 
@@ -149,6 +159,8 @@ class Component(SpecModel):
     """Engine of a Rollout or Judge component; one without it gets vLLM with defaults."""
     model: ServedModel | None = None
     """Model of a Teacher or Judge component; the other roles have spec.model."""
+    teaches: Teaches | None = None
+    """Prompts of a Teacher, where a job has several: each prompt has one."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
     """Devices that share each layer of a Reference, Critic or Teacher; 1 when not set. A Trainer has training.tensorParallelSize, a Rollout
     or Judge engine.tensorParallelSize."""

@@ -38,7 +38,7 @@ from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.models import ModelSources
 from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.job.standby import standby_processes
-from rljob_runtime.job.teacher import check_teachers
+from rljob_runtime.job.teacher import check_taught, check_teachers
 from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.loop.workers import Component, JobWorkers
 from rljob_runtime.offload.worker_group import WorkerGroup
@@ -80,9 +80,12 @@ def preflight(spec: RLJobSpec, job_folder: Path | None, earlier_commits: Mapping
         raise SpecInvalidError(problems)
     check_teachers(found, spec)
     tags: dict[str, str] = {}
-    for source in (*spec.data.train, *spec.data.validation):
+    for index, source in enumerate((*spec.data.train, *spec.data.validation)):
         config = worker_settings.source_config(source)
-        tags |= dict.fromkeys(tags_of(config, open_rows(config, spec.seed)), f"data source {source.name!r}")
+        found_tags = tags_of(config, open_rows(config, spec.seed))
+        if index < len(spec.data.train):
+            check_taught(spec, source.name, found_tags)
+        tags |= dict.fromkeys(found_tags, f"data source {source.name!r}")
     rewards = [worker_settings.reward_config(reward, Share()) for reward in spec.rewards]
     if rewards:  # a teacher alone scores by no tag
         check_tags(rewards, tags)
@@ -174,7 +177,7 @@ def _judges_displace_engines(plan: Plan) -> bool:
 
 def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Worker], leases: device_sharing.DeviceLeases) -> Component:
     """A running component as the loop uses it."""
-    description = ROLES[planned.role]
+    description, component_spec = ROLES[planned.role], worker_settings.component_spec(spec, planned.name)
     clients = leases.clients.get(planned.name)
     group = WorkerGroup(
         planned.name,
@@ -188,7 +191,8 @@ def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Wor
         group=group,
         phase=description.phase,
         scorings=description.scorings_in(spec),
-        ranks_per_share=spec.tensor_parallel_size(worker_settings.component_spec(spec, planned.name)),
+        tags=() if (teaches := component_spec.teaches) is None else teaches.sources,
+        ranks_per_share=spec.tensor_parallel_size(component_spec),
         checkpoint_folder=description.checkpoint_folder,
         survivable=description.replaceable,
     )

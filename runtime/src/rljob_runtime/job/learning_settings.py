@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from rljob_api.rules.distillation import distills, distills_in_loss
+from rljob_api.rules.distillation import distills, distills_in_loss, teacher_weights
 from rljob_api.rules.rollout import max_staleness
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Engine
@@ -55,6 +55,7 @@ def loss_config(spec: RLJobSpec, job_folder: Path | None = None) -> LossConfig:
 def rule_config(spec: RLJobSpec, job_folder: Path | None = None) -> RuleConfig:
     """From scores to advantages; modules of a Custom estimator are looked for in ``job_folder`` first."""
     advantage, reward, kl, filters = spec.algorithm.advantage, spec.algorithm.reward, spec.algorithm.kl, spec.algorithm.filters
+    of_tags, of_others = teacher_weights(spec)
     return RuleConfig(
         estimator=advantage.estimator,
         function=advantage.function,
@@ -81,6 +82,8 @@ def rule_config(spec: RLJobSpec, job_folder: Path | None = None) -> RuleConfig:
         kl_horizon=kl.horizon,
         distillation_coefficient=spec.algorithm.distillation.coefficient if distills(spec) else 0.0,
         distillation_placement=spec.algorithm.distillation.placement,
+        teacher_weights=of_tags,
+        other_teacher_weight=of_others,
         drop_truncated=filters.truncated,
         min_group_mean=filters.min_group_mean,
         max_group_mean=filters.max_group_mean,

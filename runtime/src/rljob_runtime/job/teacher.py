@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rljob_api.rules.distillation import untaught_tags
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_runtime.data.tokenizer import load_tokenizer
-from rljob_runtime.errors import ModelError
+from rljob_runtime.errors import DataError, ModelError
 from rljob_runtime.job.model_shape import config_of_folder
 
 
@@ -46,6 +47,20 @@ def check_teachers(spec: RLJobSpec, named: RLJobSpec) -> None:
                 f"{where} has vocab_size {size} in its config.json and the policy {needed}: ids of the policy that the teacher lacks "
                 "could be sampled; use a teacher whose vocab_size is as large"
             )
+
+
+def check_taught(spec: RLJobSpec, source: str, tags: Iterable[str]) -> None:
+    """Whether prompts with these tags of a data source have a teacher, in a job that has one.
+
+    Raises:
+        DataError: some have none.
+    """
+    untaught = untaught_tags(spec, sorted(tags))
+    if untaught:
+        raise DataError(
+            f"data source {source!r}: the tag {untaught[0]!r} has no teacher, nor have {len(untaught) - 1} others; add it to the "
+            "teaches.sources of a Teacher, or a Teacher without teaches.sources"
+        )
 
 
 def _difference(own: Mapping[str, int], known: Mapping[str, int]) -> str:

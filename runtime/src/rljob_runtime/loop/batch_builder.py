@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from rljob_runtime.cluster.protocol import gather_all
 from rljob_runtime.loop.sharing import by_worker, sent
 from rljob_runtime.loop.workers import Component, JobWorkers, Scoring
@@ -91,17 +94,23 @@ class BatchBuilder:
     async def _scored(self, step: StepSamples) -> StepSamples:
         """The samples with the results of every forward pass that the job asks for."""
         for component, scoring in self._workers.scorers:
-            async with component.leased(step.version + 1):
-                result: dict[str, Any] = {scoring.result: await self._pass(step, component, scoring)}
-                step = replace(step, **result)
+            own = np.array(self._workers.scored_by(component, step.sources), dtype=np.bool_)
+            sequences, earlier = np.flatnonzero(own[step.sample_of]), getattr(step, scoring.result)
+            scored = np.zeros(step.token_ids.size, dtype=np.float32)
+            if sequences.size:  # a teacher may have no prompt in a step
+                async with component.leased(step.version + 1):
+                    scored = await self._pass(step, component, scoring, sequences)
+            result: dict[str, Any] = {scoring.result: scored if earlier is None else earlier + scored}  # each sequence is scored once
+            step = replace(step, **result)
         return step
 
-    async def _pass(self, step: StepSamples, component: Component, scoring: Scoring) -> FloatArray:
-        """One forward pass over all samples, shared out over the workers; every rank takes part, for it holds collectives."""
+    async def _pass(self, step: StepSamples, component: Component, scoring: Scoring, sequences: npt.NDArray[np.int64]) -> FloatArray:
+        """One forward pass over some sequences, shared out over the workers; every rank takes part, for it holds collectives."""
         workers, together = component.workers, component.ranks_per_share
         settings = (self.batching.temperature,) if scoring.takes_sampling else ()
         routed = scoring.takes_routes and step.routes is not None
-        batches = await asyncio.to_thread(score_batches, step, len(workers) // together, self.batching, with_routes=routed)
+        num_ranks = len(workers) // together
+        batches = await asyncio.to_thread(score_batches, step, num_ranks, self.batching, members=sequences, with_routes=routed)
         masked = scoring.takes_sampling and (step.sampling_mask is not None or routed)
         arguments = await by_worker(
             workers,

@@ -12,7 +12,7 @@ Where no component shares devices these phases pass at once. Components that sta
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -52,6 +52,8 @@ class Component:
     """What a lease of it is for, with ``{step}``: for messages and the timeline."""
     scorings: tuple[Scoring, ...] = ()
     """Passes that it makes in this job; each fills another field of the samples."""
+    tags: tuple[str, ...] = ()
+    """Of the prompts whose samples it scores; empty: all that no other component of its role names."""
     ranks_per_share: int = 1
     """Neighboring ranks that compute one data-parallel share together (tensor parallelism)."""
     checkpoint_folder: str | None = None
@@ -105,6 +107,13 @@ class JobWorkers:
         """Components that score a step's samples in this job, and how; those that are never trained first."""
         found = [(component, scoring) for component in self.components for scoring in component.scorings]
         return tuple(sorted(found, key=lambda pair: (pair[0].checkpoint_folder is not None, pair[0].role is not Role.TRAINER)))
+
+    def scored_by(self, component: Component, tags: Sequence[str]) -> list[bool]:
+        """Whether a component scores the samples of prompts with these tags."""
+        if component.tags:
+            return [tag in component.tags for tag in tags]
+        elsewhere = {tag for other in self.with_role(component.role) for tag in other.tags}
+        return [tag not in elsewhere for tag in tags]
 
     @property
     def engines(self) -> tuple[Worker, ...]:

@@ -133,16 +133,19 @@ def train_batches(step: StepSamples, shares: Shares, outcome: Outcome, config: B
     return Batches(step=step, outcome=outcome, config=config, updates=tuple(updates), skipped_updates=len(shares) - len(updates))
 
 
-def score_batches(step: StepSamples, num_ranks: int, config: BatchingConfig, *, with_routes: bool = False) -> list[ScoreBatch]:
+def score_batches(
+    step: StepSamples, num_ranks: int, config: BatchingConfig, *, members: npt.NDArray[np.int64] | None = None, with_routes: bool = False
+) -> list[ScoreBatch]:
     """Divide a step's sequences over the ranks of a forward pass; every sequence is in one batch, one batch per rank.
 
     Args:
         step: all samples.
         num_ranks: of the pass.
         config: from the spec.
+        members: shape (q,): ascending indexes of the sequences that are scored; None: all.
         with_routes: whether the pass replays routes, where there are any.
     """
-    shares = _divide(np.arange(step.lengths.size), step, num_ranks, config)
+    shares = _divide(np.arange(step.lengths.size) if members is None else members, step, num_ranks, config)
     batches = []
     for sequences in shares:
         batches.append(
@@ -167,7 +170,7 @@ def gather_scores(step: StepSamples, batches: Sequence[ScoreBatch], answers: Seq
         answers: by rank, each of shape (t,).
 
     Returns:
-        Shape (T,).
+        Shape (T,); 0 where a sequence is in no batch.
 
     Raises:
         ValueError: an answer has another shape.

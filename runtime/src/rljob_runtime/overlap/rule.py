@@ -130,7 +130,7 @@ class Rule:
             advantages, returns = self._estimate(step, shaped, in_rewards, counted)
         distance = self._distance_to_teacher(step, sampled, metrics)
         if distance is not None and config.distillation_placement is KLPlacement.REWARD:
-            advantages = advantages - config.distillation_coefficient * distance
+            advantages = advantages - config.distillation_coefficient * self._teacher_weights(step, sampled) * distance
         if config.whiten:
             advantages = whitened(advantages, counted)
         if config.advantage_clip is not None:
@@ -248,6 +248,14 @@ class Rule:
         distance = distances_to_teacher(_policy(step)[sampled], step.teacher_logprobs[sampled])
         metrics["distillation/kl"] = _mean(distance)
         return distance
+
+    def _teacher_weights(self, step: StepSamples, sampled: BoolArray) -> DoubleArray | float:
+        """How much the teacher of each sampled token counts; a number where all count alike."""
+        named, others = self._config.teacher_weights, self._config.other_teacher_weight
+        weights = np.array([named.get(tag, others) for tag in step.sources], dtype=np.float64)
+        if (weights == weights[:1]).all():
+            return float(weights[0]) if weights.size else others
+        return _each(weights[step.sample_of], step.lengths)[sampled]
 
     def _estimate(
         self, step: StepSamples, scores: DoubleArray, kl: DoubleArray | None, counted: BoolArray

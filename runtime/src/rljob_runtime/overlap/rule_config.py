@@ -46,6 +46,10 @@ class RuleConfig:
     kl_horizon: int = 10_000
     distillation_coefficient: float = 0.0
     """Weight of the KL to the teacher; 0 without one."""
+    teacher_weights: Mapping[str, float] = field(default_factory=dict)
+    """Factor of it by tag of the prompt, in rewards."""
+    other_teacher_weight: float = 1.0
+    """Factor for all other prompts."""
     distillation_placement: KLPlacement = KLPlacement.REWARD
     drop_truncated: bool = False
     min_group_mean: float | None = None

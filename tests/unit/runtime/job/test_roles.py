@@ -9,7 +9,7 @@ from rljob_api.errors import SpecInvalidError
 from rljob_api.rules.supported import UNSUPPORTED
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
-from rljob_runtime.job import device_sharing, launch
+from rljob_runtime.job import device_sharing, launch, learning_settings
 from rljob_runtime.job.roles import ROLES, LeaseUnit
 from rljob_runtime.offload.states import StateKind
 from tests.unit.api.manifests import manifest
@@ -80,6 +80,28 @@ def test_layers_are_divided_by_the_components_own_size(component: dict[str, Any]
     running: dict[str, Any] = {name: [None] * len(specs) for name, specs in planned.items()}
     made = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={}))
     assert [c.ranks_per_share for c in made.components if c.role in (Role.TRAINER, component["role"])] == [1, 2]
+
+
+def test_teachers_are_given_their_prompts(tmp_path: Path) -> None:
+    document = manifest()
+    data = document["spec"]["data"]["train"]
+    data.append(data[0] | {"name": "more"})
+    for name, more in (("algebra", {"teaches": {"sources": ["sums"], "weight": 2}}), ("others", {})):
+        placed: dict[str, Any] = {"name": name, "role": "Teacher", "placement": {"ranks": "0"}, "model": {"path": f"models/{name}"}}
+        document["spec"]["components"].append(placed | more)
+    checked = check(document)
+    spec, plan = checked.job.spec, checked.plan
+    running: dict[str, Any] = {component.name: [None] * component.world_size for component in plan.components}
+    made = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={}))
+    first, second = made.with_role(Role.TEACHER)
+    tags = ("sums", "more", "sums")
+    assert (made.scored_by(first, tags), made.scored_by(second, tags)) == ([True, False, True], [False, True, False])
+    (trainer,) = made.with_role(Role.TRAINER)
+    assert made.scored_by(trainer, tags) == [True] * 3
+    rule = learning_settings.rule_config(spec)
+    assert (rule.teacher_weights, rule.other_teacher_weight) == ({"sums": 2.0}, 1.0)
+    configs = {c.name: launch.worker_specs(spec, plan, c, tmp_path, tmp_path)[0].kwargs["config"] for c in plan.with_role(Role.TEACHER)}
+    assert {name: config.model_path for name, config in configs.items()} == {"algebra": "models/algebra", "others": "models/others"}
 
 
 def test_adapters_answer_for_a_reference_that_no_component_holds() -> None:

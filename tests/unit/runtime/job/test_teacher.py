@@ -10,8 +10,8 @@ import pytest
 
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import check
-from rljob_runtime.errors import ModelError
-from rljob_runtime.job.teacher import check_teachers
+from rljob_runtime.errors import DataError, ModelError
+from rljob_runtime.job.teacher import check_taught, check_teachers
 from rljob_runtime.tiny.tokenizer import build_tokenizer
 from tests.unit.api.manifests import manifest
 
@@ -44,6 +44,21 @@ def refused(policy: str, teacher: str) -> str:
 def test_equal_vocabularies_pass_also_with_more_rows_in_the_teacher(tmp_path: Path) -> None:
     spec = spec_of(folder(tmp_path / "policy"), folder(tmp_path / "teacher", vocab_size=1024))
     check_teachers(spec, spec)
+
+
+def test_tags_of_the_data_have_a_teacher() -> None:
+    document = manifest()
+    jsonl = {"path": "data/all.jsonl", "promptField": "question", "tagField": "domain"}
+    document["spec"]["data"]["train"] = [{"name": "all", "type": "JSONL", "jsonl": jsonl}]
+    document["spec"]["rewards"] = [{"name": "answer", "type": "ExactMatch"}]
+    added: dict[str, Any] = {"name": "teacher", "role": "Teacher", "placement": {"ranks": "0"}, "model": {"path": "models/one"}}
+    document["spec"]["components"].append(added | {"teaches": {"sources": ["algebra"]}})
+    spec = check(document).job.spec
+    check_taught(spec, "all", {"algebra"})
+    with pytest.raises(DataError, match="data source 'all': the tag 'chess' has no teacher, nor have 1 others; add it to the teaches"):
+        check_taught(spec, "all", {"law", "chess", "algebra"})
+    document["spec"]["components"].append(added | {"name": "others", "model": {"path": "models/two"}})
+    check_taught(check(document).job.spec, "all", {"law", "algebra"})
 
 
 def test_another_vocabulary_is_refused_with_its_first_difference(tmp_path: Path) -> None:

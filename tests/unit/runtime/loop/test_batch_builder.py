@@ -14,8 +14,10 @@ from rljob_api.v1alpha1.components import Role
 from rljob_api.vocabulary import AdvantageEstimator, NormScope
 from rljob_runtime.cluster.protocol import INLINE_BYTES
 from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.job.roles import ROLES
 from rljob_runtime.loop.batch_builder import BatchBuilder, Prepared
 from rljob_runtime.loop.updates import Updates
+from rljob_runtime.loop.workers import Component
 from rljob_runtime.overlap.batching import BatchingConfig
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import Rule
@@ -26,7 +28,7 @@ from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.fake_workers import Answered, CountingTrainer
-from tests.support.job_workers import make_job_workers
+from tests.support.job_workers import LoggedGroup, make_job_workers
 from tests.support.records import make_trajectory
 from tests.support.routes import routed_trajectory
 
@@ -297,6 +299,48 @@ def test_the_rules_state_survives_a_checkpoint() -> None:
     assert found.metrics == expected.metrics
     assert resumed.builder.rule_state() == straight.builder.rule_state()
     assert fresh.metrics != expected.metrics  # the state matters here
+
+
+def teacher(name: str, scale: float, log: list[str], *tags: str) -> tuple[Component, list[Scorer]]:
+    workers = [Scorer(f"{name}-{rank}", scale, log) for rank in range(2)]
+    description = ROLES[Role.TEACHER]
+    group: Any = LoggedGroup(name, workers, log, ())  # type: ignore[arg-type]
+    made = Component(
+        role=Role.TEACHER, group=group, phase=description.phase, scorings=tuple(description.scorings), tags=tags, ranks_per_share=2
+    )
+    return made, workers
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_every_prompt_is_scored_by_its_own_teacher(default: bool) -> None:
+    log: list[str] = []
+    algebra, first = teacher("algebra", 3e-3, log, "s0")
+    others, second = teacher("others", 5e-3, log, *(() if default else ("s1", "s2")))
+    absent, third = teacher("absent", 7e-3, log, "nothing")
+    groups = [
+        replace(g, trajectories=tuple(replace(t, prompt=replace(t.prompt, source=f"s{number}")) for t in g.trajectories))
+        for number, g in enumerate(groups_of(3, 2))
+    ]
+    rule = RuleConfig(max_response_tokens=8, distillation_coefficient=0.1, teacher_weights={"s0": 2.0}, other_teacher_weight=0.5)
+    workers = make_job_workers(trainer=[Scorer("trainer-0", TRAINER, log)], more=(algebra, others, absent))
+    batching = BatchingConfig(temperature=TEMPERATURE, num_ranks=1, mini_batches=1, epochs=1, include_teacher=True)
+
+    def made(rule: RuleConfig) -> TrainBatch:
+        builder = BatchBuilder(rule=Rule(rule), workers=workers, batching=batching, timeout_s=10.0)
+        return asyncio.run(builder.build(groups, 4)).policy[0][0]  # type: ignore[no-any-return]
+
+    batch, own = made(rule), {token for t in groups[0].trajectories for token in t.segments[0].token_ids.tolist()}
+    for _, place in tokens_of([batch]):
+        token = int(batch.token_ids[place])
+        assert at(batch.teacher_logprobs, place) == pytest.approx(token * (3e-3 if token in own else 5e-3))
+    assert [len(scorer.token_ids) for scorer in (*first, *second, *third)] == [1, 1, 1, 1, 0, 0], "who has no prompt is not asked"
+    assert "absent" not in " ".join(log)
+    np.testing.assert_array_equal(first[0].token_ids[0], first[1].token_ids[0])
+    weights = np.where(np.isin(batch.token_ids, list(own)), 2.0, 0.5) * batch.response_mask
+    assert batch.teacher_logprobs is not None
+    distance = batch.behaviour_logprobs - batch.teacher_logprobs
+    alone = made(replace(rule, distillation_coefficient=0.0)).advantages
+    np.testing.assert_allclose(batch.advantages, alone - 0.1 * weights * distance, rtol=1e-5)
 
 
 def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, **tensor: int) -> Updates:

@@ -90,10 +90,10 @@ def _place(source: Source) -> paths.Parts:
     if not names or any(key in _OWN_KEYS for key in names):
         return (TEACHER,)
     for name in names[1:]:
-        why = f"a job has one Teacher, {names[0]} already is it; ROLL sends each domain to teachers of its own"
-        source.drop((TEACHER, name), why, "distill from one teacher after the other, or from one that knows both")
+        why = f"{names[0]} is taken for all prompts; ROLL sends each domain to teachers of its own"
+        source.drop((TEACHER, name), why, "add a component with role: Teacher for it, and teaches.sources to both")
     if source.has(TEACHER, names[0], "tag_included"):
-        source.drop((TEACHER, names[0], "tag_included"), "the Teacher scores all prompts")
+        source.drop((TEACHER, names[0], "tag_included"), "the Teacher scores all prompts", "write its tags in teaches.sources")
     return (TEACHER, names[0])
 
 
