@@ -171,7 +171,7 @@ RUN --mount=type=cache,target=/var/cache/uv \
 FROM runtime-base AS tiny-model
 COPY crds/src/rljob_api/__init__.py crds/src/rljob_api/vocabulary.py /build/rljob_api/
 COPY runtime/src/rljob_runtime/__init__.py runtime/src/rljob_runtime/errors.py /build/rljob_runtime/
-COPY runtime/src/rljob_runtime/records.py runtime/src/rljob_runtime/sampling_mask.py /build/rljob_runtime/
+COPY runtime/src/rljob_runtime/records.py runtime/src/rljob_runtime/routes.py runtime/src/rljob_runtime/sampling_mask.py /build/rljob_runtime/
 COPY runtime/src/rljob_runtime/data /build/rljob_runtime/data
 COPY runtime/src/rljob_runtime/tiny /build/rljob_runtime/tiny
 RUN PYTHONPATH=/build OMP_WAIT_POLICY=passive /opt/rljob/bin/python -c \

@@ -1,5 +1,6 @@
 """An image is built again exactly when something it is made from changes."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,35 @@ def test_the_project_s_own_dockerfile(target: str):
     sources = {source.split("/")[0] for stage in used for source in stage.sources}
     assert target in sources
     assert {"operator": "runtime", "runtime": "operator"}[target] not in sources
+
+
+def module_files(name: str) -> list[Path]:
+    """The file of a module of this project, and those of the packages around it; empty for what is no module."""
+    parts = name.split(".")
+    files = [ROOT / source / "/".join(parts) for source in ("crds/src", "runtime/src")]
+    found = next((f for base in files for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
+    return [] if found is None else [found, *(module_files(".".join(parts[:-1])) if len(parts) > 1 else [])]
+
+
+def imported(file: Path) -> list[Path]:
+    """Files of this project that come with the import of one."""
+    names: list[str] = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return [file for name in names for file in module_files(name)]
+
+
+def test_the_stage_that_makes_the_model_copies_every_module_that_this_imports() -> None:
+    (stage,) = (s for s in dockerfile.stages((ROOT / "Dockerfile").read_text(encoding="utf-8")).values() if s.name == "tiny-model")
+    copied = {file for source in stage.sources for file in [ROOT / source, *(ROOT / source).rglob("*.py")] if file.is_file()}
+    needed, waiting = set(), module_files("rljob_runtime.tiny.model")
+    while waiting:
+        file = waiting.pop()
+        if file not in needed:
+            needed.add(file)
+            waiting += imported(file)
+    assert ROOT / "runtime/src/rljob_runtime/records.py" in needed
+    assert sorted(str(file.relative_to(ROOT)) for file in needed - copied) == []
