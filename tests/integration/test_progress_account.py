@@ -19,7 +19,6 @@ from rljob_operator.desired import access
 from rljob_runtime.entry.progress import STEP_MILLISECONDS
 from tests.integration.kube_api import ApiServer
 from tests.integration.operator_world.world import World
-from tests.support.pace import HANG_S
 from tests.unit.api.manifests import manifest
 from tests.unit.operator.desired import builders
 
@@ -93,7 +92,6 @@ def test_an_older_crd_refuses_the_whole_progress_and_names_the_field_that_it_lac
     world = World(api_server, namespace)
     try:
         api_server.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(older))
-        api_server.kubectl("wait", "--for=condition=Established", "crd/rljobs.older.rljob.dev", f"--timeout={HANG_S:.0f}s")
         job = manifest() | {"apiVersion": "older.rljob.dev/v1alpha1"}
         world.until("the older kind is served", lambda: accepted(world, job))
         written = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": job["metadata"]}

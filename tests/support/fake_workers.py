@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rljob_runtime.checkpoint_files import FileSum, damaged, sum_file
-from rljob_runtime.errors import EngineLostError, WorkerLostError
+from rljob_runtime.errors import CallDeadlineError, EngineLostError, WorkerLostError
 from rljob_runtime.packed import CompletionBatch, RewardBatch, pack
 from rljob_runtime.records import Completion, GenerationRequest, IntArray, Prompt, RewardResult
 from tests.support.records import make_completion, make_prompt, make_segment
@@ -24,6 +24,21 @@ class Answered:
     async def result(self, timeout_s: float) -> Any:
         await asyncio.sleep(0)
         return self._make()
+
+
+class Unanswered:
+    """A Pending of a process that is stopped: it ends with the deadline, or with the process."""
+
+    def __init__(self, engine: "ServingEngine", method: str) -> None:
+        self._engine, self._method, self._killed = engine, method, engine.killed
+
+    async def result(self, timeout_s: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._killed.wait()
+        except TimeoutError:
+            raise CallDeadlineError(self._engine.name, self._method, f"{timeout_s:g} s", self._engine.log_file) from None
+        raise WorkerLostError(self._engine.name, "signal 9", self._engine.log_file)
 
 
 class ScriptedEngine:
@@ -177,10 +192,16 @@ class ServingEngine(ScriptedEngine):
         self.forgets_version = False
         self._coming = 0
         self.lost = asyncio.Event()
+        self.stopped = False
+        """Whether its process lives and answers nothing."""
+        self.killed = asyncio.Event()
+
+    def start(self, method: str, *args: Any) -> Any:
+        return Unanswered(self, method) if self.stopped else super().start(method, *args)
 
     def restart(self) -> None:
         super().restart()
-        self.lost = asyncio.Event()
+        self.lost, self.killed, self.stopped = asyncio.Event(), asyncio.Event(), False
         self.phases.append("restart")
 
     def prepare_receiver(self, receiver: str, settings: Any) -> None:

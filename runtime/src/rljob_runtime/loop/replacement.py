@@ -30,6 +30,10 @@ class ReplacementLimits:
     """From a new process to an engine that is ready for weights, or an environment worker that takes episodes."""
     weights_timeout_s: float = 0.0
     """Until the trainer's weights can travel to an engine: alone, or with the next sync."""
+    ask_every_s: float = 15.0
+    """How often an engine is asked for a sign of life."""
+    answer_timeout_s: float = 30.0
+    """Until it has to answer; one that does not is asked once more."""
 
 
 def backoff_s(restarts: int, max_restarts: int) -> float | None:

@@ -11,6 +11,10 @@
 | new process        | the model loaded                          | start_timeout_s         | tried again, or given up      |
 | weights            | a trainer that holds them, else a sync    | weights_timeout_s       | tried again, or given up      |
 | a process' end     | the end                                   | the whole run           | fleet.lose                    |
+| an engine's answer | its counters, which are asked for at times| twice answer_timeout_s  | fleet.lose                    |
+
+An engine whose process lives and answers nothing (it is stopped, or its machine swaps) is otherwise found out by those who need it
+next: by a weight sync after the whole of its deadline.
 
 An engine that is given up is what a lost one is without replacement: the others go on, or the run ends with the cause.
 """
@@ -23,7 +27,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from rljob_runtime.cluster.protocol import Worker
-from rljob_runtime.errors import WorkerLostError
+from rljob_runtime.errors import DeadlineError, RuntimeFault, WorkerLostError, WorkerStuckError
 from rljob_runtime.loop.replacement import ReplacementLimits, Replacements
 from rljob_runtime.overlap.fleet import EngineFleet
 from rljob_runtime.weightsync.publisher import WeightPublisher
@@ -94,7 +98,7 @@ class EngineSupervisor:
         self._beside = beside
         self._endings: dict[int, asyncio.Task[None]] = {}
         """Ends of processes of lost engines, done or under way."""
-        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[int, tuple[asyncio.Task[None], ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
         self._failed = asyncio.Event()
@@ -151,7 +155,7 @@ class EngineSupervisor:
                 raise self._failure
         finally:
             self._running = False
-            for task in (*self._tasks, *self._watches.values()):
+            for task in self._tasks:
                 task.cancel()
 
     async def free_devices(self) -> None:
@@ -205,7 +209,7 @@ class EngineSupervisor:
     async def _end_process(self, index: int) -> None:
         """End what is left of a lost engine once nothing more is wanted of it; whoever still waits for an answer of it learns it then."""
         await self._fleet.released(index)
-        if (watch := self._watches.pop(index, None)) is not None:
+        for watch in self._watches.pop(index, ()):
             watch.cancel()
         await self._end(index)
 
@@ -228,7 +232,7 @@ class EngineSupervisor:
                 await self._publisher.arrival(index, self._limits.weights_timeout_s)
 
     def _watch(self, index: int) -> None:
-        self._watches[index] = self._spawn(self._until_end(index))
+        self._watches[index] = (self._spawn(self._until_end(index)), self._spawn(self._until_silent(index)))
 
     async def _until_end(self, index: int) -> None:
         """Learn of the end of an engine's process.
@@ -239,10 +243,35 @@ class EngineSupervisor:
         try:
             await self._engines[index].watch()
         except WorkerLostError as error:
-            if index not in self._replacements.lost:
-                self._fleet.lose(index, error)
-            elif self._publisher is not None:  # it waits for weights
-                self._publisher.leave_out(index, error)
+            self._learned(index, error)
+
+    async def _until_silent(self, index: int) -> None:
+        """Learn of an engine that does not answer although its process lives.
+
+        It is asked twice: after a pause of the driver's own process the first deadline is over before the answer is looked at.
+
+        Raises:
+            WorkerLostError: the run cannot do without it.
+        """
+        engine, silent = self._engines[index], 0
+        while silent < 2:
+            if not silent:
+                await asyncio.sleep(self._limits.ask_every_s)
+            try:
+                await engine.call("stats", timeout_s=self._limits.answer_timeout_s)
+                silent = 0
+            except DeadlineError:
+                silent += 1
+            except RuntimeFault:  # its end, or that of its thread: others learn of it with its cause
+                return
+        silence = f"its process lives, but has not answered for {2 * self._limits.answer_timeout_s:g} s"
+        self._learned(index, WorkerStuckError(engine.name, silence, engine.log_file))
+
+    def _learned(self, index: int, error: WorkerLostError) -> None:
+        if index not in self._replacements.lost:
+            self._fleet.lose(index, error)
+        elif self._publisher is not None:  # it waits for weights
+            self._publisher.leave_out(index, error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

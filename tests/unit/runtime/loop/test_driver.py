@@ -89,6 +89,7 @@ class Run:
 
         async def end(index: int) -> None:
             self.leases.append(f"engine-{index} ends")
+            engines[index].killed.set()
 
         async def clear(index: int) -> None:
             self.leases.append(f"engine-{index} has its devices")
@@ -103,7 +104,9 @@ class Run:
             engines,
             start=start,
             end=end,
-            limits=ReplacementLimits(max_restarts=self.restarts, start_timeout_s=10.0, weights_timeout_s=10.0),
+            limits=ReplacementLimits(
+                max_restarts=self.restarts, start_timeout_s=10.0, weights_timeout_s=10.0, ask_every_s=0.01, answer_timeout_s=0.5
+            ),
             notify=reporter.event,
             shared=SharedDevices(engines=frozenset(self.leased_engines), forget=forget, clear=clear, settle=settle),
         )
@@ -609,6 +612,21 @@ def test_the_only_engine_is_replaced_and_every_step_is_trained_once(tmp_path: Pa
         assert run.leases[first : first + 3] == ["engine-0 has its devices", "engine-0 starts", "engine-0 leases them again"]
         open_leases = [what for what in run.leases[:first] if what.endswith("begins") and what[:-6] + "ends" not in run.leases[:first]]
         assert open_leases == []
+
+
+@pytest.mark.parametrize("leased", [(), (0,)])
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_engine_that_stops_while_nobody_needs_it_is_replaced_long_before_the_deadline_of_the_sync_that_meets_it(
+    tmp_path: Path, alone: bool, leased: tuple[int, ...]
+) -> None:
+    run = Run(tmp_path, restarts=1, leased_engines=leased, others=[] if alone else [ServingEngine("engine-1", seed=3)])
+    run.trainer.on_step = lambda step: setattr(run.engine, "stopped", step == 2)
+    run.drive()  # at its deadline the sync would end it
+    assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4]
+    assert run.trainer.updates == STEPS
+    assert run.restarted == [0]
+    events = (tmp_path / "run" / "logs" / "events.jsonl").read_text()
+    assert "worker engine-0 is stuck: its process lives, but has not answered for 1 s" in events
 
 
 def test_an_engine_that_is_lost_once_too_often_ends_the_run_with_the_cause(tmp_path: Path) -> None:
