@@ -130,12 +130,16 @@ class Halted:
         hold.touch()
         self.run = Running(folder, job)
         self.run.until("a held step", lambda: "held" in self.run.log(REWARD).splitlines())
+        self.run.until("the step before, on disk", self._is_checkpointed)  # its files are written beside the step that is held
         self.processes = {name: psutil.Process(self.run.worker_pid(name)) for name in (ENGINE, TRAINER)}
         self.processes[TRAINER].suspend()
         with_cache_bytes = self._engine_bytes()
         hold.unlink()
         self.run.until("the engine has left", lambda: with_cache_bytes - self._engine_bytes() > 0.9 * CACHE_BYTES, SWITCH_S)
         assert len(self.run.metrics()) == HELD_STEP - 1
+
+    def _is_checkpointed(self) -> bool:
+        return bool(list(self.run.run_dir.glob(f"checkpoints/step-{HELD_STEP - 1:06}-*/COMPLETE")))
 
     def _engine_bytes(self) -> int:
         held: int = self.processes[ENGINE].memory_info().rss
@@ -147,7 +151,7 @@ class Halted:
         assert self.run.wait(within_s + ENDS_S) == 3, self.run.output
         assert time.monotonic() - started_s < within_s + ENDS_S
         assert self.run.left_behind() == []
-        assert list(self.run.run_dir.glob(f"checkpoints/step-{HELD_STEP - 1:06}-*/COMPLETE"))
+        assert self._is_checkpointed()
         failure: str = self.run.summary()["failure"]
         return failure
 
