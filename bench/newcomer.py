@@ -60,7 +60,7 @@ class Way:
     name: str
     steps: tuple[Step, ...]
     environment: str
-    """The Python environment's folder, whose size is told."""
+    """The Python environment's folder, whose size is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Took:
 
 
 def by_clone(root: Path, wrong: Path) -> Way:
-    """A fresh clone; set-up is told apart from the run, which would do it first."""
+    """A fresh clone; set-up is timed apart from the run, which would do it first."""
     mistaken = Step(what="a wrong spec", command=f".venv/bin/rljob run {shlex.quote(str(wrong))}", exit_code=ExitCode.INVALID)
     return Way(
         name="from a clone",

@@ -145,7 +145,7 @@ def test_tokens_that_are_computed_again_keep_their_first_routes() -> None:
     made.token_ids, made.logprobs = [7], [-1.0]
     assert found(made) == [1, 2]
     made.take_routes(routes(3), 3)
-    made.take_routes(routes(10, 11, 12, 13, 4), 0)  # preempted, and computed anew
+    made.take_routes(routes(10, 11, 12, 13, 4), 0)  # preempted, and computed again
     made.token_ids, made.logprobs = [7, 8, 9], [-1.0] * 3
     assert found(made) == [1, 2, 3, 4]
     made.token_ids, made.logprobs = [7, 8, 9, 6, 5], [-1.0] * 5  # a thread that hangs had sampled more

@@ -41,7 +41,7 @@ def _on_its_devices(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
             problem = f"contradicts {replay}: on CPU devices routes are read in the engine's own process, where its shards are not"
             yield _error(f"{path}.tensorParallelSize", engine.tensor_parallel_size, problem, f"write 1, {_OR_OFF}")
         if on_cpu and (speculative := engine.extra_args.get("speculative_config")) is not None:
-            problem = f"contradicts {replay}: on CPU devices routes of drafted tokens are not told from those of sampled ones"
+            problem = f"contradicts {replay}: on CPU devices routes of drafted tokens cannot be distinguished from those of sampled ones"
             yield _error(f"{path}.extraArgs.speculative_config", speculative, problem, f"remove it, {_OR_OFF}")
 
 

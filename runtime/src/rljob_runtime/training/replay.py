@@ -5,7 +5,7 @@ behind it by more than any rounding. With the engine's choice the trainer comput
 chosen experts are a softmax over the trainer's own logits as the model defines it, and gradients flow into these. A choice itself has no
 gradient, replayed or not.
 
-The experts of a layer are replaced behind its router, by a hook. Layers are told apart by their number and not by the order of calls, since
+The experts of a layer are replaced behind its router, by a hook. Layers are identified by their number and not by the order of calls, since
 activation checkpointing calls routers once more in the backward pass; the routes of a pass therefore stay until the next one.
 """
 

@@ -72,9 +72,9 @@ def run(model: PreTrainedModel, routes: RouteArray | None, budget: int = 1000) -
 
 
 def plain(path: Path, forced: RouteArray | None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The same by transformers alone, sequence by sequence, with routers that are told what to choose."""
+    """The same by transformers alone, sequence by sequence, with routers whose choices are given."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    told: dict[int, torch.Tensor] = {}
+    choices: dict[int, torch.Tensor] = {}
 
     def force(router: Any, layer: int) -> None:
         def forward(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -82,7 +82,7 @@ def plain(path: Path, forced: RouteArray | None) -> tuple[np.ndarray, dict[str, 
             if forced is None:
                 experts = logits.topk(2).indices
             else:
-                experts = told[layer]
+                experts = choices[layer]
             of_all, of_chosen = logits.softmax(-1).gather(1, experts), logits.gather(1, experts).softmax(-1)
             return logits, of_chosen if getattr(router, "norm_topk_prob", True) else of_all, experts
 
@@ -94,7 +94,7 @@ def plain(path: Path, forced: RouteArray | None) -> tuple[np.ndarray, dict[str, 
     found, begin = np.zeros(TOKENS.size, dtype=np.float32), 0
     for ids in SEQUENCES:
         own = slice(begin, begin + len(ids))
-        told.update({layer: torch.from_numpy(FORCED[own, layer]).long() for layer in range(3)})
+        choices.update({layer: torch.from_numpy(FORCED[own, layer]).long() for layer in range(3)})
         logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0] * torch.from_numpy(WANTED[own][1:])
         logprobs.sum().backward()
