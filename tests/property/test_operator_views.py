@@ -12,7 +12,7 @@ from rljob_api import termination
 from rljob_api.vocabulary import Reason
 from rljob_operator import status, views
 from rljob_operator.decide import decide
-from rljob_operator.model import JobView
+from rljob_operator.model import ChildView, ClusterView, JobView, PodView
 from rljob_operator.policies.situation import stored_conditions
 from tests.support.operator_scene import at, scene
 
@@ -31,8 +31,9 @@ OBJECTS = st.dictionaries(KEYS, JSON, max_size=6)
 
 @given(raw=OBJECTS)
 def test_no_object_is_too_odd(raw: dict[str, Any]) -> None:
-    for view in (views.job_view, views.child_view, views.cluster_view, views.pod_view):
-        asdict(view(raw))
+    made = [view(raw) for view in (views.job_view, views.child_view, views.cluster_view, views.pod_view)]
+    assert [type(view) for view in made] == [JobView, ChildView, ClusterView, PodView]
+    assert all(asdict(view) for view in made)
 
 
 @given(spec=OBJECTS, current=OBJECTS)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -124,8 +125,8 @@ def commands(snippet: Snippet) -> list[list[str]]:
     return found
 
 
-def parse(words: list[str]) -> None:
-    """The command line's own parser reads the words; nothing is carried out.
+def parse(words: list[str]) -> Any:
+    """What the command line's own parser makes of the words; nothing is carried out.
 
     Raises:
         Exception: typer's, which says what is wrong.
@@ -137,12 +138,12 @@ def parse(words: list[str]) -> None:
         assert name in command.commands, f"no command {name}"
         command = command.commands[name]
         context = command.make_context(name, list(words), parent=context, resilient_parsing=hasattr(command, "commands"))
+    return context
 
 
 @pytest.mark.parametrize("snippet", [snippet for snippet in COMMANDS if commands(snippet)], ids=str)
 def test_rljob_commands_parse(snippet: Snippet) -> None:
-    for words in commands(snippet):
-        parse(words)
+    assert [parse(words) for words in commands(snippet)], "a block without a command"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +156,7 @@ def test_a_wrong_command_would_be_noticed(words: list[str]) -> None:
 
 @pytest.mark.parametrize("snippet", all_snippets("json"), ids=str)
 def test_json_is_read(snippet: Snippet) -> None:
-    for line in snippet.text.splitlines():
-        json.loads(line)
+    assert [json.loads(line) for line in snippet.text.splitlines()], "a block with nothing in it"
 
 
 def test_no_block_is_of_a_language_that_nothing_checks() -> None:
