@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import paths
-from rljob_api.errors import FieldError, SpecInvalidError, show
+from rljob_api.errors import FieldError, SpecInvalidError, did_you_mean, show
 from rljob_api.reading import yaml_text
 from rljob_api.v1alpha1.base import PATTERN_WORDS
 from rljob_api.v1alpha1.rljob import KIND, RLJob
@@ -272,9 +272,7 @@ def _map_expected(context: Mapping[str, object], item: Any) -> Words:
 def _choice(context: Mapping[str, object], item: Any) -> Words:
     choices = re.findall("'([^']*)'", str(context["expected"]))
     value = str(item["input"])
-    folded = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(value.lower(), folded, n=1, cutoff=0.6)
-    remedy = f"did you mean {folded[near[0]]}?" if near else "write one of them"
+    remedy = did_you_mean(value, choices) or "write one of them"
     if len(choices) == 1:
         return f"must be {choices[0]}", f"write {choices[0]}"
     return f"is not one of {', '.join(choices)}", remedy

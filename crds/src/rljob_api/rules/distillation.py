@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from rljob_api.errors import FieldError
+from rljob_api.errors import FieldError, did_you_mean
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
@@ -94,9 +93,8 @@ def _teaches(spec: RLJobSpec) -> Iterator[FieldError]:
             if tag in taught:
                 yield _error(where, tag, f"has a teacher, {taught[tag]}, and each prompt has one", "remove it")
             elif known is not None and tag not in known:
-                near = difflib.get_close_matches(tag, known, n=1)
                 problem = "is the tag of no training prompt"
-                yield _error(where, tag, problem, f"did you mean {near[0]}?" if near else f"use {', '.join(known)}")
+                yield _error(where, tag, problem, did_you_mean(tag, known) or f"use {', '.join(known)}")
             taught.setdefault(tag, component.name)
     for tag in untaught_tags(spec, known or ()):
         problem = f"name no teacher of the prompts with the tag {tag}"
@@ -111,7 +109,7 @@ def _known_tags(spec: RLJobSpec) -> list[str] | None:
     """Tags of the training prompts; None where only the data says them."""
     if spec.pipeline is Pipeline.AGENTIC:
         return list(dict.fromkeys(environment.name for environment in spec.environments))
-    if any(source.jsonl is not None and source.jsonl.tag_field is not None for source in spec.data.train):
+    if any(source.is_tagged for source in spec.data.train):
         return None
     return list(dict.fromkeys(source.name for source in spec.data.train))
 

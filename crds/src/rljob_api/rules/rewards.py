@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 
-from rljob_api.errors import FieldError
+from rljob_api.errors import FieldError, did_you_mean
 from rljob_api.errors import field_error as _error
 from rljob_api.rules.distillation import distills
 from rljob_api.v1alpha1.components import Role
@@ -59,8 +58,7 @@ def _parameters(reward: Reward, path: str) -> Iterator[FieldError]:
     for key, value in reward.parameters.items():
         where = f"{path}.parameters.{key}"
         if key not in valid:
-            near = difflib.get_close_matches(key, valid, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"it takes {', '.join(valid) or 'none'}"
+            remedy = did_you_mean(key, valid) or f"it takes {', '.join(valid) or 'none'}"
             yield _error(where, value, f"is no parameter of type {reward.type}", remedy)
         elif type(value) not in valid[key]:
             names = " or ".join(kind.__name__ for kind in valid[key])
@@ -85,29 +83,24 @@ def _tags(spec: RLJobSpec) -> Iterator[FieldError]:
         scored = {tag for reward in spec.rewards for tag in reward.sources}
     for field, sources in (("train", spec.data.train), ("validation", spec.data.validation)):
         for index, source in enumerate(sources):
-            if scored is not None and not _tagged(source) and source.name not in scored:
+            if scored is not None and not source.is_tagged and source.name not in scored:
                 problem = f"has no reward: sources of the rewards are {', '.join(sorted(scored))}"
                 remedy = "add it to the `sources` of a reward, or a reward without `sources`"
                 yield _error(f"spec.data.{field}[{index}].name", source.name, problem, remedy)
     everything = _all_sources(spec)
-    if any(_tagged(source) for source in everything):
+    if any(source.is_tagged for source in everything):
         return
     names = list(dict.fromkeys(source.name for source in everything))
     for index, reward in enumerate(spec.rewards):
         for number, tag in enumerate(reward.sources):
             if tag not in names:
-                near = difflib.get_close_matches(tag, names, n=1)
-                remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(names)}, or set jsonl.tagField"
+                remedy = did_you_mean(tag, names) or f"use {', '.join(names)}, or set jsonl.tagField"
                 problem = "is the tag of no prompt: there is no such data source and none has a tagField"
                 yield _error(f"spec.rewards[{index}].sources[{number}]", tag, problem, remedy)
 
 
 def _all_sources(spec: RLJobSpec) -> tuple[DataSource, ...]:
     return (*spec.data.train, *spec.data.validation)
-
-
-def _tagged(source: DataSource) -> bool:
-    return source.jsonl is not None and source.jsonl.tag_field is not None
 
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_rewards, _tags)

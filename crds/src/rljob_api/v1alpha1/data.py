@@ -129,6 +129,11 @@ class DataSource(SpecModel):
     jsonl: Jsonl | None = None
     """Settings of a JSONL source."""
 
+    @property
+    def is_tagged(self) -> bool:
+        """Whether its rows say the tags of their prompts, instead of its name."""
+        return self.jsonl is not None and self.jsonl.tag_field is not None
+
 
 class PromptFormat(SpecModel):
     """How a question becomes the text the model sees."""

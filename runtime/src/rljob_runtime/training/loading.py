@@ -43,7 +43,8 @@ class Piece:
 
     name: str
     source: Region
-    target: Region
+    target: tuple[slice | int, ...]
+    """An expert's number and two slices, where the file has a matrix for each expert."""
 
 
 @contextmanager
@@ -175,7 +176,7 @@ def pieces(parts: Sequence[tuple[str, NamedPart]], shape: tuple[int, ...], sizes
         if part.expert is not None:  # the file has a matrix for each expert
             del source[0]
             target[0] = begins[0] - offsets[0]
-        yield Piece(name=name, source=tuple(source), target=tuple(target))  # type: ignore[arg-type]
+        yield Piece(name=name, source=tuple(source), target=tuple(target))
 
 
 def _persistent_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -71,8 +71,8 @@ def start(started: list[PolicyWorker], config: PolicyConfig) -> dict[str, torch.
     worker = PolicyWorker(config, rank=0, world_size=1)
     worker.setup("127.0.0.1", free_port(), timeout_s=HANG_S)
     started.append(worker)
-    model = worker._require(frozenset(), "test").model
-    return {name: local_tensor(tensor.detach()) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    tensors = (*worker.model.named_parameters(), *worker.model.named_buffers())
+    return {name: local_tensor(tensor.detach()) for name, tensor in tensors}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
