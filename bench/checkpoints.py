@@ -8,7 +8,6 @@ A step without a checkpoint, a step that writes one and waits, a step that copie
 
 from __future__ import annotations
 
-import socket
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from bench.measure import free_port
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.worker import PolicyWorker
@@ -52,10 +52,7 @@ def measure(root: Path) -> dict[str, list[float]]:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(MODEL).save_pretrained(root / "model")
     worker = PolicyWorker(PolicyConfig(model_path=str(root / "model")), rank=0, world_size=1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    worker.setup("127.0.0.1", port, DEADLINE_S)
+    worker.setup("127.0.0.1", free_port(), DEADLINE_S)
     batch = random_batch(VOCAB, 0)
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     try:

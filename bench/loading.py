@@ -24,8 +24,7 @@ from rich.table import Table
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from bench.measure import machine, write_results
-from bench.operator.subject import free_port
+from bench.measure import free_port, machine, write_results
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.model import decoder_layers, load_model, shard_model
 from rljob_runtime.training.parallel import local_tensor, make_mesh

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import time
@@ -136,6 +137,13 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def write_results(name: str, values: Mapping[str, Any], markdown: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from bench.gpu_check.peak import peak_bytes
-from bench.operator.subject import free_port
+from bench.measure import free_port
 from rljob_api.memory import Kind, Phase, process_needs, shape_from_config
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check

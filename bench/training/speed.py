@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from bench.operator.subject import free_port
+from bench.measure import free_port
 from bench.training.rows import CASES, Case, make_batch
 from bench.training.sides import PlainSide, RLJobSide, Side, TrlSide
 
