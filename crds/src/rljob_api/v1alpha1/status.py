@@ -70,7 +70,7 @@ class Progress(SpecModel):
     tokens_per_second: NumberText | None = None
     """Response tokens per second of the last step."""
     step_milliseconds: StepMilliseconds | None = None
-    """Where a step's time goes, from the attempt's second step; rljob describe tells from it what would make steps shorter."""
+    """Where a step's time goes, from the attempt's second step; rljob describe derives from it what would make steps shorter."""
     last_update_time: Time | None = None
     """When this was written."""
 

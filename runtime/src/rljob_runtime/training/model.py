@@ -23,9 +23,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
@@ -113,8 +112,6 @@ def _made(config: PolicyConfig, folder: Path, dtype: torch.dtype) -> PreTrainedM
         if found["missing_keys"]:  # transformers leaves them random
             names = sorted(found["missing_keys"])
             raise ModelError(f"model folder {folder} has no weights for {len(names)} of the model's tensors, {names[0]} among them")
-    elif model.can_generate() and (folder / GENERATION_CONFIG_NAME).is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
     model.checkpoint_parts, model.weight_files = parts, files
     return model
 
