@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from bench.measure import free_port, machine, write_results
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.model import decoder_layers, load_model, shard_model
-from rljob_runtime.training.parallel import local_tensor, make_mesh
+from rljob_runtime.training.parallel import local_tensor, make_layout
 
 RANKS = 2
 REPEAT = 3
@@ -79,17 +79,17 @@ def rank_main(way: str, rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     device = torch.device("cpu")
-    mesh, config = make_mesh(device, 1), PolicyConfig(model_path=str(folder))
+    layout, config = make_layout(device), PolicyConfig(model_path=str(folder))
     dist.barrier()
     before, peak, started_s = anonymous_bytes(), Peak(), time.perf_counter()
     if way == "slices":
         model = load_model(config, folder)
-        shard_model(model, config, mesh, device)
+        shard_model(model, config, layout, device)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for layer in decoder_layers(model):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=layout.fsdp_mesh)
+        fully_shard(model, mesh=layout.fsdp_mesh)
     elapsed_s = time.perf_counter() - started_s
     shards = sum(local_tensor(p).numel() * 4 for p in model.parameters())
     found = {"seconds": elapsed_s, "peak_mib": (peak.stop() - before) / MIB, "left_mib": (anonymous_bytes() - before) / MIB}

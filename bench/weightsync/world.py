@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from rljob_runtime.cluster.host import WorkerHost
 from rljob_runtime.cluster.ray_cluster import CALLS, WATCH, RayWorker
 from rljob_runtime.records import Bucket, OnRunning, WeightManifest
-from rljob_runtime.training.parallel import Layout, make_mesh
+from rljob_runtime.training.parallel import Layout, make_layout
 from rljob_runtime.training.weights import pack_buckets
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import checksum, view
@@ -74,7 +74,7 @@ class Trainer(Member):
             for name, _, shape in specs(size_bytes)
         }
         if self.world_size > 1:
-            self._model = _Rows(self._tensors, Layout(mesh=make_mesh(torch.device("cpu"), 1)))
+            self._model = _Rows(self._tensors, make_layout(torch.device("cpu")))
 
     def step(self, changed: float) -> None:
         """Change the lowest bit of a part of all numbers, evenly spread."""

@@ -260,6 +260,17 @@ def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int) -> Non
         write(base / "tied" / f"{dp}x{tp}", "bfloat16", arrays)
 
 
+def run_divided(rank: int, port: int, base: Path) -> None:
+    """Gradients after a step where two ranks share each sequence."""
+    worker = PolicyWorker(settings(base / "untied" / "model", token_budget=20, context_parallel_size=2), rank, 2)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    worker.train_step([random_batch(VOCAB)], step=0)
+    arrays = gradients(worker)
+    worker.shutdown()
+    if rank == 0:
+        write(base, "divided", arrays)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/DPxTP/result.npz``."""
@@ -284,6 +295,12 @@ def test_two_ranks_equal_one(base: Path, name: str, dp: int, tp: int) -> None:
         assert difference < tolerance
     np.testing.assert_allclose(read(two, "result", "base")[""], read(one, "result", "base")[""], atol=1e-6, rtol=0)
     assert read(two, "result", "norm")[""] == pytest.approx(read(one, "result", "norm")[""], rel=1e-6)
+
+
+def test_ranks_that_share_sequences_equal_one(base: Path) -> None:
+    expected, got = read(base / "untied" / "1x1", "result", "grad/"), read(base, "divided")
+    assert expected.keys() == got.keys() != set()
+    assert max(float(np.abs(value - got[key]).max()) for key, value in expected.items()) < 1e-6
 
 
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS[1:])
@@ -327,7 +344,8 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         port = ports.pop()
         if rank < dp * tp:
             run_low_precision(rank, port, base, dp, tp)
+    run_divided(rank, ports.pop(), base)
 
 
 if __name__ == "__main__":
-    fork_ranks(2, (len(MODELS) + 1) * len(LAYOUTS), main)
+    fork_ranks(2, (len(MODELS) + 1) * len(LAYOUTS) + 1, main)

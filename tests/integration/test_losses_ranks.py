@@ -1,8 +1,9 @@
-"""A loss with every option on two data-parallel or tensor-parallel ranks against one: gradients and metrics."""
+"""A loss with every option on two data-parallel, tensor-parallel or context-parallel ranks against one: gradients and metrics."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import DEADLINE_S, fork_ranks, full_gradients, random_batch, read, run_script, write
 
 VOCAB = 62
-LAYOUTS = [(1, 1), (2, 1), (1, 2)]
+LAYOUTS = {"1x1": (1, 1, 1), "2x1": (2, 1, 1), "1x2": (1, 2, 1), "divided": (1, 1, 2)}
+"""By name dp, tp and cp."""
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)]}
 LOSS = LossConfig(
     policy=GSPOLoss(clipLow=0.2, clipHigh=0.2),
@@ -42,13 +44,20 @@ def make_batch(part: slice) -> TrainBatch:
     return dataclasses.replace(batch, staleness=staleness, sample_weights=weights, temperature=0.8)
 
 
-def run_layout(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
+def run_layout(rank: int, port: int, base: Path, name: str) -> None:
+    dp, tp, cp = LAYOUTS[name]
     config = PolicyConfig(
-        model_path=str(base / "model"), eps=1e-3, token_budget=26, logprob_chunk_tokens=9, loss=LOSS, tensor_parallel_size=tp
+        model_path=str(base / "model"),
+        eps=1e-3,
+        token_budget=26 // cp,
+        logprob_chunk_tokens=9,
+        loss=LOSS,
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
     )
-    worker = PolicyWorker(config, rank, dp * tp)
+    worker = PolicyWorker(config, rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
-    batch = make_batch(PARTS[dp][rank // tp])
+    batch = make_batch(PARTS[dp][rank // (tp * cp)])
     cpu = torch.device("cpu")
     (prepared,) = prepare_batches([batch], config, cpu, worker.ready.costs)
     accumulate_gradients(worker.model, prepared, config, StepMeter(cpu), fresh=True)
@@ -59,12 +68,12 @@ def run_layout(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
     worker.shutdown()
     if rank == 0:
         metrics.pop("train/micro_batches")
-        write(base, f"{dp}x{tp}", arrays | {f"metric/{k}": np.array(v) for k, v in metrics.items() if not k.startswith("time/")})
+        write(base, name, arrays | {f"metric/{k}": np.array(v) for k, v in metrics.items() if not k.startswith("time/")})
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the results: ``DPxTP.npz``."""
+    """Folder of the results: a file for each layout."""
     folder = tmp_path_factory.mktemp("losses")
     torch.manual_seed(5)
     config = Qwen2Config(
@@ -81,13 +90,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("dp", "tp"), LAYOUTS[1:], ids=["2x1", "1x2"])
-def test_gradients_and_metrics_do_not_depend_on_the_layout(base: Path, dp: int, tp: int) -> None:
+@pytest.mark.parametrize("name", list(LAYOUTS)[1:])
+def test_gradients_and_metrics_do_not_depend_on_the_layout(base: Path, name: str) -> None:
     for prefix, tolerance in (("grad/", 1e-6), ("metric/", 5e-6)):
-        one, other = read(base, "1x1", prefix), read(base, f"{dp}x{tp}", prefix)
+        one, other = read(base, "1x1", prefix), read(base, name, prefix)
         assert one.keys() == other.keys() != set()
-        for name, expected in one.items():
-            np.testing.assert_allclose(other[name], expected, rtol=1e-5, atol=tolerance, err_msg=name)
+        for key, expected in one.items():
+            np.testing.assert_allclose(other[key], expected, rtol=1e-5, atol=tolerance, err_msg=key)
 
 
 def test_the_options_act(base: Path) -> None:
@@ -100,10 +109,10 @@ def test_the_options_act(base: Path) -> None:
 
 def main(rank: int, ports: list[int], base: Path) -> None:
     """All layouts in turn, as far as they need this rank."""
-    for dp, tp in LAYOUTS:
+    for name, sizes in LAYOUTS.items():
         port = ports.pop()
-        if rank < dp * tp:
-            run_layout(rank, port, base, dp, tp)
+        if rank < math.prod(sizes):
+            run_layout(rank, port, base, name)
 
 
 if __name__ == "__main__":

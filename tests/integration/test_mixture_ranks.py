@@ -1,6 +1,6 @@
 """Mixtures of experts on one rank and two against a plain transformers loop: gradients, load balancing, weights, checkpoints, exports.
 
-Experts are an odd number, so that ranks have unequally many.
+The two are data-parallel, or share each sequence. Experts are an odd number, so that ranks have unequally many.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def settings(folder: Path, **changes: object) -> PolicyConfig:
 
 def gradients(worker: PolicyWorker, batch: TrainBatch) -> dict[str, np.ndarray]:
     (prepared,) = prepare_batches([batch], worker.config, torch.device("cpu"), worker.ready.costs)
-    assert (len(prepared.micro_batches) > 1) is (worker.config.token_budget == 24)
+    assert (len(prepared.micro_batches) > 1) is (worker.config.shared_budget == 24)
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(torch.device("cpu")), fresh=True)
     found = full_gradients(worker)
     worker.model.zero_grad(set_to_none=True)
@@ -66,6 +66,22 @@ def with_routes(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
     places = np.concatenate([np.arange(length, dtype=np.int32) for length in batch.lengths])
     routes = routes_of(batch.token_ids, places, replay.num_layers, replay.top_k, replay.num_experts)
     return dataclasses.replace(batch, routes=routes)
+
+
+def run_divided(rank: int, port: int, base: Path) -> None:
+    """Two ranks that share each sequence."""
+    worker = PolicyWorker(settings(base / "qwen3_moe", replays_routes=True, token_budget=12, context_parallel_size=2), rank, 2)
+    worker.setup("127.0.0.1", port, timeout_s=HANG_S)
+    try:
+        batch = random_batch(VOCAB, 0)
+        arrays = {f"grad/{n}": g for n, g in gradients(worker, batch).items()}
+        arrays |= {f"replay/{n}": g for n, g in gradients(worker, with_routes(batch, worker)).items()}
+        metrics = worker.train_step([random_batch(VOCAB, 1)], step=0)
+        arrays |= {f"metric/{n}": np.array(v) for n, v in metrics.items() if not n.startswith("time/")}
+        if rank == 0:
+            write(base, "divided", arrays)
+    finally:
+        worker.shutdown()
 
 
 def run_layout(rank: int, port: int, base: Path, name: str, world_size: int) -> None:
@@ -93,8 +109,9 @@ def run_layout(rank: int, port: int, base: Path, name: str, world_size: int) -> 
 
 def main(rank: int, ports: list[int], base: Path) -> None:
     model_module.ONE_UNIT_BYTES = 0  # layers are units of their own, as in large models
-    for name, port in zip(MODELS, ports, strict=False):
-        run_layout(rank, port, base, name, 2)
+    for name in MODELS:
+        run_layout(rank, ports.pop(), base, name, 2)
+    run_divided(rank, ports.pop(), base)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +197,14 @@ def test_metrics_and_logprobs_do_not_depend_on_the_number_of_ranks(base: Path, o
         if key == "logprobs" or (key.startswith("metric/") and not key.endswith("micro_batches")):
             np.testing.assert_allclose(two[key], value, atol=1e-5, rtol=1e-5, err_msg=key)
     assert 1.0 < one[name]["metric/train/expert_load_max"] < 3.0
+
+
+def test_divided_sequences_give_the_same_gradients_and_metrics(base: Path, one: dict[str, Any]) -> None:
+    divided = read(base, "divided")
+    assert {key.split("/")[0] for key in divided} == {"grad", "replay", "metric"}
+    for key, value in divided.items():
+        tolerance = {"atol": 1e-5, "rtol": 1e-5} if key.startswith("metric/") else {"atol": 1e-6, "rtol": 0.0}
+        np.testing.assert_allclose(value, one["qwen3_moe"][key], err_msg=key, **tolerance)
 
 
 @pytest.mark.parametrize("world_size", PARTS)

@@ -6,7 +6,6 @@ The engine is that of ``test_vllm_engine``'s untied model, started once for all 
 from __future__ import annotations
 
 import itertools
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,11 +23,11 @@ from rljob_runtime.job.learning_settings import sampling
 from rljob_runtime.records import Completion, GenerationRequest, Sampling
 from rljob_runtime.sampling_mask import SamplingMask, joined
 from rljob_runtime.training.microbatch import make_micro_batches
-from rljob_runtime.training.model import _token_logprobs
 from rljob_runtime.training.step import run_micro_batch
 from tests.integration.test_vllm_engine import started
 from tests.support.engine_contract import VOCAB, drain, new_model, push, save
 from tests.support.records import ids
+from tests.support.trainers import make_whole
 from tests.unit.api.manifests import manifest
 
 PROMPT = (5, 17, 33, 8)
@@ -70,7 +69,7 @@ def trained_logprobs(model: PreTrainedModel, completions: list[Completion], temp
 
 def test_on_policy_ratios_are_1_for_every_sampling_option(engine: VllmEngine) -> None:
     model = new_model(tied=False, seed=0)
-    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    make_whole(model)
     settings = [of_spec(options) for options in OPTIONS]
     engine.submit(
         [

@@ -1,4 +1,4 @@
-"""Layouts of data-parallel and tensor-parallel ranks against one rank: gradients, norms, weights, checkpoints, exports, offload.
+"""Layouts of data-, tensor- and context-parallel ranks against one rank: gradients, norms, weights, checkpoints, exports, offload.
 
 Four processes go through all layouts in turn; those that a layout does not need wait for the next one that needs them.
 """
@@ -32,11 +32,13 @@ from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training import model as model_module
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.context_parallel import part_of
 from rljob_runtime.training.critic import CriticWorker
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.model import decoder_layers
 from rljob_runtime.training.optimizer import clip_gradients
+from rljob_runtime.training.packing import RowsPart, TreePart
 from rljob_runtime.training.parallel import apply_tensor_parallel
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradients, prepare_values
@@ -78,22 +80,31 @@ MORE = tuple(sorted(set(TENSOR_PARALLEL_MODELS) - MODELS.keys()))
 SIZES = SMALL | {"vocab_size": 62, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS |= {name: AutoConfig.for_model(name, **SIZES) for name in MORE}
 
-LAYOUTS = {
-    **{name: [(1, 1), (1, 2)] for name in MORE},
-    "qwen2": [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)],
-    "qwen3": [(1, 1), (2, 2)],
-    "llama": [(1, 1), (1, 2)],
+LAYOUTS: dict[str, list[tuple[int, int, int]]] = {
+    **{name: [(1, 1, 1), (1, 2, 1)] for name in MORE},
+    "qwen2": [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 1, 2), (2, 1, 2)],
+    "qwen3": [(1, 1, 1), (2, 2, 1), (1, 2, 2)],
+    "llama": [(1, 1, 1), (1, 2, 1), (1, 1, 4)],  # more context-parallel ranks than key-value heads
 }
+"""Of each model dp, tp, cp; the first is what the others have to equal."""
 
 PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
 """Sequences of each data-parallel rank; uneven, so that some have more micro-batches."""
 
-RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1)]
+UNEVEN = [("qwen2", "1x1"), ("qwen2", "1x1x2"), ("qwen3", "1x1"), ("qwen3", "1x2x2")]
+"""Which also compute :func:`uneven_batch`: pairs of one rank and several."""
+
+RESUMED = [("2x1", 1, 2), ("2x2", 2, 1), ("1x2", 1, 1), ("2x1x2", 1, 2)]
 """Whose checkpoint is loaded, and at which dp and tp."""
 
 
 NUM_PORTS = 60
 CLIP = 0.05
+
+
+def label(dp: int, tp: int, cp: int = 1) -> str:
+    """How folders and cases call a layout."""
+    return f"{dp}x{tp}" if cp == 1 else f"{dp}x{tp}x{cp}"
 
 
 def make_model(folder: Path, config: PretrainedConfig) -> None:
@@ -139,16 +150,54 @@ def gradients_and_norms(worker: PolicyWorker, dp: int, dp_rank: int, vocab: int)
     return arrays | {"norm": norm.numpy()}
 
 
-def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int) -> None:
+def uneven_batch(vocab: int) -> TrainBatch:
+    """Three responses to one long prompt, which is more than half of the row, and a sequence that shares nothing."""
+    rng, prompts, responses = np.random.default_rng(4), (20, 20, 20, 5), (3, 4, 2, 6)
+    lengths = np.add(prompts, responses).astype(np.int32)
+    mask = np.concatenate([np.arange(n) >= prompt for prompt, n in zip(prompts, lengths, strict=True)]).astype(np.float32)
+    shared, tokens = rng.integers(0, vocab, 20), rng.integers(0, vocab, mask.size)
+    for begin in (np.cumsum(lengths) - lengths)[:3]:
+        tokens[begin : begin + 20] = shared
+    return TrainBatch(
+        token_ids=tokens.astype(np.int32),
+        lengths=lengths,
+        response_mask=mask,
+        behaviour_logprobs=rng.normal(-np.log(vocab), 0.2, mask.size).astype(np.float32) * mask,
+        advantages=rng.normal(0, 1, mask.size).astype(np.float32) * mask,
+        global_tokens=int(mask.sum()),
+        global_sequences=4,
+        version=0,
+    )
+
+
+def uneven_gradients(worker: PolicyWorker, vocab: int) -> dict[str, np.ndarray]:
+    """Of a row with a tree in branches and a plain sequence, of which the first of two context-parallel ranks predicts nothing."""
+    cpu, config = torch.device("cpu"), dataclasses.replace(worker.config, token_budget=64)
+    costs = dataclasses.replace(worker.ready.costs, call_flops=0.0)  # else the kernel is not called for a few tokens
+    (prepared,) = prepare_batches([uneven_batch(vocab)], config, cpu, costs)
+    (micro,) = prepared.micro_batches
+    assert micro.packed is not None
+    assert [type(part) for part in micro.packed.parts] == [TreePart, RowsPart]
+    assert min(part_of(micro, rank, 2).own.size for rank in range(2)) == 0
+    accumulate_gradients(worker.model, prepared, config, StepMeter(cpu), fresh=True)
+    clip_gradients(worker.model, None)
+    arrays = {f"uneven/{name}": gradient for name, gradient in full_gradients(worker).items()}
+    worker.model.zero_grad(set_to_none=True)
+    return arrays
+
+
+def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int, cp: int) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
     vocab = MODELS[name].vocab_size
-    out = base / name / f"{dp}x{tp}"
-    worker = PolicyWorker(settings(base / name / "model", tp), rank, dp * tp)
+    out = base / name / label(dp, tp, cp)
+    worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
-    dp_rank = rank // tp
+    dp_rank = rank // (tp * cp)
     everything = random_batch(vocab)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 0.9)}
     arrays |= gradients_and_norms(worker, dp, dp_rank, vocab)
+    if (name, label(dp, tp, cp)) in UNEVEN:
+        arrays |= uneven_gradients(worker, vocab)
     metrics = worker.train_step([masked(random_batch(vocab, part=PARTS[dp][dp_rank]), vocab)], step=0)
     arrays |= {f"metric/{key}": np.array(value) for key, value in metrics.items() if not key.startswith("time/")}
 
@@ -258,14 +307,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
     for name, config in MODELS.items():
         make_model(folder / name / "model", config)
-        for dp, tp in LAYOUTS[name]:
-            (folder / name / f"{dp}x{tp}").mkdir()
+        for layout in LAYOUTS[name]:
+            (folder / name / label(*layout)).mkdir()
     run_script(__file__, folder)
     return folder
 
 
-OTHERS = [(name, dp, tp) for name, layouts in LAYOUTS.items() for dp, tp in layouts[1:]]
-IDS = [f"{name} {dp}x{tp}" for name, dp, tp in OTHERS]
+OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
+IDS = [f"{name} {layout}" for name, layout in OTHERS]
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
@@ -273,23 +322,29 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
-@pytest.mark.parametrize(("name", "dp", "tp"), OTHERS, ids=IDS)
-def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, dp: int, tp: int) -> None:
-    one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
+@pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
+def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
+    one, other = base / name / "1x1", base / name / layout
     gradients, norm = read(one, "result", "grad/"), read(one, "result", "norm")[""]
     assert min(float(np.abs(g).max()) for key, g in gradients.items() if "k_proj.bias" not in key) > 1e-3  # softmax ignores key biases
     for way in ("grad/", "each/"):  # reduced with the last micro-batch, and with each
         difference = largest_difference(gradients, read(other, "result", way))
-        print(f"{name} {dp}x{tp} {way}: largest difference of gradients {difference:.1e}")
+        print(f"{name} {layout} {way}: largest difference of gradients {difference:.1e}")
         assert difference < 1e-6 * (norm if name in MORE else 1.0)
     assert norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())), rel=1e-6)
     assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
     assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=5e-6 if name in MORE else 1e-6)
 
 
-@pytest.mark.parametrize(("name", "dp", "tp"), OTHERS, ids=IDS)
-def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base: Path, name: str, dp: int, tp: int) -> None:
-    one, other = base / name / "1x1", base / name / f"{dp}x{tp}"
+@pytest.mark.parametrize(("name", "layout"), UNEVEN[1::2])
+def test_a_rank_that_predicts_nothing_of_a_row_has_its_part_in_the_gradients(base: Path, name: str, layout: str) -> None:
+    difference = largest_difference(*(read(base / name / one, "result", "uneven/") for one in ("1x1", layout)))
+    assert difference < 1e-6
+
+
+@pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
+def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
+    one, other = base / name / "1x1", base / name / layout
     np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], rtol=5e-7, atol=2e-6)
     expected, got = read(one, "result", "metric/"), read(other, "result", "metric/")
     for key in expected.keys() - {"train/micro_batches"}:
@@ -310,9 +365,9 @@ def test_one_rank_equals_transformers(base: Path) -> None:
             begin += length
 
 
-@pytest.mark.parametrize(("name", "dp", "tp"), [("qwen2", 1, 1), *OTHERS], ids=["qwen2 1x1", *IDS])
-def test_packed_bytes_and_exports_are_the_full_weights(base: Path, name: str, dp: int, tp: int) -> None:
-    folder = base / name / f"{dp}x{tp}"
+@pytest.mark.parametrize(("name", "layout"), [("qwen2", "1x1"), *OTHERS], ids=["qwen2 1x1", *IDS])
+def test_packed_bytes_and_exports_are_the_full_weights(base: Path, name: str, layout: str) -> None:
+    folder = base / name / layout
     weights, packed = read(folder, "result", "weight/"), read(folder, "result", "packed/")
     exported = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
     assert weights.keys() == packed.keys() == {name for name, _ in exported.named_parameters()}
@@ -392,10 +447,10 @@ def main(rank: int, ports: list[int], base: Path) -> None:
     """All layouts in turn, as far as they need this rank."""
     for name, layouts in LAYOUTS.items():
         model_module.ONE_UNIT_BYTES = 0 if name == "qwen3" else 32 * 2**20
-        for dp, tp in layouts:
+        for dp, tp, cp in layouts:
             port = ports.pop()
-            if rank < dp * tp:
-                run_layout(rank, port, base, name, dp, tp)
+            if rank < dp * tp * cp:
+                run_layout(rank, port, base, name, dp, tp, cp)
     for saved, dp, tp in RESUMED:
         port = ports.pop()
         if rank < dp * tp:

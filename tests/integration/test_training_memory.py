@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from rljob_api.planning.plan import Plan
 from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_api.v1alpha1 import RLJob
 from rljob_runtime.engine.vllm import adapter
+from rljob_runtime.training import context_parallel, sharing
 from rljob_runtime.training import model as training_model
-from rljob_runtime.training import sharing
 from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
@@ -115,18 +116,22 @@ def test_activations_are_what_autograd_keeps(kind: str, dtype: str, attention: s
     assert really == thought if checkpointing else really <= thought <= 1.02 * really
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen3_moe", "mixtral"])
+@pytest.mark.parametrize(
+    ("kind", "context"), [("qwen2", 1), ("qwen3", 1), ("qwen3_moe", 1), ("mixtral", 1), ("qwen2", 2), ("qwen3", 4), ("qwen3_moe", 2)]
+)
 @pytest.mark.parametrize(
     ("prompt", "response", "samples", "attending"),
     [
         (8, 200, 2, Attending.DIRECT),
         (16, 8, 4, Attending.MASKED),
-        (192, 64, 2, Attending.BRANCHES),
+        (194, 64, 2, Attending.BRANCHES),
     ],
 )
 def test_activations_of_common_prompts_are_what_autograd_keeps(
-    kind: str, prompt: int, response: int, samples: int, attending: Attending
+    kind: str, context: int, prompt: int, response: int, samples: int, attending: Attending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    group: Any = SimpleNamespace(size=lambda: context) if context > 1 else None
+    monkeypatch.setattr(context_parallel, "_all_to_all", lambda blocks, _: blocks.contiguous().clone())  # shapes are all that counts
     sizes = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 80}
     config = {"model_type": kind, **SMALL, "head_dim": 16} | (sizes if kind in MIXTURE_MODELS else {})
     rng = np.random.default_rng(0)
@@ -143,15 +148,17 @@ def test_activations_of_common_prompts_are_what_autograd_keeps(
         (part,) = micro.packed.parts
         chosen = Attending.BRANCHES if isinstance(part, TreePart) else Attending.MASKED if part.masked else Attending.DIRECT
         assert chosen is attending
-        packing = Packing(micro.packed, torch.device("cpu"))
-        return saved_bytes(model, torch.from_numpy(micro.input_ids), packing=packing, position_ids=packing.position_ids)
+        own = context_parallel.part_of(micro, 0, context).micro
+        assert own.packed is not None
+        packing = Packing(own.packed, torch.device("cpu"), group)
+        return saved_bytes(model, torch.from_numpy(own.input_ids), packing=packing, position_ids=packing.position_ids)
 
     decoder = memory.shape_from_config(config).decoder
     assert decoder is not None
     tree = TreeSizes(prompt_tokens=prompt, response_tokens=response - 1, samples=samples)  # the last token predicts nothing
     assert cpu_attending(decoder, tree) is attending
-    rows = samples * (full - 1) if attending is Attending.DIRECT else tree.tokens
-    thought = rows * layer_bytes_per_token(decoder, tree, attending, number=4, trains_norms=True, tensor=1)
+    rows = -(-(samples * (full - 1) if attending is Attending.DIRECT else tree.tokens) // context)
+    thought = rows * layer_bytes_per_token(decoder, tree, attending, number=4, trains_norms=True, tensor=1, context=context)
     really = (per_layer(4) - per_layer(2)) // 2
     assert 0.98 * really <= thought <= 1.02 * really
 

@@ -40,7 +40,7 @@ def make_job_workers(
     log: list[str] | None = None,
     leased_engines: Sequence[int] = (),
     judges_displace_engines: bool = False,
-    tensor_parallel_sizes: Mapping[Role, int] | None = None,
+    ranks_per_share: Mapping[Role, int] | None = None,
     trainer_scores: Sequence[str] = (),
     names: Mapping[Role, str] | None = None,
     more: Sequence[Component] = (),
@@ -52,7 +52,7 @@ def make_job_workers(
         log: takes the beginning and end of every lease.
         leased_engines: ranks of rollout workers that share devices; judges always do.
         judges_displace_engines: with engines.
-        tensor_parallel_sizes: of those not listed it is 1.
+        ranks_per_share: of those not listed it is 1.
         trainer_scores: results of the passes that the trainer makes over a step before its update.
         names: of components; those not listed are called as their role.
         more: further components.
@@ -71,7 +71,7 @@ def make_job_workers(
                 group=LoggedGroup(name, workers, [] if log is None else log, leased),
                 phase=description.phase,
                 scorings=tuple(s for s in description.scorings if role is not Role.TRAINER or s.result in trainer_scores),
-                ranks_per_share=(tensor_parallel_sizes or {}).get(role, 1),
+                ranks_per_share=(ranks_per_share or {}).get(role, 1),
                 checkpoint_folder=description.checkpoint_folder,
                 survivable=description.replaceable,
             )

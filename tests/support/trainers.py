@@ -4,13 +4,15 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.model import _token_logprobs, load_model
+from rljob_runtime.training.parallel import Layout
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.ports import free_port
 
@@ -85,5 +87,11 @@ def whole_policy(model_folder: Path, **settings: Any) -> PreTrainedModel:
     model = load_model(config, model_folder)
     dtype = next(model.parameters()).dtype
     model.load_state_dict(AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype).state_dict(), assign=True)
-    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    make_whole(model)
     return model
+
+
+def make_whole(model: PreTrainedModel) -> None:
+    """Put on a model, which nobody shards, what the trainer's passes take from a sharded one: its entry, and a layout of one rank."""
+    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    model.layout = Layout(mesh=cast(DeviceMesh, None))

@@ -99,6 +99,22 @@ def test_frozen_norms_keep_no_normalized_input_and_tensor_parallelism_divides_th
     assert found == 2 * 6 * HIDDEN + 8 + inner // 2
 
 
+def test_context_parallelism_keeps_outputs_twice_and_repeats_the_keys_that_it_cannot_divide() -> None:
+    decoder = memory.shape_from_config(QWEN25_7B).decoder
+    assert decoder is not None
+    tree = TreeSizes(prompt_tokens=8, response_tokens=2, samples=2)
+    whole, two, seven = (
+        layer_bytes_per_token(decoder, tree, Attending.DIRECT, number=2, trains_norms=True, tensor=1, context=context)
+        for context in (1, 2, 7)
+    )
+    assert two == whole + 2 * QUERY
+    assert seven == whole + 2 * (QUERY + 2 * 6 * KV), "four key heads for seven processes: twenty-eight"
+    masked = [
+        layer_bytes_per_token(decoder, tree, Attending.MASKED, number=4, trains_norms=True, tensor=1, context=context) for context in (1, 2)
+    ]
+    assert masked[1] == masked[0] + 4 * (QUERY + 12), "the mask of a row on each process"
+
+
 def test_long_responses_to_a_short_prompt_share_nothing() -> None:
     decoder = memory.shape_from_config(QWEN25_7B).decoder
     assert decoder is not None

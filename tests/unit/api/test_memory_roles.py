@@ -86,6 +86,18 @@ def test_tensor_parallelism_of_the_trainer_divides_nobody_else() -> None:
     assert trainer["gradients flowing through a layer"] % (2 * (HIDDEN + INNER // 2) * 2) == 0
 
 
+def test_context_parallelism_of_the_trainer_divides_its_activations_alone() -> None:
+    long = {"maxPromptTokens": 1024, "maxResponseTokens": 32_768 - 1024}
+    estimates = [estimated(CRITIC, training={"contextParallelSize": size}, rollout=long) for size in (1, 2)]
+    whole, shared = (terms(device(estimate, 0), TRAIN, "actor_train") for estimate in estimates)
+    assert {name for name in whole if whole[name] != shared[name]} >= {"activations", "last hidden states"}
+    assert whole["last hidden states"] == 2 * shared["last hidden states"]
+    assert whole["float32 weights"] == shared["float32 weights"]
+    assert whole["gathered weights"] == shared["gathered weights"]
+    critics = [terms(device(estimate, 2), TRAIN_CRITIC, "critic") for estimate in estimates]
+    assert critics[0] == critics[1]
+
+
 def test_a_critic_divides_its_layers_by_a_size_of_its_own() -> None:
     pools = [device(estimated({**CRITIC, **size}), 2) for size in ({}, {"tensorParallelSize": 2})]
     whole, divided = (terms(pool, TRAIN_CRITIC, "critic") for pool in pools)

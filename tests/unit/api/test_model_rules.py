@@ -89,6 +89,29 @@ def test_tensor_parallelism_of_the_trainer_needs_a_known_class_and_divided_sizes
     assert problems(DENSE | {"model_type": "olmo2", "num_key_value_heads": 5}, **four_devices()) == []
 
 
+def test_sequences_are_divided_by_heads_where_every_layer_attends_to_all() -> None:
+    divided = four_devices(training={"steps": 1, "contextParallelSize": 2})
+    assert problems(DENSE, **divided) == problems(CONFIGS["qwen3_moe"], **divided) == []
+    assert problems(DENSE | {"sliding_window": 64, "use_sliding_window": False}, **divided) == []
+    for partial, said in (
+        ({"sliding_window": 64}, "sliding_window 64"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with"),
+    ):
+        (window,) = problems(DENSE | partial, **divided)
+        assert window.startswith(f"spec.training.contextParallelSize: 2: config.json has {said}")
+    (odd,) = problems(DENSE | {"num_attention_heads": 15, "num_key_value_heads": 5}, **divided)
+    assert odd == "spec.training.contextParallelSize: 2: does not divide num_attention_heads 15 of config.json; use 1 or 3"
+    both = four_devices(training={"steps": 1, "contextParallelSize": 2, "tensorParallelSize": 2})
+    both["nodeGroups"][0]["devicesPerNode"] = 6
+    both["components"][0]["placement"]["ranks"] = "2-5"
+    both["components"][1]["placement"]["ranks"] = "0-1"
+    (few,) = problems(DENSE | {"num_attention_heads": 6, "num_key_value_heads": 6}, **both)
+    assert few == (
+        "spec.training.contextParallelSize: 2: times tensorParallelSize 2 does not divide num_attention_heads 6 of config.json; use 1 or 3"
+    )
+    assert problems(DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2}, **both) == []
+
+
 def test_tensor_parallelism_of_an_engine_divides_the_heads() -> None:
     engine = {"engine": {"tensorParallelSize": 2}}
     assert problems(QWEN25_05B, **four_devices(rollout_component=engine)) == []

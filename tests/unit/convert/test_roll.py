@@ -90,7 +90,22 @@ actor_train:
   training_args: {{per_device_train_batch_size: 1, gradient_accumulation_steps: 32}}
   strategy_args: {{strategy_name: megatron_train, strategy_config: {{{config}}}}}
 """
-        assert spec_of(text)["training"]["miniBatches"] == updates
+        training = spec_of(text)["training"]
+        assert training["miniBatches"] == updates
+        assert training.get("contextParallelSize", 1) == (4 if "context" in config else 1)
+
+    def test_devices_that_share_sequences_have_fewer_tokens_each(self) -> None:
+        text = """
+prompt_length: 1024
+response_length: 3072
+actor_train:
+  device_mapping: "list(range(0,16))"
+  model_args: {ulysses_size: 4}
+  training_args: {per_device_train_batch_size: 2}
+"""
+        training = spec_of(text)["training"]
+        assert (training["contextParallelSize"], training["microBatchTokens"]) == (4, 2 * 4096 // 4)
+        assert not [note for note in notes(text, "actor_train.model_args") if note.kind is NoteKind.DROPPED]
 
     def test_agentic_batches_count_trajectories(self) -> None:
         rollout = spec_of((cases.FOLDER / "roll-agentic-full.yaml").read_text())["rollout"]

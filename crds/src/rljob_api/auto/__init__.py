@@ -174,8 +174,8 @@ def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]
     free = ", ".join(f"{group.name} has {group.num_free}" for group in request.groups)
     needs = []
     if Role.TRAINER in request.auto:
-        sizes, tensor = maker.trainer_sizes, request.spec.training.tensor_parallel_size
-        needs.append(f"the Trainer {min(sizes, default=tensor)} or more devices of one kind")
+        sizes, unit = maker.trainer_sizes, request.spec.training.devices_per_share
+        needs.append(f"the Trainer {min(sizes, default=unit)} or more devices of one kind")
     if Role.ROLLOUT in request.auto:
         size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size
         needs.append(f"an engine {size} on one node" if size > 1 else "an engine 1")

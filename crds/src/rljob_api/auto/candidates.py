@@ -100,7 +100,7 @@ class Candidates:
         self._size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size
         self._count = 0
         self.trainer_sizes = self._trainer_sizes()
-        """Numbers of Trainer devices that validation accepts: tensor parallel size times a divisor of the mini-batch's samples."""
+        """Numbers of Trainer devices that validation accepts: those of one share times a divisor of the mini-batch's samples."""
         reference = request.auto.get(Role.REFERENCE)
         self.reference_unit = 1 if reference is None else self._spec.tensor_parallel_size(self._spec.components[reference])
         """Devices of the smallest Reference: its tensor parallel size."""
@@ -125,12 +125,12 @@ class Candidates:
         yield from self._copied()
 
     def _trainer_sizes(self) -> list[int]:
-        tensor, rollout = self._spec.training.tensor_parallel_size, self._spec.rollout
+        unit, rollout = self._spec.training.devices_per_share, self._spec.rollout
         samples = max(rollout.prompts_per_step // self._spec.training.mini_batches, 1) * rollout.samples_per_prompt
         most = sum(group.num_devices for group in self._request.groups)
         sizes = divisors(samples)
         thin = _thinned(sizes, self._steps_per_octave()) if len(sizes) > MAX_SIZES or self._is_large() else sizes
-        return [tensor * size for size in thin if tensor * size <= most]
+        return [unit * size for size in thin if unit * size <= most]
 
     def _is_large(self) -> bool:
         """Whether there are many unlike groups to start from; it must not depend on how many devices they have."""
@@ -147,10 +147,10 @@ class Candidates:
         if groups is None:
             yield (), cursors
             return
-        tensor = self._spec.training.tensor_parallel_size
+        unit = self._spec.training.devices_per_share
         for start in self._unlike(groups):
             order = _from(groups, start)
-            chunk = _whole(tensor, order)
+            chunk = _whole(unit, order)
             for size in self.trainer_sizes:
                 taken = take(cursors, order, chunk, size // chunk)
                 if taken is None:
@@ -283,8 +283,8 @@ class Candidates:
         common = [group for group in allowed[Role.TRAINER] if all(group in groups for groups in allowed.values())]
         for resource in dict.fromkeys(group.resource for group in common):
             groups = [group for group in common if group.resource == resource]
-            tensor = self._spec.training.tensor_parallel_size
-            chunk = math.lcm(self._size, _whole(tensor, groups), _whole(self.reference_unit, groups))
+            unit = self._spec.training.devices_per_share
+            chunk = math.lcm(self._size, _whole(unit, groups), _whole(self.reference_unit, groups))
             for size in reversed(self.trainer_sizes):
                 taken = take({}, groups, chunk, size // chunk) if size % math.lcm(chunk, self.reference_unit) == 0 else None
                 if taken is not None:
@@ -338,9 +338,9 @@ def _thinned(sizes: Sequence[int], per_octave: float) -> list[int]:
     return list(first.values())
 
 
-def _whole(tensor: int, groups: Sequence[FreeGroup]) -> int:
-    """What stays on one node: a tensor parallel group, or a device where a group is larger than any node."""
-    return tensor if tensor <= max(group.largest_node for group in groups) else 1
+def _whole(unit: int, groups: Sequence[FreeGroup]) -> int:
+    """What stays on one node: devices that share layers and sequences, or a device where these are more than any node has."""
+    return unit if unit <= max(group.largest_node for group in groups) else 1
 
 
 def _from(groups: Sequence[FreeGroup], start: int) -> list[FreeGroup]:

@@ -31,6 +31,11 @@ class CriticNeeds(PolicyNeeds):
         return f"a smaller {'algorithm.critic' if own else 'training'}.microBatchTokens"
 
     @property
+    def shorter_sequences(self) -> str:
+        """A critic computes whole sequences."""
+        return ""
+
+    @property
     def parameters(self) -> int:
         """Without the head; a value head is one row."""
         return self.shape.parameters - self._head_parameters

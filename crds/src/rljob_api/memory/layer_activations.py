@@ -7,6 +7,7 @@ and values of all that they see, repeat them to the number of heads, and have a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -73,7 +74,7 @@ def cpu_attending(decoder: DecoderShape, tree: TreeSizes) -> Attending:
 
 
 def layer_bytes_per_token(
-    decoder: DecoderShape, tree: TreeSizes, attending: Attending, *, number: int, trains_norms: bool, tensor: int
+    decoder: DecoderShape, tree: TreeSizes, attending: Attending, *, number: int, trains_norms: bool, tensor: int, context: int = 1
 ) -> int:
     """Bytes of a layer.
 
@@ -83,7 +84,8 @@ def layer_bytes_per_token(
     * the MLP: both halves, the activated one and the product; of a mixture also each expert's input and output, and the router's
       probabilities, weights and four orders of tokens.
 
-    With tensor parallelism all but the norms is divided.
+    With tensor parallelism all but the norms is divided. With context parallelism a process has fewer tokens, and of each the same, but see
+    :func:`_attention_bytes`.
 
     Args:
         decoder: sizes of the model.
@@ -92,10 +94,11 @@ def layer_bytes_per_token(
         number: bytes of a number of the computation.
         trains_norms: whether norms have gradients.
         tensor: tensor parallel size.
+        context: context parallel size.
     """
     normalized = number if trains_norms else 0
     norms = 2 * (FLOAT32_BYTES + normalized + number) * decoder.hidden_size + 8
-    inner = _attention_bytes(decoder, tree, attending, number) + 4 * number * decoder.intermediate_size
+    inner = _attention_bytes(decoder, tree, attending, number, context) + 4 * number * decoder.intermediate_size
     if decoder.qk_norm:
         inner += (FLOAT32_BYTES + normalized) * (decoder.query_size + decoder.kv_size) + 8 * decoder.num_attention_heads
     if decoder.num_experts:
@@ -105,20 +108,31 @@ def layer_bytes_per_token(
     return norms + ceil_div(inner, tensor)
 
 
-def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attending, number: int) -> int:
+def _attention_bytes(decoder: DecoderShape, tree: TreeSizes, attending: Attending, number: int, context: int) -> int:
     """Queries, keys, values, output, and a float32 log-sum-exp per head.
 
     Branch by branch keys and values are those of the prompt and, repeated, those that each response sees, with a mask in numbers of the
     computation; outputs exist as branches and as the row that they make.
+
+    With context parallelism a process has this of all tokens, of so many times fewer heads, which is as much per token of its own. Masks
+    have no heads. Keys and values are repeated to a head for each process where there are fewer. Outputs exist before and after they
+    change places; those of branches do anyway.
     """
-    query, kv, heads = decoder.query_size, decoder.kv_size, decoder.num_attention_heads
+    query, kv, heads = decoder.query_size, decoder.kv_size * _repeats(decoder, context), decoder.num_attention_heads
+    exchanged = number * query if context > 1 else 0
+    seen = kv if kv == context * decoder.head_dim else query  # of one head: repeated keys and values are a view of it
     if attending is Attending.DIRECT:
-        return number * (2 * query + 2 * kv) + FLOAT32_BYTES * heads
+        return number * (2 * query + 2 * kv) + exchanged + FLOAT32_BYTES * heads
     if attending is Attending.BRANCHES:
-        of_tree = 2 * kv * tree.prompt_tokens + 2 * query * tree.seen_tokens + tree.masked_pairs
+        of_tree = 2 * kv * tree.prompt_tokens + 2 * seen * tree.seen_tokens + context * tree.masked_pairs
         return number * (3 * query + ceil_div(of_tree, tree.tokens)) + FLOAT32_BYTES * heads
-    repeated = number * 4 * query + FLOAT32_BYTES * heads
+    repeated = number * (2 * query + 2 * seen) + exchanged + FLOAT32_BYTES * heads
     if attending is Attending.MASKED:
-        return repeated + number * tree.tokens
+        return repeated + number * context * tree.tokens
     rounded = number if number != FLOAT32_BYTES else 0
     return repeated + (FLOAT32_BYTES + rounded) * heads * (tree.prompt_tokens + tree.response_tokens)
+
+
+def _repeats(decoder: DecoderShape, context: int) -> int:
+    """How often context parallelism repeats heads of keys and values, see ``rljob_runtime.training.context_parallel``."""
+    return context // math.gcd(context, decoder.num_kv_heads)

@@ -55,6 +55,8 @@ class PolicyNeeds:
     """Processes of the component."""
     tensor_parallel_size: int
     """Processes that divide each layer."""
+    context_parallel_size: int = 1
+    """Groups of these that divide each sequence."""
     on_cuda: bool
     first: bool
     """Whether it is rank 0, which gathers weights to send them."""
@@ -87,8 +89,13 @@ class PolicyNeeds:
 
     @property
     def data(self) -> int:
-        """Data parallel size."""
+        """Data times context parallel size: processes over which FSDP2 shards each part of a layer."""
         return max(1, self.world_size // self.tensor)
+
+    @property
+    def context(self) -> int:
+        """Context parallel size."""
+        return min(self.context_parallel_size, self.data)
 
     @property
     def compute_bytes(self) -> int:
@@ -102,10 +109,10 @@ class PolicyNeeds:
 
     @property
     def update_tokens(self) -> int:
-        """That one process handles in one update, when all sequences have full length."""
+        """That the processes of one context-parallel group handle in one update, when all sequences have full length."""
         rollout = self.spec.rollout
         samples = ceil_div(rollout.prompts_per_step * rollout.samples_per_prompt, self.spec.training.mini_batches)
-        return ceil_div(samples, self.data) * self.full_tokens
+        return ceil_div(samples, self.data // self.context) * self.full_tokens
 
     @property
     def trains_norms(self) -> bool:
@@ -123,14 +130,29 @@ class PolicyNeeds:
         return "a smaller training.microBatchTokens"
 
     @property
-    def micro_batch_tokens(self) -> int:
+    def shorter_sequences(self) -> str:
+        """One more remedy, where a micro-batch is a single sequence that is longer than the budget."""
+        return ", a larger training.contextParallelSize" if self.full_tokens > self.shared_budget else ""
+
+    @property
+    def shared_budget(self) -> int:
+        """Most tokens of a micro-batch, which context-parallel processes divide."""
+        return self.training.micro_batch_tokens * self.context
+
+    @property
+    def shared_tokens(self) -> int:
         """Tokens of the largest micro-batch; a single sequence may be longer than the budget."""
-        return min(self.update_tokens, max(self.training.micro_batch_tokens, self.full_tokens))
+        return min(self.update_tokens, max(self.shared_budget, self.full_tokens))
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """What one process computes of them."""
+        return ceil_div(self.shared_tokens, self.context)
 
     @property
     def holds_whole_gradients(self) -> bool:
         """Whether gradients of several micro-batches add up before they are reduced."""
-        return self.update_tokens > self.micro_batch_tokens and not self.reduces_each
+        return self.update_tokens > self.shared_tokens and not self.reduces_each
 
     @property
     def vocabulary_parts(self) -> int:
@@ -322,6 +344,7 @@ class PolicyNeeds:
         else:
             kept, text = layers * layer, f"{layers} layers x {layer:,} B"
             remedy = f"training.activationCheckpointing: true, {self.less_work}"
+        remedy += self.shorter_sequences
         formula = f"{show_count(tokens)} tokens x {text}"
         return (Need(kind=Kind.WORKSPACE, name="activations", formula=formula, num_bytes=tokens * kept, remedy=remedy),)
 
@@ -356,7 +379,7 @@ class PolicyNeeds:
         """Sequences of full length after one prompt; a tree is no longer than a micro-batch."""
         rollout = self.spec.rollout
         prompt, response = rollout.max_prompt_tokens, rollout.max_response_tokens
-        fitting = max(1, (self.training.micro_batch_tokens - prompt) // response)
+        fitting = max(1, (self.shared_budget - prompt) // response)
         return TreeSizes(prompt_tokens=prompt, response_tokens=response, samples=min(rollout.samples_per_prompt, fitting))
 
     def _layer_bytes_per_token(self, decoder: DecoderShape) -> int:
@@ -366,8 +389,15 @@ class PolicyNeeds:
             attending = Attending.EAGER
         elif not self.on_cuda:
             attending = cpu_attending(decoder, tree)
-        number, tensor = self.compute_bytes, self.tensor
-        return layer_bytes_per_token(decoder, tree, attending, number=number, trains_norms=self.trains_norms, tensor=tensor)
+        return layer_bytes_per_token(
+            decoder,
+            tree,
+            attending,
+            number=self.compute_bytes,
+            trains_norms=self.trains_norms,
+            tensor=self.tensor,
+            context=self.context,
+        )
 
     def _last(self, *, trained: bool) -> tuple[Need, ...]:
         """The final norm and log-probs, see ``rljob_runtime.training.logprob``.

@@ -25,6 +25,7 @@ TENSOR_PARALLEL_MODELS = (
     *("olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2"),
 )
 """``model_type`` of the models whose layers the trainer can divide: dense ones whose plan in transformers divides whole linear layers."""
+CONTEXT_PARALLEL_PATH = "spec.training.contextParallelSize"
 DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -152,6 +153,30 @@ def _tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterat
             yield from _component_parallel(index, component, decoder)
 
 
+def _context_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """Attention is divided by heads, and computes packed rows, in which every layer attends to all earlier tokens."""
+    size, tensor, heads = spec.training.context_parallel_size, spec.training.tensor_parallel_size, _count(decoder, "num_attention_heads")
+    if size == 1 or not spec.with_role(Role.TRAINER):
+        return
+    path = CONTEXT_PARALLEL_PATH
+    if partial := _partial_attention(decoder):
+        problem = f"config.json has {partial}: only models whose layers all attend to all earlier tokens can divide sequences"
+        yield _error(path, size, problem, "write 1, or use another model")
+    if heads is not None and heads % tensor == 0 and heads % (size * tensor):
+        times = "" if tensor == 1 else f"times tensorParallelSize {tensor} "
+        problem = f"{times}does not divide num_attention_heads {heads} of config.json"
+        yield _error(path, size, problem, f"use {_divisors(heads // tensor, size)}")
+
+
+def _partial_attention(decoder: Config) -> str | None:
+    """What says that a layer does not attend to all earlier tokens; None where all do."""
+    kinds = decoder.get("layer_types")
+    if isinstance(kinds, list):
+        return next((f"layer_types with {kind}" for kind in kinds if kind != "full_attention"), None)
+    window = decoder.get("sliding_window")
+    return f"sliding_window {window}" if window is not None and decoder.get("use_sliding_window") is not False else None
+
+
 def _component_parallel(index: int, component: Component, decoder: Config) -> Iterator[FieldError]:
     """Whether the sizes of a component, not the Trainer, divide its model's layers."""
     path, heads = f"spec.components[{index}]", _count(decoder, "num_attention_heads")
@@ -208,5 +233,6 @@ RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] =
     _quantized,
     _logits,
     _tensor_parallel,
+    _context_parallel,
 )
 """Each independent of the others; gets the whole config and that of its text decoder."""

@@ -8,7 +8,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
-from rljob_api.rules.model import tensor_parallel_path
+from rljob_api.rules.model import CONTEXT_PARALLEL_PATH, tensor_parallel_path
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -80,7 +80,7 @@ def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     for placed, component in zip(spec.components, plan.components, strict=True):
         if not TRAITS[component.role].is_trained:
             continue
-        shared_by = spec.tensor_parallel_size(placed)
+        shared_by = spec.processes_per_share(placed)
         if component.world_size % shared_by or prompts % mini_batches:
             continue
         processes, in_mini_batch = component.world_size // shared_by, prompts // mini_batches * samples
@@ -94,17 +94,36 @@ def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
             )
 
 
-def _tensor_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     for index, component in enumerate(plan.components):
         tensor, processes = spec.tensor_parallel_size(spec.components[index]), component.world_size
         takes_size = component.role is Role.TRAINER or TRAITS[component.role].takes_tensor_parallel
+        devices = f"the {processes} device{'s' if processes > 1 else ''} of {component.name}"
         if takes_size and processes % tensor:
             yield _error(
                 tensor_parallel_path(spec, index),
                 tensor,
-                f"does not divide the {processes} device{'s' if processes > 1 else ''} of {component.name}",
+                f"does not divide {devices}",
                 f"use a divisor of {processes}, or {_near(processes, tensor)} devices",
             )
+            continue
+        together = spec.processes_per_share(spec.components[index])
+        if takes_size and processes % together:
+            groups = devices if tensor == 1 else f"the {processes // tensor} groups of tensorParallelSize {tensor} in {devices}"
+            yield _error(
+                CONTEXT_PARALLEL_PATH,
+                together // tensor,
+                f"does not divide {groups}",
+                f"use a divisor of {processes // tensor}, or {_near(processes, together)} devices",
+            )
+
+
+def _context_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Sequences are divided where the trainer computes packed rows (``rljob_runtime.training.attention``)."""
+    size, attention = spec.training.context_parallel_size, spec.model.attention
+    if size > 1 and attention != "sdpa":
+        problem = f"is set with model.attention {attention}, which takes whole sequences"
+        yield _error(CONTEXT_PARALLEL_PATH, size, problem, "write 1, or model.attention: sdpa")
 
 
 def _near(value: int, multiple_of: int) -> str:
@@ -121,8 +140,14 @@ def _near_samples(prompts: int, samples: int, processes: int) -> str:
     return " or ".join(str(count) for count in below + above)
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_mini_batches, _schedule, _critic_schedule, _critic_warmup)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
+    _mini_batches,
+    _schedule,
+    _critic_schedule,
+    _critic_warmup,
+    _context_parallel,
+)
 """Rules between fields, each independent of the others."""
 
-PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _tensor_parallel)
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _parallel_sizes)
 """Rules that need to know how many processes there are."""

@@ -126,6 +126,10 @@ class Training(SpecModel):
     """When the processes of the trainer, and those of a critic, add up their gradients. Results differ by rounding only."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of the trainer."""
+    context_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices, or groups of tensorParallelSize of them, that share each sequence of the trainer, for long responses: each computes a part
+    of its tokens, and attention a part of its heads (DeepSpeed-Ulysses). Activations are divided by it; weights are sharded over these
+    devices as over data-parallel ones. Its product with tensorParallelSize has to divide the model's attention heads."""
     load_balancing: LoadBalancing | None = None
     """Of a mixture of experts: add the load-balancing loss of its routers; not added when not set. Costs about a third of a step."""
     router_replay: RouterReplay = RouterReplay.DISABLED
@@ -134,3 +138,8 @@ class Training(SpecModel):
     step_timeout_seconds: Seconds = 3600
     """Deadline of one training step on the trainer's side. A trainer that misses it counts as lost: its group starts again from the newest
     checkpoint, failurePolicy.maxWorkerRestarts times, then the run fails."""
+
+    @property
+    def devices_per_share(self) -> int:
+        """Devices of the trainer that compute one data-parallel share together."""
+        return self.context_parallel_size * self.tensor_parallel_size

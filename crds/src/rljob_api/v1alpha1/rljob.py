@@ -145,10 +145,18 @@ class RLJobSpec(SpecModel):
         return [(index, component) for index, component in enumerate(self.components) if component.role is role]
 
     def tensor_parallel_size(self, component: Component) -> int:
-        """Processes of a component that compute one data-parallel share together; an engine's devices are within one process."""
+        """Processes of a component that share each layer; an engine's devices are within one process."""
         if component.role is Role.TRAINER:
             return self.training.tensor_parallel_size
         return component.tensor_parallel_size or 1
+
+    def context_parallel_size(self, component: Component) -> int:
+        """Tensor-parallel groups of a component that share each sequence."""
+        return self.training.context_parallel_size if component.role is Role.TRAINER else 1
+
+    def processes_per_share(self, component: Component) -> int:
+        """Processes of a component that compute one data-parallel share together."""
+        return self.context_parallel_size(component) * self.tensor_parallel_size(component)
 
 
 class RLJob(SpecModel):

@@ -192,7 +192,7 @@ def _component(spec: RLJobSpec, planned: PlannedComponent, workers: Sequence[Wor
         phase=description.phase,
         scorings=description.scorings_in(spec),
         tags=() if (teaches := component_spec.teaches) is None else teaches.sources,
-        ranks_per_share=spec.tensor_parallel_size(component_spec),
+        ranks_per_share=spec.processes_per_share(component_spec),
         checkpoint_folder=description.checkpoint_folder,
         survivable=description.replaceable,
     )

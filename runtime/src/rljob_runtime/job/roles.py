@@ -164,10 +164,11 @@ def _critic_settings(context: WorkerContext) -> WorkerSettings:
 
 
 def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
-    use = context.devices
+    use, component = context.devices, worker_settings.component_spec(context.spec, context.component.name)
     return {
         "num_threads": context.num_threads,
-        "tensor_parallel_size": context.spec.tensor_parallel_size(worker_settings.component_spec(context.spec, context.component.name)),
+        "tensor_parallel_size": context.spec.tensor_parallel_size(component),
+        "context_parallel_size": context.spec.context_parallel_size(component),
         "offload_host_bytes": use.host_bytes,
         "reserve": use.releases_kinds,
         "optimizer_around_step": use.optimizer_around_step,

@@ -112,6 +112,7 @@ def policy_config(
     role: Role,
     num_threads: int,
     tensor_parallel_size: int = 1,
+    context_parallel_size: int = 1,
     offload_host_bytes: int | None = None,
     reserve: tuple[StateKind, ...] = (),
     optimizer_around_step: bool = False,
@@ -120,7 +121,7 @@ def policy_config(
 ) -> PolicyConfig:
     """Configuration of a rank of a trainer, critic, or of a reference or teacher, which train nothing.
 
-    ``tensor_parallel_size`` is the component's. Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing,
+    Parallel sizes are the component's. Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing,
     ``reduces_each_micro_batch`` from the memory estimate; a Custom loss is imported from ``job_folder`` first.
     """
     training = spec.algorithm.critic.over(spec.training) if role is Role.CRITIC else spec.training
@@ -143,6 +144,7 @@ def policy_config(
         logprob_chunk_tokens=training.logprob_chunk_tokens,
         activation_checkpointing=training.activation_checkpointing,
         tensor_parallel_size=tensor_parallel_size,
+        context_parallel_size=context_parallel_size,
         lora=learning_settings.lora_config(spec) if role is Role.TRAINER else None,
         load_balancing=learning_settings.load_balancing_config(spec) if role is Role.TRAINER else None,
         replays_routes=role is Role.TRAINER and learning_settings.replays_routes(spec),

@@ -55,7 +55,7 @@ class Component:
     tags: tuple[str, ...] = ()
     """Of the prompts whose samples it scores; empty: all that no other component of its role names."""
     ranks_per_share: int = 1
-    """Neighboring ranks that compute one data-parallel share together (tensor parallelism)."""
+    """Neighboring ranks that compute one data-parallel share together (context and tensor parallelism)."""
     checkpoint_folder: str | None = None
     """Folder in a checkpoint; None: it has nothing to save."""
     survivable: bool = False

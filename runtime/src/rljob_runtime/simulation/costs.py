@@ -229,7 +229,7 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     gathers = 3 if training.activation_checkpointing else 2
     gathered = gathers * weights.parameters / layout.tensor_parallel_size * number_bytes * (replicas - 1) / replicas
     gather_s = training.epochs * gathered / link / (training.micro_batch_tokens * replicas)
-    per_token_s = max(compute_s, gather_s)
+    per_token_s = max(compute_s, gather_s) + _shared_sequences(spec, layout, weights, device)
     if layout.reference_devices:
         per_token_s += (2 * weights.active + 2 * weights.attention * length / 2) / (
             layout.reference_devices * device.flops * rates.TRAIN_UTILISATION
@@ -238,6 +238,17 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     updates = training.epochs * training.mini_batches
     exchange_s = updates * GRADIENT_BYTES * weights.parameters / layout.tensor_parallel_size * (replicas - 1) / replicas / link
     return exchange_s, per_token_s * share
+
+
+def _shared_sequences(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType) -> float:
+    """Seconds of a token for context parallelism: queries, keys, values and outputs of all layers change places, gradients change back.
+
+    Processes that share a sequence are neighbors, so that this stays on a node.
+    """
+    training, sharing = spec.training, spec.training.context_parallel_size
+    passes = 3 if training.activation_checkpointing else 2
+    moved = (2 * weights.attention + weights.cache_numbers) * DTYPE_BYTES[spec.model.dtype] * (sharing - 1) / sharing
+    return training.epochs * passes * moved / device.link_bytes_per_s / layout.trainer_devices
 
 
 def _sync(spec: RLJobSpec, layout: Layout, weights: Weights) -> float:

@@ -16,12 +16,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from rljob_runtime.training.context_parallel import to_heads, to_tokens
 from rljob_runtime.training.microbatch import PackedRow
 from rljob_runtime.training.packing import RowsPart, TreePart
 
@@ -83,13 +85,15 @@ class Packing:
     compile_flex: ClassVar[bool] = True
     """False only in tests: FlexAttention as plain operations."""
 
-    def __init__(self, row: PackedRow, device: torch.device) -> None:
+    def __init__(self, row: PackedRow, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         """Bring to the device what its attention needs.
 
         Args:
             row: of the micro-batch.
             device: which decides how it is computed.
+            group: the ranks that compute a part of the row each (:mod:`.context_parallel`); None: this one computes all of it.
         """
+        self._group = group
         self.position_ids = torch.from_numpy(row.position_ids).to(device)
         self.parts: list[Rows | Tree] = []
         self.blocks: BlockMask | None = None
@@ -106,7 +110,7 @@ class Packing:
         """Attention of one layer.
 
         Args:
-            query: shape (1, heads, T, D).
+            query: shape (1, heads, T, D), of a part of the row too.
             key: shape (1, key heads, T, D), where key heads divide heads.
             value: as ``key``.
             scale: of the scores.
@@ -114,6 +118,13 @@ class Packing:
         Returns:
             Shape (1, T, heads, D).
         """
+        if self._group is None:
+            return self._attend(query, key, value, scale)
+        query, key, value = (to_heads(one, self._group) for one in (query, key, value))
+        return to_tokens(self._attend(query, key, value, scale), self._group)
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        """The same over the whole row."""
         if self.blocks is not None:
             result = _flex(query, key, value, self.blocks, scale, compiled=self.compile_flex)
             return result.transpose(1, 2)

@@ -93,7 +93,7 @@ class Balance:
             run: a forward pass that returns :func:`routing_sums`.
             coefficient: of the loss.
             top_k: experts of a token.
-            group: the ranks with different batches.
+            group: the ranks with different tokens.
         """
         self._coefficient, self._top_k, self._group = coefficient, top_k, group
         self._chosen: torch.Tensor | None = None

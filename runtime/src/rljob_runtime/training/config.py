@@ -73,7 +73,7 @@ class PolicyConfig:
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this global 2-norm; None never scales."""
     token_budget: int = 16_384
-    """Most tokens of one micro-batch, padding included; a single longer sequence still makes one."""
+    """Most tokens of one micro-batch on a rank, padding included; a single longer sequence still makes one."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits exist at the same time."""
     activation_checkpointing: bool = False
@@ -96,6 +96,9 @@ class PolicyConfig:
     """As transformers names it."""
     tensor_parallel_size: int = 1
     """Ranks that hold one copy of the layers together and compute the same batches; divides the number of ranks."""
+    context_parallel_size: int = 1
+    """Ranks, or tensor-parallel groups of them, that compute a part each of the same sequences; its product with
+    ``tensor_parallel_size`` divides the number of ranks."""
     lora: LoraConfig | None = None
     """Adapters to train; None trains all weights. Engines and exports get plain weights either way."""
     load_balancing: LoadBalancingConfig | None = None
@@ -111,7 +114,7 @@ class PolicyConfig:
         """
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
-        for name in ("token_budget", "logprob_chunk_tokens", "threads", "tensor_parallel_size"):
+        for name in ("token_budget", "logprob_chunk_tokens", "threads", "tensor_parallel_size", "context_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
@@ -132,3 +135,8 @@ class PolicyConfig:
                 f"lr_schedule {self.lr_schedule} with total_steps {self.total_steps} and warmup_steps {self.warmup_steps}; "
                 "set total_steps above warmup_steps"
             )
+
+    @property
+    def shared_budget(self) -> int:
+        """Most tokens of a micro-batch that context-parallel ranks divide."""
+        return self.token_budget * self.context_parallel_size

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from rljob_runtime.records import FloatArray, IntArray, TrainBatch
 from rljob_runtime.training.critic_config import CriticConfig
 from rljob_runtime.training.model import layer_costs, load_model
-from rljob_runtime.training.parallel import layout_of
+from rljob_runtime.training.parallel import Layout, layout_of
 from rljob_runtime.training.rank import ModelRank, check_tokens
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import WEIGHTS
@@ -92,9 +91,9 @@ class CriticWorker(ModelRank):
             "critic/learning_rate": rate,
         }
 
-    def _build(self, folder: Path, device: torch.device, mesh: DeviceMesh) -> tuple[PreTrainedModel, LayerCosts]:
+    def _build(self, folder: Path, device: torch.device, layout: Layout) -> tuple[PreTrainedModel, LayerCosts]:
         model = load_model(self.config, folder)
         costs = layer_costs(model, device)
         replace_head(model)
-        shard_critic(model, self.config, mesh, device)
+        shard_critic(model, self.config, layout, device)
         return model, costs

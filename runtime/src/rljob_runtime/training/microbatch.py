@@ -46,7 +46,7 @@ class PackedRow:
     """Where sequences begin in a row, and who sees whom."""
 
     position_ids: LongArray
-    """Shape (1, width): of each token in its own sequence."""
+    """Shape (1, width), of a part of a row (1, width of the part): of each token in its own sequence."""
     until: LongArray
     """Shape (width,): the token in column k is seen from columns q with ``k <= q < until``."""
     parts: tuple[RowsPart | TreePart, ...]

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -137,19 +136,18 @@ def _needs_whole(model: PreTrainedModel, parts: Collection[str], files: WeightFi
     return ""
 
 
-def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shard in place over ``mesh``, put ``token_logprobs`` and the layout on the model, and read this process's weights.
+def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, device: torch.device) -> None:
+    """Shard in place, put ``token_logprobs`` and the layout on the model, and read this process's weights.
 
     Args:
         model: whole, with adapters if there are any.
         config: of the policy.
-        mesh: from :func:`~rljob_runtime.training.parallel.make_mesh`.
+        layout: from :func:`~rljob_runtime.training.parallel.make_layout`.
         device: where its shards go.
 
     Raises:
         ModelError: tensor parallelism is asked for and does not fit the model, or weights cannot be read.
     """
-    layout = Layout(mesh=mesh)
     model.layout = layout
     # with adapters every parameter has the dtype it is used in: merged weights are made in float32
     low_precision = config.dtype != "float32" and config.trainable and config.lora is None
@@ -158,8 +156,8 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh, 
     apply_tensor_parallel(model, layers, layout)
     if sum(p.numel() * p.element_size() for p in model.parameters()) > ONE_UNIT_BYTES:
         for layer in layers:
-            fully_shard(layer, mesh=layout.dp_mesh, mp_policy=policy)
-    fully_shard(model, mesh=layout.dp_mesh, mp_policy=policy)
+            fully_shard(layer, mesh=layout.fsdp_mesh, mp_policy=policy)
+    fully_shard(model, mesh=layout.fsdp_mesh, mp_policy=policy)
     for name, method in (("token_logprobs", _token_logprobs), ("expert_choices", _expert_choices)):
         setattr(model, name, types.MethodType(method, model))
         register_fsdp_forward_method(model, name)
@@ -257,7 +255,7 @@ def _token_logprobs(
     chosen, routing = _pass(self, input_ids, positions, packing, with_routing=with_routing, routes=routes)
     weight = self.get_output_embeddings().weight
     part = None
-    if isinstance(weight, DTensor):  # gathered over dp here, so that it is one only where the vocabulary is divided over tp
+    if isinstance(weight, DTensor):  # gathered by FSDP here, so that it is one only where the vocabulary is divided over tp
         weight, layout = weight.to_local(), layout_of(self)
         part = VocabularyPart(first=layout.tp_rank * weight.shape[0], group=layout.tp_group)
     possible = None if possible_ids is None or possible_rows is None else PossibleTokens(token_ids=possible_ids, rows=possible_rows)

@@ -1,11 +1,12 @@
 """How the ranks of a policy stand to each other, and tensor parallelism within one decoder layer.
 
-The mesh is ``("dp", "tp")``: rank = dp rank * tp size + tp rank. The tp ranks of one dp rank get the same batches and hold a part of each
-layer: heads and intermediate channels are divided by rows of ``q, k, v, gate, up`` and by columns of ``o, down``, embedding and head by
-rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are DTensors, so that FSDP2 cuts them once more over dp and
-checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp per attention and MLP in each direction.
-Everything else is on each tp rank as a whole, with equal gradients, except the few that see only their rank's heads: see
-:func:`sum_partial_gradients`.
+rank = (dp rank * cp size + cp rank) * tp size + tp rank. The cp * tp ranks of one dp rank get the same batches. Its cp ranks compute a part
+of each sequence (:mod:`.context_parallel`); FSDP2 shards parameters over dp and cp ranks alike, so that the mesh of parameters is
+``("fsdp", "tp")``. Its tp ranks hold a part of each layer: heads and intermediate channels are divided by rows of ``q, k, v, gate, up``
+and by columns of ``o, down``, embedding and head by rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are
+DTensors, so that FSDP2 cuts them once more and checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp
+per attention and MLP in each direction. Everything else is on each tp rank as a whole, with equal gradients, except the few that see only
+their rank's heads: see :func:`sum_partial_gradients`.
 """
 
 from __future__ import annotations
@@ -38,25 +39,32 @@ IN_LAYERS = "layers.*."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Data-parallel and tensor-parallel place of this rank."""
+    """Data-parallel, context-parallel and tensor-parallel place of this rank."""
 
     mesh: DeviceMesh
-    """Dimensions ``("dp",)`` without tensor parallelism, otherwise ``("dp", "tp")``."""
+    """Of parameters: dimensions ``("fsdp",)`` without tensor parallelism, otherwise ``("fsdp", "tp")``."""
+    batches: DeviceMesh | None = None
+    """With context parallelism the same ranks as ``("dp", "cp", "tp")``, by what they compute."""
 
     @property
-    def dp_mesh(self) -> DeviceMesh:
-        """One dimension: the ranks that hold the same part of each layer."""
-        return self.mesh if self.mesh.ndim == 1 else self.mesh["dp"]
+    def fsdp_mesh(self) -> DeviceMesh:
+        """One dimension: the ranks that share out the same part of each layer."""
+        return self.mesh if self.mesh.ndim == 1 else self.mesh["fsdp"]
 
     @property
-    def dp_size(self) -> int:
-        """Number of data-parallel ranks: how many different batches there are."""
+    def fsdp_size(self) -> int:
+        """Number of data-parallel times context-parallel ranks: over how many FSDP shards a tensor and averages its gradient."""
         return self.mesh.size(0)
 
     @property
-    def dp_rank(self) -> int:
-        """Which part of each tensor this rank holds, and which batches it computes."""
+    def fsdp_rank(self) -> int:
+        """Which part of each tensor this rank holds."""
         return self.mesh.get_local_rank(0)
+
+    @property
+    def fsdp_group(self) -> dist.ProcessGroup:
+        """For sums over all tokens of all batches."""
+        return self.mesh.get_group(0)
 
     @property
     def tp_size(self) -> int:
@@ -70,8 +78,23 @@ class Layout:
 
     @property
     def dp_group(self) -> dist.ProcessGroup:
-        """For sums over different batches."""
-        return self.mesh.get_group(0)
+        """For sums over different batches, of what the ranks of one batch all know."""
+        return self.fsdp_group if self.batches is None else self.batches.get_group("dp")
+
+    @property
+    def cp_size(self) -> int:
+        """Number of ranks that divide each sequence."""
+        return 1 if self.batches is None else self.batches.size(1)
+
+    @property
+    def cp_rank(self) -> int:
+        """Which part of each sequence this rank computes."""
+        return 0 if self.batches is None else self.batches.get_local_rank("cp")
+
+    @property
+    def cp_group(self) -> dist.ProcessGroup | None:
+        """The ranks that divide this rank's sequences; None without context parallelism."""
+        return None if self.batches is None else self.batches.get_group("cp")
 
     @property
     def tp_group(self) -> dist.ProcessGroup:
@@ -79,21 +102,25 @@ class Layout:
         return self.mesh.get_group("tp")
 
 
-def make_mesh(device: torch.device, tensor_parallel_size: int) -> DeviceMesh:
-    """The mesh of all ranks; the process group must exist, and all ranks must call it.
+def make_layout(device: torch.device, *, tensor_parallel_size: int = 1, context_parallel_size: int = 1) -> Layout:
+    """The layout of all ranks; the process group must exist, and all ranks must call it.
 
     Raises:
-        ModelError: ``tensor_parallel_size`` does not divide the number of ranks.
+        ModelError: the sizes do not divide the number of ranks.
     """
-    world_size = dist.get_world_size()
-    if world_size % tensor_parallel_size != 0:
+    world_size, tp, cp = dist.get_world_size(), tensor_parallel_size, context_parallel_size
+    if world_size % (tp * cp) != 0:
+        sizes = f"tensor_parallel_size is {tp}" if cp == 1 else f"context_parallel_size * tensor_parallel_size is {cp} * {tp}"
         raise ModelError(
-            f"tensor_parallel_size is {tensor_parallel_size} but there are {world_size} ranks; "
-            "make the number of ranks a multiple of it (ranks = data-parallel ranks * tensor_parallel_size)"
+            f"{sizes} but there are {world_size} ranks; make the number of ranks a multiple of it "
+            "(ranks = data-parallel ranks * context_parallel_size * tensor_parallel_size)"
         )
-    if tensor_parallel_size == 1:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("dp",))
-    return init_device_mesh(device.type, (world_size // tensor_parallel_size, tensor_parallel_size), mesh_dim_names=("dp", "tp"))
+    shape, names = ((world_size,), ("fsdp",)) if tp == 1 else ((world_size // tp, tp), ("fsdp", "tp"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    if cp == 1:
+        return Layout(mesh=mesh)
+    batches = init_device_mesh(device.type, (world_size // (tp * cp), cp, tp), mesh_dim_names=("dp", "cp", "tp"))
+    return Layout(mesh=mesh, batches=batches)
 
 
 def layout_of(model: nn.Module) -> Layout:

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from rljob_runtime.checkpoint_files import FileSum, damaged
@@ -34,7 +33,7 @@ from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_bat
 from rljob_runtime.training.model import reshard, resolve_folder
 from rljob_runtime.training.model_info import ModelInfo
 from rljob_runtime.training.optimizer import build_optimizer, clip_gradients, learning_rate_at
-from rljob_runtime.training.parallel import make_mesh
+from rljob_runtime.training.parallel import Layout, make_layout
 from rljob_runtime.training.sharing import LayerCosts
 from rljob_runtime.training.state import TRAINED_STATE, policy_state, prepare_offload
 
@@ -73,8 +72,8 @@ class ModelRank(ABC):
 
         Args:
             config: equal on all ranks.
-            rank: data-parallel rank times ``config.tensor_parallel_size``, plus tensor-parallel rank. The tensor-parallel ranks of one
-                data-parallel rank get the same arguments in every call.
+            rank: as :mod:`.parallel` counts. The context- and tensor-parallel ranks of one data-parallel rank get the same arguments in
+                every call.
             world_size: number of ranks.
         """
         self.config = config
@@ -83,8 +82,8 @@ class ModelRank(ABC):
         self._ready: Ready | None = None
 
     @abstractmethod
-    def _build(self, folder: Path, device: torch.device, mesh: DeviceMesh) -> tuple[PreTrainedModel, LayerCosts]:
-        """Load the model of ``folder`` and shard it over ``mesh``; also what its layers cost on ``device``.
+    def _build(self, folder: Path, device: torch.device, layout: Layout) -> tuple[PreTrainedModel, LayerCosts]:
+        """Load the model of ``folder`` and shard it as ``layout`` says; also what its layers cost on ``device``.
 
         Raises:
             ModelError: the model cannot be loaded.
@@ -116,7 +115,8 @@ class ModelRank(ABC):
             timeout=datetime.timedelta(seconds=timeout_s),
         )
         try:
-            model, costs = self._build(folder, device, make_mesh(device, self.config.tensor_parallel_size))
+            tp, cp = self.config.tensor_parallel_size, self.config.context_parallel_size
+            model, costs = self._build(folder, device, make_layout(device, tensor_parallel_size=tp, context_parallel_size=cp))
             optimizer = build_optimizer(model, self.config) if self.config.trainable else None
             store = policy_state(model, optimizer, device, self.config.offload_host_bytes, self._name)
             around_step = {StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()
@@ -333,7 +333,7 @@ class ModelRank(ABC):
         """
         check_tokens(token_ids, ready.vocab_size)
         check_mask(sampling_mask, ready.vocab_size)
-        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.token_budget, costs, sampling_mask, routes)
+        micro_batches = make_micro_batches(token_ids, lengths, wanted, self.config.shared_budget, costs, sampling_mask, routes)
         count = torch.tensor(len(micro_batches), device=ready.device)
         if self.world_size > 1:
             dist.all_reduce(count, dist.ReduceOp.MAX)

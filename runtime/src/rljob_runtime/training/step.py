@@ -20,9 +20,10 @@ from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.balance import Balance, balance_coefficient
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.context_parallel import RowPart, gather_numbers, part_of
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import MicroBatch, filler, make_micro_batches
-from rljob_runtime.training.parallel import layout_of
+from rljob_runtime.training.parallel import Layout, layout_of
 from rljob_runtime.training.sharing import LayerCosts
 
 
@@ -49,7 +50,7 @@ def prepare_batches(
     """Cut batches into micro-batches and bring all ranks to the same number of them, with one collective.
 
     Args:
-        batches: this rank's, one per update.
+        batches: this rank's, one per update; those of context- and tensor-parallel ranks are equal.
         config: of the policy.
         device: where tensors go.
         costs: of the model, as :func:`~rljob_runtime.training.microbatch.make_micro_batches` takes them.
@@ -80,7 +81,7 @@ def cut_batches(
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each batch, as many on every rank; arguments and errors as of :func:`prepare_batches`."""
     cut = [
-        make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.token_budget, costs, b.sampling_mask, b.routes) for b in batches
+        make_micro_batches(b.token_ids, b.lengths, b.response_mask, config.shared_budget, costs, b.sampling_mask, b.routes) for b in batches
     ]
     counts = torch.tensor([len(c) for c in cut], dtype=torch.int64, device=device)
     if dist.get_world_size() > 1:
@@ -91,10 +92,10 @@ def cut_batches(
 def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: PolicyConfig, meter: StepMeter, *, fresh: bool) -> None:
     """Add the gradient of one update's loss to ``.grad``; equal to that of the whole batch in one piece, over all ranks.
 
-    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each
-    micro-batch or once, with the last, as the configuration says.
+    FSDP averages gradients over its ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each micro-batch
+    or once, with the last, as the configuration says.
     """
-    dp_size = layout_of(model).dp_size
+    fsdp_size = layout_of(model).fsdp_size
     assert isinstance(model, FSDPModule)
     last = len(batch.micro_batches) - 1
     with_entropy = config.loss.entropy_coefficient > 0
@@ -111,7 +112,7 @@ def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: P
         inputs = batch.inputs(micro, logprobs.device)
         result = objective(logprobs, inputs, config.loss, kl_coefficient=batch.kl_coefficient, entropy=entropy)
         loss = result.loss if balance is None or routing is None else result.loss + balance.loss(routing)
-        (loss * dp_size).backward()
+        (loss * fsdp_size).backward()
         meter.add(result, inputs.behaviour_logprobs, fresh=fresh)
     if balance is not None:
         meter.add_balance(balance.metrics())
@@ -123,17 +124,25 @@ def _balance(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], config
     if coefficient == 0.0:
         return None
 
+    layout = layout_of(model)
+
     def count(micro: MicroBatch) -> torch.Tensor:
+        part = _own_part(micro, layout)
+        own = micro if part is None else part.micro
         return model.expert_choices(
-            to_device(micro.input_ids, model.device),
-            to_device(micro.positions, model.device),
-            None if micro.packed is None else Packing(micro.packed, model.device),
-            None if micro.routes is None else to_device(micro.routes, model.device),
+            to_device(own.input_ids, model.device),
+            to_device(own.positions, model.device),
+            None if own.packed is None else Packing(own.packed, model.device, layout.cp_group),
+            None if own.routes is None else to_device(own.routes, model.device),
         )
 
     top_k = model.config.get_text_config().num_experts_per_tok
-    group = layout_of(model).dp_group
-    return Balance(micro_batches, count, coefficient=coefficient, top_k=top_k, group=group)
+    return Balance(micro_batches, count, coefficient=coefficient, top_k=top_k, group=layout.fsdp_group)
+
+
+def _own_part(micro: MicroBatch, layout: Layout) -> RowPart | None:
+    """What this rank computes of a micro-batch with context parallelism; None: all of it, as of fillers, which have nothing to divide."""
+    return None if layout.cp_size == 1 or micro.is_filler else part_of(micro, layout.cp_rank, layout.cp_size)
 
 
 def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int) -> torch.Tensor:
@@ -150,22 +159,27 @@ def _run(
     with_entropy: bool = False,
     with_routing: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32, with entropies below: (2, N); and routing sums, or None."""
-    device = model.device
-    outputs: tuple[torch.Tensor, torch.Tensor | None] = model.token_logprobs(
-        to_device(micro.input_ids, device),
-        to_device(micro.positions, device),
-        to_device(micro.targets, device),
+    """Log-probs of the micro-batch's wanted tokens, shape (N,), float32, with entropies below: (2, N); and routing sums, or None.
+
+    Of the routing sums context-parallel ranks have a part each.
+    """
+    device, layout = model.device, layout_of(model)
+    part = _own_part(micro, layout)
+    own = micro if part is None else part.micro
+    numbers, routing = model.token_logprobs(
+        to_device(own.input_ids, device),
+        to_device(own.positions, device),
+        to_device(own.targets, device),
         temperature,
         chunk_tokens,
-        None if micro.packed is None else Packing(micro.packed, device),
+        None if own.packed is None else Packing(own.packed, device, layout.cp_group),
         with_entropy,
-        None if micro.possible_ids is None else to_device(micro.possible_ids, device),
-        None if micro.possible_rows is None else to_device(micro.possible_rows, device),
+        None if own.possible_ids is None else to_device(own.possible_ids, device),
+        None if own.possible_rows is None else to_device(own.possible_rows, device),
         with_routing,
-        None if micro.routes is None else to_device(micro.routes, device),
+        None if own.routes is None else to_device(own.routes, device),
     )
-    return outputs
+    return numbers if part is None or layout.cp_group is None else gather_numbers(numbers, part, layout.cp_group), routing
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -11,7 +11,6 @@ import types
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
@@ -36,10 +35,10 @@ def replace_head(model: PreTrainedModel) -> None:
     model.add_module(VALUE_HEAD, value_head)
 
 
-def shard_critic(model: PreTrainedModel, config: PolicyConfig, mesh: DeviceMesh, device: torch.device) -> None:
+def shard_critic(model: PreTrainedModel, config: PolicyConfig, layout: Layout, device: torch.device) -> None:
     """Shard in place as a policy is, the head by itself, and put ``token_values`` on the model."""
-    fully_shard(model.get_submodule(VALUE_HEAD), mesh=Layout(mesh=mesh).dp_mesh)
-    shard_model(model, config, mesh, device)
+    fully_shard(model.get_submodule(VALUE_HEAD), mesh=layout.fsdp_mesh)
+    shard_model(model, config, layout, device)
     model.token_values = types.MethodType(_token_values, model)
     register_fsdp_forward_method(model, "token_values")
 

@@ -133,10 +133,10 @@ def prepare_values(batches: Sequence[TrainBatch], config: CriticConfig, device: 
 def accumulate_value_gradients(model: PreTrainedModel, batch: PreparedValues, config: CriticConfig, meter: ValueMeter) -> None:
     """Add the gradient of one update's loss to ``.grad``; equal to that of the whole batch in one piece, over all ranks.
 
-    FSDP averages gradients over data-parallel ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each
-    micro-batch or once, with the last, as the configuration says.
+    FSDP averages gradients over its ranks, so each rank's loss is scaled by their number. Ranks exchange gradients with each micro-batch
+    or once, with the last, as the configuration says.
     """
-    dp_size = layout_of(model).dp_size
+    fsdp_size = layout_of(model).fsdp_size
     assert isinstance(model, FSDPModule)
     last = len(batch.micro_batches) - 1
     for index, micro in enumerate(batch.micro_batches):
@@ -148,7 +148,7 @@ def accumulate_value_gradients(model: PreTrainedModel, batch: PreparedValues, co
         sources = to_device(micro.sources, values.device)
         terms = clipped_value_loss(values, batch.old_values[sources], batch.returns[sources], value_clip=config.value.value_clip)
         loss = torch.dot(terms.loss, batch.weights[sources])
-        (loss * dp_size).backward()
+        (loss * fsdp_size).backward()
         meter.add(terms, loss)
 
 

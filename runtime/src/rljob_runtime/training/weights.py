@@ -1,7 +1,7 @@
 """The trainer's half of a weight update: names, dtypes, shapes, and packed bytes of each bucket.
 
 One flat gather per bucket to the rank that sends it, not one per parameter; several at the same time to several ranks. Tensor parallelism
-divides a parameter by rows or columns into equal parts, and FSDP2 cuts each part along its first dimension into ``ceil(rows / dp ranks)``
+divides a parameter by rows or columns into equal parts, and FSDP2 cuts each part along its first dimension into ``ceil(rows / fsdp ranks)``
 rows per rank: each rank has one block of the full tensor, whose bytes land in the bucket. Layers with adapters go out merged, so that
 engines see an ordinary model, or the adapters alone. Experts travel as the matrices that a checkpoint has of them
 (:mod:`rljob_runtime.weightsync.checkpoint_names`); FSDP2 cuts between experts, so that one rank has each of these.
@@ -135,14 +135,14 @@ def _sources(model: nn.Module, buckets: Iterable[Bucket]) -> dict[str, _Source]:
     return found
 
 
-def block_of(slot: TensorSlot, divided: int | None, layout: Layout, dp_rank: int, tp_rank: int) -> Block:
+def block_of(slot: TensorSlot, divided: int | None, layout: Layout, fsdp_rank: int, tp_rank: int) -> Block:
     """What a rank sends of a slot: what it has, or nothing where the first tp rank has the same.
 
     Args:
         slot: its full shape and size.
         divided: dimension that tp divides, 0 or 1; None if each tp rank has all of it.
         layout: numbers of ranks.
-        dp_rank: of the rank.
+        fsdp_rank: of the rank.
         tp_rank: of the rank.
     """
     rows = slot.shape[0]
@@ -154,11 +154,11 @@ def block_of(slot: TensorSlot, divided: int | None, layout: Layout, dp_rank: int
     elif divided == 1:
         row_bytes //= layout.tp_size
         first_byte = row_bytes * tp_rank
-    per_rank = -(-rows // layout.dp_size)
-    held = max(0, min(per_rank, rows - dp_rank * per_rank))
+    per_rank = -(-rows // layout.fsdp_size)
+    held = max(0, min(per_rank, rows - fsdp_rank * per_rank))
     if divided is None and tp_rank > 0:
         held = 0
-    return Block(first_row=first_row + dp_rank * per_rank if held else 0, rows=held, first_byte=first_byte, row_bytes=row_bytes)
+    return Block(first_row=first_row + fsdp_rank * per_rank if held else 0, rows=held, first_byte=first_byte, row_bytes=row_bytes)
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -179,8 +179,8 @@ def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
         shard = local_tensor(source.parameter).detach()
     part = source.part
     if part.expert is not None:
-        per_rank = -(-source.parameter.shape[0] // layout_of(model).dp_size)
-        local = part.expert - layout_of(model).dp_rank * per_rank
+        per_rank = -(-source.parameter.shape[0] // layout_of(model).fsdp_size)
+        local = part.expert - layout_of(model).fsdp_rank * per_rank
         if not 0 <= local < shard.shape[0]:
             return shard.new_empty(0)
         return shard[local, part.first_row : part.first_row + part.shape[0]]
@@ -194,11 +194,11 @@ def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
     if kind != "weight" or not isinstance(module := model.get_submodule(owner), LoraLinear):
         return shard
     # rows of the product need the same rows of B, and all rows of A
-    return merged_weight(shard, _gathered_over_dp(module.lora_a.detach()), local_tensor(module.lora_b.detach()), module.scale)
+    return merged_weight(shard, _gathered_over_fsdp(module.lora_a.detach()), local_tensor(module.lora_b.detach()), module.scale)
 
 
-def _gathered_over_dp(tensor: torch.Tensor) -> torch.Tensor:
-    """This tp rank's part of a tensor, from all dp ranks."""
+def _gathered_over_fsdp(tensor: torch.Tensor) -> torch.Tensor:
+    """This tp rank's part of a tensor, from all ranks that FSDP shards it over."""
     assert isinstance(tensor, DTensor)
     return local_tensor(tensor.redistribute(placements=[Replicate(), *tensor.placements[1:]]))
 
@@ -226,8 +226,8 @@ def _begin_gather(
 ) -> _Gathered:
     """Send this rank's blocks of a bucket to one rank; all travel as the longest of any rank."""
     held = [
-        [_held(slot, sources[slot.name], layout, dp_rank, tp_rank) for slot in bucket.slots]
-        for dp_rank in range(layout.dp_size)
+        [_held(slot, sources[slot.name], layout, fsdp_rank, tp_rank) for slot in bucket.slots]
+        for fsdp_rank in range(layout.fsdp_size)
         for tp_rank in range(layout.tp_size)
     ]
     mine = held[dist.get_rank()]
@@ -240,12 +240,12 @@ def _begin_gather(
     return _Gathered(held=held, sent=sent, received=received, work=work)
 
 
-def _held(slot: TensorSlot, source: _Source, layout: Layout, dp_rank: int, tp_rank: int) -> Block:
+def _held(slot: TensorSlot, source: _Source, layout: Layout, fsdp_rank: int, tp_rank: int) -> Block:
     """What a rank sends of a slot; an expert's matrix comes whole from the one that has the expert."""
     if source.part.expert is None:
-        return block_of(slot, divided_dimension(source.parameter), layout, dp_rank, tp_rank)
-    owner = source.part.expert // -(-source.parameter.shape[0] // layout.dp_size)
-    rows = slot.shape[0] if (dp_rank, tp_rank) == (owner, 0) else 0
+        return block_of(slot, divided_dimension(source.parameter), layout, fsdp_rank, tp_rank)
+    owner = source.part.expert // -(-source.parameter.shape[0] // layout.fsdp_size)
+    rows = slot.shape[0] if (fsdp_rank, tp_rank) == (owner, 0) else 0
     return Block(first_row=0, rows=rows, first_byte=0, row_bytes=slot.size_bytes // slot.shape[0])
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from rljob_api.v1alpha1.policy_loss import CustomLoss
@@ -20,11 +19,12 @@ from rljob_runtime.records import Bucket, FloatArray, IntArray, TrainBatch, Weig
 from rljob_runtime.routes import RouteArray
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training import export, weights
+from rljob_runtime.training.context_parallel import check_context_parallel
 from rljob_runtime.training.lora import without_adapters
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import MicroBatch
 from rljob_runtime.training.model import layer_costs, load_model, shard_model
-from rljob_runtime.training.parallel import layout_of
+from rljob_runtime.training.parallel import Layout, layout_of
 from rljob_runtime.training.rank import ModelRank, check_mask, check_tokens
 from rljob_runtime.training.replay import check_routes
 from rljob_runtime.training.sharing import LayerCosts
@@ -218,11 +218,12 @@ class PolicyWorker(ModelRank):
         ready = self._require(WEIGHTS, "export_hf")
         export.export_hf(Path(folder), ready.model, ready.folder, self.config.dtype)
 
-    def _build(self, folder: Path, device: torch.device, mesh: DeviceMesh) -> tuple[PreTrainedModel, LayerCosts]:
+    def _build(self, folder: Path, device: torch.device, layout: Layout) -> tuple[PreTrainedModel, LayerCosts]:
         policy = self.config.loss.policy
         if self.config.trainable and isinstance(policy, CustomLoss) and policy.function is not None:
             load_loss(policy.function, policy.parameters, self.config.loss.job_folder)  # before the model: fails in a second
         model = load_model(self.config, folder)
         costs = layer_costs(model, device)
-        shard_model(model, self.config, mesh, device)
+        check_context_parallel(model, costs, cp_size=layout.cp_size, tp_size=layout.tp_size)
+        shard_model(model, self.config, layout, device)
         return model, costs

@@ -211,6 +211,9 @@ LOOP: Mapping[str, Case] = {
     "training.learningRate": Case(value=0.5, changes={"policy.learning_rate": 0.5}),
     "training.minLearningRate": Case(value=1e-7, needs={"training.schedule": "Linear"}, changes={"policy.min_learning_rate": 1e-7}),
     "training.tensorParallelSize": Case(value=2, changes={"policy.tensor_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}),
+    "training.contextParallelSize": Case(
+        value=2, changes={"policy.context_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}
+    ),
     "training.routerReplay": Case(),
     "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
     "training.loadBalancing.coefficient": Case(value=0.5, default=0.1, changes={"policy.load_balancing.coefficient": 0.5}),
@@ -235,7 +238,8 @@ FIELDS = (
         "rollout.extraPrompts",
         "rollout.groupRouting",
     ),
-    *("training.learningRate", "training.minLearningRate", "training.tensorParallelSize", "training.routerReplay"),
+    *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
+    *("training.tensorParallelSize", "training.contextParallelSize"),
 )
 
 NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -484,7 +488,7 @@ def assembled(spec: RLJobSpec) -> tuple[Parts, LoopConfig]:
         critic=critics,
         rollout=[ScriptedEngine()],
         reward=[PreparedRewards("reward-0")],
-        tensor_parallel_sizes={component.role: spec.tensor_parallel_size(component) for component in spec.components},
+        ranks_per_share={component.role: spec.processes_per_share(component) for component in spec.components},
         trainer_scores=[scoring.result for scoring in ROLES[Role.TRAINER].scorings_in(spec)],
         names={component.role: component.name for component in spec.components},
     )
@@ -497,8 +501,13 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(assemble, "load_tokenizer", lambda spec: make_tokenizer())
     parts, loop = assembled(spec)
     scheduler, validator = parts.scheduler, parts.validator
-    tensor = spec.training.tensor_parallel_size
-    policy = worker_settings.policy_config(spec, role=Role.TRAINER, num_threads=1, tensor_parallel_size=tensor)
+    policy = worker_settings.policy_config(
+        spec,
+        role=Role.TRAINER,
+        num_threads=1,
+        tensor_parallel_size=spec.training.tensor_parallel_size,
+        context_parallel_size=spec.training.context_parallel_size,
+    )
     gate = scheduler.gate
     settings: dict[str, Any] = {
         "rollout": scheduler.config,

@@ -119,7 +119,7 @@ class World:
                 reference=self.references,
                 trainer=self.trainers,
                 critic=self.critics,
-                tensor_parallel_sizes={Role.TRAINER: tensor, Role.CRITIC: critic_tensor},
+                ranks_per_share={Role.TRAINER: tensor, Role.CRITIC: critic_tensor},
                 trainer_scores=trainer_scores,
                 log=self.log,
             ),
@@ -346,7 +346,7 @@ def test_every_prompt_is_scored_by_its_own_teacher(default: bool) -> None:
 def updates_of(trainers: Sequence[CountingTrainer], critics: Sequence[CountingTrainer], *, warmup: int = 0, **tensor: int) -> Updates:
     """The part of the loop that trains; ``tensor`` parallel sizes by role."""
     sizes = {Role(role.capitalize()): size for role, size in tensor.items()}
-    workers = make_job_workers(trainer=trainers, critic=critics, tensor_parallel_sizes=sizes)
+    workers = make_job_workers(trainer=trainers, critic=critics, ranks_per_share=sizes)
     return Updates(workers=workers, step_timeout_s=10.0, critic_warmup_steps=warmup)
 
 
@@ -384,7 +384,7 @@ def test_large_batches_are_sent_as_soon_as_they_are_written_once_for_ranks_that_
 
     trainers = [Keeper(f"trainer-{rank}") for rank in range(4)]
     world = World(RuleConfig(max_response_tokens=INLINE_BYTES), trainers=4, tensor=2)
-    workers = make_job_workers(trainer=trainers, tensor_parallel_sizes={Role.TRAINER: 2})
+    workers = make_job_workers(trainer=trainers, ranks_per_share={Role.TRAINER: 2})
     builder = BatchBuilder(rule=world.rule, workers=workers, batching=world.builder.batching, timeout_s=10.0)
     groups = [
         Group(

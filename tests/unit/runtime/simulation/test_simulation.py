@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from bench import scale
-from rljob_api.memory import shape_from_count
+from rljob_api.memory import shape_from_config, shape_from_count
 from rljob_api.validation import check
 from rljob_runtime.commands.cli import app
 from rljob_runtime.errors import SetupError
@@ -25,6 +25,7 @@ from rljob_runtime.simulation.measured import Measurement
 from rljob_runtime.simulation.virtual_time import run_virtual
 from rljob_runtime.simulation.world import DecodeStep
 from tests.layout.tree import ROOT
+from tests.unit.api.model_configs import QWEN25_7B
 
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 RECORDED = ROOT / "bench" / "results" / "overlap-real.json"
@@ -93,6 +94,18 @@ def test_training_of_a_dense_model_by_hand():
     by_response = 6 * 7e9 * tokens / 256 / (4 * 989e12 * 0.4)
     assert world.train_token_s == pytest.approx(by_response, rel=0.02)
     assert world.sync_s == pytest.approx(7e9 * 2 / 20e9)
+
+
+def test_devices_that_share_sequences_exchange_them_and_move_together():
+    spec = check(job(training={"steps": 10, "contextParallelSize": 4}), runnable=False)
+    alone = check(job(), runnable=False)
+    shape, h100 = shape_from_config(QWEN25_7B), DEVICES["H100"]
+    shared, whole = (costs.simulated(one.job.spec, layout_of(one.job.spec, one.plan), shape, h100, None) for one in (spec, alone))
+    moved = 28 * (2 * 3584 + 2 * 512) * 2 * 3 / 4  # queries, outputs, keys and values of a token, three quarters to others, forward
+    exchange = 2 * moved / h100.link_bytes_per_s / 4 * (128 + 256) / 256
+    assert shared.world.train_token_s - whole.world.train_token_s == pytest.approx(exchange, rel=1e-4)
+    assert whole.layout.moved(1) is not None
+    assert shared.layout.moved(1) is None, "two devices are left to the trainer"
 
 
 def test_a_decoding_step_reads_weights_until_arithmetic_takes_longer():

@@ -238,6 +238,7 @@ def training(source: Source, generation: Section) -> Section:
     steps = _steps(source)
     optim, schedule, rate = ("actor", "optim"), _schedule(source), source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
+    context = source.integer("actor", "model", "context_parallel_size", low=1, high=64) or 1
     found = source.peek("actor", "model", "expert_model_parallel_size")
     experts = found if isinstance(found, int) else 1
     return compact(
@@ -253,9 +254,10 @@ def training(source: Source, generation: Section) -> Section:
             "weightDecay": source.number(*optim, "weight_decay"),
             "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
             "miniBatches": _mini_batches(source, generation),
-            "microBatchTokens": _micro_batch(source),
+            "microBatchTokens": _micro_batch(source, context),
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts),
+            "contextParallelSize": context if context > 1 else None,
             "loadBalancing": common.load_balancing(source, ("actor", "model", "moe_aux_loss_coeff")),
         }
     )
@@ -358,7 +360,7 @@ def _mini_batches(source: Source, generation: Section) -> int | None:
     return result
 
 
-def _micro_batch(source: Source) -> int | None:
+def _micro_batch(source: Source, context: int) -> int | None:
     most = source.integer("runner", "max_tokens_per_mbs", low=1, high=100_000_000)
     size_at = ("algorithm", "training_batch_size_per_gpu")
     size = source.integer(*size_at, low=1)
@@ -375,8 +377,10 @@ def _micro_batch(source: Source) -> int | None:
     if length is None:
         source.drop(size_at, "without seq_length it is no number of tokens", "set training.microBatchTokens")
         return None
-    tokens = min(size * length, 100_000_000)
-    source.differs(size_at, f"{size} sequences of full length become at most {tokens} tokens per pass", "check training.microBatchTokens")
+    tokens = min(-(-size * length // context), 100_000_000)
+    shared = "" if context == 1 else f" on each of {context} devices"
+    text = f"{size} sequences of full length become at most {tokens} tokens per pass{shared}"
+    source.differs(size_at, text, "check training.microBatchTokens")
     return tokens
 
 

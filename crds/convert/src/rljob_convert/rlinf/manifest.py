@@ -48,7 +48,7 @@ def _training(source: Source, devices_per_node: int | None) -> Section:
     correction = off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
     clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
     learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
-    processes = placed.workers.get("actor", 1) // trained.get("tensorParallelSize", 1)
+    processes = placed.workers.get("actor", 1) // (trained.get("tensorParallelSize", 1) * trained.get("contextParallelSize", 1))
     return {
         "nodeGroups": placed.node_groups,
         "components": components,

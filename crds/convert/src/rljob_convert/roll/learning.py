@@ -147,6 +147,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
         source.differs((*_ARGS, place), f"is cut to {most} of the {steps} steps of the job")
         warmup = most
     tensor = source.integer(*_CONFIG, "tensor_model_parallel_size", low=1, high=64) or 1
+    context = _context_parallel(source)
     return compact(
         {
             "steps": steps,
@@ -159,11 +160,12 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "epsilon": source.number(*_ARGS, "adam_epsilon", above=0.0),
             "weightDecay": source.number(*_ARGS, "weight_decay"),
             "maxGradNorm": source.number("max_grad_norm", above=0.0),
-            "miniBatches": _mini_batches(source, numbers, num_devices, tensor),
+            "miniBatches": _mini_batches(source, numbers, num_devices, tensor * context),
             "epochs": source.integer("ppo_epochs", low=1),
-            "microBatchTokens": _micro_batch(source, numbers),
+            "microBatchTokens": _micro_batch(source, numbers, context),
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source)),
+            "contextParallelSize": context if context > 1 else None,
             "loadBalancing": common.load_balancing(source, (*_CONFIG, "moe_aux_loss_coeff")),
         }
     )
@@ -173,6 +175,13 @@ def expert_parallel(source: Source) -> int:
     """Processes that share the experts of a layer; more than one of a mixture only."""
     size = source.peek(*_CONFIG, "expert_model_parallel_size")
     return size if isinstance(size, int) else 1
+
+
+def _context_parallel(source: Source) -> int:
+    """Devices that share a sequence: context parallelism of Megatron, Ulysses of the other strategies."""
+    megatron = source.integer(*_CONFIG, "context_parallel_size", low=1, high=64) or 1
+    ulysses = source.integer("actor_train", "model_args", "ulysses_size", low=1, high=64) or 1
+    return megatron * ulysses
 
 
 def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, schedule: str) -> float | None:
@@ -202,8 +211,15 @@ def _checkpointing(source: Source) -> bool | None:
     return not disabled if disabled is not None else (True if granularity else None)
 
 
-def _mini_batches(source: Source, numbers: Batch, num_devices: int, tensor: int) -> int | None:
-    """Optimizer updates of one step: samples of a data-parallel process / (per-device batch * accumulation)."""
+def _mini_batches(source: Source, numbers: Batch, num_devices: int, together: int) -> int | None:
+    """Optimizer updates of one step: samples of a data-parallel process / (per-device batch * accumulation).
+
+    Args:
+        source: the file.
+        numbers: of a step.
+        num_devices: of the Trainer.
+        together: devices that share layers and sequences.
+    """
     per_device = source.integer(*_ARGS, "per_device_train_batch_size", low=1)
     accumulation = source.integer(*_ARGS, "gradient_accumulation_steps", low=1)
     if per_device is None and accumulation is None:
@@ -211,16 +227,11 @@ def _mini_batches(source: Source, numbers: Batch, num_devices: int, tensor: int)
     if per_device is None:
         per_device = source.assume((*_ARGS, "per_device_train_batch_size"), 8, "default of ROLL's training arguments")
     accumulation = accumulation or 1
-    split = tensor
-    for key in ("pipeline_model_parallel_size", "context_parallel_size"):
-        size = source.integer(*_CONFIG, key, low=1, high=1024) or 1
-        if size > 1:
-            source.drop((*_CONFIG, key), "RLJob shards with FSDP2 and tensor parallelism only; it served to find the number of updates")
-        split *= size
-    ulysses = source.integer("actor_train", "model_args", "ulysses_size", low=1, high=1024) or 1
-    if ulysses > 1:
-        source.drop(("actor_train", "model_args", "ulysses_size"), "RLJob has no sequence parallel training")
-    parallel = max(1, num_devices // (split * ulysses))
+    stages_at = (*_CONFIG, "pipeline_model_parallel_size")
+    stages = source.integer(*stages_at, low=1, high=1024) or 1
+    if stages > 1:
+        source.drop(stages_at, "RLJob has no pipeline parallel training; it served to find the number of updates")
+    parallel = max(1, num_devices // (together * stages))
     updates = max(1, numbers.prompts * numbers.samples // parallel // (per_device * accumulation))
     result = common.largest_divisor(numbers.prompts, updates)
     if result != updates:
@@ -229,13 +240,14 @@ def _mini_batches(source: Source, numbers: Batch, num_devices: int, tensor: int)
     return result
 
 
-def _micro_batch(source: Source, numbers: Batch) -> int | None:
+def _micro_batch(source: Source, numbers: Batch, context: int) -> int | None:
     where = (*_ARGS, "per_device_train_batch_size")
     per_device = source.integer(*where, low=1)
     if per_device is None:
         return None
-    tokens = min(per_device * (numbers.prompt_tokens + numbers.response_tokens), 100_000_000)
+    tokens = min(-(-per_device * (numbers.prompt_tokens + numbers.response_tokens) // context), 100_000_000)
+    shared = "" if context == 1 else f" on each of {context} devices"
     source.differs(
-        where, f"{per_device} sequences of full length become at most {tokens} tokens per pass", "check training.microBatchTokens"
+        where, f"{per_device} sequences of full length become at most {tokens} tokens per pass{shared}", "check training.microBatchTokens"
     )
     return tokens
