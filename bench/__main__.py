@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.measure import RESULTS, ROOT
+from bench.trl.report import pairs_of
 
 PAGE = ROOT / "docs" / "measurements.md"
+CHUNK_TOKENS = 256
+"""The chunk of log-probs whose peak is in the lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,42 +33,66 @@ class Measurement:
 
 
 MEASUREMENTS = (
-    Measurement(name="logprob_memory", answers="memory and time of log-probs without full logits, against full logits", timeout_s=600.0),
-    Measurement(name="trl", answers="updates per second, RLJob against TRL's GRPOTrainer", timeout_s=1800.0),
-    Measurement(name="fidelity", answers="losses, gradients and advantages beside TRL's and verl's on the same batches", timeout_s=1800.0),
+    Measurement(name="logprob_memory", answers="peak memory and time of log-probs in chunks, compared with full logits", timeout_s=600.0),
+    Measurement(name="trl", answers="updates per second, compared with TRL's GRPOTrainer", timeout_s=1800.0),
     Measurement(
-        name="curves", answers="the quickstart's learning curves over five seeds, beside TRL's at equal settings", timeout_s=5400.0
+        name="fidelity", answers="losses, gradients, and advantages, compared with TRL and verl on the same batches", timeout_s=1800.0
     ),
-    Measurement(name="seeds", answers="whether the CPU examples learn, for three seeds each", timeout_s=5400.0),
-    Measurement(name="placement", answers="plans per second and growth to 100,000 devices, beside RLinf's own planner", timeout_s=900.0),
-    Measurement(name="offload", answers="switches between device and host memory against the machine's copy limit", timeout_s=480.0),
+    Measurement(
+        name="curves", answers="learning curves of the quickstart over five seeds, compared with TRL at equal settings", timeout_s=5400.0
+    ),
+    Measurement(name="seeds", answers="whether the CPU examples learn, three seeds each", timeout_s=5400.0),
+    Measurement(
+        name="placement", answers="plans per second and scaling to 100,000 devices, compared with RLinf's planner", timeout_s=900.0
+    ),
+    Measurement(name="offload", answers="switches between device and host memory, compared with the machine's copy limit", timeout_s=480.0),
     Measurement(
         name="training",
-        answers="the trainer's tokens per second and core beside TRL's and a plain loop's; memory beside the estimate",
+        answers="the trainer's tokens per second and core, compared with TRL and a plain loop; memory, compared with the estimate",
         timeout_s=1800.0,
     ),
     Measurement(
-        name="loading", answers="memory and seconds of loading a sharded model, beside a whole one in each process", timeout_s=900.0
+        name="loading", answers="memory and time of loading a sharded model, compared with a whole one in each process", timeout_s=900.0
     ),
-    Measurement(name="weightsync", answers="seconds of a weight sync by transport and size, sparse beside dense", timeout_s=1800.0),
-    Measurement(name="overlap", answers="what generating ahead brings, beside the bounds on throughput and staleness", timeout_s=5400.0),
-    Measurement(name="driver", answers="tokens and responses a second of the driver, its memory and its longest pause", timeout_s=3600.0),
+    Measurement(name="weightsync", answers="time of a weight sync by transport and size, dense and sparse", timeout_s=1800.0),
+    Measurement(
+        name="overlap", answers="speedup from generating ahead, compared with the bounds on throughput and staleness", timeout_s=5400.0
+    ),
+    Measurement(name="driver", answers="tokens and responses per second of the driver, its memory and its longest pause", timeout_s=3600.0),
     Measurement(
         name="agentic",
         answers="environment steps and turns per second, 1 to 1,000 episodes, and how much of their history stays cached",
         timeout_s=1200.0,
     ),
-    Measurement(name="lake", answers="how often a tiny model crosses a frozen lake while it trains, over three seeds", timeout_s=5400.0),
+    Measurement(name="lake", answers="how often a tiny model crosses the frozen lake during training, three seeds", timeout_s=5400.0),
     Measurement(
-        name="upstream", answers="examples of ROLL and RLinf through convert, validate, plan", timeout_s=1800.0, needs="--roll and --rlinf"
+        name="upstream",
+        answers="example files of ROLL and RLinf through convert, validate, and plan",
+        timeout_s=1800.0,
+        needs="--roll and --rlinf",
     ),
-    Measurement(name="operator", answers="reaction and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
-    Measurement(name="specs", answers="random and mutated specs against API server, planner, webhook and operator", timeout_s=1800.0),
-    Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, how soon, and what is wrong", timeout_s=3600.0),
-    Measurement(name="recovery", answers="what a lost process costs a real job, beside a full restart", timeout_s=1800.0),
-    Measurement(name="newcomer", answers="a fresh clone, and wheels by pip alone, to a first learning curve", timeout_s=7200.0),
-    Measurement(name="soak", answers="memory of driver, trainer, engine and operator over an hour", timeout_s=7200.0),
+    Measurement(name="operator", answers="latency and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
+    Measurement(name="specs", answers="random and mutated specs on a real API server, planner, webhook, and operator", timeout_s=1800.0),
+    Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, and how fast", timeout_s=3600.0),
+    Measurement(name="recovery", answers="cost of a lost process, compared with a full restart", timeout_s=1800.0),
+    Measurement(
+        name="newcomer", answers="time from a fresh clone, and from wheels with pip alone, to a first learning curve", timeout_s=7200.0
+    ),
+    Measurement(name="soak", answers="memory of driver, trainer, engine, and operator in a long run", timeout_s=7200.0),
 )
+
+
+PARTS = {
+    "weightsync-adapters": "LoRA adapters alone, compared with merged weights",
+    "weightsync-nodes": "time of a weight sync between two nodes, compared with a bare socket",
+    "agentic-endpoint": "cost of a call to the OpenAI-compatible endpoint",
+    "overlap-simulation": "speedup from generating ahead, simulated with the scheduler's own code",
+    "overlap-real": "speedup from generating ahead with real vLLM, compared with the bounds",
+    "trl-i": "updates per second of the quickstart, compared with TRL's GRPOTrainer",
+    "trl-i-ratio1": "the same, generating one batch ahead",
+    "trl-ii": "the same with 9 M parameters and heavy-tailed responses of 8 to 256 tokens",
+}
+"""Results that answer a part of their measurement's question, by stem."""
 
 
 def main() -> int:
@@ -109,7 +138,7 @@ def index(folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python -m bench` (`make bench`). Every figure comes from a run on one machine; a `+` is a commit with changes,",
+        "Written by `python -m bench` (`make bench`), one machine per row. A `+` marks a commit with local changes,",
         "a dash one that was not recorded.",
         "",
         *_table(folder, ""),
@@ -122,9 +151,8 @@ def page(folder: Path) -> str:
     lines = [
         "# Measurements",
         "",
-        "What RLJob was measured to do, beside peers and physical limits, each in one run:",
-        "[how, and what is held equal](../bench/README.md). Written by `python -m bench`; all on two cores without a GPU.",
-        "A `+` is a commit with changes, a dash one that was not recorded.",
+        "Every result of `python -m bench`, on two CPU cores without a GPU: [how it is measured](../bench/README.md). [Figures](figures.md)",
+        "has them by topic. A `+` marks a commit with local changes, a dash one that was not recorded.",
         "",
         *_table(folder, "../bench/results/"),
     ]
@@ -134,22 +162,26 @@ def page(folder: Path) -> str:
 
 
 def _answers(stem: str) -> str:
-    """What a result is about, by the longest name that it begins with."""
+    """What a result is about: its own line, or that of the measurement with the longest name that it begins with."""
+    if stem in PARTS:
+        return PARTS[stem]
     fitting = [measurement for measurement in MEASUREMENTS if stem.startswith(measurement.name)]
     return max(fitting, key=lambda one: len(one.name)).answers if fitting else stem
 
 
 def _table(folder: Path, prefix: str) -> list[str]:
-    rows = ["| measured | what came out | when, commit | processor |", "|---|---|---|---|"]
+    rows = ["| measurement | result | date, commit | processor |", "|---|---|---|---|"]
     for measurement in MEASUREMENTS:
-        for data in sorted(folder.glob(f"{measurement.name}*.json")):  # one file a workload where they were measured one by one
+        for data in sorted(
+            folder.glob(f"{measurement.name}*.json"), key=lambda file: file.stem
+        ):  # one file a workload where they were measured one by one
             text = data.with_suffix(".md")
             target = text if text.is_file() else data
             values = json.loads(data.read_text())
             found = values.get("machine", {}) if isinstance(values, dict) else {}
             when = f"{found.get('measured_at', '-').removesuffix(' UTC')}, {found.get('commit', '-')}"
             link = f"[{data.stem}]({prefix}{target.name})"
-            rows.append(f"| {link}: {measurement.answers} | {_headline(values)} | {when} | {found.get('processor', '-')} |")
+            rows.append(f"| {link}: {_answers(data.stem)} | {_headline(values)} | {when} | {found.get('processor', '-')} |")
     return rows
 
 
@@ -158,7 +190,14 @@ def _headline(values: object) -> str:
     if not isinstance(values, dict):
         return ""
     found = [values["headline"]] if "headline" in values else []
-    found += [f"({w['key']}) {w['summary']['ratio']:.2f} times" for w in values.get("workloads", [])]
+    found += [_beside_trl(workload["key"], values) for workload in values.get("workloads", [])]
+    if peaks := _log_prob_peaks(values.get("points", [])):
+        found.append(peaks)
+    if "turns" in values and "Served" in values["turns"]:
+        merged, served = (min(turn["sync_s"] for turn in values["turns"][way]) for way in ("Merged", "Served"))
+        found.append(f"{1000 * served:.0f} ms an update instead of {1000 * merged:.0f} ms")
+    dense = [row for row in values.get("rows", []) if isinstance(row, dict) and row.get("way") == "dense, one engine there"]
+    found += [f"{row['socket_s'] / row['seconds']:.0%} of a bare socket at {row['mbit']} Mbit/s" for row in dense]
     if "latency" in values:
         found.append(f"RLJob to RayJob p50 {values['latency']['p50_ms']:.0f} ms, p99 {values['latency']['p99_ms']:.0f} ms")
     if "direct" in values:
@@ -176,6 +215,26 @@ def _headline(values: object) -> str:
         devices, seconds = largest["points"][-1]["devices"], largest["points"][-1]["seconds"]
         found.append(f"{devices:,} devices in {seconds:.2f} s, exponent {largest['exponent']:.2f}")
     return ", ".join(found)
+
+
+def _beside_trl(key: str, values: dict[str, Any]) -> str:
+    """A workload's ratio to TRL: the median of the pairs on all machines, or the one that was measured."""
+    runs = [w for one in (values, *values.get("earlier", [])) for w in one["workloads"] if w["key"] == key]
+    pairs = [pair for run in runs for pair in (pairs_of(run) if "runs" in run else [run["summary"]["ratio"]])]
+    if len(pairs) == 1:
+        return f"{pairs[0]:.2f} times, one pair of runs"
+    return f"{statistics.median(pairs):.2f} times in the median of {len(pairs)} pairs ({min(pairs):.2f} to {max(pairs):.2f})"
+
+
+def _log_prob_peaks(points: list[dict[str, Any]]) -> str | None:
+    """Peaks of full logits and of chunks, for the longest sequence of the smallest vocabulary; None where one was not measured."""
+    peaks = {(p["vocabulary"], -p["tokens"], p["chunk_tokens"]): p["peak_mib"] for p in points if p["method"] in {"full", "chunked"}}
+    for vocabulary, tokens in sorted({key[:2] for key in peaks}):
+        full, chunked = (peaks.get((vocabulary, tokens, size)) for size in (0, CHUNK_TOKENS))
+        if full is not None and chunked is not None:
+            where = f"{-tokens:,} tokens, vocabulary of {vocabulary:,}"
+            return f"{where}: {chunked:.0f} MiB in chunks of {CHUNK_TOKENS} tokens, {full:.0f} MiB with full logits"
+    return None
 
 
 if __name__ == "__main__":

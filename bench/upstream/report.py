@@ -36,9 +36,9 @@ def data(outcomes: Sequence[Outcome], versions: dict[str, str], composed: dict[s
     still_open, accepted = unowned(outcomes), wrongly_accepted(outcomes)
     waiting = len(scope) - len(runnable) - len(still_open)
     return {
-        "headline": f"{len(ready)} of {len(scope)} jobs on text run as they are, {len(runnable) - len(ready)} when their judge's model is"
-        f" served beside them, {waiting} wait for planned work, {len(still_open)} are open; {len(accepted)} files were accepted that are"
-        " no RL job, or no job of a language model",
+        "headline": f"{len(ready)} of {len(scope)} text jobs are valid and planned as they are, {len(runnable) - len(ready)} once their"
+        f" judge's model is served, {waiting} wait for planned work or a missing file, {len(still_open)} are open; {len(accepted)} files"
+        " that are not RL jobs of a language model were accepted",
         "versions": versions,
         "kinds": _kinds(outcomes),
         "reasons": _reasons(outcomes),

@@ -62,7 +62,8 @@ def test_owners(outcomes: dict[str, Outcome]) -> None:
 def test_figures(outcomes: dict[str, Outcome]) -> None:
     figures = report.data(list(outcomes.values()), {"ROLL": "here"}, None)
     assert figures["headline"].startswith(
-        "4 of 5 jobs on text run as they are, 1 when their judge's model is served beside them, 0 wait for planned work, 0 are open"
+        "4 of 5 text jobs are valid and planned as they are, 1 once their judge's model is served,"
+        " 0 wait for planned work or a missing file, 0 are open"
     )
     assert "| ROLL | RL with agents | 1 | 0 | 0 | 1 |" in report.markdown(figures)
 

@@ -31,7 +31,7 @@ from tests.unit.api.manifests import manifest
 from tests.unit.docs.test_pages import rows, section
 
 ALGORITHMS, OVERLAP, CRITIC = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("algorithms", "overlap", "critic"))
-OTHER_WORDS = {"overlap": ("From ROLL", "Shown by"), "algorithms": ("Your own loss or estimator",)}
+OTHER_WORDS = {"overlap": ("From ROLL", "Tests and measurements"), "algorithms": ("Your own loss or estimator",)}
 """Sections whose quoted words are other frameworks', commands, or Python."""
 PAGES = {"algorithms": ALGORITHMS, "overlap": OVERLAP, "critic": CRITIC}
 
@@ -96,7 +96,7 @@ def test_a_table_has_a_row_for_every_choice(page: str, title: str, members: type
     ("page", "sentence", "members"),
     [
         (ALGORITHMS, r"`policyLoss\.aggregation`: ([^.]*)\.", Aggregation),
-        (ALGORITHMS, r"`level` sets what one ratio describes: ([^.]*)\.", CorrectionLevel),
+        (ALGORITHMS, r"`level` sets what one ratio covers: ([^.]*)\.", CorrectionLevel),
         (ALGORITHMS, r"`reward\.scale` take ([^.]*)\.", NormScope),
         (OVERLAP, r"`rollout\.groupRouting` \| ([^|]*) \|", GroupRouting),
     ],

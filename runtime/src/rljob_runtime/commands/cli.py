@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rljob_api.validation import CheckedJob
 
 
-_EXIT_CODES = "Exit codes: 0 done, 2 the job or the arguments are invalid, 3 the run failed, 130 interrupted."
+_EXIT_CODES = "Exit codes: 0 success, 2 invalid job or arguments, 3 the run failed, 130 interrupted."
 
 app = typer.Typer(
     name="rljob",
@@ -31,26 +31,26 @@ app = typer.Typer(
 
     \b
     Start here:
-      rljob model tiny --out models/tiny      make a small model to play with
-      rljob validate examples/quickstart.yaml is the job correct?
+      rljob model tiny --out models/tiny      make a tiny model for the examples
+      rljob validate examples/quickstart.yaml is the job valid?
       rljob plan examples/quickstart.yaml     which process runs where?
       rljob run examples/quickstart.yaml      train
-      rljob show runs/quickstart              how did it go? with --trajectories: what did the model do?
-      rljob timeline runs/quickstart          which worker did what when?
-      rljob compare runs/a runs/b             which was better, and is it luck?
-      rljob describe runs/quickstart          or the name of an RLJob of the cluster; also top, logs, open
-      rljob explain spec.rollout              what do the fields mean?
-      rljob convert --from roll old.yaml      the job of a ROLL or RLinf file
+      rljob show runs/quickstart              how did it go? --trajectories: what did the model do?
+      rljob timeline runs/quickstart          what did each worker do, and when?
+      rljob compare runs/a runs/b             which is better, and is it significant?
+      rljob describe runs/quickstart          where does the time go? also for an RLJob on a cluster
+      rljob explain spec.rollout              what does a field mean?
+      rljob convert --from roll old.yaml      convert a ROLL or RLinf configuration
 
     {_EXIT_CODES}""",
 )
-model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make models to play with.")
+model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make tiny models for the examples.")
 app.add_typer(model_app, name="model")
 cli_jobs.register(app)
 cli_experiments.register(app)
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="The job as YAML or JSON; - reads standard input.")]
-JobName = Annotated[str | None, typer.Option("--name", help="Which RLJob to take when the file holds several.")]
+JobName = Annotated[str | None, typer.Option("--name", help="Name of the RLJob, for a file with several.")]
 
 
 class PlanFormat(StrEnum):
@@ -86,9 +86,9 @@ class ModelTask(StrEnum):
 
 @app.command()
 def validate(file: JobFile, name: JobName = None) -> None:
-    """Check a job and show every problem at once.
+    """Check a job and report every problem at once.
 
-    Types, unknown fields, rules between fields, placement. Nothing is started and no device is needed.
+    Checks types, unknown fields, rules between fields, and placement. Starts nothing and needs no device.
 
     Exit codes: 0 valid, 2 invalid.
     """
@@ -102,30 +102,30 @@ def validate(file: JobFile, name: JobName = None) -> None:
 def plan(
     file: JobFile,
     name: JobName = None,
-    output: Annotated[PlanFormat, typer.Option("--output", "-o", help="A picture for people, json or yaml for tools.")] = PlanFormat.TABLE,
+    output: Annotated[
+        PlanFormat, typer.Option("--output", "-o", help="Output format: a picture in the terminal, or json or yaml for tools.")
+    ] = PlanFormat.TABLE,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also write the picture as SVG.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write picture and tables as one HTML page.")] = None,
-    processes: Annotated[bool, typer.Option("--processes", help="List every process, also when there are many.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR in the environment does the same.")] = False,
-    why: Annotated[
-        bool, typer.Option("--explain", help="Explain what mode: Auto chose and why, ready to paste, and where the memory goes.")
-    ] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write the picture and tables as an HTML page.")] = None,
+    processes: Annotated[bool, typer.Option("--processes", help="List every process, even when there are many.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Disable colors; so does the environment variable NO_COLOR.")] = False,
+    why: Annotated[bool, typer.Option("--explain", help="Explain what mode: Auto chose and why, and where the memory goes.")] = False,
     measured: Annotated[
         Path | None,
-        typer.Option(metavar="SUMMARY", help="summary.json of an earlier run, whose phase times mode: Auto, or --simulate, then goes by."),
+        typer.Option(metavar="SUMMARY", help="summary.json of an earlier run; mode: Auto and --simulate use its phase times."),
     ] = None,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Step time, idle time and what limits them, in virtual time.")] = False,
-    device_type: Annotated[str | None, typer.Option(metavar="NAME", help="With --simulate: H100 (when not given), A100, H200, ...")] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Simulate the job: step time, idle time, and what limits them.")] = False,
+    device_type: Annotated[str | None, typer.Option(metavar="NAME", help="With --simulate: H100 (default), A100, H200, ...")] = None,
     mean_response: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="With --simulate: half of the longest response when not given.")
+        int | None, typer.Option(min=1, metavar="TOKENS", help="With --simulate: mean response length; half of the maximum by default.")
     ] = None,
 ) -> None:
-    """Show which process runs on which node with which devices, who shares devices, and how weights travel.
+    """Show the placement: processes, nodes, devices, what is shared, how weights travel, and memory.
 
-    The same planner places the workers of the real run, here and on Kubernetes. Fields that have no effect yet do not stop it; they are
+    The same planner places the workers of the real run, here and on Kubernetes. Fields that are not supported yet do not stop it; they are
     listed at the end.
 
-    Exit codes: 0 done, 2 invalid job or a file that cannot be written.
+    Exit codes: 0 success, 2 invalid job or a file that cannot be written.
     """
     checked = _checked(file, name, runnable=False)
     if simulate:
@@ -166,21 +166,21 @@ def plan(
 @app.command()
 def convert(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The configuration as YAML, beside the files that it takes in; - reads standard input.")
+        str, typer.Argument(metavar="FILE", help="The configuration (YAML), next to the files it includes; - reads standard input.")
     ],
-    framework: Annotated[Framework, typer.Option("--from", help="Whose configuration it is.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest here instead of to standard output.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job; the experiment's when not given.")] = None,
+    framework: Annotated[Framework, typer.Option("--from", help="Framework of the configuration.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest to this file instead of standard output.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; the experiment's name by default.")] = None,
     devices_per_node: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Accelerators of a node, which RLinf's files do not contain; 8 when not given.")
+        int | None, typer.Option(min=1, max=1024, help="Accelerators per node, which RLinf's files do not contain; 8 by default.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail when something has no place in the manifest.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if anything cannot be represented in the manifest.")] = False,
 ) -> None:
-    """Convert a ROLL or RLinf configuration to a job, and report what became of every part of it.
+    """Convert a ROLL or RLinf configuration to a job, and report what became of every key.
 
-    The manifest goes to standard output, the notes to standard error and on top of the manifest.
+    The manifest goes to standard output; the notes go to standard error and to the top of the manifest.
 
-    Exit codes: 0 done, 2 unreadable or no RL job, or --strict and something was lost.
+    Exit codes: 0 success, 2 unreadable or not an RL job, or --strict and something was lost.
     """
     text = _read(file)
     folder = None if file == "-" else Path(file).parent
@@ -201,15 +201,15 @@ def convert(
 
 @app.command()
 def conformance(
-    jsonl: Annotated[Path, typer.Option("--jsonl", metavar="FILE", help="Cases, one JSON object a line; - reads standard input.")],
+    jsonl: Annotated[Path, typer.Option("--jsonl", metavar="FILE", help="Cases, one JSON object per line; - reads standard input.")],
 ) -> None:
-    """Answer placement cases of RLinf's configuration, one JSON result a line.
+    """Answer RLinf placement cases, one JSON result per line.
 
-    A case is a configuration and the machines it meets; docs/placement.md describes both sides. Whatever a case holds, it gets a result:
-    a placement that cannot be has ok false and the id of the check it fails. Where the answer differs from RLinf 0.3.0 on purpose,
-    difference names why.
+    A case is a configuration and the machines it runs on; docs/placement.md describes both. Every case gets a result: an impossible
+    placement has ok: false and the id of the check that failed. Where the answer differs from RLinf 0.3.0 on purpose, difference says
+    why.
 
-    Exit codes: 0 done, 2 the file cannot be read.
+    Exit codes: 0 success, 2 the file cannot be read.
     """
     from rljob_convert.conformance.answers import run_lines
 
@@ -219,7 +219,7 @@ def conformance(
 
 @app.command()
 def schema(
-    crd: Annotated[bool, typer.Option("--crd/--json", help="The Kubernetes CRD as YAML, or a JSON schema for editors.")] = True,
+    crd: Annotated[bool, typer.Option("--crd/--json", help="The Kubernetes CRD (YAML), or a JSON schema for editors.")] = True,
 ) -> None:
     """Print the schema of the job file.
 
@@ -234,10 +234,10 @@ def schema(
 
 
 @app.command()
-def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field such as spec.rollout or spec.seed.")] = "spec") -> None:
-    """Explain a field: its type, default, bounds and the fields inside it.
+def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field, such as spec.rollout or spec.seed.")] = "spec") -> None:
+    """Explain a field: its type, default, bounds, and nested fields.
 
-    Exit codes: 0 done, 2 no such field.
+    Exit codes: 0 success, 2 no such field.
     """
     import difflib
 
@@ -265,18 +265,18 @@ def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field su
 def run(
     file: JobFile,
     name: JobName = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder for metrics, logs and checkpoints; runs/<name> when not given.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint in the folder.")] = False,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder for metrics, logs, and checkpoints; runs/<name> by default.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier run left in the folder and start over.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest complete checkpoint in the folder.")] = False,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics.")
     ] = None,
 ) -> None:
     """Run a job on this machine.
 
-    Ctrl-C stops it after the current step with a checkpoint; --resume goes on from there.
+    Ctrl-C stops it after the current step with a checkpoint; --resume continues from there.
 
-    Exit codes: 0 done, 2 invalid job or arguments, 3 the run failed, 130 interrupted.
+    Exit codes: 0 success, 2 invalid job or arguments, 3 the run failed, 130 interrupted.
     """
     if overwrite and resume:
         _fail("--overwrite and --resume contradict each other; give one of them")
@@ -290,37 +290,35 @@ def run(
 
 @app.command()
 def show(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/quickstart; it may still go on.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/quickstart; it may still be running.")],
     trajectories: Annotated[
-        bool, typer.Option("--trajectories", "-t", help="Print kept responses or episodes: per turn what was seen, done and rewarded.")
+        bool, typer.Option("--trajectories", "-t", help="Print sampled responses or episodes, turn by turn, with rewards.")
     ] = False,
-    step: Annotated[int | None, typer.Option(min=0, help="Only those of this step; 0 is a validation without training.")] = None,
-    group: Annotated[int | None, typer.Option(min=0, help="Only those of this group: samples of the same prompt or task.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Only this step; 0 is a validation without training.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Only this group: samples of the same prompt or task.")] = None,
     environment: Annotated[
-        str | None, typer.Option("--environment", "--source", metavar="NAME", help="Only those of this environment or data source.")
+        str | None, typer.Option("--environment", "--source", metavar="NAME", help="Only this environment or data source.")
     ] = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Only those that their environment or reward failed: it raised, hung or died.")
-    ] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those whose environment or reward failed.")] = False,
     best: Annotated[int | None, typer.Option(min=1, metavar="N", help="The N with the highest rewards.")] = None,
     worst: Annotated[int | None, typer.Option(min=1, metavar="N", help="The N with the lowest rewards.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many, newest steps first; 0 prints all.")] = 4,
-    full: Annotated[bool, typer.Option("--full", help="Print long texts whole, not without their middle.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="At most this many, newest steps first; 0 prints all.")] = 4,
+    full: Annotated[bool, typer.Option("--full", help="Print long texts in full instead of eliding the middle.")] = False,
 ) -> None:
-    """Show how a run went, or with --trajectories what its model did.
+    """Show how a run went or, with --trajectories, what its model did.
 
     
-    Some responses or episodes are kept every few steps (spec.report), and the first ones that failed:
-      rljob show runs/lake                              how it went, and at which steps there are some
+    Responses or episodes are kept every few steps (spec.report), and the first ones that failed:
+      rljob show runs/lake                              how it went, and which steps have trajectories
       rljob show runs/lake -t                           the newest ones, turn by turn
-      rljob show runs/lake -t --step 1 --worst 2        what went wrong in the beginning
+      rljob show runs/lake -t --step 1 --worst 2        what went wrong at first
       rljob show runs/lake -t --environment lake --best 1
       rljob show runs/lake -t --failed --full           why environments failed
 
-    A turn has the observation, the action, the reward, the versions of the weights that sampled it, its sampled tokens, and the seconds of
-    generation and of the environment. report.html has the same of the first and the last of these steps.
+    A turn shows the observation, the action, the reward, the weight versions that sampled it, its sampled tokens, and the seconds of
+    generation and of the environment. report.html has the same for the first and the last of these steps.
 
-    Exit codes: 0 done, 2 no such run or trajectories.
+    Exit codes: 0 success, 2 no such run or trajectories.
     """
     if best is not None and worst is not None:
         _fail("--best and --worst contradict each other; give one of them")
@@ -348,17 +346,17 @@ def show(
 
 @app.command()
 def timeline(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/quickstart; it may still go on.")],
-    steps: Annotated[str | None, typer.Option(metavar="A-B", help="Only these steps; the last ones that fit when not given.")] = None,
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, such as runs/quickstart; it may still be running.")],
+    steps: Annotated[str | None, typer.Option(metavar="A-B", help="Only these steps; by default the last ones that fit.")] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a lane per worker; opens without a network.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a lane per worker; works offline.")] = None,
 ) -> None:
-    """Show what every worker did when, and what it waited for.
+    """Show what every worker did and when, and what it waited for.
 
-    Phases: generate, environment, score, train, sync, offload, load, checkpoint; a wait is named with its cause. Where components take
-    turns on devices, the page also has what of each was in their memory.
+    Phases: generate, environment, score, train, sync, offload, load, checkpoint; each wait names its cause. Where components take turns
+    on devices, the page also shows what was in device memory.
 
-    Exit codes: 0 done, 2 no such run or steps, or a file that cannot be written.
+    Exit codes: 0 success, 2 no such run or steps, or a file that cannot be written.
     """
     from rich.console import Console
 
@@ -373,21 +371,19 @@ def timeline(
 
 @model_app.command()
 def tiny(
-    out: Annotated[Path, typer.Option("--out", help="Folder to make.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same weights.")] = 0,
     size: Annotated[
         ModelSize,
-        typer.Option(
-            help="small comes half trained, mixture too, with four experts; fresh is as small and random, 10m has ten million random ones."
-        ),
+        typer.Option(help="small and mixture (four experts) are partly trained; fresh and 10m (ten million parameters) are random."),
     ] = ModelSize.SMALL,
     task: Annotated[
-        ModelTask, typer.Option(help="sums for examples/quickstart.yaml; frozen-lake acts over several turns.")
+        ModelTask, typer.Option(help="sums for examples/quickstart.yaml, frozen-lake for examples/frozen-lake.yaml.")
     ] = ModelTask.SUMS,
 ) -> None:
-    """Make a tiny language model that half knows its task: two-digit sums, or the way over a frozen lake.
+    """Make a tiny, partly trained language model: for two-digit sums, or for the frozen lake.
 
-    Exit codes: 0 done, 2 wrong arguments, 3 it could not be made.
+    Exit codes: 0 success, 2 invalid arguments, 3 it could not be made.
     """
     from rljob_runtime.commands.model import make_with_progress
 

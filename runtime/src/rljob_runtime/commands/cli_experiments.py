@@ -22,18 +22,16 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, which may still go on; the first is the baseline.")
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, which may still be running; the first is the baseline.")
     ],
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with curves; opens without a network.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for tools instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with curves; works offline.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare runs: results with the spread over seeds, what is significant, and the fields in which their jobs differ.
+    """Compare runs: results with their spread over seeds, significance, and the fields that differ.
 
-    Runs whose jobs differ in seed and name alone count as one variant.
+    Runs whose jobs differ only in seed and name count as one variant.
 
-    Exit codes: 0 done, 2 no such run, or a file that cannot be written.
+    Exit codes: 0 success, 2 no such run, or a file that cannot be written.
     """
     from rich.console import Console
 
@@ -55,25 +53,25 @@ def compare(
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The sweep: a job and a matrix of values, as docs/compare.md describes it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The sweep: a job and a matrix of values (docs/compare.md).")],
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run folders; runs/<file name> when not given. Finished runs in it are skipped.")
+        Path | None, typer.Option(help="Parent folder of the runs; runs/<file name> by default. Finished runs are skipped.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all points and list them; start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list all points; start nothing.")] = False,
     manifests: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the points as RLJobs for a cluster instead.")] = None,
-    queue: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --manifests: LocalQueue that they wait in; the job's own if it has one.")
-    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="With --manifests: Kueue LocalQueue; the job's own by default.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="With --manifests: apply them with kubectl.")] = False,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="With --apply; the kubeconfig's own when not given.")] = None,
-    context: Annotated[str | None, typer.Option(help="With --apply: of the kubeconfig; its current one when not given.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="With --apply: namespace; the current one of the kubeconfig by default.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="With --apply: context of the kubeconfig; the current one by default.")] = None,
 ) -> None:
-    """Run a job with every combination of some values, and compare the results.
+    """Run a job with every combination of a matrix of values, and compare the results.
 
-    All points are checked before the first is started. Local runs follow each other; the same command goes on where it was interrupted and
-    skips what is finished.
+    All points are checked before the first one starts. Local runs are sequential; after an interruption the same command continues and
+    skips finished points.
 
-    Exit codes: 0 done, 2 an invalid point or argument, 3 a point failed, 130 interrupted.
+    Exit codes: 0 success, 2 an invalid point or argument, 3 a point failed, 130 interrupted.
     """
     if manifests is None and (queue, apply, namespace, context) != (None, False, None, None):
         _fail("--queue, --apply, --namespace and --context are for jobs of a cluster; add --manifests FOLDER")

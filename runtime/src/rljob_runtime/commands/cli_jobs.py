@@ -11,9 +11,11 @@ import typer
 
 from rljob_runtime.exit_codes import ExitCode
 
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Of the job; the kubeconfig's own when not given.")]
-Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; its current one when not given.")]
-Job = Annotated[str, typer.Argument(metavar="NAME", help="An RLJob of the cluster, or the folder of a local run.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the job; the current one of the kubeconfig by default.")
+]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; the current one by default.")]
+Job = Annotated[str, typer.Argument(metavar="NAME", help="Name of an RLJob on the cluster, or folder of a local run.")]
 
 
 class Page(StrEnum):
@@ -34,16 +36,18 @@ def register(app: typer.Typer) -> None:
 
 def top(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Folders of local runs; the cluster's jobs without.")
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Folders of local runs; without any, the jobs of the cluster.")
     ] = None,
     namespace: Namespace = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="List jobs of all namespaces.")] = False,
     context: Context = None,
-    watch: Annotated[float | None, typer.Option(min=1.0, metavar="SECONDS", help="Look again so often, until interrupted.")] = None,
+    watch: Annotated[
+        float | None, typer.Option(min=1.0, metavar="SECONDS", help="Refresh every so many seconds, until interrupted.")
+    ] = None,
 ) -> None:
     """List jobs with their state and progress.
 
-    Exit codes: 0 done, 2 no run there, or kubectl says why not.
+    Exit codes: 0 success, 2 no such run, or kubectl failed.
     """
     from rich.console import Console
 
@@ -70,9 +74,9 @@ def top(
 
 
 def describe(name: Job, namespace: Namespace = None, context: Context = None) -> None:
-    """Show the state of a job: conditions, nodes, progress, where the time goes, the last failure with advice, its placement.
+    """Show the state of a job: conditions, nodes, progress, where the time goes, the last failure with advice, and placement.
 
-    Exit codes: 0 done, 2 no such job or run.
+    Exit codes: 0 success, 2 no such job or run.
     """
     from rich.console import Console
 
@@ -95,15 +99,15 @@ def describe(name: Job, namespace: Namespace = None, context: Context = None) ->
 
 def logs(
     name: Job,
-    worker: Annotated[str | None, typer.Option(help="Of this worker, such as actor_train-0; the driver's when not given.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on; cluster only.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only so many last lines of a pod; cluster only.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Worker, such as actor_train-0; the driver by default.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log; cluster only.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each pod; cluster only.")] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
     """Print the log of the driver or of a worker.
 
-    Exit codes: 0 done, 2 no such job, run or worker; else kubectl's.
+    Exit codes: 0 success, 2 no such job, run, or worker; otherwise kubectl's.
     """
     from rljob_runtime.commands import logs as command
     from rljob_runtime.commands.kubectl import Kubectl
@@ -125,14 +129,14 @@ def logs(
 
 def open_page(
     name: Job,
-    what: Annotated[Page | None, typer.Option(help="Local: report or tensorboard. Cluster: dashboard or metrics.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of this machine, for a forwarded page.")] = None,
+    what: Annotated[Page | None, typer.Option(help="Local run: report or tensorboard. Cluster: dashboard or metrics.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Local port for a forwarded page.")] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
     """Open the report or TensorBoard of a local run, or forward Ray's dashboard or the metrics of a job.
 
-    Exit codes: 0 done, 2 no such job, run or page; else kubectl's or TensorBoard's.
+    Exit codes: 0 success, 2 no such job, run, or page; otherwise kubectl's or TensorBoard's.
     """
     from rljob_runtime.commands import logs as command
     from rljob_runtime.commands.kubectl import Kubectl
@@ -152,7 +156,11 @@ def open_page(
 def kubectl_plugin() -> None:
     """Entry point ``kubectl-rlj``, which kubectl runs as ``kubectl rlj``: the commands that look at jobs."""
     app = typer.Typer(
-        name="kubectl rlj", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, help="RLJobs of the cluster."
+        name="kubectl rlj",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="Inspect RLJobs of the cluster.",
     )
     register(app)
     app()
