@@ -151,8 +151,8 @@ def page(folder: Path) -> str:
     lines = [
         "# Measurements",
         "",
-        "Every result of `python -m bench`, on two CPU cores without a GPU: [how it is measured](../bench/README.md). [Figures](figures.md)",
-        "has them by topic. A `+` marks a commit with local changes, a dash one that was not recorded.",
+        "Every result of `python -m bench`, on two CPU cores without a GPU: [how it is measured](../bench/README.md).",
+        "[Figures](figures.md) has them by topic. A `+` marks a commit with local changes, a dash one that was not recorded.",
         "",
         *_table(folder, "../bench/results/"),
     ]

@@ -104,7 +104,7 @@ def test_the_shape_of_a_config(name: str) -> None:
 def test_a_config_that_cannot_be_counted_says_why() -> None:
     with pytest.raises(ModelShapeError, match=r'model_type "gpt2", known are llama, .*parameterCount'):
         memory.shape_from_config({"model_type": "gpt2"})
-    with pytest.raises(ModelShapeError, match='hidden_size "64", which is no whole number'):
+    with pytest.raises(ModelShapeError, match='hidden_size "64", which is not a whole number'):
         memory.shape_from_config({"model_type": "llama", **SMALL, "hidden_size": "64"})
     with pytest.raises(ModelShapeError, match="vocab_size null"):
         memory.shape_from_config({"model_type": "llama", **SMALL, "vocab_size": None})

@@ -131,7 +131,7 @@ def test_impossible_placements_are_named(role: str, placement: dict, message: st
     [
         ([{"name": "node"}], "is reserved"),
         ([{"name": "a", "nodes": 4096, "devicesPerNode": 1024}], "ask for 4194304 devices, more than 131072"),
-        ([{"name": "a", "hardware": {"type": "Franka", "configs": [{"nodeRank": 1}]}}], "is no node of a, which has 1"),
+        ([{"name": "a", "hardware": {"type": "Franka", "configs": [{"nodeRank": 1}]}}], "is not a node of a, which has 1"),
         ([{"name": "a", "hardware": {"type": "Franka", "configs": [{"nodeRank": 0}, {"nodeRank": 0}]}}], "is the same piece as"),
         ([{"name": "a", "hardware": {"type": "Accelerator"}}], "set devicesPerNode instead"),
         ([{"name": "a", "hardware": {"type": "Franka"}, "ignoreHardware": True}], "has no effect"),

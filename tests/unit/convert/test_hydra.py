@@ -68,7 +68,7 @@ def test_search_paths(tmp_path: Path) -> None:
     ("main", "message"),
     [
         ("defaults: [group/one]", r"defaults\[0\]: \"group/one\": takes group/one.yaml into this configuration, which is not beside"),
-        ("defaults: base", "is no list"),
+        ("defaults: base", "is not a list"),
         ("defaults: ['a/${b}']", "of a form that is not followed here"),
         ("defaults: [main]", "perhaps in a circle"),
         ("defaults: [list]", "is not one map"),

@@ -18,7 +18,7 @@ NO_JOBS = [
     ("roll", "max_tokens_per_step: 64\ncustom_env: {Sokoban: {}}", "describes no job: it has max_tokens_per_step, custom_env"),
     ("rlinf", "runner: {task_type: sft}\nactor: {}", "supervised training of a policy, a reward model or a value model"),
     ("rlinf", "runner: {task_type: offline}\nactor: {}", "offline training on recorded data"),
-    ("rlinf", "runner: {task_type: guess}\nactor: {}", "is no task that RLinf has"),
+    ("rlinf", "runner: {task_type: guess}\nactor: {}", "is not a task of RLinf"),
     ("rlinf", "runner: {task_type: embodied}\ncluster: {num_nodes: 1}\nenv: {}", "makes this file a job of robots or simulators, which"),
     (
         "rlinf",

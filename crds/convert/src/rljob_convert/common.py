@@ -112,7 +112,7 @@ def job_name(source: Source, name: str | None, *parts: str) -> str:
         source.take(*parts)
         if source.has(*parts):
             if parts not in source.noted:
-                source.drop(parts, "is no text to name the job by", "rename the job")
+                source.drop(parts, "is not text to name the job by", "rename the job")
         return source.assume(parts, "converted", "the manifest needs a name", "choose one")
     result = re.sub(r"[^a-z0-9]+", "-", written.lower()).strip("-")
     result = re.sub(r"^[^a-z]+", "", result)[:MAX_JOB_NAME].strip("-") or "converted"
@@ -128,7 +128,7 @@ def environment(source: Source, parts: paths.Parts, name: str) -> tuple[Section 
         source.drop(parts, "the system sets this variable", "remove it")
         return None, False
     if not re.fullmatch(ENV_NAME_PATTERN, name) or len(name) > 128:
-        source.drop(parts, "is no name of an environment variable", "correct it")
+        source.drop(parts, "is not the name of an environment variable", "correct it")
         return None, False
     if is_secret_key(name):
         where = f"Secret {SECRET_NAME}, key {name}"
@@ -136,7 +136,7 @@ def environment(source: Source, parts: paths.Parts, name: str) -> tuple[Section 
         return {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET_NAME, "key": name}}}, True
     value = source.take(*parts)
     if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > 4096):
-        source.drop(parts, "is no text of at most 4096 characters", "correct it")
+        source.drop(parts, "is not text of at most 4096 characters", "correct it")
         return None, False
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return {"name": name, "value": text}, False

@@ -203,7 +203,7 @@ def _entries(document: yaml_text.YamlDocument, file: _File) -> Iterator[_Entry]:
     listed = document.data.get("defaults", [])
     if not isinstance(listed, list):
         entry = _Entry(where=("defaults",), path="", package=None, is_optional=False)
-        raise _refused(document, file, entry, "is no list", "write a list of files, or remove it")
+        raise _refused(document, file, entry, "is not a list", "write a list of files, or remove it")
     for index, item in enumerate(listed):
         where: paths.Parts = ("defaults", index)
         texts = [item]

@@ -109,7 +109,7 @@ def _refuse_rlinf_task(source: Source) -> None:
         raise _refused(where, task, f"makes this file {_RLINF_TASKS[task]}, no RL job", _REMEDY)
     _refuse_what_is_no_language_model(source)
     if task is not None and task not in TASKS:
-        raise _refused(where, task, "is no task that RLinf has", f"use one of {', '.join(TASKS[:-1])}")
+        raise _refused(where, task, "is not a task of RLinf", f"use one of {', '.join(TASKS[:-1])}")
 
 
 def _refuse_what_is_no_language_model(source: Source) -> None:

@@ -456,7 +456,7 @@ def read(text: str, framework: str, *, folder: Path | None = None, environment: 
     """
     documents = yaml_text.load(text)
     if len(documents) != 1 or not isinstance(documents[0].data, dict) or not documents[0].data:
-        found = f"holds {len(documents)} documents" if len(documents) != 1 else "is no map with keys"
+        found = f"holds {len(documents)} documents" if len(documents) != 1 else "is not a map with keys"
         raise SpecInvalidError([FieldError(path="", problem=f"the file {found}", remedy=f"give one {framework} configuration in YAML")])
     document = documents[0]
     assert isinstance(document.data, dict)

@@ -161,5 +161,5 @@ def _size(config: Mapping[str, object], key: str, default: int | None = None) ->
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-        raise ModelShapeError(f"config.json has {key} {show(value)}, which is no whole number from 1 to {MAX_SIZE}; {_REMEDY}")
+        raise ModelShapeError(f"config.json has {key} {show(value)}, which is not a whole number from 1 to {MAX_SIZE}; {_REMEDY}")
     return value

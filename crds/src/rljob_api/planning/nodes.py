@@ -99,7 +99,7 @@ def _pieces(group: NodeGroup, hardware: Hardware, path: str) -> Iterable[FieldEr
             yield FieldError(
                 path=f"{path}.configs[{position}].nodeRank",
                 value=show(config.node_rank),
-                problem=f"is no node of {group.name}, which has {group.nodes}; node ranks of hardware count within the group",
+                problem=f"is not a node of {group.name}, which has {group.nodes}; node ranks of hardware count within the group",
                 remedy=f"use 0 to {group.nodes - 1}, or add nodes",
             )
             continue

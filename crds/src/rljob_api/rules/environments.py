@@ -152,7 +152,7 @@ def _parameters(kind: EnvironmentType, environment: Environment, path: str) -> I
         groups = re.compile(known.action_pattern).groups
     except re.error as error:
         where = f"{path}.parameters.action_pattern"
-        yield _error(where, known.action_pattern, f"is no regular expression: {error}", "correct it, for example <answer>(.*?)</answer>")
+        yield _error(where, known.action_pattern, f"is not a regular expression: {error}", "correct it, for example <answer>(.*?)</answer>")
         return
     if groups not in (1, 2):
         where = f"{path}.parameters.action_pattern"
@@ -179,7 +179,7 @@ def _parameter_error(kind: EnvironmentType, item: Any, path: str) -> FieldError:
         model = _BELOW.get(str(place[0]), PARAMETERS[kind]) if len(place) > 1 else PARAMETERS[kind]
         names = list(model.model_fields)
         remedy = did_you_mean(str(place[-1]), names) or f"it takes {', '.join(names)}"
-        return _error(where, item["input"], f"is no parameter of type {kind}" if len(place) == 1 else "is unknown there", remedy)
+        return _error(where, item["input"], f"is not a parameter of type {kind}" if len(place) == 1 else "is unknown there", remedy)
     remedy = f"correct it, see type {kind} in docs/agents.md"
     if item["type"] == "value_error":  # our own sentence: the problem, a semicolon, the remedy
         problem, _, own = str(item["ctx"]["error"]).partition("; ")

@@ -104,7 +104,7 @@ def _asked(spec: RLJobSpec, judge: Judge | RewardModel, path: str) -> Iterator[F
         judges = [component.name for _, component in spec.with_role(Role.JUDGE)]
         if judge.component not in judges:
             known = f"write {' or '.join(judges)}" if judges else "add one with placement, engine and model"
-            yield _error(f"{path}.component", judge.component, "is no component with role Judge", known)
+            yield _error(f"{path}.component", judge.component, "is not a component with role Judge", known)
 
 
 def _template(template: str, path: str) -> Iterator[FieldError]:
@@ -147,7 +147,7 @@ def _pattern(pattern: str, path: str) -> Iterator[FieldError]:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        yield _error(path, pattern, f"is no regular expression: {error}", "correct it, see Python's re")
+        yield _error(path, pattern, f"is not a regular expression: {error}", "correct it, see Python's re")
         return
     if groups > 1:
         yield _error(path, pattern, f"has {groups} groups", "keep one around the score, and write the others as (?:...)")

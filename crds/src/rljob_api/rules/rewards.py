@@ -59,7 +59,7 @@ def _parameters(reward: Reward, path: str) -> Iterator[FieldError]:
         where = f"{path}.parameters.{key}"
         if key not in valid:
             remedy = did_you_mean(key, valid) or f"it takes {', '.join(valid) or 'none'}"
-            yield _error(where, value, f"is no parameter of type {reward.type}", remedy)
+            yield _error(where, value, f"is not a parameter of type {reward.type}", remedy)
         elif type(value) not in valid[key]:
             names = " or ".join(kind.__name__ for kind in valid[key])
             yield _error(where, value, f"is a {type(value).__name__}", f"write a {names}")

@@ -55,7 +55,7 @@ PLACEMENT_WAIT_S = 1.0
 NODES_LOOK_S = 1.0
 """How often :meth:`RayCluster.lost_node` looks; Ray itself needs up to half a minute to notice that a node is gone."""
 HEAD_RESOURCE = "node:__internal_head__"
-"""Only Ray's head offers it; one without a rank is no node of the plan."""
+"""Only Ray's head offers it; one without a rank is not a node of the plan."""
 WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
 CALLS, WATCH = "calls", "watch"

@@ -44,10 +44,25 @@ app = typer.Typer(
 
     {_EXIT_CODES}""",
 )
+
+
+def _versions(is_wanted: bool) -> None:
+    if is_wanted:
+        from rljob_runtime.commands.versions import versions
+
+        typer.echo(versions())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[bool, typer.Option("--version", callback=_versions, is_eager=True, help="Show versions and exit.")] = False,
+) -> None:
+    """Options of the command itself; its help is that of ``app``."""
+
+
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make tiny models for the examples.")
 app.add_typer(model_app, name="model")
-cli_jobs.register(app)
-cli_experiments.register(app)
 
 JobFile = Annotated[str, typer.Argument(metavar="FILE", help="The job as YAML or JSON; - reads standard input.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Name of the RLJob, for a file with several.")]
@@ -120,10 +135,11 @@ def plan(
         int | None, typer.Option(min=1, metavar="TOKENS", help="With --simulate: mean response length; half of the maximum by default.")
     ] = None,
 ) -> None:
-    """Show the placement: processes, nodes, devices, what is shared, how weights travel, and memory.
+    """Show the placement of a job, and what fits in memory.
 
-    The same planner places the workers of the real run, here and on Kubernetes. Fields that are not supported yet do not stop it; they are
-    listed at the end.
+    Shows which process runs on which node and devices, what is shared, how weights travel, and the memory of each device. The same
+    planner places the workers of the real run, here and on Kubernetes. Fields that are not supported yet do not stop it; they are listed
+    at the end.
 
     Exit codes: 0 success, 2 invalid job or a file that cannot be written.
     """
@@ -176,9 +192,9 @@ def convert(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if anything cannot be represented in the manifest.")] = False,
 ) -> None:
-    """Convert a ROLL or RLinf configuration to a job, and report what became of every key.
+    """Convert a ROLL or RLinf configuration to a job.
 
-    The manifest goes to standard output; the notes go to standard error and to the top of the manifest.
+    Reports what became of every key. The manifest goes to standard output; the notes go to standard error and to the top of the manifest.
 
     Exit codes: 0 success, 2 unreadable or not an RL job, or --strict and something was lost.
     """
@@ -235,7 +251,7 @@ def schema(
 
 @app.command()
 def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field, such as spec.rollout or spec.seed.")] = "spec") -> None:
-    """Explain a field: its type, default, bounds, and nested fields.
+    """Explain a field: type, default, bounds, nested fields.
 
     Exit codes: 0 success, 2 no such field.
     """
@@ -305,7 +321,7 @@ def show(
     limit: Annotated[int, typer.Option(min=0, help="At most this many, newest steps first; 0 prints all.")] = 4,
     full: Annotated[bool, typer.Option("--full", help="Print long texts in full instead of eliding the middle.")] = False,
 ) -> None:
-    """Show how a run went or, with --trajectories, what its model did.
+    """Show how a run went, and what its model did.
 
     
     Responses or episodes are kept every few steps (spec.report), and the first ones that failed:
@@ -390,6 +406,10 @@ def tiny(
     if task is not ModelTask.SUMS and size is not ModelSize.SMALL:
         _fail(f"--size {size} is not for --task {task}; leave out --task or --size")
     raise typer.Exit(make_with_progress(out, size=size.value, seed=seed, task=task.value))
+
+
+cli_jobs.register(app)
+cli_experiments.register(app)
 
 
 def main() -> None:

@@ -27,9 +27,10 @@ def compare(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with curves; works offline.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare runs: results with their spread over seeds, significance, and the fields that differ.
+    """Compare runs, with significance over seeds.
 
-    Runs whose jobs differ only in seed and name count as one variant.
+    Shows results with their spread over seeds, significance, and the fields of the spec that differ. Runs whose jobs differ only in seed
+    and name count as one variant.
 
     Exit codes: 0 success, 2 no such run, or a file that cannot be written.
     """
@@ -66,7 +67,7 @@ def sweep(
     ] = None,
     context: Annotated[str | None, typer.Option(help="With --apply: context of the kubeconfig; the current one by default.")] = None,
 ) -> None:
-    """Run a job with every combination of a matrix of values, and compare the results.
+    """Run a job with a matrix of values, and compare the results.
 
     All points are checked before the first one starts. Local runs are sequential; after an interruption the same command continues and
     skips finished points.

@@ -74,7 +74,9 @@ def top(
 
 
 def describe(name: Job, namespace: Namespace = None, context: Context = None) -> None:
-    """Show the state of a job: conditions, nodes, progress, where the time goes, the last failure with advice, and placement.
+    """Show the state of a job, and where the time goes.
+
+    Conditions, nodes, progress, time by phase, the last failure with advice, and placement.
 
     Exit codes: 0 success, 2 no such job or run.
     """
@@ -134,7 +136,9 @@ def open_page(
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Open the report or TensorBoard of a local run, or forward Ray's dashboard or the metrics of a job.
+    """Open the report of a run, or the dashboard of a job.
+
+    Opens the report or TensorBoard of a local run; forwards the Ray dashboard or the metrics of a job on the cluster.
 
     Exit codes: 0 success, 2 no such job, run, or page; otherwise kubectl's or TensorBoard's.
     """

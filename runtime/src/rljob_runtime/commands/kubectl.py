@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,17 @@ RESOURCE = "rljobs.rljob.dev"
 TIMEOUT_S = 30.0
 """Deadline of a question; logs that are followed have none."""
 Json = dict[str, Any]
+_LOG_LINE = re.compile(r"[IWEF]\d{4} [\d:.]+ ")
+_UNREACHABLE = "check the kubeconfig and its context (--context), or give the folder of a local run such as runs/quickstart"
+_REMEDIES = (
+    ("was refused", _UNREACHABLE),
+    ("Unable to connect", _UNREACHABLE),
+    ("no such host", _UNREACHABLE),
+    ("doesn't have a resource type", "RLJob is not installed on this cluster: docs/install.md"),
+    ("not found", "rljob top -A lists the jobs of all namespaces; for another namespace add --namespace"),
+    ("Forbidden", "the chart's aggregated roles view and edit allow it (rbac.aggregateToView)"),
+)
+"""What kubectl's messages contain, and what to do then; the first that fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +86,7 @@ class Kubectl:
         except OSError as error:
             raise SetupError(f"kubectl cannot be run: {error.strerror}") from error
         if done.returncode != 0:
-            raise SetupError(f"kubectl get {' '.join(arguments)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+            raise SetupError(f"kubectl get {' '.join(arguments)}: {reason(done.stderr) or f'exit code {done.returncode}'}")
         try:
             answer = json.loads(done.stdout)
         except ValueError as error:
@@ -82,6 +94,14 @@ class Kubectl:
         if not isinstance(answer, dict):
             raise SetupError(f"kubectl get {arguments[0]} gave a {type(answer).__name__}, not an object ({command[0]})")
         return answer
+
+
+def reason(stderr: str) -> str:
+    """What kubectl says, without the log lines of its client library before it, and with what to do about it."""
+    lines = stderr.strip().splitlines()
+    said = "\n".join([line for line in lines if not _LOG_LINE.match(line)] or lines[-1:])
+    remedies = (remedy for mark, remedy in _REMEDIES if mark in said)
+    return "; ".join([said, *list(remedies)[:1]])
 
 
 def is_head(pod: Json) -> bool:

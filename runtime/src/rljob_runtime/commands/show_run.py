@@ -26,7 +26,7 @@ def open_run(path: Path) -> RunFolder:
     """
     folder = RunFolder(path)
     if not folder.holds_a_run():
-        raise SetupError(f"{path}: is no run folder; give the one that a run wrote, for example runs/quickstart")
+        raise SetupError(f"{path}: is not a run folder; give the one that a run wrote, for example runs/quickstart")
     return folder
 
 

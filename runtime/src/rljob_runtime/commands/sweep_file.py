@@ -106,18 +106,18 @@ def _shape_problems(data: Mapping[str, Any]) -> Iterator[FieldError]:
     """What is wrong with the file itself."""
     for key in data:
         if key not in KEYS:
-            yield _error(str(key), None, "is no key of a sweep", did_you_mean(str(key), KEYS) or f"it has {', '.join(KEYS)}")
+            yield _error(str(key), None, "is not a key of a sweep", did_you_mean(str(key), KEYS) or f"it has {', '.join(KEYS)}")
     if not isinstance(data.get("job"), str):
         yield _error("job", data.get("job"), "is not the path of a job file", "write it relative to this file")
     matrix = data.get("matrix")
     if not isinstance(matrix, dict) or not matrix:
-        yield _error("matrix", matrix, "is no mapping of paths to lists of values", "write for example spec.seed: [0, 1, 2]")
+        yield _error("matrix", matrix, "is not a mapping of paths to lists of values", "write for example spec.seed: [0, 1, 2]")
         return
     for path, values in matrix.items():
         where = f"matrix.{path}"
         if not _PATH.fullmatch(str(path)):
             yield _error(
-                where, None, "is no path of a field", "write spec.training.steps, or spec.components[NAME].field for an entry of a list"
+                where, None, "is not a path of a field", "write spec.training.steps, or spec.components[NAME].field for an entry of a list"
             )
         if not isinstance(values, list) or not values:
             yield _error(where, values, "is not a list of values", "write [1, 2]")
@@ -139,13 +139,13 @@ def _exclude_problems(entries: object, matrix: Mapping[str, Any]) -> Iterator[Fi
     for index, entry in enumerate(entries):
         where = f"exclude[{index}]"
         if not isinstance(entry, dict) or not entry:
-            yield _error(where, entry, "is no mapping of paths to values", "write {spec.seed: 2}")
+            yield _error(where, entry, "is not a mapping of paths to values", "write {spec.seed: 2}")
             continue
         for path, value in entry.items():
             if path not in matrix:
-                yield _error(f"{where}.{path}", value, "is no path of the matrix", did_you_mean(str(path), matrix) or "use one of it")
+                yield _error(f"{where}.{path}", value, "is not a path of the matrix", did_you_mean(str(path), matrix) or "use one of it")
             elif isinstance(matrix[path], list) and value not in matrix[path]:
-                yield _error(f"{where}.{path}", value, f"is no value of matrix.{path} {json.dumps(matrix[path])}", "use one of these")
+                yield _error(f"{where}.{path}", value, f"is not a value of matrix.{path} {json.dumps(matrix[path])}", "use one of these")
 
 
 def _error(path: str, value: object, problem: str, remedy: str) -> FieldError:

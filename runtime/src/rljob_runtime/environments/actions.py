@@ -46,12 +46,12 @@ def action_parser(pattern: str, actions: Mapping[int, str], removed: tuple[str, 
         removed: taken out of a response first.
 
     Raises:
-        EnvironmentSetupError: the pattern is no regular expression, has no group or too many, or two actions have one name.
+        EnvironmentSetupError: the pattern is not a regular expression, has no group or too many, or two actions have one name.
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise EnvironmentSetupError(f"action_pattern {pattern!r} is no regular expression: {error}; correct it") from error
+        raise EnvironmentSetupError(f"action_pattern {pattern!r} is not a regular expression: {error}; correct it") from error
     if compiled.groups not in (1, 2):
         raise EnvironmentSetupError(
             f"action_pattern {pattern!r} has {compiled.groups} groups; write one around the action, or two, the first around the reasoning"

@@ -86,5 +86,5 @@ def _passage(line: str, text_field: str, where: str) -> str:
     except (ValueError, TypeError, KeyError) as error:
         raise EnvironmentSetupError(f"{where} is no JSON object with {text_field!r} ({type(error).__name__}); correct it") from error
     if not isinstance(passage, str):
-        raise EnvironmentSetupError(f"{where}: {text_field!r} is no text; correct it, or name another text_field")
+        raise EnvironmentSetupError(f"{where}: {text_field!r} is not text; correct it, or name another text_field")
     return passage

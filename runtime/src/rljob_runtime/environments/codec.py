@@ -264,7 +264,7 @@ class Codec:
         try:
             named = {name for _, name, _, _ in Formatter().parse(settings.turn) if name is not None}
         except ValueError as error:
-            raise EnvironmentSetupError(f"prompt.turn is no template: {error}; write {{{{ for a brace") from error
+            raise EnvironmentSetupError(f"prompt.turn is not a template: {error}; write {{{{ for a brace") from error
         known = TURN_FIELDS if settings.memory is None else (*TURN_FIELDS, *turn_prompts.FIELDS)
         if unknown := sorted(named - set(known)):
             raise EnvironmentSetupError(f"prompt.turn names {', '.join(unknown)}; it may name {', '.join(known)}")

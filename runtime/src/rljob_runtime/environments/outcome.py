@@ -99,7 +99,7 @@ def parse_answer(body: bytes) -> tuple[Turn | None, str, float]:
             return None, str(answer["error"]), elapsed_s
         return _turn(answer["turn"]), "", elapsed_s
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BrokenProtocolError("it wrote something that is no answer") from error
+        raise BrokenProtocolError("it wrote something that is not an answer") from error
 
 
 def _turn(fields: dict[str, Any]) -> Turn:

@@ -298,7 +298,7 @@ class Programs:
             self._end(process)
             turn, error = self._ending(ended, episode)
         except (ValueError, TypeError, AttributeError) as broken:
-            raise BrokenProtocolError("it wrote something that is no answer") from broken
+            raise BrokenProtocolError("it wrote something that is not an answer") from broken
         if error:
             self.counters.failures[Failure.RAISED] += 1
             self._keep_output(str(ended.get("tail", "")), episode.key)

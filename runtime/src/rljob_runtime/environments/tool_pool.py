@@ -183,4 +183,4 @@ def _parse(body: bytes) -> Answer:
             return Answer(error=str(answer["error"]), failure=Failure.RAISED, elapsed_s=elapsed_s)
         return Answer(value=answer["value"], elapsed_s=elapsed_s)
     except (ValueError, TypeError, KeyError) as error:
-        raise BrokenProtocolError("it wrote something that is no answer") from error
+        raise BrokenProtocolError("it wrote something that is not an answer") from error

@@ -131,7 +131,7 @@ def _explained(repo: str, field: str, revision: str) -> Iterator[None]:
         raise ModelError(f"{field} {repo!r} is on the Hub but lacks a file that every model has ({_short(error)}); name another") from error
     except Exception as error:  # errors of whichever HTTP library the client carries come through; all mean: not to be had
         raise ModelError(
-            f"{field} {repo!r}: no such folder here ({Path.cwd()}), and not to be had from the Hub ({_cause(error)}); "
+            f"{field} {repo!r}: no such folder in {Path.cwd()}, and the lookup on the Hub failed ({_cause(error)}); "
             "make the quickstart's model with `rljob model tiny --out models/tiny`, or name a folder that exists"
         ) from error
 

@@ -232,7 +232,7 @@ def _check_folder(named: _Named) -> None:
     folder = Path(named.path)
     if not folder.exists():
         raise ModelError(
-            f"{named.field} {named.path!r}: no such folder here ({Path.cwd()}), and no Hub id, which is owner/name; mount the volume that "
+            f"{named.field} {named.path!r}: no such folder in {Path.cwd()}, and not a Hub id (owner/name); mount the volume that "
             "holds it, or correct the path"
         )
     if not (folder / "config.json").is_file() and named.is_model:

@@ -54,9 +54,9 @@ def parse_result(frame: bytes) -> Result:
         rest = json.loads(frame[RESULT.size :]) if len(frame) > RESULT.size else {}
         extra = {str(name): float(value) for name, value in rest.items()} if ok else {}
     except (struct.error, ValueError, TypeError, AttributeError) as error:
-        raise BrokenProtocolError("it wrote something that is no result") from error
+        raise BrokenProtocolError("it wrote something that is not a result") from error
     if not math.isfinite(score) or not math.isfinite(elapsed_s):
-        raise BrokenProtocolError("it wrote a result that is no number")
+        raise BrokenProtocolError("it wrote a result that is not a number")
     return Result(
         nonce=nonce,
         position=position,

@@ -48,7 +48,7 @@ def test_tables_page_and_json(tmp_path: Path) -> None:
 def test_what_is_no_run_or_named_twice_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     for arguments, words in (
-        ([str(run), str(tmp_path / "none")], "is no run folder"),
+        ([str(run), str(tmp_path / "none")], "is not a run folder"),
         ([str(run), str(run)], "named more than once"),
         ([str(run), "--html", str(tmp_path / "no" / "x.html")], "cannot"),
     ):

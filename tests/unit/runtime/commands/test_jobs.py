@@ -16,6 +16,7 @@ from rljob_api.vocabulary import Reason
 from rljob_runtime.commands import jobs
 from rljob_runtime.commands.advice import ADVICE
 from rljob_runtime.commands.cli import app
+from rljob_runtime.commands.kubectl import reason
 from rljob_runtime.report import FolderMode, Reporter, RunFolder, RunStatus
 from tests.layout.tree import ROOT
 from tests.support.report_fakes import INFO, FakeClock, make_record
@@ -162,6 +163,25 @@ def test_what_kubectl_says_is_what_the_user_reads(cluster: dict[str, Any], monke
     assert (code, "kubectl is not on the PATH" in text) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        (
+            'E1126 00:28:20.312502   31573 memcache.go:265] "Unhandled Error"\nThe connection to the server localhost:8080 was refused\n',
+            "The connection to the server localhost:8080 was refused; check the kubeconfig and its context",
+        ),
+        ('Error from server (NotFound): rljobs.rljob.dev "a" not found', '"a" not found; rljob top -A lists the jobs'),
+        ('error: the server doesn\'t have a resource type "rljobs"', "RLJob is not installed on this cluster"),
+        ("E1126 00:28:20.312502   31573 a.go:1] only this", "only this"),
+        ("", ""),
+    ],
+)
+def test_kubectls_reason_comes_without_its_log_and_with_a_remedy(stderr: str, said: str) -> None:
+    found = reason(stderr)
+    assert said in found
+    assert "memcache" not in found
+
+
 def test_logs_are_the_drivers_or_a_workers_of_the_current_attempt(cluster: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     assert rljob("logs", "math") == (0, "step 7\n")
     assert rljob("logs", "math", "--worker", "actor_train-0") == (0, "loaded\ntrains\n")
@@ -224,7 +244,7 @@ def test_the_report_of_a_local_run_is_opened(run: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     code, text = rljob("describe", str(tmp_path))
-    assert (code, f"{tmp_path}: is no run folder" in text) == (2, True)
+    assert (code, f"{tmp_path}: is not a run folder" in text) == (2, True)
 
 
 def test_every_reason_that_somebody_has_to_act_on_has_advice() -> None:

@@ -63,7 +63,7 @@ def test_paths_reach_entries_of_lists_and_fields_that_are_not_there_yet(written:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("matricks: {}", ["matricks: is no key of a sweep", "matrix: is no mapping"]),
+        ("matricks: {}", ["matricks: is not a key of a sweep", "matrix: is not a mapping"]),
         (
             "matrix: {spec.seed: 3, metadata.name: [a], spec.training.steps: []}",
             ["matrix.spec.seed: 3", "matrix.metadata.name", "matrix.spec.training.steps"],
@@ -71,7 +71,7 @@ def test_paths_reach_entries_of_lists_and_fields_that_are_not_there_yet(written:
         ("matrix: {spec.seed: [1, 1]}", ["has a value twice"]),
         (
             "matrix: {spec.seed: [1]}\nexclude: [{spec.sed: 1}, {spec.seed: 2}]",
-            ["exclude[0].spec.sed", "exclude[1].spec.seed: 2: is no value of"],
+            ["exclude[0].spec.sed", "exclude[1].spec.seed: 2: is not a value of"],
         ),
         ("matrix: {spec.seed: [1]}\nexclude: [{spec.seed: 1}]", ["leaves no point"]),
         (

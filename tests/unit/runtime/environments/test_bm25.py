@@ -48,7 +48,7 @@ def test_a_file_of_passages(tmp_path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"body": "one", "id": 1}\n\n{"body": "two"}\n')
     assert len(read_corpus(path, "body")) == 2
-    for text, message in (("{}\n", "line 1 is no JSON object with 'body'"), ("", "no passages"), ('{"body": 1}', "'body' is no text")):
+    for text, message in (("{}\n", "line 1 is no JSON object with 'body'"), ("", "no passages"), ('{"body": 1}', "'body' is not text")):
         path.write_text(text)
         with pytest.raises(EnvironmentSetupError, match=message):
             read_corpus(path, "body")

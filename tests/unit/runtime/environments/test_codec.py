@@ -110,7 +110,7 @@ def test_an_environment_reads_a_response_without_special_tokens() -> None:
         ("plain", {}, "has no chat template; set chatTemplate: false"),
         ("chatml", {"chat_template": False, "system": "Play."}, "would never be used; remove one of them"),
         ("chatml", {"turn": "{observation} {tun_idx}"}, "names tun_idx; it may name observation, turn_idx"),
-        ("chatml", {"turn": "{observation"}, "is no template: .*write {{ for a brace"),
+        ("chatml", {"turn": "{observation"}, "is not a template: .*write {{ for a brace"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(kind, settings, message) -> None:

@@ -133,7 +133,7 @@ def test_one_map_for_all_episodes() -> None:
     [
         ({"sise": 4, "p": 2}, "parameters of FrozenLake: p: .*less than or equal to 1.*sise: Extra.*known are render_mode"),
         ({"action_pattern": "<answer>.*</answer>"}, "has 0 groups; write one around the action"),
-        ({"action_pattern": "("}, "is no regular expression"),
+        ({"action_pattern": "("}, "is not a regular expression"),
         ({"action_lookup": {0: "go", 1: "Go", 2: "b", 3: "c"}}, "names two actions alike"),
         ({"grid_lookup": {0: "P"}}, r"grid_lookup has the keys \[0\]; it must have \[0, 1, 2, 3, 4, 5\]"),
         ({"map_lookup": {"F": 1}}, "map_lookup has no key of grid_lookup for H, G"),

@@ -133,7 +133,7 @@ def test_folders_are_not_downloaded_and_have_no_revision(tmp_path: Path) -> None
     tokenizer.mkdir()
     with pytest.raises(ModelError, match=r"spec.model.tokenizerRevision 'v1': spec.model.tokenizerPath .* is a folder here"):
         models.locate(spec_of(tmp_path, tokenizerPath=str(tokenizer), tokenizerRevision="v1"), {})
-    with pytest.raises(ModelError, match=r"no such folder here .* mount the volume"):
+    with pytest.raises(ModelError, match=r"no such folder in .* mount the volume"):
         models.locate(spec_of(tmp_path / "none"), {})
 
 

@@ -102,7 +102,7 @@ def test_what_cannot_be_shown_says_what_can(run: RunFolder, options: tuple[str, 
 
 
 def test_a_folder_without_a_run_or_trajectories_says_so(tmp_path: Path) -> None:
-    assert "is no run folder" in show(RunFolder(tmp_path))[1]
+    assert "is not a run folder" in show(RunFolder(tmp_path))[1]
     empty = RunFolder.open(tmp_path / "empty", FolderMode.NEW)
     assert "trajectoriesEverySteps" in show(empty, "-t")[1]
 

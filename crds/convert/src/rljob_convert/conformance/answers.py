@@ -71,7 +71,7 @@ class _Run:
         given = case.get("available_ranks")
         available = None if given is None else [rank for rank in sequence(given, "available_ranks", "K3") if type(rank) is int]
         if available is not None and len(available) < len(sequence(given, "available_ranks", "K3")):
-            raise PlacementError("K3", "available_ranks is no list of whole numbers", "write for example [0, 1]")
+            raise PlacementError("K3", "available_ranks is not a list of whole numbers", "write for example [0, 1]")
         return {"ok": True, "ranks": rank_list(case.get("rank_config"), available, str(case.get("rank_type") or "rank"))}
 
     def refused(self, error: PlacementError) -> Result:

@@ -29,7 +29,7 @@ def check_size(case: object) -> None:
     """Refuse a case that is too deep or too large to look at, without recursion.
 
     Raises:
-        PlacementError: it is (K3), or has a key that is no text, or a value that JSON does not know.
+        PlacementError: it is (K3), or has a key that is not text, or a value that JSON does not know.
     """
     num_values = num_characters = 0
     level: list[object] = [case]
@@ -39,7 +39,7 @@ def check_size(case: object) -> None:
         for value in level:
             if isinstance(value, Mapping):
                 if not all(isinstance(key, str) for key in value):
-                    raise PlacementError("K3", "the case has a key that is no text", "write keys as text")
+                    raise PlacementError("K3", "the case has a key that is not text", "write keys as text")
                 num_characters += sum(map(len, value))
                 following.extend(value.values())
             elif isinstance(value, (list, tuple)):
@@ -188,5 +188,5 @@ def _labels(value: object, check: str) -> tuple[str, ...] | None:
         return None
     labels = value if isinstance(value, list) else [value]
     if not all(isinstance(label, (str, int)) for label in labels):
-        raise PlacementError(check, f"node group {show(value)} is no label", "write a label or a list of labels")
+        raise PlacementError(check, f"node group {show(value)} is not a label", "write a label or a list of labels")
     return tuple(str(label) for label in labels)

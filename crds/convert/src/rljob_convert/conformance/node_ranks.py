@@ -48,7 +48,7 @@ def rank_machines(machines: Sequence[Machine], num_nodes: int, *, driver: int = 
         has_groups: whether node groups are configured, which RLinf allows only with given ranks.
 
     Raises:
-        PlacementError: too few machines (N8), a rank that is no number (N1), ranks on some machines only (N2), out of range (N3) or not
+        PlacementError: too few machines (N8), a rank that is not a number (N1), ranks on some machines only (N2), out of range (N3) or not
             unique (N4), node groups without ranks (N5), the driver on a machine that is not used (N6).
     """
     if len(machines) < num_nodes:

@@ -311,7 +311,7 @@ def _labels(value: object) -> tuple[str, ...]:
         return tuple(label.strip() for label in value.split(","))
     listed: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not listed or not all(isinstance(label, str | int) and not isinstance(label, bool) for label in listed):
-        raise PlacementError("G1", "node_group is no label", "write a label, labels with commas, or a list of labels")
+        raise PlacementError("G1", "node_group is not a label", "write a label, labels with commas, or a list of labels")
     return tuple(_number_text(label) if isinstance(label, int) else str(label).strip() for label in listed)
 
 
@@ -321,7 +321,7 @@ def _rank_text(value: object) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return _number_text(value)
-    raise PlacementError("P2", f"the rank map is no text but {_kind(value)}", 'write it in quotes, for example "0-3"')
+    raise PlacementError("P2", f"the rank map is not text but {_kind(value)}", 'write it in quotes, for example "0-3"')
 
 
 def _number_text(value: int) -> str:

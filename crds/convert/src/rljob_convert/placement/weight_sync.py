@@ -38,7 +38,7 @@ def engine_stride(trainer_tp: int, engine_size: int) -> int:
     if trainer_tp % engine_size:
         raise PlacementError(
             "M5",
-            f"the actor's tensor parallelism {trainer_tp} is no multiple of the engines' {engine_size}",
+            f"the actor's tensor parallelism {trainer_tp} is not a multiple of the engines' {engine_size}",
             "choose sizes of which one divides the other",
         )
     return trainer_tp // engine_size
@@ -84,7 +84,7 @@ def _engines_per_group(actor_tp: int, rollout_tp: int) -> int:
     if actor_tp % rollout_tp:
         raise PlacementError(
             "D11",
-            f"the actor's tensor parallelism {actor_tp} is no multiple of the engines' {rollout_tp}",
+            f"the actor's tensor parallelism {actor_tp} is not a multiple of the engines' {rollout_tp}",
             "raise the actor's or lower the engines' tensor parallelism",
         )
     return actor_tp // rollout_tp

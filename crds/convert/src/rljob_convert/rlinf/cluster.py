@@ -144,7 +144,7 @@ def _node_ranks(source: Source, where: paths.Parts, available: Sequence[int], bu
     nodes = parse_nodes(text, available)
     beyond = [node for node in nodes or () if node >= len(available)]
     if nodes is None or beyond:
-        why = f"node {beyond[0]} does not exist, there are {len(available)}" if beyond else "is no list of node ranks such as 0-3,5"
+        why = f"node {beyond[0]} does not exist, there are {len(available)}" if beyond else "is not a list of node ranks such as 0-3,5"
         source.reject(where, source.peek(*where), why)
         nodes = [node for node in nodes or () if node < len(available)]
     budget[0] -= len(nodes) + 1

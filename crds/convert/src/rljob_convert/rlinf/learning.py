@@ -375,7 +375,7 @@ def _micro_batch(source: Source, context: int) -> int | None:
     if size is None:
         return None
     if length is None:
-        source.drop(size_at, "without seq_length it is no number of tokens", "set training.microBatchTokens")
+        source.drop(size_at, "without seq_length it is not a number of tokens", "set training.microBatchTokens")
         return None
     tokens = min(-(-size * length // context), 100_000_000)
     shared = "" if context == 1 else f" on each of {context} devices"

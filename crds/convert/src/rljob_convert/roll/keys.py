@@ -395,7 +395,7 @@ _DROPPED = {
     "format_penalty": Drop(why="penalties belong into the environment", remedy="set environments[].rewards", same=(0, 0.0)),
     "max_tokens_per_step": Drop(why="a turn has at most rollout.maxResponseTokens tokens"),
     "max_actions_per_traj": Drop(why="the environments' own max_steps count", remedy="set environments[].maxTurns"),
-    "system_envs.*": Drop(why="is no text"),
+    "system_envs.*": Drop(why="is not text"),
     "env_manager_cls": _ONE_LOOP,
     "user_defined_rollout_loop_cls": Drop(why="RLJob's rollout loop cannot be replaced"),
     "rollout_mock": Drop(why="RLJob has no recorded rollouts"),

@@ -23,7 +23,7 @@ def sglang_python() -> Path:
     """
     if named := os.environ.get(VARIABLE):
         if not os.access(named, os.X_OK):
-            raise SetupError(f"{VARIABLE} is {named}, which is no program here; {REMEDY}")
+            raise SetupError(f"{VARIABLE} is {named}, which is not a program here; {REMEDY}")
         return Path(named)
     found = Path(sys.prefix).parent / FOLDER / "bin" / "python"
     if not os.access(found, os.X_OK):

@@ -60,7 +60,7 @@ def score_of(word: str, reader: ReaderConfig) -> float:
     try:
         score = float(word)
     except ValueError as error:
-        raise UnreadableError(f"the judge said {_shown(word)}, which is no number") from error
+        raise UnreadableError(f"the judge said {_shown(word)}, which is not a number") from error
     low, high = reader.minimum, reader.maximum
     if (low is not None and score < low) or (high is not None and score > high):
         least, most = "any" if low is None else f"{low:g}", "any" if high is None else f"{high:g}"

@@ -46,7 +46,7 @@ def test_patterns_and_fields(text: str, reader: dict[str, Any], score: float) ->
     [
         ("I cannot say", {"pattern": r"Score: (\d+)"}, r'said "I cannot say", where nothing matches Score: \(\\d\+\)'),
         ("maybe", {"pattern": r"\w+", "values": YES_NO}, 'said "maybe", which is none of yes, no'),
-        ("ten", {"pattern": r"\w+"}, 'said "ten", which is no number'),
+        ("ten", {"pattern": r"\w+"}, 'said "ten", which is not a number'),
         ("11", {"pattern": r"\d+", "minimum": 0.0, "maximum": 10.0}, "said 11, which is not from 0 to 10"),
         ("{broken {", {"json_field": "score"}, "holds no JSON object with score"),
         ("a" * 100, {"json_field": "score"}, r'"\.\.\.a{80}"'),
