@@ -59,18 +59,18 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 width=6,
                 queries=((f"{train('step')} / {train('target_steps')}", "{{job}}"),),
             ),
-            Panel(title="About so long to go", unit="s", kind="stat", width=6, queries=((LEFT_S, "{{job}}"),)),
+            Panel(title="Estimated time remaining", unit="s", kind="stat", width=6, queries=((LEFT_S, "{{job}}"),)),
             Panel(
-                title="Since the last sign of life",
+                title="Time since last progress",
                 unit="s",
                 kind="stat",
                 width=6,
                 queries=((f"time() - {train('last_progress_timestamp_seconds')}", "{{job}}"),),
             ),
-            Panel(title="Attempt restarts of workers", unit="short", kind="stat", width=6, queries=one("worker_restarts_total")),
+            Panel(title="Worker restarts in this attempt", unit="short", kind="stat", width=6, queries=one("worker_restarts_total")),
             Panel(title="Reward", unit="short", queries=own("mean", "min", "max", prefix="reward_")),
             Panel(
-                title="Passed",
+                title="Pass rate",
                 unit="percentunit",
                 queries=(*one("reward_pass_rate_ratio"), (train("validation_pass_rate_ratio"), "validation · {{job}}")),
             ),
@@ -81,7 +81,7 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Where the time goes",
         (
             Panel(
-                title="Seconds a step, by phase",
+                title="Step time by phase",
                 unit="s",
                 width=12,
                 stacked=True,
@@ -89,7 +89,7 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 queries=own("generate", "reward", "score", "train", "sync", "checkpoint", prefix="time_", unit="_seconds"),
             ),
             Panel(
-                title="Idle and busy",
+                title="Trainer idle, engines busy",
                 unit="percentunit",
                 width=12,
                 queries=(
@@ -97,7 +97,7 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     (train("overlap_engine_busy_ratio"), "engines' slots in use · {{job}}"),
                 ),
             ),
-            Panel(title="Tokens a second", unit="short", queries=one("rollout_tokens_per_second")),
+            Panel(title="Tokens per second", unit="short", queries=one("rollout_tokens_per_second")),
             Panel(title="Requests", unit="short", queries=own("running", "waiting", prefix="rollout_requests_")),
             Panel(title="Step time", unit="s", queries=one("time_step_seconds")),
         ),
@@ -107,15 +107,15 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(title="Loss", unit="short", queries=own("total_loss", "policy_loss", "kl_loss", prefix="train_")),
             Panel(title="Gradient norm", unit="short", queries=one("train_grad_norm")),
-            Panel(title="Entropy", unit="short", note="nats a token", queries=one("train_entropy_from_behaviour_nats")),
+            Panel(title="Entropy", unit="short", note="nats per token", queries=one("train_entropy_from_behaviour_nats")),
             Panel(
-                title="Trainer against engine",
+                title="Trainer and engine mismatch",
                 unit="short",
-                note="KL in nats a token",
+                note="KL in nats per token",
                 queries=own("k1", "k3", prefix="mismatch_kl_", unit="_nats"),
             ),
             Panel(title="Clipped tokens", unit="percentunit", queries=one("train_clip_ratio")),
-            Panel(title="Groups that teach nothing", unit="percentunit", queries=one("reward_uniform_groups_ratio")),
+            Panel(title="Groups with equal scores", unit="percentunit", queries=one("reward_uniform_groups_ratio")),
         ),
     ),
     (
@@ -135,11 +135,11 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 unit="s",
                 queries=((train("time_sync_seconds"), "whole · {{job}}"), *own("stall", "hidden", prefix="sync_", unit="_seconds")),
             ),
-            Panel(title="Bytes a sync", unit="bytes", queries=one("sync_bytes")),
+            Panel(title="Bytes per sync", unit="bytes", queries=one("sync_bytes")),
         ),
     ),
     (
-        "Memory and faults",
+        "Memory and failures",
         (
             Panel(
                 title="Memory",
@@ -156,7 +156,7 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 queries=own("engines_lost", "engines_replaced", "environments_replaced", "worker_restarts", unit="_total"),
             ),
             Panel(
-                title="Left out",
+                title="Dropped and retried",
                 unit="short",
                 queries=own("groups_dropped", "rewards_failed", "rewards_timed_out", "syncs_resent", "updates_skipped", unit="_total"),
             ),
@@ -175,7 +175,7 @@ OPERATOR: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 stacked=True,
                 queries=(("sum by (reason) (rljob_operator_jobs)", "{{reason}}"),),
             ),
-            Panel(title="Operators that act", unit="short", kind="stat", width=8, queries=(("sum(rljob_operator_leader)", "leaders"),)),
+            Panel(title="Active operators", unit="short", kind="stat", width=8, queries=(("sum(rljob_operator_leader)", "leaders"),)),
         ),
     ),
     (
@@ -183,7 +183,7 @@ OPERATOR: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(title="Queue", unit="short", queries=(("sum(rljob_operator_queue_depth)", "waiting"),)),
             Panel(
-                title="Seconds a reconcile",
+                title="Reconcile duration",
                 unit="s",
                 queries=tuple(
                     (
@@ -194,7 +194,7 @@ OPERATOR: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
-                title="Reconciles a second",
+                title="Reconciles per second",
                 unit="ops",
                 queries=(("sum(rate(rljob_operator_reconcile_seconds_count[$__rate_interval]))", "all"),),
             ),
@@ -215,12 +215,12 @@ OPERATOR: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
-        "Faults",
+        "Failures",
         (
             Panel(
                 title="Errors", unit="ops", queries=(("sum by (error) (rate(rljob_operator_errors_total[$__rate_interval]))", "{{error}}"),)
             ),
-            Panel(title="Age of watches", unit="s", queries=(("max by (kind) (rljob_operator_watch_age_seconds)", "{{kind}}"),)),
+            Panel(title="Watch age", unit="s", queries=(("max by (kind) (rljob_operator_watch_age_seconds)", "{{kind}}"),)),
             Panel(
                 title="Missed and lost",
                 unit="short",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rljob_api.validation import CheckedJob
 
 
-_EXIT_CODES = "Exit codes: 0 success, 2 invalid job or arguments, 3 the run failed, 130 interrupted."
+_EXIT_CODES = "Exit codes: 0 success, 2 invalid input, 3 failed run, 130 interrupted."
 
 app = typer.Typer(
     name="rljob",
@@ -292,7 +292,7 @@ def run(
 
     Ctrl-C stops it after the current step with a checkpoint; --resume continues from there.
 
-    Exit codes: 0 success, 2 invalid job or arguments, 3 the run failed, 130 interrupted.
+    Exit codes: 0 success, 2 invalid job or arguments, 3 failed, 130 interrupted.
     """
     if overwrite and resume:
         _fail("--overwrite and --resume contradict each other; give one of them")
