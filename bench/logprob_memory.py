@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "logprob_memory.json"
 HIDDEN = 256
@@ -69,7 +70,7 @@ def measure(method: str, tokens: int, vocabulary: int, chunk_tokens: int) -> dic
     }
 
 
-def run_point(point: tuple[str, int, int, int]) -> dict[str, object]:
+def run_point(point: tuple[str, int, int, int]) -> dict[str, Any]:
     """Measure one point in a fresh process."""
     command = [sys.executable, __file__, "--point", json.dumps(point)]
     # a fixed threshold: glibc otherwise adapts it during the run and peaks become a matter of luck
@@ -79,7 +80,7 @@ def run_point(point: tuple[str, int, int, int]) -> dict[str, object]:
     return {"method": method, "tokens": tokens, "vocabulary": vocabulary, "chunk_tokens": chunk_tokens} | json.loads(done.stdout)
 
 
-def show(rows: list[dict[str, object]]) -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     """Print the table; the last columns compare with full logits of the same size."""
     from rich.console import Console
     from rich.table import Table

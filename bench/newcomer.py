@@ -269,8 +269,8 @@ def main() -> int:
         "ways": ways,
         "headline": headline(ways),
     }
-    for way in ways:
-        for step in way["steps"]:
+    for walked in ways:
+        for step in walked["steps"]:
             step["command"] = _without_folders(step["command"])
             step["output"] = [_without_folders(f" {line}").removeprefix(" ") for line in step["output"]]
     write_results("newcomer", values, markdown(values))

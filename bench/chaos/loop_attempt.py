@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rljob_runtime.checkpoint_files import FileSum
+from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.errors import CorruptedWeightsError, Interrupted, RuntimeFault, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
@@ -77,7 +78,7 @@ class World:
 
     root: Path
     case: Case
-    engines: list[ServingEngine]
+    engines: Sequence[Engine]
     trainer: CountingTrainer
     stop: asyncio.Event
     store: CheckpointStore
@@ -109,7 +110,7 @@ class World:
         engine = self.engines[index % len(self.engines)]
         hands = {
             "driver killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-            "engine process dies": lambda: (setattr(engine, "dead", True), engine.lost.set()),
+            "engine process dies": engine.die,
             "engine thread ends": lambda: setattr(engine, "failed", True),
             "engine stalls": lambda: setattr(engine, "stalled", True),
             "trainer process lost": self.trainer.lost.set,
@@ -152,6 +153,11 @@ class Engine(ServingEngine):
     """Tokens that tell the prompt; takes part in syncs that fail."""
 
     world: World
+
+    def die(self) -> None:
+        """As a process that is killed."""
+        self.dead = True
+        self.lost.set()
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self.start(method, *args).result(timeout_s)
@@ -269,7 +275,7 @@ def _supervisor(engines: Sequence[Engine], reporter: Reporter) -> EngineSupervis
         engines[index].dead = True
 
     limits = ReplacementLimits(max_restarts=1, start_timeout_s=DEADLINE_S, weights_timeout_s=DEADLINE_S)
-    return EngineSupervisor(engines, start=start, end=end, limits=limits, notify=reporter.event)
+    return EngineSupervisor(cast("Sequence[Worker]", engines), start=start, end=end, limits=limits, notify=reporter.event)
 
 
 def _fill_disks(world: World) -> None:
@@ -325,7 +331,8 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             os._exit(attempt(Path(told["root"]), case, told["attempt"]))
-        deadline_s, status = time.monotonic() + told["deadline_s"], None
+        deadline_s = time.monotonic() + told["deadline_s"]
+        status: int | str | None = None
         while status is None:
             pid, code = os.waitpid(child, os.WNOHANG)
             if pid:

@@ -20,8 +20,10 @@ def main() -> int:
         return true_now() + timedelta(seconds=float(offset_file.read_text()))
 
     workqueue.utc_now = skewed_now
-    assert workqueue.WorkQueue.__init__.__kwdefaults__["clock"] is true_now
-    workqueue.WorkQueue.__init__.__kwdefaults__["clock"] = skewed_now
+    defaults = workqueue.WorkQueue.__init__.__kwdefaults__
+    assert defaults is not None
+    assert defaults["clock"] is true_now
+    defaults["clock"] = skewed_now
     from rljob_operator.main import main as run
 
     return run()

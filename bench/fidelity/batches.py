@@ -66,7 +66,7 @@ def make(kind: str, seed: int) -> Batch:
         "token_advantages": rng.normal(0.0, 1.0, present.shape),
         "sequence_advantages": np.repeat(rng.normal(0.0, 1.0, (rows, 1)), TOKENS, axis=1),
     }
-    padded = {name: (array * present if array.ndim == 2 else array).astype(np.float32) for name, array in batch.items()}
+    padded: dict[str, Array] = {name: (array * present if array.ndim == 2 else array).astype(np.float32) for name, array in batch.items()}
     padded["logits"] = rng.normal(0.0, 2.0, (*present.shape, VOCABULARY)).astype(np.float32)
     padded["tokens"] = rng.integers(0, VOCABULARY, present.shape)
     return {**padded, "lengths": lengths, "groups": np.arange(rows) // samples}

@@ -43,11 +43,16 @@ losses have the shape (). ``head_x`` are computed from logits, and ``d_logits`` 
 _VERSIONS = "versions"
 
 
+def gradient(tensor: Any) -> Array:
+    """Of a tensor of torch that a loss was sent back through."""
+    assert tensor.grad is not None
+    return tensor.grad.numpy()
+
+
 def write_batches(folder: Path, batches: Mapping[str, Batch]) -> None:
     """Write ``batches.npz``."""
-    np.savez_compressed(
-        folder / "batches.npz", **{f"{name}|{key}": array for name, batch in batches.items() for key, array in batch.items()}
-    )
+    arrays: dict[str, Any] = {f"{name}|{key}": array for name, batch in batches.items() for key, array in batch.items()}
+    np.savez_compressed(folder / "batches.npz", **arrays)
 
 
 def read_batches(folder: Path) -> dict[str, dict[str, Array]]:
@@ -81,10 +86,12 @@ def serve(folder: Path, output: Path, run: Callable[[str, Mapping[str, Any], Bat
         run: from which advantages are given (``token``, ``sequence``), a case's settings and a batch to the results.
         packages: whose versions are noted.
     """
-    batches, arrays = read_batches(folder), {}
+    batches = read_batches(folder)
+    arrays: dict[str, Any] = {}
     for case in json.loads((folder / "cases.json").read_text()):
         for batch in case["batches"]:
             result = run(case["given"], case["settings"], batches[batch])
             arrays |= {f"{case['name']}|{batch}|{key}": np.asarray(value, dtype=np.float32) for key, value in result.items()}
     versions = {package: metadata.version(package) for package in packages}
-    np.savez_compressed(output, **{_VERSIONS: np.array(json.dumps(versions))}, **arrays)
+    arrays[_VERSIONS] = np.array(json.dumps(versions))
+    np.savez_compressed(output, **arrays)

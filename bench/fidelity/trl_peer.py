@@ -29,7 +29,7 @@ from accelerate import Accelerator
 from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from bench.fidelity.exchange import Batch, Result, serve
+from bench.fidelity.exchange import Batch, Result, gradient, serve
 
 _ATTRIBUTES: dict[str, Any] = {
     "loss_type": "dapo",
@@ -97,9 +97,9 @@ def run(given: str, settings: Mapping[str, Any], batch: Batch) -> Result:
         logprobs, entropy = tensors["logprobs"].clone().requires_grad_(), tensors["entropy"].clone().requires_grad_()
         loss = trainer._compute_loss(_Model(logprobs, entropy), inputs)
         loss.backward()
-        result |= {"loss": loss.detach().numpy(), "d_logprobs": logprobs.grad.numpy()}
+        result |= {"loss": loss.detach().numpy(), "d_logprobs": gradient(logprobs)}
         if settings.get("entropy_coef"):
-            result["d_entropy"] = entropy.grad.numpy()
+            result["d_entropy"] = gradient(entropy)
     if "head" in settings:
         result |= _head(settings["head"], trainer, tensors)
     return result
@@ -135,7 +135,7 @@ def _head(temperature: float, trainer: Any, tensors: Mapping[str, torch.Tensor])
     outputs = trainer._get_per_token_logps_and_entropies(model, tokens, torch.ones_like(tokens), mask.shape[1], compute_entropy=True)
     logprobs, entropy = outputs[0] * mask, outputs[1] * mask
     (logprobs * tensors["token_advantages"] + entropy * tensors["returns"]).sum().backward()
-    return {"head_logprobs": logprobs.detach().numpy(), "head_entropy": entropy.detach().numpy(), "d_logits": logits.grad.numpy()}
+    return {"head_logprobs": logprobs.detach().numpy(), "head_entropy": entropy.detach().numpy(), "d_logits": gradient(logits)}
 
 
 def _trainer(kind: type[Any], settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -173,7 +173,7 @@ def _trainer(kind: type[Any], settings: Mapping[str, Any], tensors: Mapping[str,
     sampling = [row[:length].tolist() for row, length in zip(sampled, lengths, strict=True)]
     masks = [row[:length].to(torch.int64).tolist() for row, length in zip(tensors["mask"], lengths, strict=True)]
     prompts, texts = [[1]] * len(lengths), [""] * len(lengths)
-    grpo = (prompts, completions, masks, texts, sampling, {}, None, None)
+    grpo: tuple[Any, ...] = (prompts, completions, masks, texts, sampling, {}, None, None)
     trainer._generate = lambda _: grpo if kind is GRPOTrainer else (prompts, completions, texts)
     trainer._calculate_rewards = lambda *_: tensors["scores"][:, None]
     return trainer

@@ -39,7 +39,7 @@ from verl.workers.config import ActorConfig, CriticConfig  # noqa: E402
 from verl.workers.config.actor import PolicyLossConfig  # noqa: E402
 from verl.workers.utils.losses import ppo_loss, value_loss  # noqa: E402
 
-from bench.fidelity.exchange import Batch, Result, serve  # noqa: E402
+from bench.fidelity.exchange import Batch, Result, gradient, serve  # noqa: E402
 
 Tensors = dict[str, torch.Tensor]
 
@@ -72,7 +72,7 @@ def _head(temperature: float, tensors: Tensors) -> Result:
     logprobs, entropy = logprobs_from_logits(scaled, tensors["tokens"]), entropy_from_logits(scaled)
     ((logprobs * tensors["token_advantages"] + entropy * tensors["returns"]) * mask).sum().backward()
     outputs = {"head_logprobs": logprobs * mask, "head_entropy": entropy * mask}
-    return {**{name: value.detach().numpy() for name, value in outputs.items()}, "d_logits": logits.grad.numpy()}
+    return {**{name: value.detach().numpy() for name, value in outputs.items()}, "d_logits": gradient(logits)}
 
 
 def _advantages(settings: Mapping[str, Any], tensors: Tensors, batch: Batch) -> DataProto:
@@ -129,8 +129,8 @@ def _policy(settings: Mapping[str, Any], tensors: Tensors) -> Result:
         outputs["entropy"] = _outputs(entropy, tensors["lengths"])
     loss, _ = ppo_loss(config, outputs, data)
     loss.backward()
-    result = {"loss": loss.detach().numpy(), "d_logprobs": logprobs.grad.numpy()}
-    return {**result, "d_entropy": entropy.grad.numpy()} if config.entropy_coeff > 0 else result
+    result = {"loss": loss.detach().numpy(), "d_logprobs": gradient(logprobs)}
+    return {**result, "d_entropy": gradient(entropy)} if config.entropy_coeff > 0 else result
 
 
 def _value(clip: float, tensors: Tensors) -> Result:
@@ -139,7 +139,7 @@ def _value(clip: float, tensors: Tensors) -> Result:
     config = CriticConfig(strategy="fsdp", ppo_micro_batch_size_per_gpu=1, cliprange_value=clip)
     loss, _ = value_loss(config, {"values": _outputs(values, tensors["lengths"])}, data)
     loss.backward()
-    return {"value_loss": loss.detach().numpy(), "d_values": values.grad.numpy()}
+    return {"value_loss": loss.detach().numpy(), "d_values": gradient(values)}
 
 
 def _outputs(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ def copy_rates(device: torch.device, num_bytes: int, repeat: int) -> dict[str, f
 
 def file_rate(folder: Path, num_bytes: int) -> float:
     """Bytes a second of writing one file and waiting for the disk."""
-    data = memoryview(torch.ones(min(num_bytes, CHUNK_BYTES), dtype=torch.uint8).numpy())
+    data = memoryview(bytes([1]) * min(num_bytes, CHUNK_BYTES))
     path = folder / "limit.bin"
     started = time.perf_counter()
     written = 0

@@ -87,17 +87,15 @@ def policy(model: Model, scale: Scale, *, lora: bool = False, **settings: Any) -
     loaded = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if scale.on_cuda:
         require(loaded * (1 if lora else 2), host_free_bytes(), f"loading model {model.name} on the host")
-    config = PolicyConfig(
-        **{
-            "model_path": str(folder),
-            "dtype": scale.dtype,
-            "token_budget": scale.micro_batch_tokens,
-            "logprob_chunk_tokens": scale.logprob_chunk_tokens,
-            "activation_checkpointing": model.checkpointing,
-            "lora": LoraConfig(rank=LORA_RANK, alpha=2.0 * LORA_RANK) if lora else None,
-        }
-        | settings
-    )
+    own: dict[str, Any] = {
+        "model_path": str(folder),
+        "dtype": scale.dtype,
+        "token_budget": scale.micro_batch_tokens,
+        "logprob_chunk_tokens": scale.logprob_chunk_tokens,
+        "activation_checkpointing": model.checkpointing,
+        "lora": LoraConfig(rank=LORA_RANK, alpha=2.0 * LORA_RANK) if lora else None,
+    }
+    config = PolicyConfig(**own | settings)
     worker = PolicyWorker(config, rank=0, world_size=1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -10,6 +10,7 @@ from typing import Any
 
 from rljob_api.crd import schema
 from rljob_api.reading.manifest import read
+from rljob_api.v1alpha1.rljob import KIND
 
 ROOT = Path(__file__).resolve().parents[2]
 Node = dict[str, Any] | list[Any]
@@ -36,7 +37,7 @@ def mutants(seed: int, count: int) -> Iterator[dict[str, Any]]:
 def _sources() -> list[dict[str, Any]]:
     """Every RLJob of the examples."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").rglob("*.yaml"))]
-    return [dict(read(text).data) for text in texts if f"kind: {schema.KIND}" in text]
+    return [dict(read(text).data) for text in texts if f"kind: {KIND}" in text]
 
 
 def _mutate(node: Any, about: Mapping[str, Any], dice: random.Random) -> None:

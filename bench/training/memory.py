@@ -159,7 +159,7 @@ def full_batch(rank: int, ranks: int) -> TrainBatch:
     half, total = SEQUENCE_TOKENS // 2, SEQUENCES * SEQUENCE_TOKENS
     prompts = np.repeat(rng.integers(0, VOCAB, (SEQUENCES // SAMPLES_PER_PROMPT, half)), SAMPLES_PER_PROMPT, axis=0)
     responses = rng.integers(0, VOCAB, (SEQUENCES, half))
-    mask = np.tile(np.repeat(np.float32([0, 1]), half), SEQUENCES)
+    mask = np.tile(np.repeat(np.array([0, 1], dtype=np.float32), half), SEQUENCES)
     return TrainBatch(
         token_ids=np.concatenate([prompts, responses], axis=1).reshape(-1).astype(np.int32),
         lengths=np.full(SEQUENCES, SEQUENCE_TOKENS, dtype=np.int32),

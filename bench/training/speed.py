@@ -53,7 +53,7 @@ def measure(folder: Path, rounds: int, tell: Callable[[str], None]) -> list[dict
         model.save_pretrained(path)
         ours = RLJobSide(path, TOKEN_BUDGET, free_port())
         try:
-            sides = [ours, TrlSide(path, TOKEN_BUDGET, folder / "trl"), PlainSide(path, TOKEN_BUDGET)]
+            sides: list[Side] = [ours, TrlSide(path, TOKEN_BUDGET, folder / "trl"), PlainSide(path, TOKEN_BUDGET)]
             for case in CASES:
                 tell(f"{name}, {case.name}")
                 found.append({"model": name, "parameters": num_parameters, **in_turns(sides, case, rounds)})

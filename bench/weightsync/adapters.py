@@ -118,7 +118,7 @@ def changed(model: Path, served: bool) -> dict[str, Any]:
         return weights
     last = linear_layers({name: tuple(tensor.shape) for name, tensor in weights.items()})
     layers = [name.removesuffix(".weight") for name in weights if name.split(".")[-2] in last]
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for layer in layers:
         outputs, inputs = weights[f"{layer}.weight"].shape
         found |= {layer + LORA_A: torch.rand(RANK, inputs) / 100, layer + LORA_B: torch.rand(outputs, RANK) / 100}

@@ -85,7 +85,7 @@ class Trainer(Member):
     def pack_buckets(self, buckets: Mapping[int, Bucket], out: ByteArray | None = None) -> ByteArray | None:
         """As a trainer rank does."""
         if self._model is not None:
-            return pack_buckets(cast(Any, self._model), buckets, out)
+            return cast("ByteArray | None", pack_buckets(cast(Any, self._model), buckets, out))
         bucket = buckets[self.rank]
         out = np.zeros(bucket.size_bytes, dtype=np.uint8) if out is None else out
         pack(bucket, self._tensors, out)
