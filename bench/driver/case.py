@@ -69,7 +69,7 @@ async def drive(size: Size, meter: Meter, folder: Path) -> None:
         trainer=trainers,
         rollout=engines,
         reward=rewards,
-        tensor_parallel_sizes={Role.TRAINER: size.tensor_parallel},
+        ranks_per_share={Role.TRAINER: size.tensor_parallel},
     )
     scheduler = make_scheduler(
         engines,
