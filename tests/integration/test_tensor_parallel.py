@@ -233,18 +233,18 @@ def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) 
         write(base, f"resumed {saved} {dp}x{tp}", arrays | {"second_loss": np.array(metrics["train/total_loss"])})
 
 
-def run_low_precision(rank: int, port: int, base: Path, tp: int) -> None:
+def run_low_precision(rank: int, port: int, base: Path, tp: int, cp: int) -> None:
     """bfloat16 with recomputed layers: log-probs and one step."""
     vocab = MODELS["qwen2"].vocab_size
-    config = settings(base / "qwen2" / "model", tp, dtype="bfloat16", activation_checkpointing=True)
-    worker = PolicyWorker(config, rank, tp)
+    config = settings(base / "qwen2" / "model", tp, dtype="bfloat16", activation_checkpointing=True, context_parallel_size=cp)
+    worker = PolicyWorker(config, rank, tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
     batch = random_batch(vocab)
     arrays = {"logprobs": worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)}
     metrics = worker.train_step([batch], step=0)
     worker.shutdown()
     if rank == 0:
-        write(base, f"bfloat16 {tp}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+        write(base, f"bfloat16 {label(1, tp, cp)}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
 
 
 def valued(batch: TrainBatch) -> TrainBatch:
@@ -383,8 +383,9 @@ def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, dp: int, t
     assert read(base, name, "second_loss")[""] == pytest.approx(read(folder, "result", "second_loss")[""], abs=2e-6)
 
 
-def test_bfloat16_with_recomputed_layers(base: Path) -> None:
-    one, two = read(base, "bfloat16 1"), read(base, "bfloat16 2")
+@pytest.mark.parametrize("layout", ["1x2", "1x1x2"])
+def test_bfloat16_with_recomputed_layers(base: Path, layout: str) -> None:
+    one, two = read(base, "bfloat16 1x1"), read(base, f"bfloat16 {layout}")
     assert 0.0 < np.abs(one["logprobs"] - two["logprobs"]).max() < 0.1
     assert two["norm"] == pytest.approx(one["norm"], rel=0.05)
 
@@ -455,10 +456,10 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         port = ports.pop()
         if rank < dp * tp:
             run_resumed(rank, port, base, saved, dp, tp)
-    for tp in (1, 2):
+    for tp, cp in ((1, 1), (2, 1), (1, 2)):
         port = ports.pop()
-        if rank < tp:
-            run_low_precision(rank, port, base, tp)
+        if rank < tp * cp:
+            run_low_precision(rank, port, base, tp, cp)
     for run in (run_critic, run_frozen):
         for dp, tp in ((1, 1), (2, 2)):
             port = ports.pop()

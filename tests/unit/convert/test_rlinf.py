@@ -295,6 +295,13 @@ critic:
     def test_tools_and_agents_are_never_left_out(self, section: str) -> None:
         assert spec_of(f"runner: {{task_type: reasoning}}\n{section}")["pipeline"] == "Agentic"
 
+    def test_devices_that_share_sequences_are_one_data_parallel_process(self) -> None:
+        text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
+        text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}\nactor: {model: {context_parallel_size: 8}}"
+        assert spec_of(text)["training"]["contextParallelSize"] == 8
+        assert "5 processes do not divide 512 * 16" in notes(text, "data.rollout_batch_size")[0].why
+        assert not notes(text, "actor.model.context_parallel_size")
+
     def test_prompts_that_the_trainers_processes_divide(self) -> None:
         text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
         text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}"
