@@ -24,6 +24,7 @@ from rljob_runtime.records import (
     Sampling,
     Segment,
     VersionSpan,
+    pickled_by_values,
 )
 from rljob_runtime.routes import RouteArray, joined
 from rljob_runtime.sampling_mask import SamplingMask
@@ -44,23 +45,28 @@ class RequestBatch(list[GenerationRequest]):
         prompts, which_prompt = _distinct([request.prompt_token_ids for request in self])
         samplings, which_sampling = _distinct([request.sampling for request in self])
         return _requests, (
-            tuple(request.request_id for request in self),
+            tuple([request.request_id for request in self]),
             np.array([ids.size for ids in prompts], dtype=np.int64),
             np.concatenate([NO_TOKENS, *prompts], dtype=np.int32),
             which_prompt,
             samplings,
             which_sampling,
-            tuple(request.seed for request in self),
-            tuple((request.num_sampled_before, request.num_routed_before) for request in self),
+            tuple([request.seed for request in self]),
+            tuple([(request.num_sampled_before, request.num_routed_before) for request in self]),
         )
 
 
 def _distinct(values: Sequence[_Value]) -> tuple[tuple[_Value, ...], tuple[int, ...]]:
     """Values without those that are the same object as an earlier one; the place of each there."""
     places: dict[int, int] = {}
-    which = tuple(places.setdefault(id(value), len(places)) for value in values)
-    first = dict(zip(reversed(which), reversed(values), strict=True))
-    return tuple(first[place] for place in range(len(places))), which
+    found: list[_Value] = []
+    which: list[int] = []
+    for value in values:
+        place = places.setdefault(id(value), len(found))
+        if place == len(found):
+            found.append(value)
+        which.append(place)
+    return tuple(found), tuple(which)
 
 
 def _requests(
@@ -89,6 +95,7 @@ def _requests(
     ]
 
 
+@pickled_by_values
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CompletionBatch:
     """What an engine returns at once: S completions of T tokens."""
@@ -141,7 +148,7 @@ def unpack(batch: CompletionBatch) -> list[Completion]:
             token_ids=batch.token_ids[start:end],
             sampled=True,
             logprobs=batch.logprobs[start:end],
-            version_spans=tuple(VersionSpan(start=first, end=last, version=version) for first, last, version in spans),
+            version_spans=tuple([VersionSpan(start=first, end=last, version=version) for first, last, version in spans]),
             sampling_mask=mask,
             routes=routes,
         )
@@ -162,6 +169,7 @@ def _routes(batch: CompletionBatch) -> list[RouteArray | None]:
     return found
 
 
+@pickled_by_values
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RewardBatch:
     """S responses of T tokens to score."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.episodes import EpisodeCounters
 from rljob_runtime.overlap.played import played_metrics
 from rljob_runtime.overlap.scheduler import RolloutCounters
 from rljob_runtime.records import FloatArray
+
+SUMMED_AT_ONCE = 4096
+"""Numbers: 32 kB that are used over and over, where fresh memory of a long response costs more than its sum."""
 
 
 def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str, float]:
@@ -23,10 +27,10 @@ def group_metrics(groups: Sequence[Group], *, trainer_version: int) -> dict[str,
     samples = [t for g in groups for t in g.trajectories]
     scores = np.array([t.reward.score for t in samples], dtype=np.float64)
     lengths = np.array([t.num_sampled for t in samples])
-    deviations = np.array([np.std([t.reward.score or 0.0 for t in g.trajectories]) for g in groups])
-    spans = [span for t in samples for span in t.version_spans]
-    lags = np.array([trainer_version - s.version for s in spans])
-    weights = np.array([s.end - s.start for s in spans])
+    deviations = _deviations([[t.reward.score or 0.0 for t in g.trajectories] for g in groups])
+    spans = [span for t in samples for segment in t.segments for span in segment.version_spans]
+    lags = trainer_version - np.array([s.version for s in spans], dtype=np.int64)
+    weights = np.array([s.end - s.start for s in spans], dtype=np.int64)
     metrics = {
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
@@ -127,9 +131,24 @@ def _history_metrics(counters: RolloutCounters) -> dict[str, float]:
     return {"rollout/history_tokens_kept": float(kept), "rollout/history_tokens_moved": float(moved)} if kept or moved else {}
 
 
+def _deviations(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+    """Standard deviation of each group, shape (groups,)."""
+    if len({len(group) for group in scores}) == 1:
+        return np.asarray(np.std(np.array(scores, dtype=np.float64), axis=1))
+    return np.array([np.std(group) for group in scores])
+
+
 def _sum(values: FloatArray) -> float:
     """In double precision, one after another: the same on every machine."""
-    return float(np.add.accumulate(values.astype(np.float64))[-1]) if values.size else 0.0
+    if values.size <= SUMMED_AT_ONCE:
+        return float(np.add.accumulate(values, dtype=np.float64)[-1]) if values.size else 0.0
+    total, room = 0.0, np.empty(SUMMED_AT_ONCE + 1)
+    for first in range(0, values.size, SUMMED_AT_ONCE):
+        part = values[first : first + SUMMED_AT_ONCE]
+        sums = room[: part.size + 1]
+        sums[0], sums[1:] = total, part
+        total = float(np.add.accumulate(sums, out=sums)[-1])
+    return total
 
 
 def _means(prefix: str, values: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -118,28 +118,36 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
     ordered = sorted(groups, key=lambda g: g.group_id)
     samples = tuple(t for g in ordered for t in sorted(g.trajectories, key=lambda t: t.sample_index))
     sequences = [(index, *sequence) for index, t in enumerate(samples) for sequence in t.sequences]
-    parts = [ids for _, prompt, segments in sequences for ids in (prompt, *(segment.token_ids for segment in segments))]
-    token_ids = np.concatenate([NO_TOKENS, *parts])
+    parts: list[IntArray] = [NO_TOKENS]
+    for _, prompt, segments in sequences:
+        parts.append(prompt)
+        parts += [segment.token_ids for segment in segments]
+    token_ids = np.concatenate(parts)
     mask, behaviour, staleness = (np.zeros(token_ids.size, dtype=np.float32) for _ in range(3))
     masks: list[SamplingMask | None] = []
+    lengths, sampled_of = [], [0] * len(samples)
     begin = 0
     for index, prompt, segments in sequences:
+        first = begin
         begin += prompt.size
         for segment in segments:
-            end = begin + len(segment)
+            end = begin + segment.token_ids.size
             if segment.sampled:
                 mask[begin:end] = 1.0
                 behaviour[begin:end] = segment.logprobs
-                _write_ages(staleness[begin:end], samples[index], segment, version)
+                if not _is_of(segment, version):
+                    _write_ages(staleness[begin:end], samples[index], segment, version)
                 masks.append(segment.sampling_mask)
+                sampled_of[index] += end - begin
             begin = end
+        lengths.append(begin - first)
     return StepSamples(
         trajectories=samples,
         token_ids=token_ids,
-        lengths=np.array([prompt.size + sum(map(len, segments)) for _, prompt, segments in sequences], dtype=np.int32),
+        lengths=np.array(lengths, dtype=np.int32),
         prompt_lengths=np.array([prompt.size for _, prompt, _ in sequences], dtype=np.int32),
         sample_of=np.array([index for index, _, _ in sequences], dtype=np.int32),
-        response_lengths=np.array([t.num_sampled for t in samples], dtype=np.int32),
+        response_lengths=np.array(sampled_of, dtype=np.int32),
         response_mask=mask,
         behaviour_logprobs=behaviour,
         staleness=staleness,
@@ -152,6 +160,14 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         sampling_mask=_mask_of(masks, mask),
         routes=_routes_of([(prompt, segments) for _, prompt, segments in sequences], token_ids.size),
     )
+
+
+def _is_of(segment: Segment, version: int) -> bool:
+    """Whether all of a sampled segment is known to be of one version, as nearly all is in synchronous runs."""
+    if len(segment.version_spans) != 1:
+        return False
+    span = segment.version_spans[0]
+    return span.version == version and span.start == 0 and span.end == segment.token_ids.size
 
 
 def _write_ages(ages: FloatArray, trajectory: Trajectory, segment: Segment, version: int) -> None:

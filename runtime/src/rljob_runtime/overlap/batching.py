@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -187,38 +187,53 @@ def _divide(members: npt.NDArray[np.int64], step: StepSamples, num_ranks: int, c
     """Sequences of each rank: whole groups, or pieces of groups where these make the busiest rank's load smaller."""
     if num_ranks == 1 or not members.size:
         return tuple(members.astype(np.int32) if rank == 0 else np.zeros(0, dtype=np.int32) for rank in range(num_ranks))
-    group_ids = step.groups_of_sequences
-    groups = [list(found) for _, found in groupby(members.tolist(), key=lambda i: int(group_ids[i]))]
-    groups.sort(key=lambda group: (-_load(group, step, config), group[0]))
-    best = _assign(groups, step, num_ranks, config)
-    least = sum(_load(group, step, config) for group in groups) / num_ranks
+    costs = _Costs(step, config)
+    borders = np.flatnonzero(np.diff(step.groups_of_sequences[members])) + 1
+    found = [group.tolist() for group in np.split(members, borders)]
+    loads = costs.loads(found)
+    order = sorted(range(len(found)), key=lambda i: (-loads[i], found[i][0]))
+    groups = [found[i] for i in order]
+    best = _assign(groups, costs, num_ranks)
+    least = sum(loads) / num_ranks
     pieces, largest = 2, max(len(group) for group in groups)
     while best[0][0] > BALANCED * least and pieces < 2 * largest:
         for cut in sorted({len(groups) % num_ranks, len(groups)} - {0}):  # only those that do not go round, or all
             units = [part.tolist() for group in groups[:cut] for part in np.array_split(group, min(pieces, len(group)))]
-            option = _assign(units + groups[cut:], step, num_ranks, config)
+            option = _assign(units + groups[cut:], costs, num_ranks)
             if option[0][0] * BALANCED < best[0][0]:
                 best = option
         pieces *= 2
     return tuple(np.array(share, dtype=np.int32) for share in best[1])
 
 
-def _assign(units: list[list[int]], step: StepSamples, num_ranks: int, config: BatchingConfig) -> tuple[tuple[float, float], Parts]:
+def _assign(units: list[list[int]], costs: _Costs, num_ranks: int) -> tuple[tuple[float, float], Parts]:
     """Units over ranks, and how unequal the ranks' loads are."""
-    parts = partition([_load(unit, step, config) for unit in units], num_ranks)
+    parts = partition(costs.loads(units), num_ranks)
     shares = [sorted(i for unit in part for i in units[unit]) for part in parts]
-    return imbalance([_load(share, step, config) for share in shares]), shares
+    return imbalance(costs.loads(shares)), shares
 
 
-def _load(sequences: Sequence[int], step: StepSamples, config: BatchingConfig) -> float:
-    """What a rank with these computes: ``linear_tokens * n + n^2`` for a sequence of n tokens, each group's prompt once."""
-    chosen = np.asarray(sequences, dtype=np.int64)
-    load = float(_cost(step.lengths[chosen], config).sum())
-    if config.shared_prompts:
-        prompts = step.prompt_lengths[chosen]
-        _, first = np.unique(step.prompts_of_sequences[chosen], return_index=True)
-        load -= float(_cost(prompts, config).sum() - _cost(prompts[first], config).sum())
-    return load
+class _Costs:
+    """What ranks compute: ``linear_tokens * n + n^2`` for a sequence of n tokens, each group's prompt once."""
+
+    def __init__(self, step: StepSamples, config: BatchingConfig) -> None:
+        """Of a step's sequences."""
+        self._whole = _cost(step.lengths, config)
+        self._shared = _cost(step.prompt_lengths, config) if config.shared_prompts else None
+        self._prompts = step.prompts_of_sequences
+
+    def loads(self, units: Sequence[Sequence[int]]) -> list[float]:
+        """The load of each unit of sequences, none of them empty but for a rank without any."""
+        unit_of = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
+        chosen = np.fromiter(chain.from_iterable(units), dtype=np.int64, count=unit_of.size)
+        costs = self._whole[chosen]
+        if self._shared is not None:
+            prompts = self._prompts[chosen].astype(np.int64)
+            _, first = np.unique(unit_of * (1 << 32) + prompts, return_index=True)
+            again = np.ones(chosen.size, dtype=np.bool_)
+            again[first] = False
+            costs = costs - np.where(again, self._shared[chosen], 0.0)
+        return np.bincount(unit_of, costs, len(units)).tolist()
 
 
 def _cost(tokens: IntArray, config: BatchingConfig) -> npt.NDArray[np.float64]:
@@ -228,6 +243,8 @@ def _cost(tokens: IntArray, config: BatchingConfig) -> npt.NDArray[np.float64]:
 
 def _trained_tokens(step: StepSamples, outcome: Outcome) -> npt.NDArray[np.int64]:
     """Shape (Q,): trained tokens of each sequence."""
+    if outcome.trained is step.response_mask and step.lengths.size == step.response_lengths.size:  # all that was sampled, sample by sample
+        return step.response_lengths.astype(np.int64)
     trained = outcome.trained > 0
     ends = step.ends.tolist()
     return np.array([np.count_nonzero(trained[end - size : end]) for end, size in zip(ends, step.lengths.tolist(), strict=True)], np.int64)
@@ -240,11 +257,14 @@ def _pack(sequences: IntArray, update: Update, step: StepSamples, outcome: Outco
         return None if values is None else step.rows(values, sequences)
 
     mask, samples = step.rows(outcome.trained, sequences), step.sample_of[sequences]
+    behaviour = step.rows(step.behaviour_logprobs, sequences)
+    if outcome.trained is not step.response_mask:
+        behaviour = np.where(mask > 0, behaviour, np.float32(0.0))
     return TrainBatch(
         token_ids=step.rows(step.token_ids, sequences),
         lengths=step.lengths[sequences],
         response_mask=mask,
-        behaviour_logprobs=np.where(mask > 0, step.rows(step.behaviour_logprobs, sequences), np.float32(0.0)),
+        behaviour_logprobs=behaviour,
         advantages=step.rows(outcome.advantages, sequences),
         reference_logprobs=at(step.reference_logprobs),
         teacher_logprobs=at(step.teacher_logprobs) if config.include_teacher else None,

@@ -375,9 +375,10 @@ class EngineFleet:
             router = Router(loads, limits, margin=self._config.affinity_margin, request_tokens=self._mean_tokens)
             for sample, index in self._placed(count, router):
                 shares.setdefault(index, []).append(sample)
+        begun_s = now_s()
         for index, share in sorted(shares.items()):
             for sample in share:
-                sample.begun_s = sample.begun_s if sample.attempts else now_s()
+                sample.begun_s = sample.begun_s if sample.attempts else begun_s
             self._engines[index].submit(share, [sample.owner.request_of(sample) for sample in share])
 
     def _placed(self, count: int, router: Router) -> list[tuple[Sample, int]]:

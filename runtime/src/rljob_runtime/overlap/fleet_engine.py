@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -63,8 +64,9 @@ class FleetEngine:
         self.released = asyncio.Event()
         """Set when nothing more is wanted of what was lost."""
         self._marked = asyncio.Event()
-        self._outbox: asyncio.Queue[tuple[str, list[Any]]] = asyncio.Queue()
+        self._outbox: deque[tuple[str, list[Any]]] = deque()
         """Submissions and aborts, which must arrive in order."""
+        self._to_send = asyncio.Event()
         self._busy = asyncio.Event()
         self._progress_s = 0.0
         """When it last gave a token, as far as is known."""
@@ -89,7 +91,10 @@ class FleetEngine:
         for sample, request in zip(samples, requests, strict=True):
             sample.engine, sample.cache = self.index, self.cache
             self.running[request.request_id] = sample
-        self._outbox.put_nowait(("submit", RequestBatch(requests)))
+        if self._outbox and self._outbox[-1][0] == "submit":  # one message: it costs more than what it holds
+            self._outbox[-1][1].extend(requests)
+        else:
+            self._send("submit", RequestBatch(requests))
         self._busy.set()
         self._load_changed()
 
@@ -100,7 +105,11 @@ class FleetEngine:
     def abort(self, request_ids: list[str]) -> None:
         """Have it give requests back with the tokens they have."""
         if request_ids and self.loss is None:
-            self._outbox.put_nowait(("abort", request_ids))
+            self._send("abort", request_ids)
+
+    def _send(self, method: str, payload: list[Any]) -> None:
+        self._outbox.append((method, payload))
+        self._to_send.set()
 
     def release(self, request_id: str) -> tuple[Sample, bool]:
         """A request is no longer here; its sample, and whether that was cancelled. ``released_some`` follows the last of several."""
@@ -115,8 +124,9 @@ class FleetEngine:
         self._load_changed()
 
     def _load_changed(self) -> None:
-        self.occupancy.change(len(self.running), now_s())
-        self.busy_spans.change(bool(self.running), now_s())
+        time_s = now_s()
+        self.occupancy.change(len(self.running), time_s)
+        self.busy_spans.change(bool(self.running), time_s)
 
     def lose(self, error: WorkerLostError, *, comes_back: bool) -> None:
         """It is lost from now on; :meth:`exchange` ends."""
@@ -128,7 +138,8 @@ class FleetEngine:
     def rejoin(self) -> None:
         """A replacement serves in its place, and has been given nothing yet."""
         self.loss, self.comes_back = None, False
-        self._outbox, self._tokens = asyncio.Queue(), -1.0
+        self._outbox.clear()
+        self._tokens = -1.0
         self._marked.clear()
         self.returned.set()
 
@@ -168,7 +179,10 @@ class FleetEngine:
 
     async def _send_forever(self) -> None:
         while True:
-            method, payload = await self._outbox.get()
+            while not self._outbox:
+                self._to_send.clear()
+                await self._to_send.wait()
+            method, payload = self._outbox.popleft()
             await self._call(method, payload)
 
     async def _collect_forever(self, receive: Receive, stall_timeout_s: float) -> None:

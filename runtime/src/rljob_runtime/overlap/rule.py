@@ -47,7 +47,7 @@ class Outcome:
     advantages: FloatArray
     """Shape (T,): 0 where nothing is trained."""
     trained: FloatArray
-    """Shape (T,): 1 where a sampled token is trained, else 0."""
+    """Shape (T,): 1 where a sampled token is trained, else 0; the step's own mask where all are."""
     returns: FloatArray | None = None
     """Shape (T,) with a critic: what the value of each sampled token should have been, else 0."""
     sample_weights: FloatArray | None = None

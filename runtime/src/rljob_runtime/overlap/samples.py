@@ -170,6 +170,8 @@ class Sample:
         self.held_tokens = len(self.prompt.token_ids) + self.num_sampled if len(part.segment) else 0  # no token: it was never computed
         if part.finish_reason == ABORTED:
             return None
+        if self.attempts == len(self.parts) == len(part.segment.version_spans) == 1:  # all in one, as nearly all responses are
+            return part
         return Completion(request_id=self.key, segment=_joined(self.parts), finish_reason=part.finish_reason)
 
     def _take_routes(self, part: Completion) -> None:

@@ -163,6 +163,8 @@ class RolloutScheduler:
         self._started = GroupVersions()
         """Of groups that are not in the buffer yet."""
         self._room = asyncio.Event()
+        self._complete: list[_OpenGroup] = []
+        """Groups that wait for the next pass of the event loop to be scored."""
         self._scoring: set[asyncio.Task[None]] = set()
         self._unscored = 0
         self._scoring_failed: asyncio.Future[None] | None = None
@@ -258,6 +260,7 @@ class RolloutScheduler:
             self.buffer.fail(first)
             raise first from failures
         finally:
+            self._complete.clear()
             for task in self._scoring:
                 task.cancel()
 
@@ -331,7 +334,8 @@ class RolloutScheduler:
 
     def on_finished(self, finished: list[tuple[Sample, Completion]]) -> None:
         """Gather responses; groups that are complete are scored."""
-        self._gather([(sample, sample.response(completion, now_s())) for sample, completion in finished])
+        ended_s = now_s()
+        self._gather([(sample, sample.response(completion, ended_s)) for sample, completion in finished])
 
     def on_played(self, played: list[tuple[Sample, Response]]) -> None:
         """Gather episodes; groups that are complete have their scores."""
@@ -358,9 +362,18 @@ class RolloutScheduler:
             self._sort_out_all(complete)
         elif complete:
             self._unscored += len(complete)
-            task = asyncio.create_task(self._score_groups(complete))
-            self._scoring.add(task)
-            task.add_done_callback(self._scored)
+            if not self._complete:  # what other engines return in this pass goes along: calls cost more than responses
+                asyncio.get_running_loop().call_soon(self._begin_scoring)
+            self._complete += complete
+
+    def _begin_scoring(self) -> None:
+        """Have everything scored that is complete."""
+        complete, self._complete = self._complete, []
+        if not complete:  # the run has ended meanwhile
+            return
+        task = asyncio.create_task(self._score_groups(complete))
+        self._scoring.add(task)
+        task.add_done_callback(self._scored)
 
     def _scored(self, task: asyncio.Task[None]) -> None:
         self._scoring.discard(task)

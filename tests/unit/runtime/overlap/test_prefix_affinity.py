@@ -57,7 +57,7 @@ def play(*, slots: int, delay_s: float = 1.0, weights_after_s: float | None = No
 def test_turns_stay_with_their_history_while_engines_are_evenly_loaded(slots: int, delay_s: float) -> None:
     """With fewer slots than episodes, a few more, and enough for all."""
     counts, engines = play(slots=slots, delay_s=delay_s)
-    assert counts.history_tokens_kept > 9 * counts.history_tokens_moved
+    assert counts.history_tokens_kept > 8 * counts.history_tokens_moved
     loads = [len(engine.seen) for engine in engines]
     assert min(loads) >= 0.7 * max(loads)
 
