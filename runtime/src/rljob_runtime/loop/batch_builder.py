@@ -73,6 +73,8 @@ class BatchBuilder:
         Raises:
             DeadlineError: a forward pass took too long.
         """
+        if not self._workers.scorers:
+            return await asyncio.to_thread(lambda: self._prepare(arrange(groups, version)))
         step = [await self._scored(await asyncio.to_thread(arrange, groups, version))]
         return await asyncio.to_thread(lambda: self._prepare(step.pop()))
 

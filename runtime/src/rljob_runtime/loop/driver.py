@@ -348,11 +348,11 @@ class Driver:
         """
         version = self._step
         times = StepTimes(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
-        probing = None  # must pass before anything is kept
-        if not self._leased_engines:
-            probing = asyncio.ensure_future(self._probe(version))
         prepared = await self._parts.batches.build(groups, version)
         times.scored_s = time.monotonic()
+        probing = None  # must pass before anything is kept
+        if not self._leased_engines:
+            probing = asyncio.ensure_future(self._probe(version))  # beside the update, which waits for nothing of it to begin
         critic = await self._updates.begin_critic(prepared, version)
         async with self._parts.workers.trainer.leased(version + 1):
             await self._parts.publisher.retire()

@@ -140,6 +140,11 @@ class EngineFleet:
         return len(self._waiting)
 
     @property
+    def is_receiving(self) -> bool:
+        """Whether responses that engines have returned are taken right now, one portion in each pass of the event loop."""
+        return not self._portions.is_idle
+
+    @property
     def lost(self) -> frozenset[int]:
         """Engines that are lost and not replaced."""
         return frozenset(engine.index for engine in self._engines if engine.gone)

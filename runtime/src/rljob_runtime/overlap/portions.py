@@ -22,6 +22,11 @@ class Portions:
         """Whether the next pass will give new room: always, once something was let in."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was let in in this pass or the one before, and nothing waits."""
+        return not self._renews
+
     async def turn(self, count: int) -> None:
         """Wait until ``count`` more items may be handled; the caller then handles them without waiting."""
         if self._left > 0 and not self._waiting:

@@ -32,6 +32,9 @@ MIN_GROUP_SAMPLES = 2
 """A group needs a comparison; smaller ones are dropped and replaced."""
 ADMITTED_AT_ONCE = 256
 """Samples, or one group; what else is due runs between two such portions of a large batch."""
+SCORED_AT_ONCE = 256
+"""Responses from which on a call is made while more are being received: calls cost more than responses, above all of one worker, which
+answers them in turn."""
 KEPT_FAILED = 4
 """Samples of a step that failed, to be read; all are counted."""
 PRIORITY = 1
@@ -362,15 +365,18 @@ class RolloutScheduler:
             self._sort_out_all(complete)
         elif complete:
             self._unscored += len(complete)
-            if not self._complete:  # what other engines return in this pass goes along: calls cost more than responses
+            if not self._complete:
                 asyncio.get_running_loop().call_soon(self._begin_scoring)
             self._complete += complete
 
     def _begin_scoring(self) -> None:
-        """Have everything scored that is complete."""
-        complete, self._complete = self._complete, []
-        if not complete:  # the run has ended meanwhile
+        """Have everything scored that is complete, together with what comes in the next passes; nothing once the run has ended."""
+        if not self._complete:
             return
+        if self.fleet.is_receiving and sum(len(group.responses) for group in self._complete) < SCORED_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._begin_scoring)
+            return
+        complete, self._complete = self._complete, []
         task = asyncio.create_task(self._score_groups(complete))
         self._scoring.add(task)
         task.add_done_callback(self._scored)
