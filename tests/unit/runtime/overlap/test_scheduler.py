@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from rljob_runtime.errors import DeadlineError, EngineLostError, WorkerLostError
+from rljob_runtime.overlap.fleet import RESPONSES_AT_ONCE
 from rljob_runtime.overlap.samples import sample_seed
-from rljob_runtime.overlap.scheduler import RolloutScheduler
+from rljob_runtime.overlap.scheduler import SCORED_AT_ONCE, RolloutScheduler
+from rljob_runtime.packed import CompletionBatch, RewardBatch, pack
+from rljob_runtime.records import RewardResult
 from tests.support.fake_workers import ScriptedEngine, ScriptedRewards
+from tests.support.records import make_completion
 from tests.support.rollouts import make_gate, make_scheduler
 
 
@@ -116,5 +120,52 @@ def test_a_run_that_goes_on_after_a_resume_passes_what_was_trained_before() -> N
         groups = await scheduler.buffer.take(2, version=1, timeout_s=10.0, what="batch of step 2")
         assert sorted(group.trajectories[0].prompt.index for group in groups) == [4, 5]
         running.cancel()
+
+    asyncio.run(body())
+
+
+def test_what_an_engine_returns_at_once_is_scored_in_one_call() -> None:
+    """Also where it is taken in several portions: a worker answers one call after another."""
+    calls: list[int] = []
+
+    class Whole(ScriptedEngine):
+        """Answers with all that it has."""
+
+        def collect(self, max_wait_s: float) -> CompletionBatch:
+            taken, self._queue = self._queue, []
+            return pack([make_completion(request.request_id, (7, 8), version) for request, version in taken])
+
+    async def score(batch: RewardBatch) -> list[RewardResult]:
+        calls.append(len(batch.sample_ids))
+        return await ScriptedRewards().score(batch)
+
+    async def body() -> None:
+        engine = Whole()
+        groups = RESPONSES_AT_ONCE
+        scheduler = make_scheduler([engine], make_gate(groups, 0, 1), score=score)
+        running = await started(scheduler)
+        await scheduler.buffer.take(groups, version=0, timeout_s=10.0, what="batch")
+        running.cancel()
+        assert calls == [2 * groups]
+        assert [request.request_id for request in engine.seen] == [f"{group}/{index}" for group in range(groups) for index in range(2)]
+
+    asyncio.run(body())
+
+
+def test_a_long_queue_of_responses_is_scored_from_a_limit_on() -> None:
+    calls: list[int] = []
+
+    async def score(batch: RewardBatch) -> list[RewardResult]:
+        calls.append(len(batch.sample_ids))
+        return await ScriptedRewards().score(batch)
+
+    async def body() -> None:
+        groups = SCORED_AT_ONCE
+        scheduler = make_scheduler([ScriptedEngine(f"e{i}", i) for i in range(32)], make_gate(groups, 0, 1), score=score)
+        running = await started(scheduler)
+        await scheduler.buffer.take(groups, version=0, timeout_s=10.0, what="batch")
+        running.cancel()
+        assert sum(calls) == 2 * groups
+        assert max(calls) < SCORED_AT_ONCE + 2 * RESPONSES_AT_ONCE
 
     asyncio.run(body())
