@@ -57,7 +57,14 @@ def make_job_workers(
         names: of components; those not listed are called as their role.
         more: further components.
         by_role: workers by the role's name in lower case.
+
+    Raises:
+        TypeError: there is no such role.
     """
+    roles = [role.value.lower() for role in ROLES]
+    unknown = sorted(by_role.keys() - set(roles))
+    if unknown:
+        raise TypeError(f"make_job_workers got {', '.join(unknown)}; its roles are {', '.join(roles)}, other keywords are in its signature")
     components = []
     for role, description in ROLES.items():
         workers = by_role.get(role.value.lower(), ())
