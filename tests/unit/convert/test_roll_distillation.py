@@ -1,4 +1,4 @@
-"""ROLL's on-policy distillation: students are actors, a teacher is a Teacher, rewards count or only measure."""
+"""ROLL's on-policy distillation: students are actors, teachers are Teachers of some prompts each, rewards count or only measure."""
 
 from __future__ import annotations
 
@@ -59,12 +59,86 @@ def test_beside_rewards_both_count() -> None:
     assert "weight" not in spec["rewards"][0]
 
 
-def test_of_several_teachers_the_first_one_is_taken() -> None:
-    several = f"{{one: {TEACHER[:-1]}, tag_included: [math]}}, two: {TEACHER}}}"
-    spec, notes = converted(PURE, several)
-    assert [c["model"]["path"] for c in spec["components"] if c["role"] == "Teacher"] == ["a/large"]
-    assert "one is taken for all prompts" in notes["teacher.two"]
-    assert "scores all prompts" in notes["teacher.one.tag_included"]
+def teaching(spec: dict[str, Any]) -> dict[str, Any]:
+    """What each Teacher of a spec teaches, by its name."""
+    return {c["name"]: c.get("teaches") for c in spec["components"] if c["role"] == "Teacher"}
+
+
+def named(*tags: str, coefficient: float = 0.5) -> str:
+    """A teacher of these tags."""
+    teacher = TEACHER.replace("0.5", str(coefficient))
+    return f"{teacher[:-1]}, tag_included: [{', '.join(tags)}]}}" if tags else teacher
+
+
+DOMAINS = PURE.replace(
+    "rewards: {{math_rule: {{worker_cls: x.MathRuleRewardWorker, world_size: 2}}}}",
+    """rewards:
+  math_rule: {{worker_cls: x.MathRuleRewardWorker, tag_included: [math, aime], world_size: 1}}
+  code: {{worker_cls: x.CodeSandboxRewardWorker, tag_included: [code], world_size: 1}}""",
+)
+
+
+def test_each_teacher_has_the_prompts_of_its_domains() -> None:
+    """A domain is what one reward scores: ROLL sends all of it to a teacher that names one of its tags."""
+    spec, notes = converted(DOMAINS, f"{{one: {named('math')}, two: {named('code')}}}")
+    assert teaching(spec) == {"teacher_one": {"sources": ["math", "aime"]}, "teacher_two": {"sources": ["code"]}}
+    assert spec["algorithm"]["distillation"] == {"coefficient": 0.5, "placement": "Reward"}
+    assert "with aime as well" in notes["teacher.one.tag_included"]
+    assert "teacher.two.tag_included" not in notes
+    assert spec["data"]["train"][0]["jsonl"]["tagField"] == "tag"
+
+
+def test_teachers_of_different_coefficients_have_weights() -> None:
+    spec, _ = converted(DOMAINS, f"{{one: {named('math', 'aime', coefficient=0.3)}, teacher_2: {named('code', coefficient=1.0)}}}")
+    assert teaching(spec) == {"teacher_one": {"sources": ["math", "aime"], "weight": 0.3}, "teacher_2": {"sources": ["code"]}}
+    assert spec["algorithm"]["distillation"]["coefficient"] == 1.0
+
+
+def test_a_teacher_without_tags_has_all_other_prompts() -> None:
+    spec, notes = converted(DOMAINS, f"{{one: {named()}, two: {named('code')}}}")
+    assert teaching(spec) == {"teacher_one": None, "teacher_two": {"sources": ["code"]}}
+    assert "does not score code, which teacher.two has: ROLL adds up" in notes["teacher.one"]
+
+
+def test_of_several_teachers_of_the_same_prompts_the_first_one_is_taken() -> None:
+    spec, notes = converted(DOMAINS, f"{{one: {named()}, two: {named()}}}")
+    assert teaching(spec) == {"teacher_one": None}
+    assert "names no tags, as teacher.one: ROLL adds up the log-ratios" in notes["teacher.two"]
+    spec, notes = converted(DOMAINS, f"{{one: {named('math')}, two: {named('aime')}, three: {named('code')}}}")
+    assert teaching(spec) == {"teacher_one": {"sources": ["math", "aime"]}, "teacher_three": {"sources": ["code"]}}
+    assert "teacher.one has math, aime" in notes["teacher.two.tag_included"]
+    assert "other teachers come first" in notes["teacher.two"]
+
+
+def test_prompts_without_a_teacher_are_noted() -> None:
+    spec, notes = converted(DOMAINS, named("code", "poems"))
+    assert teaching(spec) == {"teacher": {"sources": ["code", "poems"]}}
+    assert "no teacher names math, aime: ROLL trains such prompts without one" in notes["teacher"]
+
+
+def test_tags_of_teachers_alone_have_the_data_tagged() -> None:
+    """With one reward, which scores all prompts."""
+    spec, _ = converted(PURE, f"{{one: {named('math')}, two: {named('code')}}}")
+    assert teaching(spec) == {"teacher_one": {"sources": ["math"]}, "teacher_two": {"sources": ["code"]}}
+    assert spec["data"]["train"][0]["jsonl"]["tagField"] == "tag"
+
+
+def test_tags_of_an_agentic_file_are_environments() -> None:
+    text = """
+pretrain: a/small
+sequence_length: 256
+actor_train: {{device_mapping: '[0]', training_args: {{learning_rate: 1.0e-6}}}}
+actor_infer: {{device_mapping: '[1]', strategy_args: {{strategy_name: vllm}}}}
+teacher: {teacher}
+use_opd: true
+adv_estimator: reinforce
+train_env_manager: {{tags: [Frozen_Lake, Other], num_env_groups: 2, group_size: 4}}
+custom_envs: {{Frozen_Lake: {{env_type: frozen_lake}}, Other: {{env_type: sokoban}}}}
+"""
+    spec, _ = converted(text.replace("prompt_length", ""), f"{{one: {named('Frozen_Lake')}, two: {named('Other')}}}")
+    names = [environment["name"] for environment in spec["environments"]]
+    assert names == ["frozen-lake", "other"]
+    assert teaching(spec) == {"teacher_one": {"sources": names[:1]}, "teacher_two": {"sources": names[1:]}}
 
 
 @pytest.mark.parametrize("key", ["use_opd: true\n"])

@@ -35,6 +35,8 @@ SPEC_ORDER = (
 )
 MAX_LABEL = 40
 MAX_JOB_NAME = 43
+MAX_TAGS = 256
+"""Tags of prompts in one list."""
 SECRET_NAME = "rljob-secrets"
 """Secret that converted secret variables refer to."""
 DTYPES = {

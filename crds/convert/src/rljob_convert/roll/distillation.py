@@ -1,4 +1,4 @@
-"""ROLL configurations: on-policy distillation (OPD), where a teacher scores the tokens that the student samples.
+"""ROLL configurations: on-policy distillation (OPD), where teachers score the tokens that the student samples.
 
 What ROLL does: ``_handle_opd_mapping`` of its ``roll/configs/base_config.py`` and ``compute_advantage`` of ``roll/utils/functionals.py``
 (https://github.com/alibaba/ROLL, commit 8eb27cc2).
@@ -8,35 +8,37 @@ log-ratio, rewards are computed and count for nothing. ``use_opd`` takes the log
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api import paths
-from rljob_convert import common
 from rljob_convert.common import Section
+from rljob_convert.roll.teachers import TEACHER, Teacher, teachers
 from rljob_convert.source import Source
 
-TEACHER = "teacher"
 _STUDENTS = {"student_train": "actor_train", "student_infer": "actor_infer"}
-_OWN_KEYS = ("model_args", "device_mapping", "strategy_args", "world_size", "opd_kl_coef")
-"""A teacher has one of these; a section without them holds several teachers by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distilled:
-    """A teacher that the policy follows."""
+    """Whom the policy follows."""
 
-    where: paths.Parts
-    """Its section."""
+    teachers: tuple[Teacher, ...]
     is_pure: bool
     """Whether rewards count for nothing."""
     section: Section
     """``algorithm.distillation``."""
-    model: Section
-    """Of the Teacher component."""
+
+    @property
+    def chooses_by_tag(self) -> bool:
+        """Whether the tag of a prompt chooses its teacher."""
+        return any("sources" in teacher.teaches for teacher in self.teachers)
 
 
-def distilled(source: Source, *, is_agentic: bool) -> Distilled | None:
-    """The teacher of a file that asks for one; reads the students' sections as those of actors."""
+def distilled(source: Source, domains: Sequence[Sequence[str]], environments: Mapping[str, str], *, is_agentic: bool) -> Distilled | None:
+    """The teachers of a file that asks for some; reads the students' sections as those of actors.
+
+    ``domains`` are the tags of each reward; ``environments`` what RLJob calls those of an agentic job, by tag.
+    """
     students = [old for old in _STUDENTS if source.has(old)]
     for old in students:
         source.rename(old, _STUDENTS[old])
@@ -49,14 +51,10 @@ def distilled(source: Source, *, is_agentic: bool) -> Distilled | None:
     if is_pure and is_agentic:
         why = "scores of environments count beside the teacher; ROLL follows the teacher alone"
         source.differs((TEACHER,), why, "have the environments give no rewards")
-    where = _place(source)
-    coefficient = source.number(*where, "opd_kl_coef", above=0.0)
+    coefficient, found = teachers(source, domains, environments)
     _estimator(source)
-    path = source.text(*where, "model_args", "model_name_or_path") or source.assume(
-        (*where, "model_args", "model_name_or_path"), common.MODEL_PLACEHOLDER, "a Teacher needs a model", "write its folder or Hub id"
-    )
-    section: Section = {"coefficient": 1.0 if coefficient is None else coefficient, "placement": "Reward"}
-    return Distilled(where=where, is_pure=is_pure and not is_agentic, section=section, model={"path": path})
+    section: Section = {"coefficient": coefficient, "placement": "Reward"}
+    return Distilled(teachers=found, is_pure=is_pure and not is_agentic, section=section)
 
 
 def without_scores(source: Source, rule: Section) -> Section:
@@ -82,19 +80,6 @@ def measuring(source: Source, rewards: list[Section]) -> list[Section]:
     why = "have weight: 0: in distillation alone they only measure, as in ROLL"
     source.differs(("rewards",), why, "give them a weight to train on both")
     return [reward | {"weight": 0.0} for reward in rewards]
-
-
-def _place(source: Source) -> paths.Parts:
-    """The section of the teacher; of several the first one."""
-    names = source.keys(TEACHER)
-    if not names or any(key in _OWN_KEYS for key in names):
-        return (TEACHER,)
-    for name in names[1:]:
-        why = f"{names[0]} is taken for all prompts; ROLL sends each domain to teachers of its own"
-        source.drop((TEACHER, name), why, "add a component with role: Teacher for it, and teaches.sources to both")
-    if source.has(TEACHER, names[0], "tag_included"):
-        source.drop((TEACHER, names[0], "tag_included"), "the Teacher scores all prompts", "write its tags in teaches.sources")
-    return (TEACHER, names[0])
 
 
 def _estimator(source: Source) -> None:

@@ -42,6 +42,15 @@ def environments(source: Source, numbers: Batch, *, validates: bool) -> list[Sec
     return result
 
 
+def trained_names(source: Source) -> dict[str, str]:
+    """What :func:`environments` calls the tags that are trained."""
+    names: dict[str, str] = {}
+    for index in range(source.length(TRAIN, "tags")):
+        tag = str(source.peek(TRAIN, "tags", index))
+        names.setdefault(tag, common.label(tag, "environment", names.values()))
+    return names
+
+
 def _shares(source: Source, manager: str) -> dict[str, float]:
     """Groups of each tag."""
     tags = source.texts(manager, "tags")

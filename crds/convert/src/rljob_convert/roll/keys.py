@@ -253,7 +253,8 @@ _MAPPED = {
         for key, target in {
             "device_mapping": "components[].placement.deviceMapping of the Teacher",
             "model_args.model_name_or_path": "components[].model.path of the Teacher",
-            "opd_kl_coef": "algorithm.distillation.coefficient",
+            "opd_kl_coef": "algorithm.distillation.coefficient, or components[].teaches.weight where Teachers differ",
+            "tag_included": "components[].teaches.sources",
             "strategy_args.strategy_name": "nothing: a Teacher runs on FSDP2",
             "strategy_args.strategy_config.tensor_model_parallel_size": "components[].tensorParallelSize of the Teacher",
         }.items()

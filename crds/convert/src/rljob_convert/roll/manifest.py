@@ -11,12 +11,12 @@ from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.roll import environments
 from rljob_convert.roll.algorithm import algorithm, off_policy
-from rljob_convert.roll.distillation import distilled, measuring
+from rljob_convert.roll.distillation import Distilled, distilled, measuring
 from rljob_convert.roll.keys import TABLE
 from rljob_convert.roll.learning import batch, training
 from rljob_convert.roll.overlap import every_steps, overlap, rollout, validation, without_repeats
 from rljob_convert.roll.placement import Placed, place
-from rljob_convert.roll.rewards import TAG_FIELD, chooses_by_tag, rewards
+from rljob_convert.roll.rewards import TAG_FIELD, chooses_by_tag, domains, rewards
 from rljob_convert.source import Source
 
 AGENTIC_KEYS = ("train_env_manager", "val_env_manager", "custom_envs", "env_manager_cls", "max_actions_per_traj", "max_tokens_per_step")
@@ -30,7 +30,7 @@ _ATTENTION = {"fa2": "flash_attention_2", "flash_attention_2": "flash_attention_
 def convert(source: Source, name: str | None) -> Section:
     """The manifest of a ROLL configuration; what did not become a field is in ``source.notes``."""
     is_agentic = _is_agentic(source)
-    teacher = distilled(source, is_agentic=is_agentic)
+    teacher = _distilled(source, is_agentic=is_agentic)
     is_measured = teacher is not None and teacher.is_pure
     job = common.job_name(source, name, "exp_name")
     numbers = batch(source, is_agentic=is_agentic)
@@ -43,7 +43,7 @@ def convert(source: Source, name: str | None) -> Section:
         needs_reference=reference,
         needs_critic=rule.needs_critic,
         is_agentic=is_agentic,
-        teacher=teacher,
+        teachers=() if teacher is None else teacher.teachers,
     )
     trained = training(source, numbers, placed.num_trainer_devices, rule.section.get("critic", {}).get("warmupSteps", 0))
     updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
@@ -60,7 +60,7 @@ def convert(source: Source, name: str | None) -> Section:
         "components": placed.components,
         "pipeline": "Agentic" if is_agentic else "RLVR",
         "model": _model(source),
-        "data": None if is_agentic else _data(source, validates=validated > 0),
+        "data": None if is_agentic else _data(source, teacher, validates=validated > 0),
         "rewards": None if is_agentic else _rewards(source, placed, is_measured=is_measured),
         "environments": environments.environments(source, numbers, validates=validated > 0) if is_agentic else None,
         "algorithm": compact({**without_repeats(source, learning, generation), "offPolicy": correction}),
@@ -75,6 +75,13 @@ def convert(source: Source, name: str | None) -> Section:
     }
     note_leftovers(source, TABLE)
     return common.manifest(job, spec)
+
+
+def _distilled(source: Source, *, is_agentic: bool) -> Distilled | None:
+    """Whom the policy follows; prompts of an agentic job have the names of their environments for tags."""
+    if is_agentic:
+        return distilled(source, (), environments.trained_names(source), is_agentic=True)
+    return distilled(source, domains(source), {}, is_agentic=False)
 
 
 def _rewards(source: Source, placed: Placed, *, is_measured: bool) -> list[Section]:
@@ -152,7 +159,7 @@ def _note_template(source: Source) -> None:
                 source.take(role, "data_args", "template")
 
 
-def _data(source: Source, *, validates: bool) -> Section:
+def _data(source: Source, teacher: Distilled | None, *, validates: bool) -> Section:
     files = source.texts(*_TRAIN_DATA, "file_name")
     prompt, answer = ("prompt", "ground_truth") if files else (None, None)
     if files:
@@ -163,7 +170,8 @@ def _data(source: Source, *, validates: bool) -> Section:
         why = "the manifest needs prompts"
         files = [source.assume((*_TRAIN_DATA, "file_name"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
     tag = TAG_FIELD if chooses_by_tag(source) else None
-    section: Section = {"train": common.sources(files, "train", prompt, answer, tag)}
+    taught = TAG_FIELD if teacher is not None and teacher.chooses_by_tag else tag
+    section: Section = {"train": common.sources(files, "train", prompt, answer, taught)}
     questions = source.texts("validation", "data_args", "file_name") if validates else []
     if questions:
         section["validation"] = common.sources(questions, "validation", "prompt", "ground_truth", tag)

@@ -12,10 +12,10 @@ from rljob_api.placement import device_mapping
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.notes import NoteKind
-from rljob_convert.roll.distillation import Distilled
 from rljob_convert.roll.judge_places import SERVED, JudgeModel, fraction_limits, judge_component
 from rljob_convert.roll.judges import judging_section, key_variables
 from rljob_convert.roll.learning import expert_parallel
+from rljob_convert.roll.teachers import Teacher
 from rljob_convert.source import Source
 
 GROUP = "gpu"
@@ -52,7 +52,7 @@ class _Mapping:
 
 
 def place(
-    source: Source, *, longest: int, needs_reference: bool, needs_critic: bool, is_agentic: bool, teacher: Distilled | None = None
+    source: Source, *, longest: int, needs_reference: bool, needs_critic: bool, is_agentic: bool, teachers: Sequence[Teacher] = ()
 ) -> Placed:
     """Node groups and components of a configuration; ``longest``: tokens of the longest request."""
     engine, size = _engine(source, longest)
@@ -64,13 +64,9 @@ def place(
     if reference is not None:
         mapped["reference"] = reference
         components.append(_component(source, "reference", "Reference", reference))
-    if teacher is not None:
-        mapped["teacher"] = _mapping(source, *map(str, teacher.where)) or _like(source, str(teacher.where[0]), trainer)
-        _strategy(source, *map(str, teacher.where))
-        placement = {"deviceMapping": mapped["teacher"].text}
-        divided = _tensor_parallel(source, mapped["teacher"], *map(str, teacher.where))
-        teaching = {"name": "teacher", "role": "Teacher", "placement": placement, "model": teacher.model, "tensorParallelSize": divided}
-        components.append(compact(teaching))
+    for teacher in teachers:
+        mapped[teacher.name] = _mapping(source, *map(str, teacher.where)) or _like(source, teacher.where, trainer)
+        components.append(_teacher(source, teacher, mapped[teacher.name]))
     if needs_critic:
         mapped["critic"] = _mapping(source, "critic") or _like(source, "critic", trainer)
         components.append(_component(source, "critic", "Critic", mapped["critic"]))
@@ -118,8 +114,10 @@ def _whole(source: Source, role: str, at_least: int) -> _Mapping:
     return _Mapping(text=f"list(range(0,{size}))", devices=range(size))
 
 
-def _like(source: Source, role: str, other: _Mapping) -> _Mapping:
-    source.assume((role, "device_mapping"), other.text, f"the file does not say where {role} runs", "set components[].placement")
+def _like(source: Source, role: str | paths.Parts, other: _Mapping) -> _Mapping:
+    where = (role,) if isinstance(role, str) else role
+    why = f"the file does not say where {paths.join(where)} runs"
+    source.assume((*where, "device_mapping"), other.text, why, "set components[].placement")
     return other
 
 
@@ -165,6 +163,13 @@ def _component(source: Source, role: str, kind: str, mapping: _Mapping, size: in
     env, secrets = _variables(source, (role, "system_envs"))
     component = {"name": role, "role": kind, "placement": placement, "tensorParallelSize": divided, "env": env, "_secrets": secrets}
     return compact(component)
+
+
+def _teacher(source: Source, teacher: Teacher, mapping: _Mapping) -> Section:
+    where = tuple(map(str, teacher.where))
+    _strategy(source, *where)
+    component = {"name": teacher.name, "role": "Teacher", "placement": {"deviceMapping": mapping.text}, "model": teacher.model}
+    return compact({**component, "teaches": teacher.teaches, "tensorParallelSize": _tensor_parallel(source, mapping, *where)})
 
 
 def _tensor_parallel(source: Source, mapping: _Mapping, *role: str) -> int | None:

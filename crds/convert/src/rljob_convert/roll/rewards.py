@@ -18,7 +18,6 @@ from rljob_convert.source import Source
 
 TAG_FIELD = "tag"
 """Field of ROLL's data files that holds the tag of a prompt."""
-MAX_TAGS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,15 @@ _DOMAINS: Mapping[str, str] = {
 def chooses_by_tag(source: Source) -> bool:
     """Whether a job has several rewards, of which the tag of a prompt chooses one."""
     return len(reward_places(source)) > 1
+
+
+def domains(source: Source) -> list[list[str]]:
+    """The tags of each reward, which ROLL calls a domain."""
+    found = []
+    for where in reward_places(source):
+        at = (*where, "tag_included")
+        found.append([str(source.peek(*at, index)) for index in range(min(source.length(*at), common.MAX_TAGS))])
+    return found
 
 
 def rewards(source: Source, num_workers: int, judges: Mapping[tuple[str, ...], str]) -> list[Section]:
@@ -99,4 +107,4 @@ def _tags(source: Source, where: paths.Parts, *, by_tag: bool) -> list[str]:
     if not by_tag:
         source.drop(at, "the job has one reward, so it scores every prompt, as ROLL gives it those of unknown tags too")
         return []
-    return source.texts(*at, most=MAX_TAGS)
+    return source.texts(*at, most=common.MAX_TAGS)
