@@ -23,6 +23,7 @@ from bench.measure import free_port
 from rljob_api.memory import Kind, Phase, process_needs, shape_from_config
 from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
+from rljob_api.vocabulary import OptimizerStateDType
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
 from rljob_runtime.training.parallel import local_tensor
@@ -53,6 +54,7 @@ class MemoryCase:
     checkpointing: bool = False
     each: bool = False
     """``training.gradientReduction: EachMicroBatch``, else LastMicroBatch."""
+    state_dtype: OptimizerStateDType = OptimizerStateDType.FLOAT32
 
     def model(self) -> PretrainedConfig:
         """What is trained."""
@@ -63,6 +65,7 @@ CASES: Mapping[str, MemoryCase] = {
     "dense, LastMicroBatch": MemoryCase(),
     "dense, EachMicroBatch": MemoryCase(each=True),
     "dense, EachMicroBatch, activation checkpointing": MemoryCase(each=True, checkpointing=True),
+    "dense, EachMicroBatch, bfloat16 moments": MemoryCase(each=True, state_dtype=OptimizerStateDType.BFLOAT16),
     "mixture, LastMicroBatch": MemoryCase(mixture=True),
     "mixture, EachMicroBatch": MemoryCase(mixture=True, each=True),
     "LoRA, LastMicroBatch": MemoryCase(lora=True),
@@ -148,6 +151,7 @@ def _job(case: MemoryCase, ranks: int) -> dict[str, Any]:
                 "logprobChunkTokens": 128,
                 "activationCheckpointing": case.checkpointing,
                 "gradientReduction": "EachMicroBatch" if case.each else "LastMicroBatch",
+                "optimizerStateDtype": case.state_dtype.value,
             },
         },
     }
@@ -181,6 +185,7 @@ def run_rank(name: str, ranks: int, rank: int, port: int, path: Path) -> dict[st
         logprob_chunk_tokens=128,
         activation_checkpointing=case.checkpointing,
         reduces_each_micro_batch=case.each,
+        optimizer_state_dtype=case.state_dtype,
         lora=LoraConfig(rank=LORA_RANK, alpha=16.0) if case.lora else None,
     )
     worker = PolicyWorker(config, rank, ranks)

@@ -25,12 +25,13 @@ from transformers import (
 )
 
 from rljob_api.rules.model import TENSOR_PARALLEL_MODELS
-from rljob_api.vocabulary import Aggregation
+from rljob_api.vocabulary import Aggregation, OptimizerStateDType
 from rljob_runtime.errors import ModelError
 from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training import model as model_module
+from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.context_parallel import part_of
 from rljob_runtime.training.critic import CriticWorker
@@ -233,18 +234,32 @@ def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, tp: int) 
         write(base, f"resumed {saved} {dp}x{tp}", arrays | {"second_loss": np.array(metrics["train/total_loss"])})
 
 
-def run_low_precision(rank: int, port: int, base: Path, tp: int, cp: int) -> None:
-    """bfloat16 with recomputed layers: log-probs and one step."""
+def run_low_precision(rank: int, port: int, base: Path, dp: int, tp: int, cp: int) -> None:
+    """bfloat16 with recomputed layers, and of moments: log-probs, one step, its moments, and those in the other one's checkpoint."""
     vocab = MODELS["qwen2"].vocab_size
-    config = settings(base / "qwen2" / "model", tp, dtype="bfloat16", activation_checkpointing=True, context_parallel_size=cp)
-    worker = PolicyWorker(config, rank, tp * cp)
+    low = {"dtype": "bfloat16", "optimizer_state_dtype": OptimizerStateDType.BFLOAT16}
+    config = settings(base / "qwen2" / "model", tp, activation_checkpointing=True, context_parallel_size=cp, **low)
+    worker = PolicyWorker(config, rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
-    batch = random_batch(vocab)
-    arrays = {"logprobs": worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)}
+    everything, batch = random_batch(vocab), random_batch(vocab, part=PARTS[dp][rank // (tp * cp)])
+    arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
     metrics = worker.train_step([batch], step=0)
+    arrays |= {f"own/{name}": moment for name, moment in whole_moments(worker).items()}
+    worker.save_checkpoint(base / f"bfloat16 checkpoint {label(dp, tp, cp)}")
+    worker.load_checkpoint(base / "bfloat16 checkpoint 1x1")
+    arrays |= {f"loaded/{name}": moment for name, moment in whole_moments(worker).items()}
+    worker.train_step([batch], step=1)
     worker.shutdown()
-    if rank == 0:
-        write(base, f"bfloat16 {label(1, tp, cp)}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+    write(base, f"bfloat16 {label(dp, tp, cp)} {rank}", arrays | {"norm": np.array(metrics["train/grad_norm"])})
+
+
+def whole_moments(worker: PolicyWorker) -> dict[str, np.ndarray]:
+    """AdamW's moments by name; of a parameter that this rank holds as a whole, its own."""
+    optimizer = worker.ready.optimizer
+    assert optimizer is not None
+    states = {f"{n}/{kind}": optimizer.state[p][kind] for n, p in worker.model.named_parameters() for kind in MOMENTS}
+    assert {state.dtype for state in states.values()} == {torch.bfloat16}
+    return {name: state.full_tensor().float().numpy().copy() for name, state in states.items()}
 
 
 def valued(batch: TrainBatch) -> TrainBatch:
@@ -383,11 +398,21 @@ def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, dp: int, t
     assert read(base, name, "second_loss")[""] == pytest.approx(read(folder, "result", "second_loss")[""], abs=2e-6)
 
 
-@pytest.mark.parametrize("layout", ["1x2", "1x1x2"])
+@pytest.mark.parametrize("layout", ["2x2", "1x1x2"])
 def test_bfloat16_with_recomputed_layers(base: Path, layout: str) -> None:
-    one, two = read(base, "bfloat16 1x1"), read(base, f"bfloat16 {layout}")
+    one, two = read(base, "bfloat16 1x1 0"), read(base, f"bfloat16 {layout} 0")
     assert 0.0 < np.abs(one["logprobs"] - two["logprobs"]).max() < 0.1
     assert two["norm"] == pytest.approx(one["norm"], rel=0.05)
+
+
+def test_moments_in_bfloat16_are_the_same_on_all_ranks_and_in_another_layouts_checkpoint(base: Path) -> None:
+    """What is rounded where, each tensor-parallel rank that holds a parameter as a whole rounds alike."""
+    one, ranks = read(base, "bfloat16 1x1 0"), [read(base, f"bfloat16 2x2 {rank}") for rank in range(4)]
+    for prefix in ("own/", "loaded/"):
+        expected = {name: moment for name, moment in (one if prefix == "loaded/" else ranks[0]).items() if name.startswith(prefix)}
+        assert len(expected) > 20
+        assert all(np.array_equal(rank[name], moment) for rank in ranks for name, moment in expected.items())
+    assert any(not np.array_equal(one[name], ranks[0][name]) for name in one if name.startswith("own/"))
 
 
 def test_a_critic_of_any_layout_learns_what_one_rank_learns(base: Path) -> None:
@@ -456,10 +481,10 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         port = ports.pop()
         if rank < dp * tp:
             run_resumed(rank, port, base, saved, dp, tp)
-    for tp, cp in ((1, 1), (2, 1), (1, 2)):
+    for dp, tp, cp in ((1, 1, 1), (2, 2, 1), (1, 1, 2)):
         port = ports.pop()
-        if rank < tp * cp:
-            run_low_precision(rank, port, base, tp, cp)
+        if rank < dp * tp * cp:
+            run_low_precision(rank, port, base, dp, tp, cp)
     for run in (run_critic, run_frozen):
         for dp, tp in ((1, 1), (2, 2)):
             port = ports.pop()

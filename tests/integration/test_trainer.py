@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +27,19 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rljob_api.vocabulary import Aggregation, KLEstimator, Schedule
+from rljob_api.vocabulary import Aggregation, KLEstimator, OptimizerStateDType, Schedule
 from rljob_runtime.errors import CheckpointError, ModelError, WeightSyncError
 from rljob_runtime.losses.config import LossConfig
+from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import METRICS
 from rljob_runtime.training import model
+from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.optimizer import learning_rate_at
+from rljob_runtime.training.parallel import local_tensor
 from rljob_runtime.training.sharing import LINEAR_ONLY, LayerCosts
 from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
@@ -351,10 +355,16 @@ def test_bucket_of_another_model_is_refused(start: StartPolicy) -> None:
         worker.pack_buckets({0: bucket})
 
 
-@pytest.mark.parametrize(("steps_before", "beside"), [(0, False), (2, True)])
-def test_checkpoint_resumes_bit_equal(start: StartPolicy, tmp_path: Path, steps_before: int, beside: bool) -> None:
+@pytest.mark.parametrize(
+    ("steps_before", "beside", "states"),
+    [(0, False, OptimizerStateDType.FLOAT32), (2, True, OptimizerStateDType.FLOAT32), (2, False, OptimizerStateDType.BFLOAT16)],
+)
+def test_checkpoint_resumes_bit_equal(
+    start: StartPolicy, tmp_path: Path, steps_before: int, beside: bool, states: OptimizerStateDType
+) -> None:
     """``beside``: what is trained before the files are there is not in them."""
-    worker = start(warmup_steps=3, weight_decay=0.1)
+    same: dict[str, Any] = {"warmup_steps": 3, "weight_decay": 0.1, "optimizer_state_dtype": states}
+    worker = start(**same)
     for step in range(steps_before):
         worker.train_step([make_batch(step)], step)
     worker.begin_checkpoint(tmp_path / "c") if beside else worker.save_checkpoint(tmp_path / "c")
@@ -362,12 +372,37 @@ def test_checkpoint_resumes_bit_equal(start: StartPolicy, tmp_path: Path, steps_
     expected_weights = full_weights(worker)
     if beside:
         assert {file.name for file in worker.finish_checkpoint(60.0)} == {path.name for path in (tmp_path / "c").iterdir()}
-    resumed = start(warmup_steps=3, weight_decay=0.1, seed=99)
+    resumed = start(**same, seed=99 if states is OptimizerStateDType.FLOAT32 else worker.config.seed)
     resumed.train_step([make_batch(50)], 0)  # leaves other weights and moments behind, which loading must replace
     assert resumed.load_checkpoint(tmp_path / "c") == steps_before
     got = [resumed.train_step([make_batch(step)], step)["train/total_loss"] for step in range(steps_before, steps_before + 3)]
     assert got == expected
     assert all(torch.equal(tensor, expected_weights[name]) for name, tensor in full_weights(resumed).items())
+
+
+def test_a_checkpoint_of_moments_of_the_other_type_is_taken_over(start: StartPolicy, tmp_path: Path) -> None:
+    def moments(worker: PolicyWorker) -> list[torch.Tensor]:
+        assert worker.ready.optimizer is not None
+        return [local_tensor(state[name]).clone() for state in worker.ready.optimizer.state.values() for name in MOMENTS]
+
+    def trained(states: OptimizerStateDType) -> PolicyWorker:
+        worker = start(optimizer_state_dtype=states)
+        worker.train_step([make_batch(0)], 0)
+        kept = moments(worker)
+        worker.offload({StateKind.OPTIMIZER})
+        worker.load({StateKind.OPTIMIZER})
+        assert all(torch.equal(one, other) for one, other in zip(kept, moments(worker), strict=True))
+        return worker
+
+    for saved, loaded in (tuple(OptimizerStateDType), tuple(reversed(OptimizerStateDType))):
+        worker = trained(saved)
+        worker.save_checkpoint(tmp_path / saved)
+        expected = moments(worker)
+        other = trained(loaded)
+        assert other.load_checkpoint(tmp_path / saved) == 1
+        assert all(m.dtype is getattr(torch, loaded) for m in moments(other))
+        assert all(torch.equal(m, e.to(m.dtype)) for m, e in zip(moments(other), expected, strict=True))
+        other.train_step([make_batch(1)], 1)
 
 
 def test_changed_settings_survive_loading(start: StartPolicy, tmp_path: Path) -> None:

@@ -13,15 +13,19 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rljob_api import memory, planner
-from rljob_api.memory import engine_needs, layer_activations, training_needs
+from rljob_api.memory import engine_needs, layer_activations, step_needs, training_needs
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
+from rljob_api.memory.shape import MAX_INT8_EXPERTS
 from rljob_api.planning.plan import Plan
 from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_api.v1alpha1 import RLJob
+from rljob_api.vocabulary import OptimizerStateDType
 from rljob_runtime.engine.vllm import adapter
+from rljob_runtime.routes import route_dtype
 from rljob_runtime.training import context_parallel, sharing
 from rljob_runtime.training import model as training_model
 from rljob_runtime.training.attention import Packing
+from rljob_runtime.training.bfloat16_adamw import STRETCH_NUMBERS
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import make_micro_batches
@@ -46,13 +50,15 @@ def build(config: dict[str, Any], *, attention: str = "sdpa") -> PreTrainedModel
     return model
 
 
-def train_terms(config: dict[str, Any], *, checkpointing: bool = False, attention: str = "sdpa", dtype: str = "float32") -> dict[str, int]:
+def train_terms(
+    config: dict[str, Any], *, checkpointing: bool = False, attention: str = "sdpa", dtype: str = "float32", **training: Any
+) -> dict[str, int]:
     """Bytes by name of the phases train and optimizer step, one process, one sequence at a time."""
     document = manifest()
     document["spec"]["nodeGroups"] = [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "deviceMemory": "1Gi"}]
     document["spec"]["model"] = {"path": "x", "dtype": dtype, "attention": attention}
     document["spec"]["rollout"] = {"maxPromptTokens": TOKENS // 2, "maxResponseTokens": TOKENS // 2}
-    document["spec"]["training"] = {"microBatchTokens": TOKENS, "activationCheckpointing": checkpointing}
+    document["spec"]["training"] = {"microBatchTokens": TOKENS, "activationCheckpointing": checkpointing} | training
     spec = RLJob.model_validate_json(json.dumps(document)).spec
     plan = planner.plan_or_errors(spec)
     assert isinstance(plan, Plan)
@@ -165,9 +171,11 @@ def test_activations_of_common_prompts_are_what_autograd_keeps(
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PolicyWorker]:
-    """A real trainer rank of a small model."""
+    """A real trainer rank of a small model; one in bfloat16 has its moments in that as well."""
     build({"model_type": "qwen2", **SMALL, "vocab_size": VOCAB}).save_pretrained(tmp_path)
-    worker = PolicyWorker(PolicyConfig(model_path=str(tmp_path), dtype=request.param), rank=0, world_size=1)
+    states = OptimizerStateDType(request.param)
+    config = PolicyConfig(model_path=str(tmp_path), dtype=request.param, optimizer_state_dtype=states)
+    worker = PolicyWorker(config, rank=0, world_size=1)
     worker.setup("127.0.0.1", free_port(), timeout_s=HANG_S)
     yield worker
     worker.shutdown()
@@ -175,13 +183,14 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PolicyWor
 
 def test_a_trainer_holds_what_the_estimate_says(worker: PolicyWorker) -> None:
     config = json.loads((Path(worker.config.model_path) / "config.json").read_text())
-    terms = train_terms(config, dtype=worker.config.dtype)
+    terms = train_terms(config, dtype=worker.config.dtype, optimizerStateDtype=worker.config.optimizer_state_dtype)
     parameters = list(worker.model.parameters())
     assert terms["float32 weights"] == sum(local_tensor(p.detach()).nbytes for p in parameters)
     ready = worker.ready
     assert ready.optimizer is not None
     states = [local_tensor(t) for state in ready.optimizer.state.values() for name, t in state.items() if name != "step"]
     assert terms["AdamW m and v"] == sum(tensor.nbytes for tensor in states)
+    assert worker.checkpoint_bytes() == terms["float32 weights"] + terms["AdamW m and v"]
     (prepared,) = prepare_batches([make_batch()], worker.config, torch.device("cpu"))
     accumulate_gradients(worker.model, prepared, worker.config, StepMeter(torch.device("cpu")), fresh=True)
     assert terms["gradients"] == sum(local_tensor(p.grad).nbytes for p in parameters if p.grad is not None)
@@ -223,5 +232,8 @@ def test_gradients_that_are_reduced_with_each_micro_batch_are_never_whole(worker
 
 def test_constants_are_those_of_the_runtime() -> None:
     assert training_needs.ONE_UNIT_BYTES == training_model.ONE_UNIT_BYTES
+    assert {"cpu": step_needs.CPU_STRETCH_NUMBERS, "cuda": step_needs.CUDA_STRETCH_NUMBERS} == STRETCH_NUMBERS
     assert layer_activations.CPU_CALL_FLOPS == sharing.CPU_CALL_FLOPS
+    assert route_dtype(MAX_INT8_EXPERTS) is np.int8
+    assert route_dtype(MAX_INT8_EXPERTS + 1) is np.int16
     assert engine_needs.CPU_KV_CACHE_BYTES == adapter.CPU_KV_CACHE_BYTES

@@ -12,9 +12,12 @@ from types import MappingProxyType
 
 from rljob_api.v1alpha1.components import Component, Engine, Role
 from rljob_api.v1alpha1.data import DType
+from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
+from rljob_api.vocabulary import OptimizerStateDType
 
 DTYPE_BYTES: Mapping[DType, int] = MappingProxyType({DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2})
+_STATE_BYTES: Mapping[OptimizerStateDType, int] = MappingProxyType({OptimizerStateDType.FLOAT32: 4, OptimizerStateDType.BFLOAT16: 2})
 
 
 def engine_dtype(spec: RLJobSpec, engine: Engine | None) -> DType:
@@ -33,6 +36,16 @@ def sync_dtype(spec: RLJobSpec) -> DType:
     engines = engine_dtypes(spec)
     (one,) = engines if len(engines) == 1 else (spec.model.dtype,)
     return one if DTYPE_BYTES[one] < DTYPE_BYTES[spec.model.dtype] else spec.model.dtype
+
+
+def optimizer_state_bytes(training: Training) -> int:
+    """Of AdamW's two moments together, for each trained parameter."""
+    return 2 * _STATE_BYTES[training.optimizer_state_dtype]
+
+
+def train_state_bytes(training: Training) -> int:
+    """For each trained parameter: its float32 master weight, and AdamW's two moments."""
+    return DTYPE_BYTES[DType.FLOAT32] + optimizer_state_bytes(training)
 
 
 def _rollouts(spec: RLJobSpec) -> tuple[Component, ...]:

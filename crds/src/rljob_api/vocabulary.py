@@ -45,6 +45,15 @@ class GradientReduction(StrEnum):
     """With every micro-batch. Each process holds its share of the gradients only; twice the traffic for several micro-batches."""
 
 
+class OptimizerStateDType(StrEnum):
+    """Floating-point type in which AdamW's two moments are kept; they are computed in float32 either way."""
+
+    FLOAT32 = "float32"
+    """8 bytes for each trained parameter."""
+    BFLOAT16 = "bfloat16"
+    """4 bytes for each trained parameter. Rounded stochastically, since the nearest bfloat16 would be the old one again."""
+
+
 class RouterReplay(StrEnum):
     """Whose choice of experts the trainer's forward passes take."""
 

@@ -1,15 +1,18 @@
-"""The memory estimate of critics, and of adapters: by hand for Qwen2.5-7B, whose head is not tied."""
+"""The memory estimate of critics, of adapters, of moments and of routes: by hand for Qwen2.5-7B, whose head is not tied."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
+
 from rljob_api import memory, planner
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
+from rljob_api.v1alpha1.nodes import NodeGroup
 from tests.unit.api.manifests import manifest
-from tests.unit.api.model_configs import QWEN25_7B
+from tests.unit.api.model_configs import CONFIGS, QWEN25_7B
 
 PARAMETERS, HEAD, LAYER = 7_615_616_512, 152_064 * 3584, 233_057_792
 HIDDEN, QUERY, KV, INNER, LAYERS = 3584, 3584, 512, 18_944, 28
@@ -169,6 +172,22 @@ def test_adapters_leave_the_weights_frozen_in_the_dtype_of_the_computation() -> 
     assert not {"float32 weights", "AdamW m and v", "gradient of the head"} & set(training)
 
 
+def test_moments_in_bfloat16_are_half_and_come_by_stretches() -> None:
+    half = {"optimizerStateDtype": "bfloat16"}
+    estimate = estimated(CRITIC, training=half)
+    whole = estimated(CRITIC)
+    assert terms(device(estimate, 0), TRAIN, "actor_train")["AdamW m and v"] == PARAMETERS // 2 * 4
+    assert terms(device(estimate, 2), TRAIN_CRITIC, "critic")["AdamW m and v"] == (PARAMETERS - HEAD) // 2 * 4
+    stepped = terms(device(estimate, 0), memory.Phase.OPTIMIZER_STEP, "actor_train")
+    assert stepped["moments being stepped"] == 2**23 * 2 * 8
+    assert stepped.keys() - {"moments being stepped"} == terms(device(whole, 0), memory.Phase.OPTIMIZER_STEP, "actor_train").keys()
+    few = estimated(model={"lora": {"rank": 8, "targetModules": ["q_proj"]}}, training=half)
+    adapters = LAYERS * 8 * (HIDDEN + QUERY)
+    stepped = terms(device(few, 0), memory.Phase.OPTIMIZER_STEP, "actor_train")
+    assert stepped["AdamW m and v of adapters"] == adapters // 2 * 4
+    assert stepped["moments being stepped"] == adapters // 2 * 16, "no more than there is"
+
+
 def test_adapters_of_some_layers_and_the_models_that_have_none() -> None:
     model = {"lora": {"rank": 8, "targetModules": ["q_proj", "v_proj"]}}
     estimate = estimated(CRITIC, model=model)
@@ -269,3 +288,23 @@ def test_a_checkpoint_that_is_written_beside_training_takes_a_copy_of_what_is_tr
     assert saved() == {name: 2 * (PARAMETERS // 2 * 12)}
     assert saved(checkpoint={"asynchronous": False}) == {}
     assert 0 < saved(model={"lora": {"rank": 8}})[name] < PARAMETERS
+
+
+@pytest.mark.parametrize("device_resource", ["nvidia.com/gpu", "cpu"])
+def test_routes_of_experts_lie_in_the_memory_of_the_trainers_node(device_resource: str) -> None:
+    """On accelerators of the node, not of the device; a critic's routers are its own."""
+    group = {"name": "gpu", "devicesPerNode": 6, "deviceMemory": "80Gi", "deviceResource": device_resource}
+    spec, plan = planned_job(CRITIC, training={"routerReplay": "Engine"}, rollout={"promptsPerStep": 10, "samplesPerPrompt": 3})
+    spec = spec.model_copy(update={"node_groups": (NodeGroup.model_validate(group),)})
+    mixture = CONFIGS["qwen3_moe, all sparse"]
+    estimate = memory.estimate(spec, plan, memory.shape_from_config(mixture))
+    (node,) = [pool for pool in estimate.pools if pool.kind is memory.PoolKind.NODE]
+    tokens = 15 * (1024 + 1024)  # of each of two processes
+    found = {phase.phase: [term for term in phase.terms if term.need.name == "routes of a step"] for phase in node.phases}
+    assert [(term.component, term.num_bytes) for term in found[TRAIN]] == [("actor_train", 2 * 2 * tokens * 3 * 2)]
+    assert not any(terms for phase, terms in found.items() if phase is not TRAIN)
+    assert "routes of a step" not in terms(device(estimate, 0), TRAIN, "actor_train")
+    assert any("training.routerReplay: the head's driver has up to 360.0 KiB of routes" in note for note in estimate.notes)
+    many = memory.shape_from_config({**mixture, "num_experts": 129})
+    (node,) = [pool for pool in memory.estimate(spec, plan, many).pools if pool.kind is memory.PoolKind.NODE]
+    assert sum(term.num_bytes for phase in node.phases for term in phase.terms if term.need.name == "routes of a step") == 8 * tokens * 6

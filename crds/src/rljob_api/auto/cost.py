@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rljob_api.dtypes import DTYPE_BYTES, engine_dtype, sync_dtype
+from rljob_api.dtypes import DTYPE_BYTES, engine_dtype, sync_dtype, train_state_bytes
 from rljob_api.v1alpha1.components import Engine
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -46,8 +46,6 @@ SYNC_LINK_BYTES_PER_S = 20e9
 SYNC_NETWORK_BYTES_PER_S = 8.25e9
 """Weight sync between nodes: verl's NCCL checkpoint engine, 30 B parameters on 4 x 8 H100 (verl/checkpoint_engine/README)."""
 PCIE_BYTES_PER_S = 50e9
-TRAIN_STATE_BYTES = 12
-"""Per parameter: float32 master weights and AdamW's two moments."""
 CPU_SPEED = 1e-3
 """Speed of a virtual CPU device against an accelerator, both in memory bandwidth and in FLOPs, as an order of magnitude."""
 UNKNOWN_PARAMETERS = 1_000_000_000
@@ -203,4 +201,4 @@ class CostModel:
         """The trainer's state out and in; an engine's weights come with the sync, and nothing moves where everything stays."""
         if not use.shares_devices or not self._switches:
             return 0.0
-        return 2 * self._parameters * TRAIN_STATE_BYTES / use.trainer_devices / PCIE_BYTES_PER_S
+        return 2 * self._parameters * train_state_bytes(self._training) / use.trainer_devices / PCIE_BYTES_PER_S

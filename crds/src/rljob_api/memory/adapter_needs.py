@@ -1,13 +1,15 @@
 """What a trainer process of low-rank adapters holds (LoRA, arXiv 2106.09685), as ``rljob_runtime.training.lora`` has them.
 
-The model is frozen and held in ``model.dtype``; adapters, their gradients and both moments of AdamW are float32. A layer computes with
-the sum of its weight and its adapters' product, which is made in float32 and rounded once.
+The model is frozen and held in ``model.dtype``; adapters and their gradients are float32, and so are both moments of AdamW unless
+``training.optimizerStateDtype`` says otherwise. A layer computes with the sum of its weight and its adapters' product, which is made in
+float32 and rounded once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.dtypes import optimizer_state_bytes
 from rljob_api.memory.adapters import adapter_parameters
 from rljob_api.memory.model import Kind, Need, ProcessNeeds
 from rljob_api.memory.training_needs import MASTER_BYTES, PolicyNeeds, process_need
@@ -34,10 +36,10 @@ class AdapterNeeds(PolicyNeeds):
         weights = self._sharded(Kind.WEIGHT, f"{self.spec.model.dtype} weights", size)
         shards = self.data * self.tensor
         adapters = self._adapters(Kind.WEIGHT, "float32 adapters", MASTER_BYTES, shards)
-        optimizer = self._adapters(Kind.OPTIMIZER, "AdamW m and v of adapters", 2 * MASTER_BYTES, shards)
+        optimizer = self._adapters(Kind.OPTIMIZER, "AdamW m and v of adapters", optimizer_state_bytes(self.training), shards)
         working = {
             passes: self._passes(size, self._accumulated(), *self._merged()),
-            step: (self._sharded_gradients(),),
+            step: (self._sharded_gradients(), *self._stepping(self.adapter_parameters)),
             **self._sending(),
         }
         return ProcessNeeds(
@@ -46,6 +48,7 @@ class AdapterNeeds(PolicyNeeds):
             starting=(process, weights, self._reading(size)),
             working=working,
             host_starting=(self._reading(size),),
+            host_working=self._receiving(),
             saved=self._saved(adapters, optimizer),
             carries_weights=self.first,
             keeps_workspace=self.on_cuda,

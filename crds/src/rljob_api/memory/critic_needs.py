@@ -58,5 +58,9 @@ class CriticNeeds(PolicyNeeds):
         """A row of numbers."""
         return ()
 
+    def _receiving(self) -> Mapping[Phase, tuple[Need, ...]]:
+        """Its routers are its own."""
+        return {}
+
     def _sending(self) -> Mapping[Phase, tuple[Need, ...]]:
         return {}

@@ -11,7 +11,7 @@ processes share the node's memory; where such a group declares deviceMemory, eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
@@ -37,7 +37,7 @@ from rljob_api.memory.model import (
 from rljob_api.memory.shape import ModelShape
 from rljob_api.memory.situations import Resident, Situation, situations
 from rljob_api.memory.training_needs import PolicyNeeds
-from rljob_api.memory.units import show_count
+from rljob_api.memory.units import show_bytes, show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.planning.sync_routes import chosen_backend, chosen_senders
 from rljob_api.quantities import rounded_down
@@ -46,7 +46,7 @@ from rljob_api.v1alpha1.components import Component, ComponentOffload, Engine, O
 from rljob_api.v1alpha1.nodes import NodeGroup
 from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
-from rljob_api.vocabulary import GradientReduction
+from rljob_api.vocabulary import GradientReduction, RouterReplay
 
 TIGHT_SHARE = 0.9
 """From this share of the limit on an estimate is tight: fragments and rounding of allocators are not in it."""
@@ -195,6 +195,11 @@ def _notes(
             yield f"{component.name}: left out, the size of its model is not known: set spec.components[{index}].model.parameterCount"
     if reduction is GradientReduction.EACH_MICRO_BATCH and spec.training.gradient_reduction is GradientReduction.AUTO:
         yield "training.gradientReduction: Auto is EachMicroBatch here, because whole gradients would not fit"
+    if spec.training.router_replay is not RouterReplay.DISABLED and shape.decoder is not None:
+        rollout = spec.rollout
+        tokens = rollout.prompts_per_step * rollout.samples_per_prompt * (rollout.max_prompt_tokens + rollout.max_response_tokens)
+        routes = show_bytes(tokens * shape.decoder.route_bytes)
+        yield f"training.routerReplay: the head's driver has up to {routes} of routes a step, about three times while it makes batches"
     if spec.model.lora is not None and shape.decoder is None:
         yield "model.lora: adapters are left out, their size follows from that of the layers"
 
@@ -297,7 +302,7 @@ class _Estimator:
         components = {component for (component, _), _ in situation.residents}
         occupants = self._occupants(situation, shared=dict.fromkeys(components, len(components) > 1))
         path = f"spec.nodeGroups[{index}].deviceMemory"
-        return self._pool(PoolKind.DEVICE, situation, (path, group.device_memory), _phases(occupants, ()))
+        return self._pool(PoolKind.DEVICE, situation, (path, group.device_memory), _phases(occupants, {}))
 
     def node(self, situation: Situation) -> PoolEstimate | None:
         """One node's memory: all of its processes on CPU, else what passes through it."""
@@ -305,7 +310,8 @@ class _Estimator:
         occupants = self._on_node(situation)
         travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
         copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
-        phases = _host_phases(occupants, travelling, copied) if group.on_accelerators else _phases(occupants, travelling, copied)
+        extra = _extra(occupants, travelling)
+        phases = _host_phases(occupants, extra, copied) if group.on_accelerators else _phases(occupants, extra, copied)
         field = "limits.memory" if "memory" in group.resources.limits else "memory"
         limit = (f"spec.nodeGroups[{index}].resources.{field}", group.resources.memory_limit)
         return self._pool(PoolKind.NODE, situation, limit, phases) if phases else None
@@ -412,15 +418,26 @@ class _Estimator:
         return (Term(component="weight sync", need=need),)
 
 
-def _phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied: tuple[Term, ...] = ()) -> tuple[PhaseEstimate, ...]:
-    """Start-up, and every phase in which somebody here is active; ``travelling`` adds to the weight sync, ``copied`` to all after it."""
+def _extra(occupants: Sequence[_Occupant], travelling: tuple[Term, ...]) -> dict[Phase, tuple[Term, ...]]:
+    """What a node holds in some phases besides its processes' own: ``travelling`` in the weight sync, and what these receive."""
+    extra = {Phase.WEIGHT_SYNC: travelling} if travelling else {}
+    for one in occupants:
+        for phase, needs in one.needs.host_working.items():
+            if terms := one.terms(needs):
+                extra[phase] = (*extra.get(phase, ()), *terms)
+    return extra
+
+
+def _phases(
+    occupants: Sequence[_Occupant], extra: Mapping[Phase, tuple[Term, ...]], copied: tuple[Term, ...] = ()
+) -> tuple[PhaseEstimate, ...]:
+    """Start-up, and every phase in which somebody here is active; ``extra`` adds to some, ``copied`` to all after the start."""
     active = {phase for one in occupants for phase in one.needs.active}
     phases = [PhaseEstimate(phase=Phase.START_UP, terms=_merged(_start_up(occupants)))]
     for phase in Phase:
         if phase in active:
             terms = _at(phase, occupants)
-            extra = travelling if phase is Phase.WEIGHT_SYNC else ()
-            phases.append(PhaseEstimate(phase=phase, terms=_merged((*terms, *extra, *copied))))
+            phases.append(PhaseEstimate(phase=phase, terms=_merged((*terms, *extra.get(phase, ()), *copied))))
     return tuple(phases)
 
 
@@ -463,10 +480,13 @@ def _start_up(occupants: Sequence[_Occupant]) -> tuple[Term, ...]:
     return max((at(stage) for stage in range(len(stages))), key=lambda terms: sum(term.num_bytes for term in terms))
 
 
-def _host_phases(occupants: Sequence[_Occupant], travelling: tuple[Term, ...], copied: tuple[Term, ...]) -> tuple[PhaseEstimate, ...]:
+def _host_phases(
+    occupants: Sequence[_Occupant], extra: Mapping[Phase, tuple[Term, ...]], copied: tuple[Term, ...]
+) -> tuple[PhaseEstimate, ...]:
     """Phases of the memory of a node with accelerators; ``copied`` stays there from the first switch on."""
     loading = _merged(term for one in occupants for term in one.terms(one.needs.host_starting))
     phases = [PhaseEstimate(phase=Phase.START_UP, terms=loading)] if loading else []
-    if travelling or copied:
-        phases.append(PhaseEstimate(phase=Phase.WEIGHT_SYNC if travelling else Phase.TRAIN, terms=_merged((*travelling, *copied))))
+    if copied and not extra:
+        phases.append(PhaseEstimate(phase=Phase.TRAIN, terms=_merged(copied)))
+    phases += [PhaseEstimate(phase=phase, terms=_merged((*extra[phase], *copied))) for phase in Phase if phase in extra]
     return tuple(phases)

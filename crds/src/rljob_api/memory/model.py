@@ -210,6 +210,8 @@ class ProcessNeeds:
     """What comes on top while it is active."""
     host_starting: tuple[Need, ...] = ()
     """On an accelerator node: what its start takes of the node's own memory."""
+    host_working: Mapping[Phase, tuple[Need, ...]] = field(default_factory=dict)
+    """In the node's own memory, on top while it is active."""
     saved: tuple[Need, ...] = ()
     """Copy of its state in the node's own memory while a checkpoint is written from it, beside any phase but the start."""
     carries_weights: bool = False

@@ -14,6 +14,8 @@ from rljob_api.errors import ModelShapeError, show
 
 MAX_SIZE = 10**12
 """Upper bound of every size in a config."""
+MAX_INT8_EXPERTS = 128
+"""Numbers of so many experts are 1 byte each, see ``rljob_runtime.routes.route_dtype``."""
 MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """``model_type`` of the configs that can be read."""
 _REMEDY = "set spec.model.parameterCount, which gives a coarser estimate"
@@ -50,6 +52,11 @@ class DecoderShape:
     def root_parameters(self) -> int:
         """Parameters outside the layers: embedding, head unless tied, final norm."""
         return self.embedding_parameters * (1 if self.tied_embeddings else 2) + self.hidden_size
+
+    @property
+    def route_bytes(self) -> int:
+        """Of the numbers of the experts that one token passes in all layers, as ``rljob_runtime.routes`` has them; 0 for a dense model."""
+        return self.num_layers * self.experts_per_token * (1 if self.num_experts <= MAX_INT8_EXPERTS else 2)
 
     @property
     def query_size(self) -> int:

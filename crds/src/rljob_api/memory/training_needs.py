@@ -1,8 +1,9 @@
 """What a process of a trainer, a critic or a reference holds: the terms of FSDP2 as ``rljob_runtime.training`` uses it.
 
 Weights, gradients and both moments of AdamW are float32 and sharded over the data-parallel processes (ZeRO stage 3, arXiv 1910.02054,
-with 4 + 4 + 8 bytes a parameter because masters are what is sharded). Computation is in ``model.dtype`` on gathered layers: FSDP2
-gathers the next layer while one computes, and keeps the root unit (embedding, head) gathered (torch.distributed.fsdp.fully_shard).
+with 4 + 4 + 8 bytes a parameter because masters are what is sharded; with ``training.optimizerStateDtype: bfloat16`` 4 + 4 + 4).
+Computation is in ``model.dtype`` on gathered layers: FSDP2 gathers the next layer while one computes, and keeps the root unit (embedding,
+head) gathered (torch.distributed.fsdp.fully_shard).
 With ``training.gradientReduction: LastMicroBatch`` gradients are exchanged with the last micro-batch of an update only, so with several
 of them each process accumulates WHOLE float32 gradients (``set_requires_gradient_sync(False)``); with EachMicroBatch its share of them.
 
@@ -16,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api.dtypes import DTYPE_BYTES, sync_dtype
+from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes, sync_dtype
 from rljob_api.memory.adapters import sent_parameters
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
+from rljob_api.memory.step_needs import routes, stepping
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
@@ -164,12 +166,12 @@ class PolicyNeeds:
         """Needs of a policy with gradients and optimizer, whose weights go to the engines."""
         passes, step = self.phases
         weights = self._sharded(Kind.WEIGHT, "float32 weights", MASTER_BYTES)
-        optimizer = self._sharded(Kind.OPTIMIZER, "AdamW m and v", 2 * MASTER_BYTES)
+        optimizer = self._sharded(Kind.OPTIMIZER, "AdamW m and v", optimizer_state_bytes(self.training))
         gradients = self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
         process = process_need(self.on_cuda)
         working = {
             passes: self._passes(MASTER_BYTES, self._accumulated()),
-            step: (gradients,),
+            step: (gradients, *self._stepping(self.parameters)),
             **self._sending(),
         }
         return ProcessNeeds(
@@ -178,10 +180,17 @@ class PolicyNeeds:
             starting=(process, weights, self._reading(MASTER_BYTES)),
             working=working,
             host_starting=(self._reading(MASTER_BYTES),),
+            host_working=self._receiving(),
             saved=self._saved(weights, optimizer),
             carries_weights=self.first and Phase.WEIGHT_SYNC in working,
             keeps_workspace=self.on_cuda,
         )
+
+    def _receiving(self) -> Mapping[Phase, tuple[Need, ...]]:
+        """What a step's samples are in host memory."""
+        rollout, passes = self.spec.rollout, self.phases[0]
+        samples = ceil_div(rollout.prompts_per_step * rollout.samples_per_prompt, self.data // self.context)
+        return {passes: routes(self.training, self.shape.decoder, samples * self.full_tokens)}
 
     def _saved(self, *trained: Need) -> tuple[Need, ...]:
         """What an asynchronous checkpoint copies (``rljob_runtime.training.checkpoint``): trained weights and both moments."""
@@ -254,6 +263,10 @@ class PolicyNeeds:
             formula=f"{show_count(embedding)} x {size} B{self._over(shards)}",
             num_bytes=ceil_div(embedding, shards) * size,
         )
+
+    def _stepping(self, parameters: int) -> tuple[Need, ...]:
+        """What AdamW takes for its step. ``parameters``: trained ones of all processes."""
+        return stepping(self.training, ceil_div(parameters, self.data * self.tensor), on_cuda=self.on_cuda)
 
     def _is_one_unit(self, size: int) -> bool:
         return self.parameters * size <= ONE_UNIT_BYTES

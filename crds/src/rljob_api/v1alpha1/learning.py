@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rljob_api.v1alpha1.base import Count, Fraction, NonNegative, Positive, Score, Seconds, SpecModel
-from rljob_api.vocabulary import GradientReduction, GroupRouting, RouterReplay, Schedule, StandbyProcesses
+from rljob_api.vocabulary import GradientReduction, GroupRouting, OptimizerStateDType, RouterReplay, Schedule, StandbyProcesses
 
 MAX_TOP_K = 4096
 """Each sampled token brings the ids of all that could have been sampled to the trainer, 4 bytes each."""
@@ -124,6 +124,8 @@ class Training(SpecModel):
     """Recompute activations in the backward pass to save memory."""
     gradient_reduction: GradientReduction = GradientReduction.AUTO
     """When the processes of the trainer, and those of a critic, add up their gradients. Results differ by rounding only."""
+    optimizer_state_dtype: OptimizerStateDType = OptimizerStateDType.FLOAT32
+    """What the trainer, and a critic, keep AdamW's moments in. May be changed between a checkpoint and what resumes from it."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of the trainer."""
     context_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.dtypes import DTYPE_BYTES
+from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
 from rljob_api.memory import ModelShape, Served, process_needs, served_shapes
 from rljob_api.memory.training_needs import MASTER_BYTES
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
@@ -224,7 +224,7 @@ def _copied_per_parameter(spec: RLJobSpec, component: PlannedComponent) -> float
         return 0.0
     staying = _staying(spec, component)
     weights = 0 if StateKind.PARAMS in staying else MASTER_BYTES if description.trains else DTYPE_BYTES[spec.model.dtype]
-    moments = 0 if not description.trains or StateKind.OPTIMIZER in staying else 2 * MASTER_BYTES
+    moments = 0 if not description.trains or StateKind.OPTIMIZER in staying else optimizer_state_bytes(spec.training)
     return (weights + moments) / component.world_size
 
 

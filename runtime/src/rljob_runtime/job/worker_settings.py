@@ -135,6 +135,7 @@ def policy_config(
         min_learning_rate=training.min_learning_rate,
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
+        optimizer_state_dtype=training.optimizer_state_dtype,
         weight_decay=training.weight_decay,
         warmup_steps=training.warmup_steps,
         lr_schedule=training.schedule,

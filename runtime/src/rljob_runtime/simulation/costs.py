@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from rljob_api.auto import cost as rates
-from rljob_api.dtypes import DTYPE_BYTES, engine_dtype, sync_dtype
+from rljob_api.dtypes import DTYPE_BYTES, engine_dtype, sync_dtype, train_state_bytes
 from rljob_api.memory import ModelShape
 from rljob_api.v1alpha1.components import Engine, Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -152,7 +152,7 @@ def _world(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType
     engine = next((c.engine for c in spec.components if c.role is Role.ROLLOUT and c.engine is not None), None) or Engine()
     prefill_s = 2 * weights.active / (layout.engine_devices * device.flops * rates.TRAIN_UTILISATION)
     fixed_s, token_s = _training(spec, layout, weights, device, mean)
-    switch_s = 2 * weights.parameters * rates.TRAIN_STATE_BYTES / layout.trainer_devices / device.host_bytes_per_s
+    switch_s = 2 * weights.parameters * train_state_bytes(spec.training) / layout.trainer_devices / device.host_bytes_per_s
     number_bytes = DTYPE_BYTES[engine_dtype(spec, engine)]
     context = rollout.max_prompt_tokens + mean / 2
     return World(

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_runtime.checkpoint_files import FileSum, sum_file
 from rljob_runtime.errors import CheckpointError
+from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader, TensorsPlanner
 from rljob_runtime.training.parallel import divided_dimension, layout_of, local_tensor
 
@@ -153,11 +154,11 @@ class CheckpointWriter:
             ) from error
 
 
-def checkpoint_bytes(model: nn.Module) -> int:
+def checkpoint_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Bytes that this rank writes: its shards of trained weights, in float32, and of AdamW's two moments."""
     first = layout_of(model).tp_rank == 0
     trained = [p for p in model.parameters() if p.requires_grad and (first or divided_dimension(p) is not None)]
-    return sum(3 * local_tensor(p).nbytes for p in trained)
+    return sum(local_tensor(tensor).nbytes for p in trained for tensor in (p, *(optimizer.state[p][name] for name in MOMENTS)))
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, extra: State) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rljob_api.vocabulary import Schedule
+from rljob_api.vocabulary import OptimizerStateDType, Schedule
 from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
 
@@ -64,6 +64,8 @@ class PolicyConfig:
     """Where Linear and Cosine end; not above ``learning_rate``."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    optimizer_state_dtype: OptimizerStateDType = OptimizerStateDType.FLOAT32
+    """What AdamW's moments are kept in; see :mod:`.bfloat16_adamw`."""
     weight_decay: float = 0.0
     """Decoupled decay of matrices; vectors (norms, biases) are never decayed."""
     warmup_steps: int = 0

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from rljob_api.vocabulary import Schedule
+from rljob_api.vocabulary import OptimizerStateDType, Schedule
+from rljob_runtime.training.bfloat16_adamw import BFloat16AdamW
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.parallel import divided_dimension, layout_of, local_tensor, sum_partial_gradients
 
 
 def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW:
-    """AdamW of the trained parameters, fused, with all of its state allocated at once.
+    """AdamW of the trained parameters, fused, with all of its state allocated at once, in ``config.optimizer_state_dtype``.
 
     Early state has two uses: memory is taken at start rather than in the first step, and a checkpoint made before the first update is
     complete (torch's own lazy initialisation would leave its step counter at 1).
@@ -22,8 +24,11 @@ def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.ndim >= 2]
     plain = [p for p in trained if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer_state_dtype is OptimizerStateDType.BFLOAT16:
+        return BFloat16AdamW(groups, betas=config.betas, eps=config.eps, seed=config.seed)
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

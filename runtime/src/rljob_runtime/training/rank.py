@@ -172,7 +172,9 @@ class ModelRank(ABC):
         Raises:
             ModelError: the model is frozen.
         """
-        return checkpoint_bytes(self._saved("checkpoint_bytes")[0].model)
+        ready = self._saved("checkpoint_bytes")[0]
+        assert ready.optimizer is not None
+        return checkpoint_bytes(ready.model, ready.optimizer)
 
     def begin_checkpoint(self, folder: str | Path) -> None:
         """Copy training state to host memory and write it from there into a new folder; the caller marks it complete.

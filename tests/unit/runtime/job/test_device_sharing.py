@@ -338,6 +338,10 @@ def test_host_memory_is_divided_as_state_is() -> None:
     components[0]["offload"] = {"optimizer": "Never"}
     spec, plan = planned(document(*components, offload={"residency": "Switching", "hostMemoryBytes": 1200}))
     assert host_bytes(spec, plan) == {"train": {400}, "ref": {400}, "infer": {None}, "reward": {None}}
+    del components[0]["offload"]
+    job = document(*components, offload={"residency": "Switching", "hostMemoryBytes": 1000})
+    job["spec"]["training"] = {"optimizerStateDtype": "bfloat16"}
+    assert host_bytes(*planned(job)) == {"train": {400}, "ref": {200}, "infer": {None}, "reward": {None}}
 
 
 def test_only_what_may_leave_is_released() -> None:

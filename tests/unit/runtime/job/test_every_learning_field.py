@@ -214,6 +214,7 @@ LOOP: Mapping[str, Case] = {
     "training.contextParallelSize": Case(
         value=2, changes={"policy.context_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}
     ),
+    "training.optimizerStateDtype": Case(needs=GAE),
     "training.routerReplay": Case(),
     "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
     "training.loadBalancing.coefficient": Case(value=0.5, default=0.1, changes={"policy.load_balancing.coefficient": 0.5}),
@@ -240,6 +241,7 @@ FIELDS = (
     ),
     *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
     *("training.tensorParallelSize", "training.contextParallelSize"),
+    "training.optimizerStateDtype",
 )
 
 NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -586,6 +588,12 @@ def test_whose_experts_the_trainer_takes(rows: Path, monkeypatch: pytest.MonkeyP
     made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "training.routerReplay").items()}
     asked = {name: (settings["policy.replays_routes"], settings["rollout.sampling.returns_routes"]) for name, settings in made.items()}
     assert asked == {"Disabled": (False, False), "Engine": (True, True)}
+
+
+def test_what_moments_are_kept_in_is_the_critics_too(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "training.optimizerStateDtype").items()}
+    found = {name: (settings["policy.optimizer_state_dtype"], settings["critic.optimizer_state_dtype"]) for name, settings in made.items()}
+    assert found == {"float32": ("float32", "float32"), "bfloat16": ("bfloat16", "bfloat16")}
 
 
 @pytest.mark.parametrize(("proximal", "asked"), [("Behaviour", False), ("Recompute", True), ("Interpolate", False)])
