@@ -32,6 +32,8 @@ SOCKET = "RLJOB_TESTS_FORK_SOCKET"
 """Environment: where the manager listens; not set, every worker is started as users' are."""
 WORKER = "RLJOB_TESTS_FORK_WORKER"
 """Environment of a worker's launcher, given by Ray: the worker's factory and its own variables, as JSON."""
+AHEAD = "RAY_prestart_worker_first_driver"
+"""Environment of Ray's nodes: a worker for each core before any is asked for. Forks come as fast, and none of them can be such a worker."""
 ENGINE = (
     "rljob_runtime.engine.vllm.engine",
     "rljob_runtime.engine.vllm.preparing",
@@ -73,6 +75,7 @@ def use() -> None:
     """Clusters that this process embeds from now on start their workers so; nothing without a manager."""
     if SOCKET not in os.environ:
         return
+    from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
     from rljob_runtime.cluster import embedded
@@ -82,12 +85,18 @@ def use() -> None:
         def add_node(self, wait: bool = True, **arguments: Any) -> Any:
             return super().add_node(wait, setup_worker_path=str(LAUNCHER), **arguments)
 
+    def no_api_server(node: Any, **_: Any) -> None:
+        node._webui_url = ""
+
     def runtime_env(cluster: embedded.EmbeddedCluster, spec: WorkerSpec) -> dict[str, Any] | None:
         modules = MODULES.get(spec.factory)
         if modules is None or spec.interpreter is not None:
             return plain_runtime_env(cluster, spec)
         return {"env_vars": {WORKER: json.dumps({"modules": modules, "environment": dict(spec.env)})}}
 
+    # What no worker here takes: Ray's server of its API, which without a dashboard only reports usage, and workers started ahead of any.
+    Node.start_api_server = no_api_server
+    os.environ[AHEAD] = "0"
     plain_runtime_env = embedded.EmbeddedCluster.runtime_env
     embedded.RayProcesses = ForkingProcesses  # type: ignore[misc]
     embedded.EmbeddedCluster.runtime_env = runtime_env  # type: ignore[method-assign]
