@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tests.integration.kube_api import ApiServer
+from tests.integration.kube_api import ApiServer, Reader
 from tests.support.pace import HANG_S
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class World:
     def __init__(self, api: ApiServer, namespace: str) -> None:
         self.api = api
         self.namespace = namespace
+        self._reader = Reader(api.kubeconfig)
 
     # what a user does
 
@@ -50,11 +51,11 @@ class World:
         self.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(change), *flags)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        return self._reader.get(self.namespace, kind, name)
 
     def list(self, kind: str, job: str) -> list[dict[str, Any]]:
-        return json.loads(self.kubectl("get", kind, f"--selector=rljob.dev/job={job}", "-o", "json"))["items"]
+        """Objects of the job; ``kind``: plurals, comma-separated."""
+        return [found for plural in kind.split(",") for found in self._reader.list(self.namespace, plural, f"rljob.dev/job={job}")]
 
     def status(self, name: str) -> dict[str, Any]:
         return (self.get("rljob", name) or {}).get("status", {})
