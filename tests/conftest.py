@@ -5,10 +5,12 @@ are made once.
 """
 
 import contextlib
+import gc
 import os
 import resource
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,19 @@ from tests.support import forked_workers
 from tests.support.golden import SWITCH, Golden
 
 TESTS = Path(__file__).parent
+WITH_API_SERVER = (
+    "test_operator_faults.py",
+    "test_operator_lifecycle.py",
+    "test_operator_replicas.py",
+    "test_chaos.py",
+    "test_api_server.py",
+    "test_spec_fuzz.py",
+    "test_progress_account.py",
+    "test_operator_webhook.py",
+)
+"""Files of one API server, which computes 10 s before it serves: run by one process, beginning with those that mostly wait."""
 LONGEST_FIRST = (
+    *WITH_API_SERVER,
     "test_quickstart.py",
     "test_converted_job.py",
     "test_engine_replacement.py",
@@ -39,7 +53,7 @@ LONGEST_FIRST = (
     "test_convert.py",
     "test_bit_equality.py",
 )
-"""Files of a minute and more: begun last, one of them would run alone at the end."""
+"""Files, and files together, of a minute and more: begun last, one of them would run alone at the end."""
 SPREAD = ("test_quickstart.py", "test_converted_job.py", "test_engine_replacement.py", "test_run.py", "test_judged_run.py")
 """Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
 GIB_PER_PROCESS = 5
@@ -85,11 +99,12 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 class LongTestsSpread(LoadFileScheduling):
-    """A file is run by one process, those of :data:`SPREAD` by several."""
+    """A file is run by one process, those of :data:`SPREAD` by several, those of :data:`WITH_API_SERVER` by the same."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return nodeid if Path(file).name in SPREAD else file
+        name = Path(file).name
+        return nodeid if name in SPREAD else WITH_API_SERVER[0] if name in WITH_API_SERVER else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -105,11 +120,31 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(1, min(len(os.sched_getaffinity(0)) + 1, int(memory_gib / GIB_PER_PROCESS)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Torch, transformers and some thousand tests stay: looking for garbage among them is a third of what collecting them takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``-m slow`` reads no file without a slow test: most of them import torch."""
+    is_tests = collection_path.suffix == ".py" and config.getoption("markexpr") == "slow"
+    return True if is_tests and "slow" not in collection_path.read_text() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/integration is an integration test, without saying so in each file; the longest files come first."""
     for item in items:
         if (TESTS / "integration") in item.path.parents:
             item.add_marker(pytest.mark.integration)
+        if "api_server" in getattr(item, "fixturenames", ()) and item.path.name not in WITH_API_SERVER:
+            raise pytest.UsageError(f"{item.path.name} starts an API server of its own; name it in WITH_API_SERVER of {__file__}")
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
