@@ -174,7 +174,7 @@ def plan(
         else:
             typer.echo(show_plan.as_json(checked) if output is PlanFormat.JSON else show_plan.as_yaml(checked))
     except PlacementError as error:
-        _fail(f"{file}: weights cannot be synchronised: {error}")
+        _fail(f"{file}: weights cannot be synchronized: {error}")
     if checked.not_yet:
         typer.echo("\n".join(("\nA run would refuse this job:", *(f"  {problem}" for problem in checked.not_yet))), err=True)
 

@@ -24,7 +24,7 @@ _STYLE = """
 body{margin:0;background:var(--page);color:var(--ink);font:14px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:1050px;margin:0 auto;padding:28px 20px 48px}h1{font-size:22px;margin:0}h2{font-size:16px;margin:0 0 10px}
 .lead{color:var(--dim);margin:4px 0 20px}section{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0 0 18px;
-padding:18px 20px;overflow-x:auto}section.picture{padding:4px}svg.pv{display:block;width:100%;height:auto}
+padding:18px 20px;overflow-x:auto}section.picture{padding:4px}svg.pv{display:block;width:100%;min-width:720px;height:auto}
 table{border-collapse:collapse;width:100%}th{color:var(--dim);font-weight:600;text-align:left}
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);vertical-align:top}tr:last-child td{border-bottom:0}
 .name{white-space:nowrap}.key{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px}

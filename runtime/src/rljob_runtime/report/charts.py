@@ -190,7 +190,7 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
         ("Environment time", describe("episode/environment_s").meaning, ("episode/environment_s",), "seconds an episode", False),
         ("Response length", "end-of-sequence token included", ("response/mean_tokens", "response/max_tokens"), "tokens", False),
         ("Speed", describe("rollout/tokens_per_s").meaning, ("rollout/tokens_per_s",), "tokens per second", False),
-        ("Loss", "what the trainer minimised, by term", ("train/total_loss", "train/policy_loss", "train/kl_loss"), "loss", False),
+        ("Loss", "what the trainer minimized, by term", ("train/total_loss", "train/policy_loss", "train/kl_loss"), "loss", False),
         ("Gradient norm", describe("train/grad_norm").meaning, ("train/grad_norm",), "norm", False),
         (
             "Trainer against engine",
@@ -224,7 +224,7 @@ def phase_chart(table: MetricsTable) -> Chart | None:
     present = [p for p in PHASES if table.total(f"time/{p}_s") > 0]
     if not present:
         return None
-    figure = base_figure("step", "seconds a step", height=300)
+    figure = base_figure("step", "seconds per step", height=300)
     xs = bucket_means([float(s) for s in table.steps], MAX_POINTS)
     for phase in present:
         values = [v if math.isfinite(v) else 0.0 for v in table.column(f"time/{phase}_s")]

@@ -133,8 +133,8 @@ MEASURES = (
     Measure(
         name="responseTokens", title=f"response tokens, last {LAST_STEPS} steps", of=_last("response/mean_tokens"), more_is_better=None
     ),
-    Measure(name="stepSeconds", title="seconds a step", of=_typical("time/step_s"), more_is_better=False),
-    Measure(name="tokensPerSecond", title="tokens a second", of=_typical("rollout/tokens_per_s"), more_is_better=True),
+    Measure(name="stepSeconds", title="seconds per step", of=_typical("time/step_s"), more_is_better=False),
+    Measure(name="tokensPerSecond", title="tokens per second", of=_typical("rollout/tokens_per_s"), more_is_better=True),
 )
 
 

@@ -49,7 +49,7 @@ def page(comparison: Comparison) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title} - comparison</title><style>{PAGE_STYLE}{_STYLE}</style>",
         f"<script>{get_plotlyjs()}</script></head><body><main><header><h1>{title}</h1>",
-        '<p class="sub">Runs whose jobs differ in seed and name alone are one variant; the first variant is the baseline.</p></header>',
+        '<p class="sub">Runs whose jobs differ only in seed and name are one variant; the first variant is the baseline.</p></header>',
         f"<h2>Variants</h2>{_variants(comparison.variants)}",
         f"<h2>Results</h2>{_results(comparison)}",
     ]

@@ -74,7 +74,7 @@ def page(timeline: Timeline) -> str:
             f'<section><div class="bar">{_legend(timeline)}</div>',
             '<div class="bar"><button id="in">Zoom in</button><button id="out">Zoom out</button><button id="all">All</button></div>',
             '<canvas id="lanes" tabindex="0" role="img" aria-label="Phases of workers over time; the table below has the waits"></canvas>',
-            '<p class="hint">Drag to move; Ctrl and the wheel, or + and -, to zoom; point at a bar for length and cause.</p>',
+            '<p class="hint">Drag to move; Ctrl and the wheel, or + and -, to zoom; hover over a bar for its length and cause.</p>',
             f'</section>{_waits(timeline)}</main><div id="tip" role="status"></div>',
             f'<script type="application/json" id="data">{data}</script><script>{SCRIPT}</script></body></html>\n',
         )
