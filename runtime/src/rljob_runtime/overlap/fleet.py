@@ -41,6 +41,9 @@ MEAN_OVER = 256
 """Responses that the mean length is taken over."""
 RESPONSES_AT_ONCE = 64
 """In one pass of the event loop: some 5 ms of its time, whatever many engines return at the same moment."""
+MESSAGES_AT_ONCE = 16
+"""Submissions and aborts in one pass of the event loop: each lets other threads in, and what is handed out meanwhile goes along with the
+next ones."""
 ABORT_TIMEOUT_S = 120.0
 """Deadline of an engine's answer to an abort: it is in the middle of a step at most."""
 
@@ -103,8 +106,9 @@ class EngineFleet:
             on_lost: called for every engine that is lost; without it none is replaced.
         """
         capacities = dict(enumerate(config.capacities))
+        sends = Portions(MESSAGES_AT_ONCE)
         self._engines = [
-            FleetEngine(index, worker, capacity.slots)
+            FleetEngine(index, worker, capacity.slots, sends)
             for index, (worker, capacity) in enumerate(zip(engines, config.capacities, strict=True))
         ]
         self._capacities = capacities

@@ -23,6 +23,7 @@ from typing import Any
 from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.errors import DeadlineError, EngineLostError, RuntimeFault, WorkerLostError
 from rljob_runtime.overlap.occupancy import BusySpans, Occupancy
+from rljob_runtime.overlap.portions import Portions
 from rljob_runtime.overlap.samples import PrefixCache, Sample
 from rljob_runtime.packed import CompletionBatch, RequestBatch, unpack
 from rljob_runtime.records import Completion, GenerationRequest
@@ -43,8 +44,9 @@ Receive = Callable[["FleetEngine", CompletionBatch], Awaitable[None]]
 class FleetEngine:
     """One engine; its worker may be replaced by another process under the same name."""
 
-    def __init__(self, index: int, worker: Worker, slots: int) -> None:
-        """Nothing runs there yet."""
+    def __init__(self, index: int, worker: Worker, slots: int, sends: Portions) -> None:
+        """Nothing runs there yet; ``sends`` are the messages that all engines of a fleet are sent."""
+        self._sends = sends
         self.index = index
         self.worker = worker
         self.running: dict[str, Sample] = {}
@@ -182,6 +184,7 @@ class FleetEngine:
             while not self._outbox:
                 self._to_send.clear()
                 await self._to_send.wait()
+            await self._sends.turn(1)
             method, payload = self._outbox.popleft()
             await self._call(method, payload)
 
