@@ -39,7 +39,7 @@ h1, .sub, .failure, li { overflow-wrap: anywhere; }
 .succeeded { background: #e2f2e6; color: #28683c; } .failed { background: #fbe4e4; color: #9c2b2b; }
 .interrupted { background: #fcefd9; color: #8a5a10; }
 .failure { background: #fbe4e4; color: #7d2222; padding: 10px 14px; border-radius: 8px; margin-top: 14px; white-space: pre-wrap; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(44%, 220px), 1fr)); gap: 12px; margin-top: 20px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(44%, 250px), 1fr)); gap: 12px; margin-top: 20px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; min-width: 0; }
 .card { overflow: hidden; }
 .tile b { display: block; font-size: 22px; font-weight: 600; line-height: 1.3; } .tile span { color: var(--soft); font-size: 12.5px; }
