@@ -140,9 +140,9 @@ def test_equal_indexes_on_two_nodes_are_two_devices() -> None:
 def test_object_store_sends_everything_from_rank_0_and_one_copy_to_a_node() -> None:
     layout = engines((0, 1), (16, 17), (18, 19), (8, 9), tensor=2)
     routed = sync_plan(SyncBackend.OBJECT_STORE, trainer(range(6, 10)), layout)
-    near, far = Transport.SAME_NODE, Transport.NETWORK
+    near, far, copy = Transport.SAME_NODE, Transport.NETWORK, Transport.NODE_COPY
     assert [(r.source_rank, r.engine, r.engine_shard, r.stage, r.share, r.transport) for r in routed.routes()] == [
-        (0, engine, None, None, 1.0, transport) for engine, transport in enumerate([near, far, near, far])
+        (0, engine, None, None, 1.0, transport) for engine, transport in enumerate([near, far, copy, far])
     ]
     figures = routed.figures
     assert (figures.same_device, figures.same_node, figures.network) == (0, 0.5, 0.5)
@@ -152,11 +152,11 @@ def test_object_store_sends_everything_from_rank_0_and_one_copy_to_a_node() -> N
 def test_several_senders_share_whole_tensors_out_and_each_sends_its_part_once_to_a_node() -> None:
     layout = engines((0, 1), (16, 17), (18, 19), (8, 9), tensor=2)
     routed = sync_plan(SyncBackend.OBJECT_STORE, trainer(range(6, 10)), layout, senders=(0, 2))
-    near, far = Transport.SAME_NODE, Transport.NETWORK
+    near, far, copy = Transport.SAME_NODE, Transport.NETWORK, Transport.NODE_COPY
     found = {(r.source_rank, r.engine): (r.share, r.transport) for r in routed.routes()}
     assert {key: transport for key, (_, transport) in found.items()} == {
-        **{(0, engine): transport for engine, transport in enumerate([near, far, near, far])},
-        **{(2, engine): transport for engine, transport in enumerate([far, far, near, near])},
+        **{(0, engine): transport for engine, transport in enumerate([near, far, copy, far])},
+        **{(2, engine): transport for engine, transport in enumerate([far, far, copy, near])},
     }
     assert {share for share, _ in found.values()} == {0.5}
     assert (routed.figures.network, routed.figures.busiest_share) == (0.5, 0.5)

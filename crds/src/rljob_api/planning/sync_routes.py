@@ -51,6 +51,8 @@ class Transport(StrEnum):
     """Between devices of a node, or through its memory."""
     NETWORK = "Network"
     """Between nodes."""
+    NODE_COPY = "NodeCopy"
+    """From the copy that an earlier route brought over the network to the engine's node."""
 
 
 TRANSPORTS = tuple(Transport)
@@ -151,6 +153,7 @@ class SyncFigures:
 
     same_device: float
     same_node: float
+    """Through a node's own memory, copies that came over the network before included."""
     network: float
     busiest_rank: int | None
     """The first of the ranks that send most; None where no byte leaves its device."""
@@ -204,23 +207,28 @@ class SyncPlan:
                     )
 
     def _whole(self) -> Iterator[SyncRoute]:
-        """From each sender its part. The store brings one copy to a node, which all engines there read, as do those where it was packed."""
-        present = {(rank, self.trainer.ranks[rank].node_rank) for rank in self.senders}
+        """From each sender its part. The store brings one copy to a node, which all engines there read."""
+        fetched: set[tuple[int, int]] = set()
         for engine, devices in enumerate(self.engines.engines):
             node = devices[0].node_rank
             for rank in self.senders:
+                source = self.trainer.ranks[rank]
+                if source.node_rank == node:
+                    transport = Transport.SAME_NODE
+                else:
+                    transport = Transport.NODE_COPY if (rank, node) in fetched else Transport.NETWORK
+                    fetched.add((rank, node))
                 yield SyncRoute(
                     source_rank=rank,
-                    source=self.trainer.ranks[rank],
+                    source=source,
                     engine=engine,
                     engine_shard=None,
                     stage=None,
                     first_atom=0,
                     end_atom=self.num_atoms,
                     share=1 / len(self.senders),
-                    transport=Transport.SAME_NODE if (rank, node) in present else Transport.NETWORK,
+                    transport=transport,
                 )
-                present.add((rank, node))
 
 
 def sync_plan(

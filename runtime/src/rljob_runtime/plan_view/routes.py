@@ -13,7 +13,12 @@ from rljob_runtime.plan_view.words import count, ranges, short_ranges
 MAX_ENDS = 8
 """Boxes on each side of the picture."""
 _WHERE_CHARS = 14
-TRANSPORT_WORDS = {Transport.SAME_DEVICE: "same device", Transport.SAME_NODE: "same node", Transport.NETWORK: "network"}
+TRANSPORT_WORDS = {
+    Transport.SAME_DEVICE: "same device",
+    Transport.SAME_NODE: "same node",
+    Transport.NETWORK: "network",
+    Transport.NODE_COPY: "copy on the node",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

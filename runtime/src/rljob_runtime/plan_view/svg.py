@@ -42,10 +42,12 @@ _STYLE = """
 .pv-s{font-size:11.5px}.pv-m{text-anchor:middle}
 .pv-node{fill:#f6f8fa;stroke:#d0d7de}.pv-track{fill:#e6eaef}.pv-free{fill:none;stroke:#9aa5b1;stroke-dasharray:2 3}
 .pv-r{fill:none;stroke-width:2}.pv-r0{stroke:#00805d}.pv-r1{stroke:#0072b2;stroke-dasharray:7 4}.pv-r2{stroke:#c04f00;stroke-dasharray:2 4}
+.pv-r3{stroke:#8a4f9e;stroke-dasharray:7 3 2 3}.pv-a3{fill:#8a4f9e}
 .pv-a0{fill:#00805d}.pv-a1{fill:#0072b2}.pv-a2{fill:#c04f00}
 @media(prefers-color-scheme:dark){.pv-bg{fill:#12171d}.pv text{fill:#e3e8ee}.pv .pv-dim{fill:#98a5b3}.pv-node{fill:#1a2129;stroke:#36414d}
 .pv-track{fill:#262f39}.pv-free{stroke:#6b7885}.pv-r0{stroke:#2fc49a}.pv-r1{stroke:#56b4e9}.pv-r2{stroke:#ff8a3c}
-.pv-a0{fill:#2fc49a}.pv-a1{fill:#56b4e9}.pv-a2{fill:#ff8a3c}}
+.pv-a0{fill:#2fc49a}.pv-a1{fill:#56b4e9}.pv-a2{fill:#ff8a3c}
+.pv-r3{stroke:#cc92de}.pv-a3{fill:#cc92de}}
 """
 
 
