@@ -5,6 +5,7 @@ Starts fast: every command imports what it needs when it is called; nothing here
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 
 from rljob_runtime.commands import cli_experiments, cli_jobs
 from rljob_runtime.exit_codes import ExitCode
+from rljob_runtime.openmp import SHORT_SPIN
 
 if TYPE_CHECKING:
     from rljob_api.errors import SpecInvalidError
@@ -414,6 +416,8 @@ cli_experiments.register(app)
 
 def main() -> None:
     """Entry point of the ``rljob`` command."""
+    for name, value in SHORT_SPIN.items():
+        os.environ.setdefault(name, value)
     app()
 
 

@@ -1,0 +1,15 @@
+"""How torch's threads on the CPU wait for each other.
+
+libgomp, the OpenMP of torch's wheels, lets a thread spin for milliseconds before it sleeps. Where other programs want the cores too, and in
+a job they do, the thread that is waited for often has none: two spinning threads then take several times their processor time. With
+1,000 rounds a small training step on two shared cores took 39 instead of 55 ms of processor time, and on busy ones (load 25) 56 instead of
+297; on idle cores it is no slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+SHORT_SPIN: Final[Mapping[str, str]] = {"GOMP_SPINCOUNT": "1000"}
+"""Environment of a process that will import torch; libgomp reads it when it is loaded."""
