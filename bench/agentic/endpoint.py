@@ -183,10 +183,10 @@ def report(rows: list[Times], headline: str) -> str:
     lines = [
         "# Calls through the OpenAI-compatible endpoint",
         "",
-        f"{headline}. Chat completions of {MAX_TOKENS} tokens, clients in a process of their own beside the server on the same cores;",
-        "direct and endpoint calls in turns of forty. Each call of an episode of ten repeats the prompt, and so is a sample of its own.",
+        f"{headline}. Chat completions of {MAX_TOKENS} tokens, clients in a separate process on the same cores as the server;",
+        "direct and endpoint calls alternate in blocks of forty. Each of the ten calls of an episode repeats the prompt: a new sample.",
         "",
-        "| subject | clients | calls | p50 ms | p99 ms | calls/s | CPU ms a call |",
+        "| subject | clients | calls | p50 ms | p99 ms | calls/s | CPU ms per call |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [

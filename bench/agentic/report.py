@@ -43,11 +43,11 @@ def _steps(rates: Sequence[Rate]) -> list[str]:
         "",
         "## Without an engine",
         "",
-        "Every reply is answered at once. Environment and worker share one thread; the caller, who plays the driver, has another in",
-        "the same process, so that both compete for the interpreter. Episodes end after ten actions; eight in a row have one map.",
-        "Steps a second and core count processor time of this process alone: the machine ran other work too.",
+        "Every reply is answered immediately. Environment and worker share one thread; the caller, in the driver's place, has another in",
+        "the same process, so both compete for the GIL. Episodes end after ten actions; eight consecutive episodes share a map.",
+        "Steps per second and core are based on the CPU time of this process alone: the machine ran other work, too.",
         "",
-        "| subject | episodes at once | steps/s | steps/s and core | µs a step | of it in the environment |",
+        "| subject | episodes at once | steps/s | steps/s and core | µs per step | of which environment |",
         "|---|---:|---:|---:|---:|---:|",
         *(
             f"| {rate.subject} | {rate.episodes} | {rate.steps / rate.wall_s:,.0f} | {rate.steps / rate.cpu_s:,.0f} | "
@@ -63,10 +63,10 @@ def _turns(found: Sequence[Turns]) -> list[str]:
         "## With an engine",
         "",
         f"Turns of FrozenLake with vLLM, {ACTION_TOKENS} tokens each, a model of 0.3 million parameters with random weights, episodes of",
-        f"{MAX_TURNS} turns. Driver, engine and environment worker are processes of their own. Overhead is the wall time above that of",
-        "engine and environment one after the other; it is below 0 where the two work at the same time.",
+        f"{MAX_TURNS} turns. Driver, engine, and environment worker are separate processes. Overhead is the wall time above that of",
+        "engine and environment one after the other; it is below 0 if the two work at the same time.",
         "",
-        "| episodes at once | turns/s | ms a turn | engine | environment | overhead |",
+        "| episodes at once | turns/s | ms per turn | engine | environment | overhead |",
         "|---:|---:|---:|---:|---:|---:|",
         *(
             f"| {t.setting.episodes:,} | {t.turns / t.wall_s:,.0f} | {_ms(t.wall_s, t)} | {_ms(t.engine_s, t)} | "
@@ -85,13 +85,13 @@ def _cached(found: Sequence[Pair]) -> list[str]:
     lines = [
         "## Histories that stay cached",
         "",
-        "Two engines, one thread each, with vLLM's own counters of prompt tokens and of those that its cache spared (whole blocks of 128",
-        f"tokens on a CPU). Lakes of 10 x 10 cells, {MAX_TURNS} turns of some 115 tokens. *By load*: a turn goes to the engine with the",
-        "least to do, of equals to that where its episode began; *affinity*: as jobs route it. Only whole blocks are spared, so that about",
-        "180 tokens a turn are computed even with every history at hand. Windows hold unequal shares of early turns: compare what was",
-        "spared. Turns a second depend on what else the machine did.",
+        "Two engines, one thread each, with vLLM's own counters of prompt tokens and of those found in its cache (whole blocks of 128",
+        f"tokens on a CPU). Lakes of 10 x 10 cells, {MAX_TURNS} turns of about 115 tokens. *By load*: a turn goes to the least loaded",
+        "engine, in case of a tie to the one where its episode began; *affinity*: as jobs route it. Only whole blocks are cached, so about",
+        "180 tokens per turn are computed even if every history is cached. Windows contain unequal shares of early turns: compare the",
+        "cached share. Turns per second depend on what else the machine did.",
         "",
-        "| episodes at once | slots of an engine | routing | computed prompt tokens a turn | spared | turns/s |",
+        "| episodes at once | slots of an engine | routing | computed prompt tokens per turn | cached | turns/s |",
         "|---:|---:|---|---:|---:|---:|",
     ]
     for pair in found:
@@ -104,11 +104,11 @@ def _cached(found: Sequence[Pair]) -> list[str]:
 
 def _simulated(found: Sequence[tuple[Saved, Saved]]) -> list[str]:
     lines = [
-        "The same in virtual time, real scheduler and fleet, engines whose step takes a constant and a part for each token computed: a",
-        f"batch of {GROUPS} x {SAMPLES} episodes while another one is played, {TURNS} turns of {OBSERVATION_TOKENS} tokens and a response",
-        f"of 32 behind {FIRST_TOKENS}, environments that take 0.2 s in the mean. Nothing is ever evicted.",
+        "The same in virtual time with the real scheduler and fleet; an engine step takes a constant time plus a time per computed token.",
+        f"A batch of {GROUPS} x {SAMPLES} episodes while another one is played, {TURNS} turns of {OBSERVATION_TOKENS} tokens and a",
+        f"response of 32 after {FIRST_TOKENS}, environments that take 0.2 s on average. Nothing is ever evicted.",
         "",
-        "| costs most | engines | slots of an engine | spared by load | with affinity | seconds by load | with affinity |",
+        "| main cost | engines | slots of an engine | cached by load | with affinity | seconds by load | with affinity |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for by_load, kept in found:

@@ -19,15 +19,15 @@ def markdown(values: dict[str, Any]) -> str:
     lines = [
         "# Chaos", "",
         f"Written by `python -m bench.chaos`; {about['processor']}, {about['cores']} cores. {headline(values)}.", "",
-        "A fault is *recovered* where the job went on to its end with every step trained once, or the operator brought its job to the "
-        "true end; *failed* is one that no restart repairs, reported with its cause. "
-        "Time to recover: from the fault to the next step that is "
-        "trained, to the next attempt's RayJob, or to the RayJob of a job that is applied in the middle of a fault of the operator.", "",
+        "A fault is *recovered* if the job continued to its end with every step trained once, or the operator brought its job to the "
+        "correct end; *failed* is a fault that no restart can repair, reported with its cause. "
+        "Time to recover: from the fault to the next trained "
+        "step, to the next attempt's RayJob, or to the RayJob of a job that is applied during a fault of the operator.", "",
     ]  # fmt: skip
     for layer in values["layers"].values():
         lines += [
             f"## {layer['title'].capitalize()}", "",
-            f"Seed {layer['seed']}, {layer['seconds']:.0f} s until {layer['measured_at']}; load of the machine {layer['load']:.0f}.", "",
+            f"Seed {layer['seed']}, {layer['seconds']:.0f} s until {layer['measured_at']}; machine load {layer['load']:.0f}.", "",
             "| kind | faults | recovered | failed with the true cause | wrong | p50 s | p99 s |", "|---|---:|---:|---:|---:|---:|---:|",
         ]  # fmt: skip
         for row in layer["table"]:

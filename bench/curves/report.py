@@ -16,13 +16,13 @@ def markdown(values: dict[str, Any]) -> str:
     found, ends = values["bands"], values["ends"]
     seeds = len(next(iter(ends.values())))
     lines = [
-        "# Learning curves: RLJob beside TRL's GRPOTrainer",
+        "# Learning curves: RLJob compared with TRL's GRPOTrainer",
         "",
         f"Written by `python -m bench.curves` on {machine['measured_at']}: {versions}. The quickstart, {values['steps']} steps, {seeds} "
         f"seeds on each side, the same prompts in the same order, equal settings: [bench/README.md](../README.md).",
         "",
-        f"The bands (least to largest reward over seeds, in windows of {window} steps) overlap in {100 * values['overlap_share']:.0f} % of "
-        f"the windows. The mean rewards of the ends are {values['ends_apart_errors']:+.1f} standard errors apart.",
+        f"The bands (lowest to highest reward over seeds, in windows of {window} steps) overlap in {100 * values['overlap_share']:.0f} % "
+        f"of the windows. The mean rewards of the ends are {values['ends_apart_errors']:+.1f} standard errors apart.",
         "",
         "![mean reward over steps](curves.png)",
         "",

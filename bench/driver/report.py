@@ -13,9 +13,9 @@ COLUMNS: Columns = (
     ("million tokens/s", lambda c: f"{c['tokens_per_s'] / 1e6:.2f}"),
     ("of one core", lambda c: f"{c['tokens_per_cpu_s'] / 1e6:.2f}"),
     ("responses/s", lambda c: f"{c['responses_per_s']:,.0f}"),
-    ("CPU ns a token", lambda c: f"{c['cpu_ns_per_token']:.0f}"),
-    ("CPU µs a response", lambda c: f"{c['cpu_us_per_response']:.0f}"),
-    ("bytes a token in flight", lambda c: f"{c['bytes_per_token_in_flight']:.1f}"),
+    ("CPU ns per token", lambda c: f"{c['cpu_ns_per_token']:.0f}"),
+    ("CPU µs per response", lambda c: f"{c['cpu_us_per_response']:.0f}"),
+    ("bytes per token in flight", lambda c: f"{c['bytes_per_token_in_flight']:.1f}"),
     ("at the peak", lambda c: f"{c['bytes_per_token_peak']:.0f}"),
 )
 PAUSES: Columns = (
@@ -29,33 +29,33 @@ PAUSES: Columns = (
     ("longest collection ms", lambda c: f"{c['longest_collection_ms']:.0f}"),
 )
 RATIOS: Columns = (
-    ("CPU a response", lambda c: f"{c['cpu']:.2f}"),
+    ("CPU per response", lambda c: f"{c['cpu']:.2f}"),
     ("bytes at the peak", lambda c: f"{c['peak']:.2f}"),
     ("longest own pause", lambda c: f"{c['own']:.2f}"),
 )
 TEXT = """# The driver's data path
 
 Written by `python -m bench driver`. The real driver, scheduler, fleet, buffer, rule and batches in one process; {workers}. Scripted workers
-answer at once, so that the driver is what limits; what they compute is not counted. Every call costs the driver the serialization that Ray
-makes of it (pickle 5, buffers copied out of band), but no cluster runs: calls of Ray itself cost about a millisecond each and are per
+answer immediately, so the driver is the bottleneck; what they compute is not counted. Every call includes Ray's serialization
+(pickle 5, buffers copied out of band), but there is no cluster: a call through Ray itself costs about a millisecond, per
 message, not per token.
 
 Machine: {processor}, {cores} cores, {memory:.0f} GiB, Python {python}; {date}. {load}
 
 ## Tokens, responses, bytes
 
-Processor time counts all threads of the driver. Bytes are resident memory over that before the first step: in flight, when all responses of
-a step have come; at the peak, while rule and batches are made. Of several runs of a case that with the least processor time is shown, but
-the pauses of all.
+CPU time counts all threads of the driver. Bytes are the increase of resident memory since before the first step: in flight, when all
+responses of a step have arrived; at the peak, while rule and batches are computed. Of several runs of a case, the one with the least CPU
+time is shown, but with the pauses of all.
 
 {cases}
 {model}
 ## Pauses
 
-A pause is a pass of the event loop over what was ready: so long an event waits that comes just after it began. All engines answer at once.
-What is the driver's *own* in it: its *work*, the processor time of the loop's thread, and the *lock*, the time for which that thread waited
-while other threads of the driver computed (at most so long for the interpreter's lock). The rest of a pause is time without a core, on a
-machine whose cores have other work. A garbage collection holds the lock in whichever thread it runs.
+A pause is a pass of the event loop over everything that was ready: an event that arrives just after it began waits this long. All engines
+answer at the same time. The driver's *own* part is its *work*, the CPU time of the loop's thread, and the *lock*, the time for which that
+thread waited while other threads of the driver computed (an upper bound of waiting for the GIL). The rest of a pause is time without
+a core, on a machine whose cores have other work. A garbage collection holds the GIL in whichever thread it runs.
 
 {pauses}
 {growth}
@@ -91,8 +91,8 @@ def markdown(values: Mapping[str, Any]) -> str:
 def _load(cases: Sequence[Mapping[str, Any]]) -> str:
     loads = [case["foreign_load"] for case in cases]
     return (
-        f"Beside it {min(loads):.0f} to {max(loads):.0f} other programs wanted a core (means over the cases): wall times say little, and "
-        "processor times are longer than on a quiet machine."
+        f"During the runs, {min(loads):.0f} to {max(loads):.0f} other programs wanted a core (means over the cases): wall times say "
+        "little, and CPU times are longer than on a quiet machine."
     )
 
 
@@ -147,7 +147,7 @@ def _growth(cases: Sequence[Mapping[str, Any]]) -> str:
     shown = ", ".join(f"{mib:.0f}" for mib in found)
     return (
         f"## Memory over {longest['steps']:,} steps\n\n"
-        f"MiB, every {every} steps: {shown}. Over the second half {1e3 * slope_mib:+.1f} MiB a thousand steps (least squares).\n"
+        f"MiB, every {every} steps: {shown}. Over the second half {1e3 * slope_mib:+.1f} MiB per thousand steps (least squares).\n"
     )
 
 
@@ -160,9 +160,9 @@ def _model(cases: Sequence[Mapping[str, Any]]) -> str:
     (response_us, token_us), *_ = np.linalg.lstsq(rows, np.ones_like(lengths), rcond=None)
     even = response_us / token_us
     return (
-        f"Processor time is about {response_us:.0f} µs a response and {1e3 * token_us:.0f} ns a token (least squares over the cases of "
-        f"large batches). Below some {even:,.0f} tokens a response costs more than its tokens, and tokens a second are in "
-        "proportion to its length.\n"
+        f"CPU time is about {response_us:.0f} µs per response and {1e3 * token_us:.0f} ns per token (least squares over the cases of "
+        f"large batches). Below about {even:,.0f} tokens, a response costs more than its tokens, and tokens per second are "
+        "proportional to its length.\n"
     )
 
 
@@ -171,8 +171,8 @@ def _ray(found: Mapping[str, Any]) -> str:
     lines = [
         "## Through Ray\n",
         f"One step of {found['step_tokens'] / 1e6:.1f} million tokens ({found['prompts']} x {found['samples']} x {found['tokens']:,}) "
-        "through real Ray actors: 2 engines, the driver, 2 trainer ranks, one store. Written are the bytes of arrays, each copy counted; "
-        "nothing is copied where it is received. Beside it a bare copy of as many bytes in the same run, by one thread.",
+        "through real Ray actors: 2 engines, the driver, 2 trainer ranks, one store. Bytes written are those of arrays, counting each "
+        "copy; receivers do not copy. For comparison, a bare copy of as many bytes in the same run, by one thread.",
         "",
         "| stage | MB written | ms | bare copy ms | times |",
         "|---|---|---|---|---|",

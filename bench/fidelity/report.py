@@ -17,7 +17,7 @@ def markdown(values: dict[str, Any]) -> str:
     worst = values["worst"]
     return "\n".join(
         [
-            "# Fidelity: RLJob's losses and advantages beside TRL's and verl's",
+            "# Fidelity: RLJob's losses and advantages compared with TRL's and verl's",
             "",
             f"Written by `python -m bench.fidelity` on {machine['measured_at']}: {used}, RLJob on torch {machine['versions']['torch']}; "
             f"float32, {values['seeds']} seeds. What is compared and how: [bench/README.md](../README.md).",
@@ -40,7 +40,7 @@ def markdown(values: dict[str, Any]) -> str:
             "|---|---|---|---:|---:|---|",
             *(_difference_row(row) for row in values["differences"]),
             "",
-            "The result is the one, and the place in it, where the sides are furthest apart. `d_x` is the gradient with respect to x.",
+            "A row shows the result, and the element of it, with the largest difference. `d_x` is the gradient with respect to x.",
             "",
         ]
     )

@@ -24,7 +24,7 @@ def markdown(runs: Sequence[Run], machine: Mapping[str, Any]) -> str:
             "",
             f"Written by `python -m bench.lake` on {machine['measured_at']}: {machine['cores']} cores of {machine['processor']}, "
             f"{versions}.",
-            "`rljob run examples/frozen-lake.yaml` but for the seed and the estimator of advantages, which is GRPO there; and ROLL's "
+            "`rljob run examples/frozen-lake.yaml` with other seeds and advantage estimators (the file has GRPO), and ROLL's "
             "asynchronous example as `rljob convert` writes it, with sizes for this machine (`bench/lake/converted.py`). Other programs "
             "ran on the same cores.",
             "",
@@ -33,7 +33,7 @@ def markdown(runs: Sequence[Run], machine: Mapping[str, Any]) -> str:
             "![success over steps](../../docs/images/frozen-lake.png)",
             "",
             f"| job | seed | steps | success, steps 1 to {FIRST_STEPS} | last {LAST_STEPS} steps | validation, first and last "
-            "| turns | s a step | training |",
+            "| turns | s per step | training |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
             *(_row(run) for run in runs),
             "",

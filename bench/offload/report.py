@@ -18,7 +18,7 @@ def report(values: dict[str, Any]) -> str:
         f" {where['python']}, torch {where['torch']}. What is compared and how: [bench/README.md](../README.md).",
         "",
         f"{switch['bytes'] / 2**20:,.0f} MiB of float32 parameters and AdamW states, chunks of {values['chunk_bytes'] // 2**20} MiB, "
-        "every byte equal afterwards.",
+        "all bytes equal afterwards.",
         "",
         *_rates(values),
         "",
@@ -29,16 +29,16 @@ def report(values: dict[str, Any]) -> str:
         *(
             f"| {text} | {switch[key] / 2**20:,.0f} |"
             for text, key in (
-                ("on the device, there", "device_bytes_there"),
-                ("on the device, away", "device_bytes_away"),
-                ("kept by the device's allocator, away", "device_reserved_bytes_away"),
+                ("on the device, loaded", "device_bytes_there"),
+                ("on the device, offloaded", "device_bytes_away"),
+                ("kept by the device's allocator, offloaded", "device_reserved_bytes_away"),
                 ("peak on the device during switches", "device_peak_bytes_of_a_switch"),
                 ("host memory kept for it", "host_bytes_kept"),
             )
         ),
         "",
-        f"Host memory is taken once, in {switch['reserve_s']:.3f} s; the first offload took {switch['first_offload_s']:.3f} s."
-        + ("" if switch["release_s"] is None else f" Of an offload the driver takes {switch['release_s']:.3f} s to get memory back."),
+        f"Host memory is allocated once, in {switch['reserve_s']:.3f} s; the first offload took {switch['first_offload_s']:.3f} s."
+        + ("" if switch["release_s"] is None else f" In an offload, freeing memory in the driver takes {switch['release_s']:.3f} s."),
         "",
     ]
     return "\n".join(lines)
@@ -66,18 +66,18 @@ def _peers(values: dict[str, Any], cuda: bool) -> list[str]:
     ours_s, theirs_s = switch["params_offload_s"] + switch["params_load_s"], peers["offload_s"] + peers["load_s"]
     extra_s = policy["policy_update_s"] - policy["resident_update_s"]
     pair_s = (switch["offload_s"] + switch["load_s"]) * policy["parameter_bytes"] / values["parameter_bytes"]
-    even = "on a CPU that policy moves nothing" if not cuda else "no difference measured"
+    even = "on a CPU this policy moves nothing" if not cuda else "no difference measured"
     if cuda and extra_s > 0:
-        even = f"switching is faster from {max(1, math.ceil(pair_s / extra_s))} updates a phase on"
-    stand_in = "" if cuda else " (here a clone stands for each way)"
+        even = f"switching is faster from {max(1, math.ceil(pair_s / extra_s))} updates per phase on"
+    stand_in = "" if cuda else " (here a clone stands for each direction)"
     return [
-        "| beside it | ours | the other | |",
+        "| comparison | ours | the other | |",
         "|---|---:|---:|---|",
-        f"| two components change places: at once, or one after the other | {both['together_s']:.3f} s | {both['serial_s']:.3f} s |"
+        f"| two components swap: concurrently, or one after the other | {both['together_s']:.3f} s | {both['serial_s']:.3f} s |"
         f" {both['times']:.2f} times as fast |",
-        f"| parameters away and back, beside `model.to`{stand_in} | {ours_s:.3f} s | {theirs_s:.3f} s |"
+        f"| offloading and loading parameters, compared with `model.to`{stand_in} | {ours_s:.3f} s | {theirs_s:.3f} s |"
         f" {theirs_s / ours_s:.2f} times as fast |",
-        f"| an update: all resident, or under CPUOffloadPolicy | {policy['resident_update_s']:.3f} s | {policy['policy_update_s']:.3f} s |"
+        f"| an update: all resident, or with CPUOffloadPolicy | {policy['resident_update_s']:.3f} s | {policy['policy_update_s']:.3f} s |"
         f" a switch of this model and its states takes {pair_s:.3f} s: {even} |",
     ]
 

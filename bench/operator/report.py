@@ -32,7 +32,7 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ),
         (f"{size} RLJobs at once -> all RayJobs", f"{burst['all_children_s']:.1f} s ({burst['jobs_per_s']:.0f}/s)", "<= 10 s"),
         (
-            f"the same {children:.0f} objects a job made by the client, {direct['objects']} in all",
+            f"the same {children:.0f} objects per job created by the client, {direct['objects']} in all",
             f"{direct['all_objects_s']:.1f} s ({size / direct['all_objects_s']:.0f} jobs/s, {direct['objects_per_s']:.0f} objects/s); "
             f"the RayJobs alone {direct['all_created_s']:.1f} s",
             "the API server's own limit",
@@ -42,7 +42,7 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             f"p50 {reaction['p50_ms']:.0f} ms, p99 {reaction['p99_ms']:.0f} ms",
             "p99 <= 1 s",
         ),
-        ("writes of a whole life", f"{life['create']:.0f} creates, {life['patch']:.0f} patches: {kinds}", "<= 10"),
+        ("writes over a job's life", f"{life['create']:.0f} creates, {life['patch']:.0f} patches: {kinds}", "<= 10"),
         (
             f"nothing happens, {idle['jobs']} running jobs",
             f"{idle['writes_per_min']:.1f} writes/min, {idle['cpu_share_of_a_core'] * 100:.1f} % of a core",
@@ -51,9 +51,9 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("resident memory", memory, "<= 80 / 120 / 300 MB at 0 / 1000 / 10000"),
         (
             f"restart with {restart['present']} jobs",
-            f"first new job {restart['first_job_s']:.1f} s, all looked at {restart['all_jobs_s']:.1f} s, "
+            f"first new job {restart['first_job_s']:.1f} s, all checked {restart['all_jobs_s']:.1f} s, "
             f"{restart['rss_bytes'] / MB:.0f} MB, "
-            f"{restart['operator_cpu_s']:.0f} s of processor, API server {restart['server_cpu_s']:.0f} s",
+            f"{restart['operator_cpu_s']:.0f} s of CPU, API server {restart['server_cpu_s']:.0f} s",
             "<= 5 / 60 s",
         ),
     ]
@@ -97,13 +97,13 @@ def markdown(values: Mapping[str, Any]) -> str:
         "",
         f"{about['processor']}, {about['cores']} cores shared by API server, etcd, controllers, operator and client; "
         f"{about['measured_at']}.",
-        "KubeRay's part is played by the measuring client, which writes RayJob statuses; no pods run.",
+        "The measuring client takes KubeRay's part and writes RayJob statuses; no pods run.",
         "",
         "| question | measured | aim |",
         "|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in rows(values)),
         "",
-        "Growth: columns that stay level mean cost linear in the number of jobs.",
+        "Growth: if a column stays level, the cost is linear in the number of jobs.",
         "",
         f"| {' | '.join(GROWTH_HEADER)} |",
         f"|{'---|' * len(GROWTH_HEADER)}",

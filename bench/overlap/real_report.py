@@ -24,16 +24,16 @@ def markdown(values: dict[str, Any]) -> str:
         f"![reward over samples]({STEM}.svg)",
         "",
         f"The quickstart's task on the {values['size']} tiny model, {values['steps']} steps, updateMode {values['mode']}. Trainer and "
-        "engine have a thread each. The trainer is slowed by work that changes no gradient (layers computed twice, many small passes, no "
-        f"shared prompts). A second reward of weight 0 sleeps {values['latency_s'] * 1e3:.1f} ms a sample in {values['reward_workers']} "
-        "reward workers: it stands for a remote sandbox and takes no processor time. Its latency was chosen in a pilot run so that a "
-        "batch's generation and rewards take as long as training and sync.",
+        "engine have a thread each. The trainer is slowed down by work that changes no gradient (layers computed twice, many small passes, "
+        f"no shared prompts). A second reward of weight 0 sleeps {values['latency_s'] * 1e3:.1f} ms per sample in "
+        f"{values['reward_workers']} reward workers: it represents a remote sandbox and takes no CPU time. Its latency was chosen in a "
+        "pilot run so that a batch's generation and rewards take as long as training and sync.",
         "",
         "With ratio 0 a step took, in seconds: " + ", ".join(f"{part} {seconds:.3f}" for part, seconds in phases.items()) + ". "
         "The bound is (generate + reward + train + sync) / max(generate + reward, train + sync), from the ratio 0 run of the same pair. "
-        "Generation and training need a core each, driver, Ray and rewards share what is left: *cores* near the machine's number means "
-        "that phases slow each other down, which the bound leaves out. With a ratio rewards of one batch also overlap generation of the "
-        "next, which the bound leaves out in the other direction.",
+        "Generation and training need a core each; driver, Ray, and rewards share the rest: *cores* near the machine's number means "
+        "that phases slow each other down, which the bound ignores. With a ratio above 0, rewards of one batch also overlap generation of "
+        "the next, which the bound ignores, too, in the other direction.",
         "",
         "| | step s | samples/s | speed-up | bound | trainer idle | engine idle | slots used | staleness mean, max | cores "
         "| load of others | reward, last quarter |",
@@ -51,9 +51,9 @@ def markdown(values: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            "*Trainer idle*: waiting for a batch, over the step. *Engine idle*: 1 less the generation of a batch with ratio 0 over the "
+            "*Trainer idle*: share of the step waiting for a batch. *Engine idle*: 1 minus the generation of a batch with ratio 0 over the "
             "step; an engine that training slows down is busier than that. *Uncorrected*: log-prob times advantage (policyLoss Vanilla), "
-            "no ratio over the behaviour log-probs; every side trains the same number of samples.",
+            "no ratio over the behavior log-probs; every side trains the same number of samples.",
             "",
         ]
     )

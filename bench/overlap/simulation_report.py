@@ -31,7 +31,7 @@ def markdown(values: dict[str, Any]) -> str:
     """The whole report."""
     machine, setting = values["machine"], values["configuration"]
     lines = [
-        "# Overlap, simulated: throughput and staleness beside their bounds",
+        "# Overlap, simulated: throughput and staleness compared with their bounds",
         "",
         f"Written by `python -m bench.overlap simulation` on {machine['measured_at']}; {machine['processor']}, Python {machine['python']}. "
         "Times are virtual seconds, except in the last table.",
@@ -41,8 +41,8 @@ def markdown(values: dict[str, Any]) -> str:
         f"![throughput over the bound, staleness beside its closed form]({STEM}.svg)",
         "",
         EXPLANATION,
-        f"{setting['groups_per_step']} prompts x {setting['samples_per_group']} samples a step, {setting['num_engines']} engines of "
-        f"{setting['slots']} slots, {setting['token_s'] * 1e3:.0f} ms a token, sync {setting['sync_s']} s, "
+        f"{setting['groups_per_step']} prompts x {setting['samples_per_group']} samples per step, {setting['num_engines']} engines of "
+        f"{setting['slots']} slots, {setting['token_s'] * 1e3:.0f} ms per token, sync {setting['sync_s']} s, "
         f"{setting['steps'] - setting['warmup_steps']} steps.",
         "",
         "| lengths | | mean tokens | standard deviation over mean | longest of a group |",
@@ -104,12 +104,12 @@ def _ratios(balance: str, rows: list[dict[str, Any]]) -> list[str]:
 def _speed_up(rows: list[dict[str, Any]]) -> list[str]:
     ratios = [point["ratio"] for point in rows[0]["overlapped"]]
     lines = [
-        "## The same devices in turns, or divided",
+        "## The same devices alternating, or divided",
         "",
-        "Synchronous training gives all devices to generation (twice the slots, one queue), then all to training; overlapped, each has a "
-        "half for good "
-        "(both phases weigh the same). S_max = 1 + (L + T_switch) / (W / K + T_train) takes Graham's upper bound for the turns, which real "
-        "turns do not need; the speed-up is over turns as measured. *Dealt*: turns in which every slot is given its responses beforehand.",
+        "Synchronous training gives all devices to generation (twice the slots, one queue), then all to training; overlapped, each has "
+        "half of them permanently "
+        "(both phases are equally long). S_max = 1 + (L + T_switch) / (W / K + T_train) takes Graham's upper bound for the alternating "
+        "run, which the real one does not reach; the speedup is over the measured one. *Dealt*: every slot gets its responses beforehand.",
         "",
         "| lengths | L s | turns s | Graham s | dealt s | limit s | S_max | turns over limit | "
         + " | ".join(f"speed-up at {r:g}" for r in ratios)
@@ -127,7 +127,7 @@ def _speed_up(rows: list[dict[str, Any]]) -> list[str]:
 
 def _modes(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "## What becomes of running responses (log-normal, balanced)",
+        "## Update modes (log-normal, balanced)",
         "",
         "| updateMode | ratio | step s | of unlimited | staleness | of tokens |",
         "|---|---:|---:|---:|---:|---:|",
@@ -144,7 +144,7 @@ def _cost(kinds: dict[str, Any]) -> list[str]:
     lines = [
         "## The scheduler's own cost",
         "",
-        "Processor time of the driver's process per response, event loop included, simulated engines left out; ratio 1, half of the "
+        "CPU time of the driver's process per response, including the event loop, without simulated engines; ratio 1, half of the "
         "requests make a "
         "step.",
         "",

@@ -23,7 +23,7 @@ def markdown(values: dict[str, Any]) -> str:
     machine = values["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
-        "# Placement: RLJob beside RLinf 0.3.0's own planner",
+        "# Placement: RLJob's planner compared with that of RLinf 0.3.0",
         "",
         f"Written by `python -m bench.placement` on {machine['measured_at']}: {machine['processor']}, {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {values['load_before']:.1f} before; Python {machine['python']}, {versions}. "

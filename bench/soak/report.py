@@ -60,12 +60,12 @@ def markdown(values: dict[str, Any]) -> str:
         "# Memory of a long run", "",
         f"Written by `python -m bench.soak` on {about['measured_at']}; {about['processor']}, {about['cores']} cores. A real job (one "
         "trainer, one engine, generation one batch ahead, checkpoint every 20 steps, validation every 100) and the operator on a real API "
-        "server, whose jobs come, run, succeed and are deleted.", "",
-        "*Held* is PSS without pages of files, which the kernel drops as it likes: what grows if something leaks. Growth is the median "
-        f"slope of all pairs of samples (Theil-Sen) after the first {WARM_UP:.0%}. Flat: at most {BOUND_MIB_PER_HOUR:.0f} MiB an hour, or "
+        "server, whose jobs are created, run, succeed, and are deleted.", "",
+        "*Held* is PSS without file pages, which the kernel can drop at any time: it grows if something leaks. Growth is the median "
+        f"slope of all pairs of samples (Theil-Sen) after the first {WARM_UP:.0%}. Flat: at most {BOUND_MIB_PER_HOUR:.0f} MiB per hour, or "
         f"{BOUND_SHARE_PER_HOUR:.0%} of what is held, whichever is larger.", "",
         "![memory over time](soak.svg)", "",
-        "| process | RSS MiB | PSS MiB | held MiB | growth MiB/h | of the last half | bound MiB/h | work per hour | minutes | verdict |",
+        "| process | RSS MiB | PSS MiB | held MiB | growth MiB/h | in the last half | bound MiB/h | work per hour | minutes | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]  # fmt: skip
     for v in values["verdicts"]:

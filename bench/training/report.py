@@ -55,18 +55,18 @@ def _where(part: dict[str, Any]) -> str:
 def _speed(part: dict[str, Any]) -> list[str]:
     rows = part["rows"]
     lines = [
-        "## Tokens per second of processor time",
+        "## Tokens per second of CPU time",
         "",
         _where(part),
         "",
-        f"One process, one thread; the sides compute the gradients of the same batches in turns, {len(rows[0]['tokens'])} rounds. "
-        f"Held equal: model, float32, batch, GRPO loss (gradient norms agree to {rows[0]['norm_tolerance']:.0e} in every round), at most "
-        f"{rows[0]['token_budget']:,} tokens of a pass with padding. Tokens are those of prompts and responses, a sequence counted whole. "
-        f"{SAMPLES_PER_PROMPT} responses have one prompt, which RLJob may compute once. Included: cutting the batch on RLJob's side, TRL's "
-        "own metrics and entropies. Left out: the optimizer. TRL pads to the longest of the batch, the plain loop to the longest of a "
-        "pass and without a mask. Ratios are RLJob's rate over the other's, round by round: median (range).",
+        f"One process, one thread; the sides alternately compute the gradients of the same batches, {len(rows[0]['tokens'])} rounds. "
+        f"Equal on all sides: model, float32, batch, GRPO loss (gradient norms agree to {rows[0]['norm_tolerance']:.0e} in every round), "
+        f"at most {rows[0]['token_budget']:,} tokens per pass with padding. Tokens are those of prompts and responses, for each sequence. "
+        f"{SAMPLES_PER_PROMPT} responses share a prompt, which RLJob may compute once. Included: RLJob's batching, TRL's "
+        "own metrics and entropies. Excluded: the optimizer. TRL pads to the longest sequence of the batch, the plain loop to the longest "
+        "of a pass and without a mask. Ratios are RLJob's rate over the other's, per round: median (range).",
         "",
-        "| model | lengths | tokens | RLJob, tokens/s | TRL | plain loop | beside TRL | beside the plain loop |",
+        "| model | lengths | tokens | RLJob, tokens/s | TRL | plain loop | ratio to TRL | ratio to the plain loop |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:

@@ -25,15 +25,15 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
         both("seconds per step", lambda _, runs: _mean(runs, "step_mean_s", "{:.3f}")),
     ]
     for part in ("generate", "reward", "train", "sync", "rest"):
-        found.append(both(f"  of it {part}", lambda _, runs, part=part: _part(runs, part)))
+        found.append(both(f"  of which {part}", lambda _, runs, part=part: _part(runs, part)))
     found += [
         both("response tokens, mean", lambda _, runs: _length(runs, "mean")),
         both("  p50 / p90 / p99 / max", lambda _, runs: " / ".join(_length(runs, q) for q in ("p50", "p90", "p99", "max"))),
         both("reward, first step", lambda _, runs: _mean(runs, "reward_first", "{:.3f}")),
         both("reward, last five steps", lambda _, runs: _mean(runs, "reward_last", "{:.3f}")),
         both("peak memory, all processes", lambda _, runs: f"{max(r['peak_rss_bytes'] for r in runs) / MIB:.0f} MiB"),
-        both("wall time of a run, start included", lambda _, runs: _mean(runs, "wall_s", "{:.0f} s")),
-        both("load of others meanwhile", lambda _, runs: _mean(runs, "foreign_load", "{:.1f}")),
+        both("wall time of a run, including start-up", lambda _, runs: _mean(runs, "wall_s", "{:.0f} s")),
+        both("load of other programs", lambda _, runs: _mean(runs, "foreign_load", "{:.1f}")),
     ]
     return found
 
@@ -84,7 +84,7 @@ def history(values: dict[str, Any]) -> list[str]:
             "",
             f"{statistics.median(pooled):.2f} times in the median of {len(pooled)} pairs ({min(pooled):.2f} to {max(pooled):.2f}).",
             "",
-            "| measured | commit | machine | pairs | load of others |",
+            "| measured | commit | machine | pairs | load of other programs |",
             "|---|---|---|---|---:|",
         ]
         for machine, result in found:
@@ -110,7 +110,7 @@ def lengths_text(result: dict[str, Any]) -> str | None:
 
 def settings_text(settings: dict[str, Any]) -> str:
     """TRL's settings in a line."""
-    return f"{settings['generation']}, {settings['threads']} threads, {settings['micro_batch']} sequences a pass"
+    return f"{settings['generation']}, {settings['threads']} threads, {settings['micro_batch']} sequences per pass"
 
 
 def own_text(tried: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def markdown(values: dict[str, Any]) -> str:
         lines += [
             f"{result['num_parameters']:,} parameters, vocabulary of {result['vocab_size']}; {result['batch']}; "
             f"{result['runs'][0]['steps']} steps measured after {result['warmup_steps']} of warm-up, "
-            f"{len(result['runs']) // 2} runs of each side in turn.",
+            f"{len(result['runs']) // 2} runs of each side, alternating.",
             "",
             "| | TRL | RLJob |",
             "|---|---:|---:|",
@@ -161,7 +161,7 @@ def markdown(values: dict[str, Any]) -> str:
         lines += ["", f"TRL's settings: {settings_text(result['trl_settings'])}. Chosen from:", ""]
         lines += [f"- {settings_text(c)}: {_outcome(c)}" for c in result["tuning"]]
         lines += ["", f"RLJob's settings: {own_text(result['rljob_tuning'][0])}.", ""]
-        lines += [f"- {own_text(c)}: {c['step_s']:.3f} s a step" for c in result["rljob_tuning"] if "step_s" in c]
+        lines += [f"- {own_text(c)}: {c['step_s']:.3f} s per step" for c in result["rljob_tuning"] if "step_s" in c]
         lines += [""]
     return "\n".join([*lines, *history(values)])
 

@@ -159,15 +159,15 @@ def markdown(values: dict[str, Any]) -> str:
     """One row per engine and turn."""
     where = values["machine"]
     lines = [
-        "# Merged weights beside served adapters",
+        "# Merged weights compared with served adapters",
         "",
         f"Written by `python -m bench.weightsync.adapters` on {where['measured_at']}: {where['processor']}, {where['cores']} cores, load "
         f"{values['load_before']:.1f} before; {where['versions']}. One vLLM engine on CPU, one thread, float32, "
         f"{values['parameters']:,} parameters, adapters of rank {values['rank']} on all linear layers; {REQUESTS} responses of "
-        f"{RESPONSE_TOKENS} tokens after prompts of {PROMPT_TOKENS}. Fastest of 5 updates (packing and loading) and of 3 batches, in "
-        "turns; processor seconds do not feel other programs.",
+        f"{RESPONSE_TOKENS} tokens after prompts of {PROMPT_TOKENS}. Fastest of 5 updates (packing and loading) and of 3 batches, "
+        "alternating. CPU time is hardly affected by other programs.",
         "",
-        "| adapters | update, s | update, MB | tokens/s | tokens per processor second |",
+        "| adapters | update, s | update, MB | tokens/s | tokens per CPU second |",
         "|---|---:|---:|---:|---:|",
     ]
     for pair in zip(*values["turns"].values(), strict=True):

@@ -215,11 +215,11 @@ def markdown(values: dict[str, Any]) -> str:
         "",
         f"Written by `python -m bench.weightsync.nodes` on {where['measured_at']}, in {values['duration_s']:.0f} s: {where['processor']}, "
         f"{where['cores']} cores, load {values['load_before']:.1f} before; {where['versions']}. Two namespaces of one machine have a "
-        "Ray node each, joined by a link that `tc` limits in each direction; ObjectStore, bfloat16, engines generate meanwhile.",
+        "Ray node each, connected by a link that `tc` limits in each direction; ObjectStore, bfloat16, engines generate during the sync.",
         "",
         f"Seconds of a sync, the fastest of {values['repeat']}; socket: the same model as bare bytes through one socket over the same "
-        "link, the limit of a dense sync from one node; link: that limit over the sync. Bytes are the interface's, per sync, two more "
-        "syncs included, of which a sparse one's first is whole.",
+        "link, the limit of a dense sync from one node; link: that limit over the sync. Bytes are those of the network interface, per "
+        "sync, including two additional syncs; the first of these is full also in the sparse case.",
         "",
         "| Mbit/s | MiB | way | seconds | socket, s | link | stall, s | hidden, s | sent, MiB | back, MiB |",
         "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -44,8 +44,8 @@ def markdown(values: dict[str, Any]) -> str:
         "",
         f"One trainer rank, {values['engines']} engines, bfloat16, buckets of {values['bucket_bytes'] >> 20} MiB. Seconds of a sync, the "
         f"fastest of {values['repeat']} and their median; GB/s of the model's bytes; limit: the speed of bare copies "
-        "between as many processes, by two segments that take turns, is 100 %; memcpys: how many copies of the model within one process it "
-        "takes. Without GPUs the transports of NCCL and IPC are shown as what they do between processes of the host.",
+        "between as many processes, with two alternating segments, is 100 %; memcpys: the time in copies of the model within one process. "
+        "Without GPUs, NCCL and IPC are represented by the same transports between processes on the host.",
         "",
         "| MiB | way | seconds | median | GB/s | limit | memcpys | stall, s | hidden, s |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
