@@ -8,8 +8,13 @@ a job they do, the thread that is waited for often has none: two spinning thread
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from typing import Final
 
-SHORT_SPIN: Final[Mapping[str, str]] = {"GOMP_SPINCOUNT": "1000"}
-"""Environment of a process that will import torch; libgomp reads it when it is loaded."""
+SPIN_VARIABLE: Final = "GOMP_SPINCOUNT"
+SHORT_SPIN: Final = "1000"
+
+
+def set_short_spin() -> None:
+    """Let threads of this process and its children spin briefly, unless its environment says something; before torch is imported."""
+    os.environ.setdefault(SPIN_VARIABLE, SHORT_SPIN)

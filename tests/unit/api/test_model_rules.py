@@ -15,10 +15,11 @@ DENSE = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads"
 
 
 def problems(
-    config: dict[str, Any] | None, lora: dict[str, Any] | None = None, own: dict[str, Any] | None = None, **spec: Any
+    config: dict[str, Any] | None, lora: dict[str, Any] | None = None, own: dict[str, Any] | None = None, trusted: bool = False, **spec: Any
 ) -> list[str]:
     """``config`` of spec.model, ``own`` of models that components have."""
     document = job(Path("team/model"), steps=1, **spec)
+    document["spec"]["model"]["trustRemoteCode"] = trusted
     if lora is not None:
         document["spec"]["model"]["lora"] = lora
     try:
@@ -99,6 +100,12 @@ def test_sequences_are_divided_by_heads_where_every_layer_attends_to_all() -> No
     ):
         (window,) = problems(DENSE | partial, **divided)
         assert window.startswith(f"spec.training.contextParallelSize: 2: config.json has {said}")
+    (own,) = problems(DENSE | {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, trusted=True, **divided)
+    assert own.startswith("spec.training.contextParallelSize: 2: config.json has auto_map")
+    for rope in ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {"rope_parameters": {"rope_type": "longrope"}}):
+        (growing,) = problems(DENSE | rope, **divided)
+        assert growing.startswith("spec.training.contextParallelSize: 2: config.json has rope_type")
+    assert problems(DENSE | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, **divided) == []
     (odd,) = problems(DENSE | {"num_attention_heads": 15, "num_key_value_heads": 5}, **divided)
     assert odd == "spec.training.contextParallelSize: 2: does not divide num_attention_heads 15 of config.json; use 1 or 3"
     both = four_devices(training={"steps": 1, "contextParallelSize": 2, "tensorParallelSize": 2})

@@ -107,6 +107,34 @@ actor_train:
         assert (training["contextParallelSize"], training["microBatchTokens"]) == (4, 2 * 4096 // 4)
         assert not [note for note in notes(text, "actor_train.model_args") if note.kind is NoteKind.DROPPED]
 
+    @pytest.mark.parametrize(
+        ("strategy", "sizes", "expected", "dropped"),
+        [
+            ("megatron_train", (2, 4), 2, "actor_train.model_args.ulysses_size"),
+            ("fsdp2_train", (2, 4), 4, "actor_train.strategy_args.strategy_config.context_parallel_size"),
+            ("megatron_train", (1, 4), 1, "actor_train.model_args.ulysses_size"),
+            ("fsdp2_train", (1, 4), 4, None),
+        ],
+    )
+    def test_sequences_are_shared_as_the_strategy_shares_them(
+        self, strategy: str, sizes: tuple[int, int], expected: int, dropped: str | None
+    ) -> None:
+        text = f"""
+actor_train:
+  device_mapping: "list(range(0,16))"
+  model_args: {{ulysses_size: {sizes[1]}, attn_implementation: fa2}}
+  strategy_args: {{strategy_name: {strategy}, strategy_config: {{context_parallel_size: {sizes[0]}}}}}
+actor_infer: {{device_mapping: "list(range(0,16))"}}
+"""
+        converted = conversion.convert("roll", text)
+        assert conversion.problems(converted) == ()
+        spec = spec_of(text)
+        assert spec["training"].get("contextParallelSize", 1) == expected
+        assert spec["model"].get("attention") == ("flash_attention_2" if expected == 1 else None)
+        said = [(note.path, note.kind) for note in converted.notes]
+        assert ((dropped, NoteKind.DROPPED) in said) == (dropped is not None)
+        assert (("actor_train.model_args.attn_implementation", NoteKind.DIFFERENT) in said) == (expected > 1)
+
     def test_agentic_batches_count_trajectories(self) -> None:
         rollout = spec_of((cases.FOLDER / "roll-agentic-full.yaml").read_text())["rollout"]
         assert (rollout["promptsPerStep"], rollout["samplesPerPrompt"]) == (125, 8)

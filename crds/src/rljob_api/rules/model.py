@@ -159,8 +159,14 @@ def _context_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Itera
     if size == 1 or not spec.with_role(Role.TRAINER):
         return
     path = CONTEXT_PARALLEL_PATH
+    if spec.model.trust_remote_code and config.get("auto_map"):
+        problem = "config.json has auto_map, and the model's own code does not divide sequences"
+        yield _error(path, size, problem, "write 1, or model.trustRemoteCode: false where transformers has the model type")
     if partial := _partial_attention(decoder):
         problem = f"config.json has {partial}: only models whose layers all attend to all earlier tokens can divide sequences"
+        yield _error(path, size, problem, "write 1, or use another model")
+    if rope := _growing_rope(decoder):
+        problem = f"config.json has rope_type {rope}, whose rotations follow the length of a row, of which a device would see its part"
         yield _error(path, size, problem, "write 1, or use another model")
     if heads is not None and heads % tensor == 0 and heads % (size * tensor):
         times = "" if tensor == 1 else f"times tensorParallelSize {tensor} "
@@ -175,6 +181,17 @@ def _partial_attention(decoder: Config) -> str | None:
         return next((f"layer_types with {kind}" for kind in kinds if kind != "full_attention"), None)
     window = decoder.get("sliding_window")
     return f"sliding_window {window}" if window is not None and decoder.get("use_sliding_window") is not False else None
+
+
+def _growing_rope(decoder: Config) -> str | None:
+    """The type of rotary positions that depend on the longest position of a forward pass; None for others."""
+    for key in ("rope_parameters", "rope_scaling"):
+        given = decoder.get(key)
+        if isinstance(given, Mapping):
+            rope = str(given.get("rope_type", given.get("type", "")))
+            if "dynamic" in rope or rope == "longrope":
+                return rope
+    return None
 
 
 def _component_parallel(index: int, component: Component, decoder: Config) -> Iterator[FieldError]:

@@ -162,8 +162,9 @@ class Checkpoint(SpecModel):
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Complete checkpoints to keep; older ones are removed."""
     asynchronous: bool = True
-    """Steps wait only until their state is copied to host memory (12 bytes a parameter, over all ranks), and files are written beside the
-    next ones. Switched off they are written from the devices while training waits."""
+    """Steps wait only until their state is copied to host memory (12 bytes a parameter, over all ranks; 8 with
+    training.optimizerStateDtype bfloat16), and files are written beside the next ones. Switched off they are written from the devices while
+    training waits."""
     journal: bool = True
     """Keep finished groups between checkpoints in the run folder, so that a restart does not generate them again; about 9 bytes a token."""
 

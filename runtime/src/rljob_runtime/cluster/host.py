@@ -23,6 +23,7 @@ from rljob_api.naming import ENV_NODE_RANK
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
 from rljob_runtime.cluster.ports import group_port
+from rljob_runtime.openmp import set_short_spin
 
 POD_VISIBLE_DEVICES = "RLJOB_POD_VISIBLE_DEVICES"
 """Environment of a node: the CUDA_VISIBLE_DEVICES it was given itself."""
@@ -65,6 +66,7 @@ class WorkerHost:
     def _enter(self, name: str, factory: str, kwargs: Mapping[str, Any], env: Mapping[str, str], log_file: str) -> None:
         """Be the process of that worker from now on; a standby process enters twice, the second time as the worker that it becomes."""
         os.environ.update(env)
+        set_short_spin()
         _redirect_output(log_file)
         if self._in_pod:
             _join_pod(name, log_file)

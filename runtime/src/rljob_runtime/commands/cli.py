@@ -5,7 +5,6 @@ Starts fast: every command imports what it needs when it is called; nothing here
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 
 from rljob_runtime.commands import cli_experiments, cli_jobs
 from rljob_runtime.exit_codes import ExitCode
-from rljob_runtime.openmp import SHORT_SPIN
+from rljob_runtime.openmp import set_short_spin
 
 if TYPE_CHECKING:
     from rljob_api.errors import SpecInvalidError
@@ -416,8 +415,7 @@ cli_experiments.register(app)
 
 def main() -> None:
     """Entry point of the ``rljob`` command."""
-    for name, value in SHORT_SPIN.items():
-        os.environ.setdefault(name, value)
+    set_short_spin()
     app()
 
 

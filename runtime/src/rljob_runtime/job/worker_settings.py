@@ -33,7 +33,6 @@ from rljob_runtime.environments.turn_prompts import Memory
 from rljob_runtime.job import learning_settings
 from rljob_runtime.job.judge_settings import Share, asked_config
 from rljob_runtime.offload.states import StateKind
-from rljob_runtime.openmp import SHORT_SPIN
 from rljob_runtime.overlap.episodes import EnvironmentRules
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
@@ -86,14 +85,14 @@ def threads(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: P
 
 
 def worker_env(spec: RLJobSpec, plan: Plan, component: PlannedComponent, process: PlannedProcess) -> dict[str, str]:
-    """Environment of a worker: limits of threads, over them the user's variables, over them those that describe where it runs.
+    """Environment of a worker: thread limits, over them the user's variables, over them those that describe where it runs.
 
     Variables that come from elsewhere, such as a Secret, are in the environment of the worker's process already: the container's, or this
     command's.
     """
     count = str(threads(spec, plan, component, process))
     env = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": ""}
-    return {**SHORT_SPIN, **env} | environment.worker_environment(spec, plan, component, process)
+    return env | environment.worker_environment(spec, plan, component, process)
 
 
 def download_env(spec: RLJobSpec, plan: Plan, node_rank: int) -> dict[str, str]:

@@ -69,8 +69,8 @@ LOOK_S = 1.0
 NO_DEADLINE_S = 366 * 24 * 3600.0
 """Stands for no ``activeDeadlineSeconds``."""
 
-HAND_OUT_PASSES = 3
-"""Passes of the event loop from ``advance`` to the engines' calls: admission, the outbox of an engine, its ``submit``."""
+HAND_OUT_PASSES = 2
+"""Passes of the event loop from ``advance`` to the first engines' calls: admission, the outbox of an engine. Sending follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ class Driver:
         """
         if self._leased_engines:
             return
-        for _ in range(HAND_OUT_PASSES):
+        for _ in range(HAND_OUT_PASSES + self._parts.scheduler.fleet.send_passes):
             await asyncio.sleep(0)
         if not self._parts.workers.trainer.group.shares_devices:
             self._parts.publisher.expect()

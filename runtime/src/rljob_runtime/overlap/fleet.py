@@ -144,6 +144,11 @@ class EngineFleet:
         return len(self._waiting)
 
     @property
+    def send_passes(self) -> int:
+        """Passes of the event loop until every engine has been sent what was handed out to all at one time."""
+        return -(-len(self._engines) // MESSAGES_AT_ONCE)
+
+    @property
     def is_receiving(self) -> bool:
         """Whether responses that engines have returned are taken right now, one portion in each pass of the event loop."""
         return not self._portions.is_idle

@@ -107,6 +107,12 @@ def check_context_parallel(model: PreTrainedModel, costs: LayerCosts, *, cp_size
             f"context_parallel_size is {cp_size}, but model type {config.model_type} with attention {config._attn_implementation} does not "
             "compute packed rows (that takes sdpa and layers that all attend to all earlier tokens); set contextParallelSize to 1"
         )
+    rope = str(getattr(model.base_model.rotary_emb, "rope_type", "default"))
+    if "dynamic" in rope or rope == "longrope":
+        raise ModelError(
+            f"context_parallel_size is {cp_size}, but the model's rope_type is {rope}: its rotations follow the last position of a row, "
+            "of which each rank would see its own; set contextParallelSize to 1"
+        )
     if config.num_attention_heads % (cp_size * tp_size) != 0:
         raise ModelError(
             f"context_parallel_size * tensor_parallel_size is {cp_size} * {tp_size} but the model has num_attention_heads "

@@ -92,8 +92,13 @@ def test_every_rank_attends_over_the_whole_row_and_nobody_sees_its_padding(size:
     [
         (Qwen2Config(**SMALL, num_attention_heads=4), 2, r"context_parallel_size \* tensor_parallel_size is 3 \* 2 but .*heads 4"),
         (MistralConfig(**SMALL, num_attention_heads=4, sliding_window=8), 1, "model type mistral with attention sdpa does not compute"),
+        (
+            Qwen2Config(**SMALL, num_attention_heads=4, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            1,
+            "rope_type is dynamic",
+        ),
     ],
-    ids=["heads", "sliding window"],
+    ids=["heads", "sliding window", "rope"],
 )
 def test_a_model_whose_sequences_cannot_be_divided_is_refused(config: PretrainedConfig, tp: int, message: str) -> None:
     with torch.device("meta"):

@@ -177,11 +177,27 @@ def expert_parallel(source: Source) -> int:
     return size if isinstance(size, int) else 1
 
 
+def shares_sequences(source: Source) -> bool:
+    """Whether several devices compute one sequence."""
+    size = source.peek(*_context_keys(source)[0])
+    return isinstance(size, int) and size > 1
+
+
 def _context_parallel(source: Source) -> int:
-    """Devices that share a sequence: context parallelism of Megatron, Ulysses of the other strategies."""
-    megatron = source.integer(*_CONFIG, "context_parallel_size", low=1, high=64) or 1
-    ulysses = source.integer("actor_train", "model_args", "ulysses_size", low=1, high=64) or 1
-    return megatron * ulysses
+    """Devices that share a sequence."""
+    read, unread = _context_keys(source)
+    if source.peek(*unread) not in (None, 1):
+        source.drop(unread, "ROLL's strategy does not read it")
+    elif source.has(*unread):
+        source.take(*unread)
+    return source.integer(*read, low=1, high=64) or 1
+
+
+def _context_keys(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The key that the trainer's strategy reads, and the other: context parallelism is Megatron's, Ulysses FSDP2's."""
+    keys = (*_CONFIG, "context_parallel_size"), ("actor_train", "model_args", "ulysses_size")
+    is_megatron = str(source.peek("actor_train", "strategy_args", "strategy_name")).startswith("megatron")
+    return keys if is_megatron else keys[::-1]
 
 
 def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, schedule: str) -> float | None:

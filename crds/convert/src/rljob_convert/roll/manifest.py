@@ -13,7 +13,7 @@ from rljob_convert.roll import environments
 from rljob_convert.roll.algorithm import algorithm, off_policy
 from rljob_convert.roll.distillation import Distilled, distilled, measuring
 from rljob_convert.roll.keys import TABLE
-from rljob_convert.roll.learning import batch, training
+from rljob_convert.roll.learning import batch, shares_sequences, training
 from rljob_convert.roll.overlap import every_steps, overlap, rollout, validation, without_repeats
 from rljob_convert.roll.placement import Placed, place
 from rljob_convert.roll.rewards import TAG_FIELD, chooses_by_tag, domains, rewards
@@ -124,9 +124,17 @@ def _model(source: Source) -> Section:
             source.take(*where)
         elif source.has(*where):
             source.drop(where, f"all trained and reference models have one dtype, {dtype or 'bfloat16'}", "check model.dtype")
-    return compact(
-        {"path": path, "dtype": dtype, "attention": source.choice(_ATTENTION, *train, "attn_implementation"), "lora": _lora(source)}
-    )
+    return compact({"path": path, "dtype": dtype, "attention": _attention(source), "lora": _lora(source)})
+
+
+def _attention(source: Source) -> str | None:
+    """The trainer's; one that takes whole sequences gives way where devices share them, because ROLL divides them with any."""
+    where = ("actor_train", "model_args", "attn_implementation")
+    attention = source.choice(_ATTENTION, *where)
+    if attention in (None, "sdpa") or not shares_sequences(source):
+        return attention
+    source.differs(where, "is sdpa, which alone computes sequences that devices share; on CUDA FlexAttention computes them")
+    return None
 
 
 def _lora(source: Source) -> Section | None:
