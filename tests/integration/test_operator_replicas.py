@@ -57,6 +57,11 @@ def writes(process: OperatorProcess) -> float:
     return sum(n for labels, n in counts.items() if 'kind="Lease"' not in labels and any(f'verb="{verb}"' in labels for verb in WRITES))
 
 
+def events_of(world: World, job: str) -> list[str]:
+    """Reasons."""
+    return world.kubectl("get", "events", f"--field-selector=involvedObject.name={job}", "-o", "jsonpath={.items[*].reason}").split()
+
+
 def holder(world: World) -> str:
     return (world.get("lease", "operator") or {})["spec"].get("holderIdentity", "")
 
@@ -99,6 +104,7 @@ def test_a_leader_that_was_stopped_and_continues_writes_nothing(world: World, pa
     world.job("paused")
     world.runs("paused-a1")
     world.until_condition("paused", "Running", "True/Running")
+    world.until("the last write, its event, is there", lambda: "Running" in events_of(world, "paused"))
     written, held_by = writes(stale), holder(world)
     os.kill(stale.pid, signal.SIGSTOP)
     try:

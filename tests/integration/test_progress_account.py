@@ -80,28 +80,28 @@ def test_an_account_of_the_users_own_changes_progress_and_nothing_else(world: Wo
 
 
 def test_an_older_crd_refuses_the_whole_progress_and_names_the_field_that_it_lacks(api_server: ApiServer, namespace: str):
-    """What the driver goes by when it leaves ``stepMilliseconds`` out; the older CRD is a kind of its own beside the session's."""
+    """What the driver goes by when it leaves ``stepMilliseconds`` out.
+
+    The older CRD is a kind of its own beside the session's, with names of its own: kubectl remembers kinds, also those that are gone.
+    """
     older = copy.deepcopy(crd())
-    older["metadata"]["name"] = "rljobs.older.rljob.dev"
-    older["spec"] |= {
-        "group": "older.rljob.dev",
-        "names": {key: value for key, value in older["spec"]["names"].items() if key != "shortNames"},
-    }
+    older["metadata"]["name"] = "olderjobs.rljob.dev"
+    older["spec"]["names"] = {"kind": "OlderJob", "listKind": "OlderJobList", "plural": "olderjobs", "singular": "olderjob"}
     progress = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["progress"]
     del progress["properties"][STEP_MILLISECONDS]
     world = World(api_server, namespace)
     try:
         api_server.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(older))
-        job = manifest() | {"apiVersion": "older.rljob.dev/v1alpha1"}
+        job = manifest() | {"kind": "OlderJob"}
         world.until("the older kind is served", lambda: accepted(world, job))
         written = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": job["metadata"]}
         apply = ("apply", "--server-side", "--subresource=status", "--field-manager=rljob-runtime", "--validate=false", "-f", "-")
         with pytest.raises(CommandError, match=rf"status\.progress\.{STEP_MILLISECONDS}: field not declared in schema"):
             world.kubectl(*apply, input=json.dumps(written | {"status": {"progress": {"step": 3, STEP_MILLISECONDS: {"step": 900}}}}))
         world.kubectl(*apply, input=json.dumps(written | {"status": {"progress": {"step": 3}}}))
-        assert json.loads(world.kubectl("get", "rljobs.older.rljob.dev", "case", "-o", "json"))["status"]["progress"]["step"] == 3
+        assert json.loads(world.kubectl("get", "olderjobs.rljob.dev", "case", "-o", "json"))["status"]["progress"]["step"] == 3
     finally:
-        api_server.kubectl("delete", "crd", "rljobs.older.rljob.dev", "--ignore-not-found", "--wait=false")
+        api_server.kubectl("delete", "crd", "olderjobs.rljob.dev", "--ignore-not-found", "--wait=false")
 
 
 def accepted(world: World, job: dict[str, Any]) -> bool:

@@ -240,7 +240,7 @@ def test_its_own_parser_says_what_is_wrong_with_arguments(monkeypatch: pytest.Mo
 
 def test_an_interpreter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(interpreter.VARIABLE, str(tmp_path / "python"))
-    with pytest.raises(SetupError, match=r"RLJOB_SGLANG_PYTHON is .* no program here; run make setup-sglang"):
+    with pytest.raises(SetupError, match=r"RLJOB_SGLANG_PYTHON is .*, which is not a program here; run make setup-sglang"):
         interpreter.sglang_python()
 
 
