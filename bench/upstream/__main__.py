@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from bench.measure import RESULTS
+from bench.measure import machine, write_results
 from bench.upstream import corpus, peer, report
 from bench.upstream.outcome import Outcome, examine
 
@@ -34,9 +33,7 @@ def main() -> int:
             why = outcome.crashed or outcome.refused or "; ".join(outcome.problems) or "valid"
             sys.stdout.write(f"{outcome.example.name} [{', '.join(outcome.owners)}]: {why}\n")
     if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "upstream.md").write_text(text)
-        (RESULTS / "upstream.json").write_text(json.dumps(figures, indent=1) + "\n")
+        write_results("upstream", {"machine": machine(("pydantic",)), **figures}, text)
     return 1 if report.wrongly_accepted(outcomes) or any(outcome.crashed for outcome in outcomes) else 0
 
 
