@@ -121,7 +121,8 @@ class Halted:
     """A collocated run in the middle of a switch: the engine has left, the trainer is stopped and does not come back."""
 
     def __init__(self, folder: Path, model: Path, **training: int) -> None:
-        job = shortened(TOGETHER, model, steps=STEPS, checkpoint={"everySteps": 1}, **HELD)
+        # A checkpoint that is written beside the next step counts after that step, which is held here.
+        job = shortened(TOGETHER, model, steps=STEPS, checkpoint={"everySteps": 1, "asynchronous": False}, **HELD)
         job["spec"]["components"][1]["engine"]["kvCacheBytes"] = CACHE_BYTES
         job["spec"]["rollout"]["maxEngineRestarts"] = 0
         job["spec"]["failurePolicy"] = {"maxWorkerRestarts": 0}
@@ -130,7 +131,7 @@ class Halted:
         hold.touch()
         self.run = Running(folder, job)
         self.run.until("a held step", lambda: "held" in self.run.log(REWARD).splitlines())
-        self.run.until("the step before, on disk", self._is_checkpointed)  # its files are written beside the step that is held
+        assert self._is_checkpointed()
         self.processes = {name: psutil.Process(self.run.worker_pid(name)) for name in (ENGINE, TRAINER)}
         self.processes[TRAINER].suspend()
         with_cache_bytes = self._engine_bytes()
