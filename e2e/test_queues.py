@@ -100,9 +100,10 @@ def test_quota_preemption_and_suspension_cost_no_step(queued: Kubectl, queue_vol
     queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": true}}')
     queued.wait(name, "Suspended", SUSPENDS_S)
     queued.until("the quota is given back", lambda: not queued.children(name, "rayjobs"), SUSPENDS_S, job=name)
-    trained = queued.step(name)  # more than when it was asked to stop
     queued("patch", "rljob", name, "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    trains_beyond(queued, name, trained)
+    # Made once the previous driver is gone, which trains a few steps more and reports them after its RayJob.
+    queued.until("its RayJob is made again", lambda: bool(queued.children(name, "rayjobs")), SUSPENDS_S, job=name)
+    trains_beyond(queued, name, queued.step(name))
     assert ray_job(queued, name)["metadata"]["generation"] <= MAX_SPEC_CHANGES
 
     status = queued.get("rljob", name)["status"]
