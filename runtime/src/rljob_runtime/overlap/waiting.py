@@ -71,19 +71,10 @@ class WaitingLine:
 
     def first(self, passed_by: Container[int | None] = ()) -> Sample | None:
         """The first one that may be taken, but for those with these homes; it stays here until it is withdrawn."""
-        owners = list(self._lines)
-        if len(owners) > 1:
-            owners.sort(key=lambda owner: owner.priority)
-        for owner in owners:
+        for owner in sorted(self._lines, key=lambda owner: owner.priority):
             if self._only is not None and owner is not self._only:
                 continue
             lines = self._lines[owner]
-            if len(lines) == 1:  # the same as below, for a line of samples that no engine knows
-                ((home, line),) = lines.items()
-                if not self._is_empty(line):
-                    if home in passed_by:
-                        continue
-                    return line[0][-1]
             for home in [home for home, line in lines.items() if self._is_empty(line)]:
                 del lines[home]
             if not lines:
