@@ -196,8 +196,10 @@ def test_episodes_beyond_the_programs_allowed_wait(make) -> None:
 def test_a_given_up_episode_ends_its_program(make) -> None:
     player = make()
     play(player)
+    running = programs()
+    assert len(running) == 1
     player.end("e1")
-    wait_until_programs_are_gone()
+    assert psutil.wait_procs(running, timeout=HANG_S)[1] == []
 
 
 def test_log_probs_are_asked_for_where_a_call_wants_them(make, tmp_path) -> None:
@@ -268,9 +270,12 @@ def test_a_program_that_is_not_there_fails_its_episodes(make) -> None:
     assert "'no-such-program' could not be started in" in reply.error
 
 
-def wait_until_programs_are_gone() -> None:
+def programs() -> list[psutil.Process]:
     """The processes that this one started for programs; the fixture looks for what programs started."""
     found = psutil.process_iter(["ppid", "cmdline"])
-    mine = [p for p in found if p.info["ppid"] == os.getpid() and "rljob_runtime.environments.program" in (p.info["cmdline"] or [])]
-    _, left = psutil.wait_procs(mine, timeout=HANG_S)
+    return [p for p in found if p.info["ppid"] == os.getpid() and "rljob_runtime.environments.program" in (p.info["cmdline"] or [])]
+
+
+def wait_until_programs_are_gone() -> None:
+    _, left = psutil.wait_procs(programs(), timeout=HANG_S)
     assert left == []
