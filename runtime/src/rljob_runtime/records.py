@@ -104,7 +104,7 @@ class Prompt(_Content):
 @pickled_by_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an engine draws tokens. The behaviour log-probs it returns are those of this very distribution."""
+    """How an engine samples tokens. The behaviour log-probs it returns are those of this very distribution."""
 
     max_tokens: int
     temperature: float = 1.0

@@ -11,9 +11,9 @@ for those several times as large. Stochastic rounding (Gupta et al., arXiv 1502.
 near it, so that moments are right in the mean. What is left is noise of 4 % of an ``exp_avg_sq`` (standard deviation, with normal
 gradients), which is 2 % of an update.
 
-The noise is drawn from (seed, number of the update), the same on every rank: parameters that several tensor-parallel ranks hold as a whole
-stay equal on these, and a run that resumes goes on bit by bit. Within an update all stretches share it; an element only needs noise that
-is independent from update to update.
+The noise is sampled from (seed, number of the update), the same on every rank: parameters that several tensor-parallel ranks hold as a
+whole stay equal on these, and a run that resumes goes on bit by bit. Within an update all stretches share it; an element only needs noise
+that is independent from update to update.
 """
 
 from __future__ import annotations

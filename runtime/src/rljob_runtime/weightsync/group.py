@@ -1,4 +1,4 @@
-"""A process group of one sender and all processes of engines that receive from it: made anew whenever its members change.
+"""A process group of one sender and all processes of engines that receive from it: rebuilt whenever its members change.
 
 ::
 

@@ -49,7 +49,7 @@ def count_once(loader: Callable[..., object], given: inspect.BoundArguments) -> 
     """vLLM's ``get_numel_loaded``: how many numbers a weight loader takes of a tensor, and what it returns.
 
     vLLM finds out by a trial run of the loader, which is a quarter of the reload of a small model. It follows from shapes, so that the
-    first update tells it of all later ones. Loaders that are made anew for each reload are tried each time.
+    first update tells it of all later ones. Loaders that are rebuilt for each reload are tried each time.
     """
     owner: object = loader
     function: object = loader
