@@ -119,6 +119,19 @@ def test_sequences_are_divided_by_heads_where_every_layer_attends_to_all() -> No
     assert problems(DENSE | {"num_attention_heads": 4, "num_key_value_heads": 2}, **both) == []
 
 
+def test_experts_are_divided_evenly() -> None:
+    divided = four_devices(training={"steps": 1, "expertParallelSize": 2})
+    for name in ("qwen3_moe", "qwen2_moe", "mixtral"):
+        assert problems(CONFIGS[name], **divided) == []
+    (odd,) = problems(CONFIGS["mixtral"] | {"num_local_experts": 9}, **divided)
+    assert odd == "spec.training.expertParallelSize: 2: does not divide num_local_experts 9 of config.json; use 1 or 3"
+    (dense,) = problems(DENSE, **divided)
+    assert dense == (
+        "spec.training.expertParallelSize: 2: config.json has model_type qwen3 without experts, so there is nothing to divide; "
+        "remove it, or use a mixture of experts"
+    )
+
+
 def test_tensor_parallelism_of_an_engine_divides_the_heads() -> None:
     engine = {"engine": {"tensorParallelSize": 2}}
     assert problems(QWEN25_05B, **four_devices(rollout_component=engine)) == []

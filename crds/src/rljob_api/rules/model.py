@@ -26,6 +26,7 @@ TENSOR_PARALLEL_MODELS = (
 )
 """``model_type`` of the models whose layers the trainer can divide: dense ones whose plan in transformers divides whole linear layers."""
 CONTEXT_PARALLEL_PATH = "spec.training.contextParallelSize"
+EXPERT_PARALLEL_PATH = "spec.training.expertParallelSize"
 DIVIDED_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """What the trainer's tensor parallelism divides; embedding and head stay whole where it does not divide them."""
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -174,6 +175,21 @@ def _context_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Itera
         yield _error(path, size, problem, f"use {_divisors(heads // tensor, size)}")
 
 
+def _expert_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """Every process of a group has as many experts of a layer as the others."""
+    size, key = spec.training.expert_parallel_size, _experts(decoder)
+    if size == 1 or not spec.with_role(Role.TRAINER):
+        return
+    if key is None:
+        problem = f"config.json has model_type {_type(decoder)} without experts, so there is nothing to divide"
+        yield _error(EXPERT_PARALLEL_PATH, size, problem, "remove it, or use a mixture of experts")
+        return
+    experts = _count(decoder, key) or 0
+    if experts % size:
+        problem = f"does not divide {key} {experts} of config.json"
+        yield _error(EXPERT_PARALLEL_PATH, size, problem, f"use {_divisors(experts, size)}")
+
+
 def _partial_attention(decoder: Config) -> str | None:
     """What says that a layer does not attend to all earlier tokens; None where all do."""
     kinds = decoder.get("layer_types")
@@ -251,5 +267,6 @@ RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] =
     _logits,
     _tensor_parallel,
     _context_parallel,
+    _expert_parallel,
 )
 """Each independent of the others; gets the whole config and that of its text decoder."""

@@ -8,7 +8,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
-from rljob_api.rules.model import CONTEXT_PARALLEL_PATH, tensor_parallel_path
+from rljob_api.rules.model import CONTEXT_PARALLEL_PATH, EXPERT_PARALLEL_PATH, tensor_parallel_path
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -118,6 +118,24 @@ def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
             )
 
 
+def _expert_groups(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
+    """Groups of processes that have a part each of the experts; each process is data-parallel, or has a part of a sequence."""
+    for placed, component in zip(spec.components, plan.components, strict=True):
+        experts, processes = spec.expert_parallel_size(placed), component.world_size
+        if spec.tensor_parallel_size(placed) == 1 and processes % experts:
+            devices = f"the {processes} device{'s' if processes > 1 else ''} of {component.name}"
+            remedy = f"use a divisor of {processes}, or {_near(processes, experts)} devices"
+            yield _error(EXPERT_PARALLEL_PATH, experts, f"does not divide {devices}", remedy)
+
+
+def _expert_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
+    """No mixture has a tensor-parallel plan that the trainer follows."""
+    experts, tensor = spec.training.expert_parallel_size, spec.training.tensor_parallel_size
+    if experts > 1 and tensor > 1:
+        problem = f"is set with training.tensorParallelSize {tensor}, and layers with experts cannot be divided"
+        yield _error(EXPERT_PARALLEL_PATH, experts, problem, "write 1 for one of the two; contextParallelSize can be set with it")
+
+
 def _context_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
     """Sequences are divided where the trainer computes packed rows (``rljob_runtime.training.attention``)."""
     size, attention = spec.training.context_parallel_size, spec.model.attention
@@ -146,8 +164,9 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _critic_schedule,
     _critic_warmup,
     _context_parallel,
+    _expert_parallel,
 )
 """Rules between fields, each independent of the others."""
 
-PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _parallel_sizes)
+PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_data_parallel, _parallel_sizes, _expert_groups)
 """Rules that need to know how many processes there are."""

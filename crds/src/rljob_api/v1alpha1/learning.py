@@ -132,6 +132,9 @@ class Training(SpecModel):
     """Devices, or groups of tensorParallelSize of them, that share each sequence of the trainer, for long responses: each computes a part
     of its tokens, and attention a part of its heads (DeepSpeed-Ulysses). Activations are divided by it; weights are sharded over these
     devices as over data-parallel ones. Its product with tensorParallelSize has to divide the model's attention heads."""
+    expert_parallel_size: Annotated[int, Field(ge=1, le=128)] = 1
+    """Of a mixture of experts: devices of the trainer that have a part each of every layer's experts and exchange tokens, instead of each
+    gathering all experts. Divides the experts of a layer, and the devices; neighbors form a group. Not with tensorParallelSize."""
     load_balancing: LoadBalancing | None = None
     """Of a mixture of experts: add the load-balancing loss of its routers; not added when not set. Costs about a third of a step."""
     router_replay: RouterReplay = RouterReplay.DISABLED

@@ -154,6 +154,10 @@ class RLJobSpec(SpecModel):
         """Tensor-parallel groups of a component that share each sequence."""
         return self.training.context_parallel_size if component.role is Role.TRAINER else 1
 
+    def expert_parallel_size(self, component: Component) -> int:
+        """Processes of a component that have a part each of a layer's experts."""
+        return self.training.expert_parallel_size if component.role is Role.TRAINER else 1
+
     def processes_per_share(self, component: Component) -> int:
         """Processes of a component that compute one data-parallel share together."""
         return self.context_parallel_size(component) * self.tensor_parallel_size(component)

@@ -169,6 +169,7 @@ def _policy_arguments(context: WorkerContext) -> dict[str, Any]:
         "num_threads": context.num_threads,
         "tensor_parallel_size": context.spec.tensor_parallel_size(component),
         "context_parallel_size": context.spec.context_parallel_size(component),
+        "expert_parallel_size": context.spec.expert_parallel_size(component),
         "offload_host_bytes": use.host_bytes,
         "reserve": use.releases_kinds,
         "optimizer_around_step": use.optimizer_around_step,

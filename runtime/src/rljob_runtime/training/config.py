@@ -101,6 +101,8 @@ class PolicyConfig:
     context_parallel_size: int = 1
     """Ranks, or tensor-parallel groups of them, that compute a part each of the same sequences; its product with
     ``tensor_parallel_size`` divides the number of ranks."""
+    expert_parallel_size: int = 1
+    """Ranks that have a part each of a mixture's experts and exchange tokens; divides the number of ranks, and that of experts."""
     lora: LoraConfig | None = None
     """Adapters to train; None trains all weights. Engines and exports get plain weights either way."""
     load_balancing: LoadBalancingConfig | None = None
@@ -116,7 +118,8 @@ class PolicyConfig:
         """
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
-        for name in ("token_budget", "logprob_chunk_tokens", "threads", "tensor_parallel_size", "context_parallel_size"):
+        sizes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
+        for name in ("token_budget", "logprob_chunk_tokens", "threads", *sizes):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):

@@ -30,6 +30,7 @@ from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
 from rljob_runtime.training.config import PolicyConfig
+from rljob_runtime.training.expert_parallel import apply_expert_parallel, shard_experts
 from rljob_runtime.training.loading import WeightFiles, without_weights
 from rljob_runtime.training.logprob import PossibleTokens, VocabularyPart, selected_logprobs
 from rljob_runtime.training.lora import add_adapters
@@ -146,7 +147,7 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
         device: where its shards go.
 
     Raises:
-        ModelError: tensor parallelism is asked for and does not fit the model, or weights cannot be read.
+        ModelError: tensor or expert parallelism is asked for and does not fit the model, or weights cannot be read.
     """
     model.layout = layout
     # with adapters every parameter has the dtype it is used in: merged weights are made in float32
@@ -154,7 +155,10 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low_precision else MixedPrecisionPolicy()
     layers = decoder_layers(model)
     apply_tensor_parallel(model, layers, layout)
-    if sum(p.numel() * p.element_size() for p in model.parameters()) > ONE_UNIT_BYTES:
+    experts = apply_expert_parallel(model, layers, layout)
+    one_unit = sum(p.numel() * p.element_size() for p in model.parameters()) <= ONE_UNIT_BYTES
+    shard_experts(experts, layout, policy)
+    if not one_unit:
         for layer in layers:
             fully_shard(layer, mesh=layout.fsdp_mesh, mp_policy=policy)
     fully_shard(model, mesh=layout.fsdp_mesh, mp_policy=policy)

@@ -2,7 +2,8 @@
 
 rank = (dp rank * cp size + cp rank) * tp size + tp rank. The cp * tp ranks of one dp rank get the same batches. Its cp ranks compute a part
 of each sequence (:mod:`.context_parallel`); FSDP2 shards parameters over dp and cp ranks alike, so that the mesh of parameters is
-``("fsdp", "tp")``. Its tp ranks hold a part of each layer: heads and intermediate channels are divided by rows of ``q, k, v, gate, up``
+``("fsdp", "tp")``; experts can have a mesh of their own (:mod:`.expert_parallel`).
+Its tp ranks hold a part of each layer: heads and intermediate channels are divided by rows of ``q, k, v, gate, up``
 and by columns of ``o, down``, embedding and head by rows of the vocabulary (Megatron-LM, arXiv 1909.08053). Divided parameters are
 DTensors, so that FSDP2 cuts them once more and checkpoints know the whole; the arithmetic is on plain local tensors with one sum over tp
 per attention and MLP in each direction. Everything else is on each tp rank as a whole, with equal gradients, except the few that see only
@@ -45,6 +46,8 @@ class Layout:
     """Of parameters: dimensions ``("fsdp",)`` without tensor parallelism, otherwise ``("fsdp", "tp")``."""
     batches: DeviceMesh | None = None
     """With context parallelism the same ranks as ``("dp", "cp", "tp")``, by what they compute."""
+    experts: DeviceMesh | None = None
+    """With expert parallelism the same ranks as ``("efsdp", "ep")``, by which experts they have."""
 
     @property
     def fsdp_mesh(self) -> DeviceMesh:
@@ -97,12 +100,34 @@ class Layout:
         return None if self.batches is None else self.batches.get_group("cp")
 
     @property
+    def ep_size(self) -> int:
+        """Number of ranks that have a part each of a layer's experts."""
+        return 1 if self.experts is None else self.experts.size(1)
+
+    @property
     def tp_group(self) -> dist.ProcessGroup:
         """For sums over the parts of a layer; only with tensor parallelism."""
         return self.mesh.get_group("tp")
 
+    def place_of_expert(self, expert: int, num_experts: int) -> tuple[int, int]:
+        """Which FSDP rank has an expert, and which of its own it is there.
 
-def make_layout(device: torch.device, *, tensor_parallel_size: int = 1, context_parallel_size: int = 1) -> Layout:
+        Ranks of an expert-parallel group have consecutive parts of the experts. Each part is cut over the groups as FSDP2 cuts, into
+        ``ceil(experts of a part / groups)``.
+
+        Args:
+            expert: its number in its layer.
+            num_experts: of the layer.
+        """
+        ep_rank, within = divmod(expert, num_experts // self.ep_size)
+        per_rank = -(-(num_experts // self.ep_size) // (self.fsdp_size // self.ep_size))
+        group, local = divmod(within, per_rank)
+        return group * self.ep_size + ep_rank, local
+
+
+def make_layout(
+    device: torch.device, *, tensor_parallel_size: int = 1, context_parallel_size: int = 1, expert_parallel_size: int = 1
+) -> Layout:
     """The layout of all ranks; the process group must exist, and all ranks must call it.
 
     Raises:
@@ -115,12 +140,38 @@ def make_layout(device: torch.device, *, tensor_parallel_size: int = 1, context_
             f"{sizes} but there are {world_size} ranks; make the number of ranks a multiple of it "
             "(ranks = data-parallel ranks * context_parallel_size * tensor_parallel_size)"
         )
+    experts = _expert_mesh(device, world_size // tp, tp, expert_parallel_size)
     shape, names = ((world_size,), ("fsdp",)) if tp == 1 else ((world_size // tp, tp), ("fsdp", "tp"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     if cp == 1:
-        return Layout(mesh=mesh)
+        return Layout(mesh=mesh, experts=experts)
     batches = init_device_mesh(device.type, (world_size // (tp * cp), cp, tp), mesh_dim_names=("dp", "cp", "tp"))
-    return Layout(mesh=mesh, batches=batches)
+    return Layout(mesh=mesh, batches=batches, experts=experts)
+
+
+def _expert_mesh(device: torch.device, num_shares: int, tp: int, ep: int) -> DeviceMesh | None:
+    """Neighbors form a group, so that what they exchange stays on a node.
+
+    Args:
+        device: of the ranks.
+        num_shares: data-parallel times context-parallel ranks.
+        tp: tensor-parallel ranks.
+        ep: ranks of a group.
+
+    Raises:
+        ModelError: ``ep`` does not fit the others.
+    """
+    if ep == 1:
+        return None
+    if tp > 1:
+        raise ModelError(
+            f"expert_parallel_size is {ep} and tensor_parallel_size is {tp}; mixtures of experts have no tensor-parallel plan, set it to 1"
+        )
+    if num_shares % ep != 0:
+        raise ModelError(
+            f"expert_parallel_size is {ep} but there are {num_shares} data-parallel times context-parallel ranks; use a divisor of them"
+        )
+    return init_device_mesh(device.type, (num_shares // ep, ep), mesh_dim_names=("efsdp", "ep"))
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -176,13 +227,13 @@ def apply_tensor_parallel(model: PreTrainedModel, layers: list[nn.Module], layou
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.num_embeddings % layout.tp_size == 0:
         tied = head is not None and head.weight is embedding.weight  # a critic has none
-        _divide(embedding, "weight", 0, layout)
+        divide(embedding, "weight", 0, layout.mesh["tp"])
         embedding.tp_layout = layout
         embedding.forward = types.MethodType(_embedding_forward, embedding)
         if tied:
             head.weight = embedding.weight
         elif head is not None:
-            _divide(head, "weight", 0, layout)
+            divide(head, "weight", 0, layout.mesh["tp"])
 
 
 def sum_partial_gradients(model: nn.Module) -> None:
@@ -238,29 +289,29 @@ def _is_plain(embedding: nn.Module) -> bool:
     return type(embedding) is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, "embed_scale"))
 
 
-def _divide(module: nn.Module, name: str, dimension: int, layout: Layout) -> None:
-    """Replace a whole parameter by this rank's part of it, as a DTensor on the tp mesh; nothing travels."""
+def divide(module: nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> None:
+    """Replace a whole parameter by this rank's part of it, as a DTensor on a mesh of one dimension; nothing travels."""
     whole = getattr(module, name)
-    device = "meta" if whole.is_meta else layout.mesh.device_type
-    part = whole.detach().chunk(layout.tp_size, dimension)[layout.tp_rank].to(device, copy=True).contiguous()
-    divided = DTensor.from_local(part, layout.mesh["tp"], [Shard(dimension)], run_check=False)
+    device = "meta" if whole.is_meta else mesh.device_type
+    part = whole.detach().chunk(mesh.size(), dimension)[mesh.get_local_rank()].to(device, copy=True).contiguous()
+    divided = DTensor.from_local(part, mesh, [Shard(dimension)], run_check=False)
     setattr(module, name, nn.Parameter(divided, requires_grad=whole.requires_grad))
 
 
 def _divide_by_columns(module: Any, layout: Layout) -> None:
-    _divide(module, "weight", 0, layout)
+    divide(module, "weight", 0, layout.mesh["tp"])
     if module.bias is not None:
-        _divide(module, "bias", 0, layout)
+        divide(module, "bias", 0, layout.mesh["tp"])
     if isinstance(module, LoraLinear):
-        _divide(module, "lora_b", 0, layout)
+        divide(module, "lora_b", 0, layout.mesh["tp"])
         module.tp_partial = ("lora_a",)
     module.forward = types.MethodType(_column_forward, module)
 
 
 def _divide_by_rows(module: Any, layout: Layout) -> None:
-    _divide(module, "weight", 1, layout)
+    divide(module, "weight", 1, layout.mesh["tp"])
     if isinstance(module, LoraLinear):
-        _divide(module, "lora_a", 1, layout)
+        divide(module, "lora_a", 1, layout.mesh["tp"])
         module.tp_partial = ("lora_b",)
     module.tp_group = layout.tp_group
     module.forward = types.MethodType(_row_forward, module)

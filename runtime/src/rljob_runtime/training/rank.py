@@ -115,8 +115,8 @@ class ModelRank(ABC):
             timeout=datetime.timedelta(seconds=timeout_s),
         )
         try:
-            tp, cp = self.config.tensor_parallel_size, self.config.context_parallel_size
-            model, costs = self._build(folder, device, make_layout(device, tensor_parallel_size=tp, context_parallel_size=cp))
+            sizes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
+            model, costs = self._build(folder, device, make_layout(device, **{name: getattr(self.config, name) for name in sizes}))
             optimizer = build_optimizer(model, self.config) if self.config.trainable else None
             store = policy_state(model, optimizer, device, self.config.offload_host_bytes, self._name)
             around_step = {StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()

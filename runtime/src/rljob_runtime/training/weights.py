@@ -4,7 +4,7 @@ One flat gather per bucket to the rank that sends it, not one per parameter; sev
 divides a parameter by rows or columns into equal parts, and FSDP2 cuts each part along its first dimension into ``ceil(rows / fsdp ranks)``
 rows per rank: each rank has one block of the full tensor, whose bytes land in the bucket. Layers with adapters go out merged, so that
 engines see an ordinary model, or the adapters alone. Experts travel as the matrices that a checkpoint has of them
-(:mod:`rljob_runtime.weightsync.checkpoint_names`); FSDP2 cuts between experts, so that one rank has each of these.
+(:mod:`rljob_runtime.weightsync.checkpoint_names`); FSDP2 and expert parallelism cut between experts, so that one rank has each of these.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
         shard = local_tensor(source.parameter).detach()
     part = source.part
     if part.expert is not None:
-        per_rank = -(-source.parameter.shape[0] // layout_of(model).fsdp_size)
-        local = part.expert - layout_of(model).fsdp_rank * per_rank
-        if not 0 <= local < shard.shape[0]:
+        layout = layout_of(model)
+        holder, local = layout.place_of_expert(part.expert, source.parameter.shape[0])
+        if holder != layout.fsdp_rank:
             return shard.new_empty(0)
         return shard[local, part.first_row : part.first_row + part.shape[0]]
     if name.endswith(LORA_A):
@@ -244,8 +244,8 @@ def _held(slot: TensorSlot, source: _Source, layout: Layout, fsdp_rank: int, tp_
     """What a rank sends of a slot; an expert's matrix comes whole from the one that has the expert."""
     if source.part.expert is None:
         return block_of(slot, divided_dimension(source.parameter), layout, fsdp_rank, tp_rank)
-    owner = source.part.expert // -(-source.parameter.shape[0] // layout.fsdp_size)
-    rows = slot.shape[0] if (fsdp_rank, tp_rank) == (owner, 0) else 0
+    holder, _ = layout.place_of_expert(source.part.expert, source.parameter.shape[0])
+    rows = slot.shape[0] if (fsdp_rank, tp_rank) == (holder, 0) else 0
     return Block(first_row=0, rows=rows, first_byte=0, row_bytes=slot.size_bytes // slot.shape[0])
 
 

@@ -214,6 +214,7 @@ LOOP: Mapping[str, Case] = {
     "training.contextParallelSize": Case(
         value=2, changes={"policy.context_parallel_size": 2, "ranks_per_share": 2, "batching.num_ranks": 1}
     ),
+    "training.expertParallelSize": Case(value=2, changes={"policy.expert_parallel_size": 2}),
     "training.optimizerStateDtype": Case(needs=GAE),
     "training.routerReplay": Case(),
     "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
@@ -240,7 +241,7 @@ FIELDS = (
         "rollout.groupRouting",
     ),
     *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
-    *("training.tensorParallelSize", "training.contextParallelSize"),
+    *("training.tensorParallelSize", "training.contextParallelSize", "training.expertParallelSize"),
     "training.optimizerStateDtype",
 )
 
@@ -509,6 +510,7 @@ def wired(spec: RLJobSpec, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         num_threads=1,
         tensor_parallel_size=spec.training.tensor_parallel_size,
         context_parallel_size=spec.training.context_parallel_size,
+        expert_parallel_size=spec.training.expert_parallel_size,
     )
     gate = scheduler.gate
     settings: dict[str, Any] = {

@@ -1,0 +1,340 @@
+"""Layouts of expert-parallel ranks against one rank: gradients, norms, replayed routes, weights, checkpoints, exports, offload.
+
+Four processes go through all layouts in turn; those that a layout does not need wait for the next one that needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, Qwen2Config, Qwen2MoeConfig, Qwen3MoeConfig
+
+from rljob_runtime.errors import ModelError
+from rljob_runtime.offload.states import StateKind
+from rljob_runtime.records import TrainBatch
+from rljob_runtime.training import model as model_module
+from rljob_runtime.training.config import LoadBalancingConfig, LoraConfig, PolicyConfig
+from rljob_runtime.training.critic import CriticWorker
+from rljob_runtime.training.critic_config import CriticConfig
+from rljob_runtime.training.metrics import StepMeter
+from rljob_runtime.training.optimizer import clip_gradients
+from rljob_runtime.training.replay import replay_of
+from rljob_runtime.training.step import accumulate_gradients, prepare_batches
+from rljob_runtime.training.worker import PolicyWorker
+from tests.integration.rank_processes import (
+    DEADLINE_S,
+    fork_ranks,
+    full_gradients,
+    packed_weights,
+    random_batch,
+    read,
+    run_script,
+    shards,
+    write,
+)
+from tests.integration.test_critic import set_head
+from tests.integration.test_mixture_ranks import plain_gradients
+from tests.integration.test_tensor_parallel import valued
+
+VOCAB = 61
+SMALL: dict[str, Any] = {
+    **{"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "router_aux_loss_coef": 0.5},
+}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MODELS: dict[str, PretrainedConfig] = {
+    "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
+    "qwen2_moe": Qwen2MoeConfig(**SMALL, **EXPERTS, shared_expert_intermediate_size=10),
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+}
+"""Of six experts each of two ranks has three, which two groups of ranks share unevenly."""
+LAYOUTS: dict[str, list[tuple[int, int, int]]] = {
+    "qwen3_moe": [(1, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (2, 2, 2)],
+    "qwen2_moe": [(1, 1, 1), (2, 1, 2)],
+    "mixtral": [(1, 1, 1), (2, 1, 2), (4, 1, 4)],
+}
+"""Of each model dp, cp, ep; the first is what the others have to equal."""
+PARTS = {1: [slice(0, 11)], 2: [slice(0, 9), slice(9, 11)], 4: [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 11)]}
+"""Sequences of each data-parallel rank; uneven, so that some have more micro-batches."""
+RESUMED = [("4x1x2", 1, 1), ("1x1x1", 2, 2), ("4x1x2", 2, 2), ("2x1x2", 2, 1)]
+"""Whose checkpoint is loaded, and at which dp and ep."""
+CLIP = 0.05
+NUM_PORTS = 40
+
+
+def label(dp: int, cp: int, ep: int) -> str:
+    """How folders and cases call a layout."""
+    return f"{dp}x{cp}x{ep}"
+
+
+def settings(folder: Path, cp: int = 1, ep: int = 1, **changes: object) -> PolicyConfig:
+    """Small micro-batches, the same for all layouts; a large eps makes Adam see the scale of gradients, that is clipping."""
+    config = PolicyConfig(
+        model_path=str(folder),
+        learning_rate=1e-3,
+        eps=1e-3,
+        token_budget=24 // cp,
+        max_grad_norm=CLIP,
+        load_balancing=LoadBalancingConfig(),
+        replays_routes=True,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+    )
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def started(config: PolicyConfig, rank: int, port: int, world_size: int) -> PolicyWorker:
+    worker = PolicyWorker(config, rank, world_size)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    return worker
+
+
+def gradients(worker: PolicyWorker, batch: TrainBatch, **changes: object) -> dict[str, np.ndarray]:
+    """Whole gradients by name, with their norm; leaves the model as it was."""
+    cpu, config = torch.device("cpu"), dataclasses.replace(worker.config, **changes)  # type: ignore[arg-type]
+    (prepared,) = prepare_batches([batch], config, cpu, worker.ready.costs)
+    assert len(prepared.micro_batches) > 1
+    accumulate_gradients(worker.model, prepared, config, StepMeter(cpu), fresh=True)
+    norm = clip_gradients(worker.model, None)
+    found = full_gradients(worker)
+    worker.model.zero_grad(set_to_none=True)
+    return found | {"norm": norm.numpy()}
+
+
+def routed_to_the_first(batch: TrainBatch, worker: PolicyWorker) -> TrainBatch:
+    """All tokens go to the first two experts of every layer, so that most ranks get none."""
+    replay = replay_of(worker.model)
+    assert replay is not None
+    routes = np.tile(np.arange(replay.top_k, dtype=np.int8), (batch.token_ids.size, replay.num_layers, 1))
+    return dataclasses.replace(batch, routes=routes)
+
+
+def run_layout(rank: int, port: int, base: Path, name: str, dp: int, cp: int, ep: int) -> None:
+    """What one rank does in one layout; rank 0 leaves the results."""
+    out, part = base / name / label(dp, cp, ep), PARTS[dp][rank // cp]
+    worker = started(settings(base / name / "model", cp, ep), rank, port, dp * cp)
+    everything, batch = random_batch(VOCAB, 2), random_batch(VOCAB, 0, part)
+    arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
+    arrays |= {f"grad/{n}": g for n, g in gradients(worker, batch).items()}
+    arrays |= {f"each/{n}": g for n, g in gradients(worker, batch, reduces_each_micro_batch=True).items()}
+    arrays |= {f"first/{n}": g for n, g in gradients(worker, routed_to_the_first(batch, worker)).items()}
+    metrics = worker.train_step([random_batch(VOCAB, 1, part)], step=0)
+    arrays |= {f"metric/{n}": np.array(v) for n, v in metrics.items() if not n.startswith("time/")}
+    before = shards(worker)
+    worker.offload(StateKind)
+    worker.load(StateKind)
+    assert all(torch.equal(a, b) for a, b in zip(before, shards(worker), strict=True))
+    arrays |= {f"packed/{n}": w for n, w in packed_weights(worker, 3000).items()}
+    arrays |= {f"weight/{n}": p.full_tensor().detach().numpy().copy() for n, p in worker.model.named_parameters()}
+    worker.export_hf(out / "export")
+    worker.save_checkpoint(out / "checkpoint")
+    arrays["second_loss"] = np.array(worker.train_step([random_batch(VOCAB, 3, part)], step=1)["train/total_loss"])
+    worker.shutdown()
+    if rank == 0:
+        write(out, "result", arrays)
+
+
+def run_resumed(rank: int, port: int, base: Path, saved: str, dp: int, ep: int) -> None:
+    """Load another layout's checkpoint, pack, and make the next step."""
+    worker = started(settings(base / "qwen3_moe" / "model", 1, ep, seed=9), rank, port, dp)
+    assert worker.load_checkpoint(base / "qwen3_moe" / saved / "checkpoint") == 1
+    arrays = {f"packed/{n}": w for n, w in packed_weights(worker, 3000).items()}
+    loss = worker.train_step([random_batch(VOCAB, 3, PARTS[dp][rank])], step=1)["train/total_loss"]
+    worker.shutdown()
+    if rank == 0:
+        write(base, f"resumed {saved} {dp} {ep}", arrays | {"second_loss": np.array(loss)})
+
+
+def run_recomputed(rank: int, ports: list[int], base: Path, dp: int, ep: int) -> None:
+    """bfloat16, and adapters on the attention; layers are computed again and are one unit of FSDP: log-probs, and two steps."""
+    lora = LoraConfig(rank=2, alpha=4.0, target_modules=("q_proj",))
+    kinds: dict[str, dict[str, object]] = {"bfloat16": {"dtype": "bfloat16"}, "adapters": {"lora": lora}}
+    for kind, changes in kinds.items():
+        changes = changes | {"activation_checkpointing": True}
+        worker = started(settings(base / "qwen3_moe" / "model", 1, ep, **changes), rank, ports.pop(), dp)
+        everything = random_batch(VOCAB, 2)
+        arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 1.0)}
+        norms = [worker.train_step([random_batch(VOCAB, step, PARTS[dp][rank])], step)["train/grad_norm"] for step in range(2)]
+        packed = packed_weights(worker)
+        worker.shutdown()
+        if rank == 0:
+            write(base, f"{kind} {dp} {ep}", arrays | {"norms": np.array(norms)} | {f"packed/{n}": w for n, w in packed.items()})
+
+
+def run_critic(rank: int, port: int, base: Path, dp: int, ep: int) -> None:
+    """Losses of a critic, of two steps, with layers that are computed again."""
+    policy = settings(base / "qwen3_moe" / "model", 1, ep, load_balancing=None, replays_routes=False, activation_checkpointing=True)
+    shared = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name != "loss"}
+    worker = CriticWorker(CriticConfig(**shared), rank, dp)
+    worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    set_head(worker)
+    found = [worker.train_step([valued(random_batch(VOCAB, step, PARTS[dp][rank]))], step) for step in range(2)]
+    worker.shutdown()
+    if rank == 0:
+        write(base, f"critic {dp} {ep}", {key: np.array([one[f"critic/{key}"] for one in found]) for key in ("loss", "grad_norm")})
+
+
+def run_refused(rank: int, ports: list[int], base: Path) -> None:
+    """What two ranks cannot divide is said by both, before anything is computed."""
+    for changes, message in (
+        (
+            {"model_path": str(base / "dense")},
+            "expert_parallel_size is 2, but model type qwen2 has no experts; set expertParallelSize to 1",
+        ),
+        ({"model_path": str(base / "odd")}, "expert_parallel_size is 2 but the model has 3 experts; choose a divisor of it"),
+        ({"expert_parallel_size": 3}, "expert_parallel_size is 3 but there are 2 data-parallel times context-parallel ranks"),
+        ({"tensor_parallel_size": 2}, "expert_parallel_size is 2 and tensor_parallel_size is 2; mixtures of experts have no"),
+    ):
+        config = settings(base / "qwen3_moe" / "model", 1, 2, load_balancing=None, replays_routes=False)
+        with pytest.raises(ModelError) as caught:
+            started(dataclasses.replace(config, **changes), rank, ports.pop(), 2)
+        assert message in str(caught.value)
+
+
+def main(rank: int, ports: list[int], base: Path) -> None:
+    model_module.ONE_UNIT_BYTES = 0  # layers are units of their own, as in large models
+    for name, layouts in LAYOUTS.items():
+        for layout in layouts:
+            port = ports.pop()
+            if rank < layout[0] * layout[1]:
+                run_layout(rank, port, base, name, *layout)
+    for saved, dp, ep in RESUMED:
+        port = ports.pop()
+        if rank < dp:
+            run_resumed(rank, port, base, saved, dp, ep)
+    for dp, ep in ((1, 1), (4, 2)):
+        port = ports.pop()
+        if rank < dp:
+            run_critic(rank, port, base, dp, ep)
+    model_module.ONE_UNIT_BYTES = 2**20
+    for dp, ep in ((1, 1), (4, 2)):
+        pair = [ports.pop(), ports.pop()]
+        if rank < dp:
+            run_recomputed(rank, pair, base, dp, ep)
+    if rank < 2:
+        run_refused(rank, ports, base)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of all results: ``model/DPxCPxEP/result.npz`` and others."""
+    folder = tmp_path_factory.mktemp("experts")
+    for name, config in MODELS.items():
+        torch.manual_seed(5)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name / "model")
+        for layout in LAYOUTS[name]:
+            (folder / name / label(*layout)).mkdir()
+    for name, config in {"dense": Qwen2Config(**SMALL), "odd": MixtralConfig(**SMALL, num_local_experts=3)}.items():
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+    run_script(__file__, folder)
+    return folder
+
+
+OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
+IDS = [f"{name} {layout}" for name, layout in OTHERS]
+
+
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    assert one.keys() == other.keys() != set()
+    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
+
+
+@pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
+def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
+    one, other = base / name / "1x1x1", base / name / layout
+    for way, expected in (("grad/", "grad/"), ("each/", "grad/"), ("first/", "first/")):
+        difference = largest_difference(read(one, "result", expected), read(other, "result", way))
+        print(f"{name} {layout} {way}: largest difference of gradients {difference:.1e}")
+        assert difference < 1e-6
+
+
+@pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
+def test_gradients_equal_a_plain_transformers_loop(base: Path, name: str, layout: str) -> None:
+    found = read(base / name / layout, "result", "grad/")
+    expected = plain_gradients(base / name / "model", random_batch(VOCAB, 0), coefficient=0.5)
+    norm = np.sqrt(sum(np.square(gradient, dtype=np.float64).sum() for gradient in expected.values()))
+    assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
+    assert found.pop("norm") == pytest.approx(norm, rel=1e-6)
+    assert found.keys() == expected.keys()
+    for parameter, gradient in expected.items():
+        np.testing.assert_allclose(found[parameter], gradient, atol=1e-6, rtol=0, err_msg=parameter)
+        assert np.abs(gradient).max() > 1e-3, parameter
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_with_replayed_routes_only_the_first_experts_have_gradients(base: Path, name: str) -> None:
+    experts = {n: g for n, g in read(base / name / "1x1x1", "result", "first/").items() if ".experts." in n}
+    assert experts
+    for gradient in experts.values():
+        assert min(np.abs(gradient[expert]).max() for expert in range(2)) > 1e-3
+        assert not gradient[2:].any()
+
+
+@pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
+def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
+    one, other = read(base / name / "1x1x1", "result"), read(base / name / layout, "result")
+    assert one.keys() == other.keys()
+    np.testing.assert_allclose(other["logprobs"], one["logprobs"], rtol=1e-6, atol=2e-6)
+    for key in one:
+        if key.startswith("metric/") and not key.endswith("micro_batches"):
+            assert other[key] == pytest.approx(one[key], rel=1e-5, abs=2e-6), key
+        elif key.startswith("packed/"):
+            np.testing.assert_allclose(other[key], one[key], atol=1e-6, rtol=0, err_msg=key)
+    assert other["second_loss"] == pytest.approx(one["second_loss"], abs=2e-6)
+
+
+@pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
+def test_packed_names_and_bytes_are_those_of_the_checkpoint(base: Path, name: str, layout: str) -> None:
+    folder = base / name / layout
+    packed, original = read(folder, "result", "packed/"), load_file(base / name / "model" / "model.safetensors")
+    assert {n: w.shape for n, w in packed.items()} == {n: tuple(w.shape) for n, w in original.items()}
+    exported = load_file(folder / "export" / "model.safetensors")
+    assert exported.keys() == packed.keys()
+    for key, tensor in exported.items():
+        assert np.array_equal(tensor.numpy(), packed[key]), key
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
+    weights = read(folder, "result", "weight/")
+    assert weights.keys() == {n for n, _ in loaded.named_parameters()}
+    for key, parameter in loaded.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), weights[key]), key
+    changed = {key for key, tensor in original.items() if not np.array_equal(tensor.numpy(), packed[key])}
+    assert changed == set(original)
+
+
+@pytest.mark.parametrize(("saved", "dp", "ep"), RESUMED)
+def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, dp: int, ep: int) -> None:
+    name, folder = f"resumed {saved} {dp} {ep}", base / "qwen3_moe" / saved
+    assert largest_difference(read(base, name, "packed/"), read(folder, "result", "packed/")) == 0.0
+    assert read(base, name, "second_loss")[""] == pytest.approx(read(folder, "result", "second_loss")[""], abs=2e-6)
+
+
+def test_bfloat16_with_recomputed_layers(base: Path) -> None:
+    one, four = read(base, "bfloat16 1 1"), read(base, "bfloat16 4 2")
+    assert np.abs(one["logprobs"] - four["logprobs"]).max() < 0.1
+    assert four["norms"][0] == pytest.approx(one["norms"][0], rel=0.05)
+
+
+def test_adapters_are_on_the_attention_and_experts_stay(base: Path) -> None:
+    original, packed = load_file(base / "qwen3_moe" / "model" / "model.safetensors"), read(base, "adapters 4 2", "packed/")
+    changed = {key for key, weight in packed.items() if not np.array_equal(weight, original[key].numpy())}
+    assert changed == {key for key in packed if "q_proj" in key}
+    one, four = read(base, "adapters 1 1"), read(base, "adapters 4 2")
+    assert four["norms"] == pytest.approx(one["norms"], rel=1e-5)
+    np.testing.assert_allclose(four["logprobs"], one["logprobs"], rtol=1e-6, atol=2e-6)
+
+
+def test_a_critic_learns_what_one_rank_learns(base: Path) -> None:
+    one, four = read(base, "critic 1 1"), read(base, "critic 4 2")
+    for key, values in one.items():
+        np.testing.assert_allclose(four[key], values, rtol=1e-5, err_msg=key)
+        assert values.min() > 1e-3
+
+
+if __name__ == "__main__":
+    fork_ranks(4, NUM_PORTS, main)
