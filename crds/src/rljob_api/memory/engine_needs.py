@@ -15,7 +15,7 @@ from rljob_api.dtypes import DTYPE_BYTES, engine_dtype
 from rljob_api.memory.adapters import adapter_parameters
 from rljob_api.memory.model import Kind, KVCapacity, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
-from rljob_api.memory.training_needs import largest_bucket
+from rljob_api.memory.sync_needs import largest_bucket
 from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
 from rljob_api.v1alpha1.components import Engine, EngineType
 from rljob_api.v1alpha1.data import DType

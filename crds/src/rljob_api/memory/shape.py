@@ -42,6 +42,10 @@ class DecoderShape:
     """Experts of a mixture layer; 0 for a dense model."""
     experts_per_token: int = 0
     """Those that one token passes, without a shared one."""
+    expert_parameters: int = 0
+    """Parameters of the experts of all layers, without routers and shared ones."""
+    layer_expert_parameters: int = 0
+    """The same of the largest layer."""
 
     @property
     def embedding_parameters(self) -> int:
@@ -100,7 +104,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
     attention = _attention_parameters(config, str(model_type), hidden, heads * head_dim, kv_heads * head_dim, head_dim)
     num_sparse = _num_sparse_layers(config, str(model_type), num_layers)
     dense_mlp, dense_width = _dense_mlp(config, hidden)
-    sparse_mlp, sparse_width, num_experts = _sparse_mlp(config, str(model_type), hidden) if num_sparse else (0, 0, 0)
+    sparse_mlp, sparse_width, num_experts, in_experts = _sparse_mlp(config, str(model_type), hidden) if num_sparse else (0, 0, 0, 0)
     dense_layer, sparse_layer = attention + 2 * hidden + dense_mlp, attention + 2 * hidden + sparse_mlp
     decoder = DecoderShape(
         hidden_size=hidden,
@@ -115,6 +119,8 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
         qk_norm=str(model_type).startswith("qwen3"),
         num_experts=num_experts,
         experts_per_token=_size(config, "num_experts_per_tok") if num_sparse else 0,
+        expert_parameters=num_sparse * in_experts,
+        layer_expert_parameters=in_experts if num_sparse == num_layers or sparse_layer > dense_layer else 0,
     )
     in_layers = num_sparse * sparse_layer + (num_layers - num_sparse) * dense_layer
     return ModelShape(parameters=in_layers + decoder.root_parameters, decoder=decoder)
@@ -137,16 +143,17 @@ def _dense_mlp(config: Mapping[str, object], hidden: int) -> tuple[int, int]:
     return 3 * hidden * width + biases, width
 
 
-def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> tuple[int, int, int]:
-    """(parameters, width one token passes, experts) of a mixture with its router and, in Qwen2, its shared expert."""
+def _sparse_mlp(config: Mapping[str, object], model_type: str, hidden: int) -> tuple[int, int, int, int]:
+    """(parameters, width one token passes, experts, parameters of these) of a mixture with its router and, in Qwen2, its shared expert."""
     key = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers 5 writes the latter for all
     experts, active = _size(config, key), _size(config, "num_experts_per_tok")
     width = _size(config, "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size")
-    parameters = experts * 3 * hidden * width + experts * hidden
+    in_experts = experts * 3 * hidden * width
+    parameters = in_experts + experts * hidden
     shared = _size(config, "shared_expert_intermediate_size") if model_type == "qwen2_moe" else 0
     if shared:
         parameters += 3 * hidden * shared + hidden
-    return parameters, active * width + shared, experts
+    return parameters, active * width + shared, experts, in_experts
 
 
 def _num_sparse_layers(config: Mapping[str, object], model_type: str, num_layers: int) -> int:

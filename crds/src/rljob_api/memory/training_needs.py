@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes, sync_dtype
-from rljob_api.memory.adapters import sent_parameters
+from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.step_needs import routes, stepping
-from rljob_api.memory.units import GIB, MIB, ceil_div, show_bytes, show_count
+from rljob_api.memory.sync_needs import largest_bucket, sync_buffers
+from rljob_api.memory.units import GIB, MIB, ceil_div, show_count
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -460,19 +460,13 @@ class PolicyNeeds:
         return {Phase.WEIGHT_SYNC: self._sync_buffers()}
 
     def _sync_buffers(self) -> tuple[Need, ...]:
-        """Buckets on their way, see ``rljob_runtime.training.weights``; a larger tensor than a bucket travels alone."""
-        bucket = largest_bucket(self.spec, self.shape)
-        on_device = self.backend not in THROUGH_HOST_MEMORY  # one travels, or is read, while the next is packed
-        whole = 2 if on_device else 1
-        senders = self.world_size if self.backend is SyncBackend.IPC else self.senders
-        if self.data == 1:
-            size, count = whole * bucket, "2 buckets" if on_device else "1 bucket"
-        else:  # own shards of every sender's bucket three times: cast, in one piece, padded; on a sender everybody's of its own as well
-            size, count = 3 * senders * ceil_div(bucket, self.data), f"{3 * senders} / {self.data} buckets"
-            if self.first or senders > 1:
-                size, count = size + (2 * whole - 1) * bucket, f"{2 * whole - 1} + {count}"
-        formula, remedy = f"{count} of {show_bytes(bucket)}", "a smaller weightSync.bucketBytes"
-        return (Need(kind=Kind.WORKSPACE, name="weight buckets", formula=formula, num_bytes=size, remedy=remedy),)
+        return sync_buffers(
+            largest_bucket(self.spec, self.shape),
+            self.data,
+            on_device=self.backend not in THROUGH_HOST_MEMORY,
+            senders=self.world_size if self.backend is SyncBackend.IPC else self.senders,
+            sends=self.first or self.senders > 1 or self.backend is SyncBackend.IPC,
+        )
 
     @staticmethod
     def _over(size: int) -> str:
@@ -481,10 +475,3 @@ class PolicyNeeds:
 
 def _sum(needs: Sequence[Need]) -> int:
     return sum(need.num_bytes for need in needs)
-
-
-def largest_bucket(spec: RLJobSpec, shape: ModelShape) -> int:
-    """Bytes of the largest bucket of a weight sync: bucketBytes, or the embedding where that is larger, at most all that travels."""
-    number = DTYPE_BYTES[sync_dtype(spec)]
-    embedding = 0 if shape.decoder is None else shape.decoder.embedding_parameters * number
-    return min(sent_parameters(spec, shape) * number, max(spec.weight_sync.bucket_bytes, embedding))
