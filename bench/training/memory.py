@@ -55,6 +55,8 @@ class MemoryCase:
     each: bool = False
     """``training.gradientReduction: EachMicroBatch``, else LastMicroBatch."""
     state_dtype: OptimizerStateDType = OptimizerStateDType.FLOAT32
+    experts: int = 1
+    """``training.expertParallelSize``."""
 
     def model(self) -> PretrainedConfig:
         """What is trained."""
@@ -68,6 +70,8 @@ CASES: Mapping[str, MemoryCase] = {
     "dense, EachMicroBatch, bfloat16 moments": MemoryCase(each=True, state_dtype=OptimizerStateDType.BFLOAT16),
     "mixture, LastMicroBatch": MemoryCase(mixture=True),
     "mixture, EachMicroBatch": MemoryCase(mixture=True, each=True),
+    "mixture, LastMicroBatch, experts divided": MemoryCase(mixture=True, experts=2),
+    "mixture, EachMicroBatch, experts divided": MemoryCase(mixture=True, each=True, experts=2),
     "LoRA, LastMicroBatch": MemoryCase(lora=True),
     "LoRA, EachMicroBatch": MemoryCase(lora=True, each=True),
 }
@@ -81,7 +85,7 @@ def measure(folder: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
         path = folder / case.model().model_type
         if not path.exists():
             AutoModelForCausalLM.from_config(case.model()).save_pretrained(path)
-        for ranks in RANKS:
+        for ranks in RANKS[case.experts - 1 :]:
             tell(f"memory: {name}, {ranks} ranks")
             thought = estimated_bytes(case, ranks)
             found.append({"case": name, "ranks": ranks, "estimated": thought, "measured": measured(name, ranks, path)})
@@ -152,6 +156,7 @@ def _job(case: MemoryCase, ranks: int) -> dict[str, Any]:
                 "activationCheckpointing": case.checkpointing,
                 "gradientReduction": "EachMicroBatch" if case.each else "LastMicroBatch",
                 "optimizerStateDtype": case.state_dtype.value,
+                "expertParallelSize": case.experts,
             },
         },
     }
@@ -186,6 +191,7 @@ def run_rank(name: str, ranks: int, rank: int, port: int, path: Path) -> dict[st
         activation_checkpointing=case.checkpointing,
         reduces_each_micro_batch=case.each,
         optimizer_state_dtype=case.state_dtype,
+        expert_parallel_size=case.experts,
         lora=LoraConfig(rank=LORA_RANK, alpha=16.0) if case.lora else None,
     )
     worker = PolicyWorker(config, rank, ranks)

@@ -81,6 +81,10 @@ def test_parameters_are_those_of_the_real_model(name: str) -> None:
     layers = model.base_model.layers
     assert shape.decoder is not None
     assert shape.decoder.layer_parameters == max(sum(p.numel() for p in layer.parameters()) for layer in layers)
+    experts = [sum(p.numel() for p in layer.parameters() if p.ndim == 3) for layer in layers]
+    assert shape.decoder.expert_parameters == sum(experts)
+    largest = max(range(len(layers)), key=lambda index: sum(p.numel() for p in layers[index].parameters()))
+    assert shape.decoder.layer_expert_parameters == experts[largest]
     assert shape.decoder.root_parameters == shape.parameters - sum(p.numel() for p in layers.parameters())
     assert memory.shape_from_config(json.loads(model.config.to_json_string(use_diff=False))) == shape
 

@@ -101,6 +101,28 @@ def test_context_parallelism_of_the_trainer_divides_its_activations_alone() -> N
     assert critics[0] == critics[1]
 
 
+def test_expert_parallelism_of_the_trainer_divides_gathered_experts_and_whole_gradients() -> None:
+    config = json.loads(json.dumps(CONFIGS["qwen3_moe, all sparse"])) | {"num_experts": 64, "moe_intermediate_size": 4096}
+    shape = memory.shape_from_config(config)
+    found = []
+    for size in (1, 2):
+        spec, plan = planned_job(CRITIC, training={"expertParallelSize": size, "microBatchTokens": 4096})
+        estimate = memory.estimate(spec, plan, shape)
+        found.append((terms(device(estimate, 0), TRAIN, "actor_train"), terms(device(estimate, 2), TRAIN_CRITIC, "critic")))
+    (whole, critic), (divided, same) = found
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    layer = 64 * 3 * hidden * 4096
+    assert critic == same
+    assert whole["float32 weights"] == divided["float32 weights"]
+    assert whole["AdamW m and v"] == divided["AdamW m and v"]
+    name = "whole gradients of several micro-batches"
+    assert whole[name] - divided[name] == layers * layer // 2 * 4
+    assert whole["gathered weights"] - divided["gathered weights"] == min(2, layers) * layer // 2 * 2
+    flowing, tokens = "gradients flowing through a layer", 4096
+    exchanged = 2 * config["num_experts_per_tok"] * hidden * 2
+    assert divided[flowing] - whole[flowing] == tokens * exchanged
+
+
 def test_a_critic_divides_its_layers_by_a_size_of_its_own() -> None:
     pools = [device(estimated({**CRITIC, **size}), 2) for size in ({}, {"tensorParallelSize": 2})]
     whole, divided = (terms(pool, TRAIN_CRITIC, "critic") for pool in pools)

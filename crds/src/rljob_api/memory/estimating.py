@@ -397,6 +397,7 @@ class _Estimator:
             world_size=processes,
             tensor_parallel_size=self._spec.tensor_parallel_size(component),
             context_parallel_size=self._spec.context_parallel_size(component),
+            expert_parallel_size=self._spec.expert_parallel_size(component),
             on_cuda=group.on_accelerators,
             first=first,
             senders=self._num_senders,

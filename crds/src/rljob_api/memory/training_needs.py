@@ -59,6 +59,8 @@ class PolicyNeeds:
     """Processes that divide each layer."""
     context_parallel_size: int = 1
     """Groups of these that divide each sequence."""
+    expert_parallel_size: int = 1
+    """Processes that have a part each of a layer's experts."""
     on_cuda: bool
     first: bool
     """Whether it is rank 0, which gathers weights to send them."""
@@ -98,6 +100,22 @@ class PolicyNeeds:
     def context(self) -> int:
         """Context parallel size."""
         return min(self.context_parallel_size, self.data)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of the largest layer that a process, or a tensor-parallel group, computes with; 0 where sizes are not known."""
+        decoder = self.shape.decoder
+        return 0 if decoder is None else decoder.layer_parameters - self._elsewhere(decoder.layer_expert_parameters)
+
+    @property
+    def computed_parameters(self) -> int:
+        """The same of the whole model: all but the experts of other processes."""
+        decoder = self.shape.decoder
+        return self.parameters - (0 if decoder is None else self._elsewhere(decoder.expert_parameters))
+
+    def _elsewhere(self, experts: int) -> int:
+        """Of the parameters of experts those that the other processes of the group have."""
+        return experts - ceil_div(experts, min(self.expert_parallel_size, self.data))
 
     @property
     def compute_bytes(self) -> int:
@@ -275,11 +293,11 @@ class PolicyNeeds:
         """The root unit and some layers, whose whole weights exist at one time. ``size``: of a number of the shards."""
         decoder, number = self.shape.decoder, self.compute_bytes
         if self._is_one_unit(size):
-            parameters, text = self.parameters, show_count(self.parameters)
+            parameters, text = self.computed_parameters, show_count(self.computed_parameters)
         elif decoder is not None:
-            parameters = self.root_parameters + min(layers, decoder.num_layers) * decoder.layer_parameters
+            parameters = self.root_parameters + min(layers, decoder.num_layers) * self.layer_parameters
             text = f"root {show_count(self.root_parameters)}"
-            text = f"({text} + {layers} x {show_count(decoder.layer_parameters)} of a layer)" if layers else text
+            text = f"({text} + {layers} x {show_count(self.layer_parameters)} of a layer)" if layers else text
         else:
             return ()
         formula = f"{text} x {number} B{self._over(self.tensor)}"
@@ -298,11 +316,11 @@ class PolicyNeeds:
     @property
     def trained_layer_parameters(self) -> int:
         """Parameters of the largest layer that have gradients, on one process; 0 where sizes are not known."""
-        return 0 if self.shape.decoder is None else ceil_div(self.shape.decoder.layer_parameters, self.tensor)
+        return ceil_div(self.layer_parameters, self.tensor)
 
     def _trained_root_parameters(self, size: int) -> int:
         """The same of the root unit. ``size``: of a number of the shards."""
-        return ceil_div(self.parameters if self._is_one_unit(size) else self.root_parameters, self.tensor)
+        return ceil_div(self.computed_parameters if self._is_one_unit(size) else self.root_parameters, self.tensor)
 
     def _sharded_gradients(self) -> Need:
         return self._sharded(Kind.GRAD, "gradients", MASTER_BYTES)
@@ -314,8 +332,8 @@ class PolicyNeeds:
         return Need(
             kind=Kind.GRAD,
             name="whole gradients of several micro-batches",
-            formula=f"{show_count(self.parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
-            num_bytes=ceil_div(self.parameters, self.tensor) * MASTER_BYTES,
+            formula=f"{show_count(self.computed_parameters)} x {MASTER_BYTES} B{self._over(self.tensor)}",
+            num_bytes=ceil_div(self.computed_parameters, self.tensor) * MASTER_BYTES,
             remedy="training.gradientReduction: EachMicroBatch",
         )
 
@@ -362,11 +380,15 @@ class PolicyNeeds:
         return (Need(kind=Kind.WORKSPACE, name="activations", formula=formula, num_bytes=tokens * kept, remedy=remedy),)
 
     def _flowing(self) -> tuple[Need, ...]:
-        """Gradients of activations: of a layer's output and input, of both halves of its MLP; that of their product takes its place."""
+        """Gradients of activations: of a layer's output and input, of both halves of its MLP; that of their product takes its place.
+
+        With expert parallelism also rows of the experts' outputs, as they are sent and as they come.
+        """
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
-        numbers = 2 * (decoder.hidden_size + ceil_div(decoder.intermediate_size, self.tensor))
+        exchanged = decoder.experts_per_token * decoder.hidden_size if self.expert_parallel_size > 1 else 0
+        numbers = 2 * (decoder.hidden_size + ceil_div(decoder.intermediate_size, self.tensor) + exchanged)
         need = Need(
             kind=Kind.WORKSPACE,
             name="gradients flowing through a layer",
