@@ -40,7 +40,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     document = manifest()
     document["spec"].update(nodeGroups=groups, components=components)
     document["spec"]["training"] = {
-        "tensorParallelSize": draw(st.sampled_from([1, 1, 2])),
+        **draw(st.sampled_from([{}, {}, {"tensorParallelSize": 2}, {"expertParallelSize": 2}, {"expertParallelSize": 3}])),
         "miniBatches": draw(st.sampled_from([1, 2])),
         "activationCheckpointing": draw(st.booleans()),
     }

@@ -176,6 +176,13 @@ def test_tensor_parallel_groups_of_the_trainer_stay_on_a_node() -> None:
     assert where(spec) == {"train": "0-1,3-4", "infer": "5-8"}  # 2 stays free: nobody can use it beside a group of two
 
 
+def test_groups_of_the_trainer_that_divide_experts_are_whole_and_stay_on_a_node() -> None:
+    spec = chosen(job([group("a", 3, 3)], open_roles(), training={"expertParallelSize": 2}, measured={**TIMES, "generateSeconds": 1})).spec
+    assert where(spec) == {"train": "0-1,3-4", "infer": "5-8"}
+    (error,) = refused(job([group("a", 1, 4)], open_roles(), training={"expertParallelSize": 8}))[:1]
+    assert "the Trainer 8 or more devices of one kind" in error.problem
+
+
 def test_identity_without_auto() -> None:
     spec = spec_of(manifest())
     assert auto.resolve(spec) is spec

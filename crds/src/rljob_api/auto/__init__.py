@@ -174,7 +174,7 @@ def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]
     free = ", ".join(f"{group.name} has {group.num_free}" for group in request.groups)
     needs = []
     if Role.TRAINER in request.auto:
-        sizes, unit = maker.trainer_sizes, request.spec.training.devices_per_share
+        sizes, unit = maker.trainer_sizes, request.spec.training.device_unit
         needs.append(f"the Trainer {min(sizes, default=unit)} or more devices of one kind")
     if Role.ROLLOUT in request.auto:
         size = request.engine.tensor_parallel_size * request.engine.pipeline_parallel_size

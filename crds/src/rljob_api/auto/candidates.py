@@ -125,12 +125,12 @@ class Candidates:
         yield from self._copied()
 
     def _trainer_sizes(self) -> list[int]:
-        unit, rollout = self._spec.training.devices_per_share, self._spec.rollout
+        share, rollout = self._spec.training.devices_per_share, self._spec.rollout
         samples = max(rollout.prompts_per_step // self._spec.training.mini_batches, 1) * rollout.samples_per_prompt
         most = sum(group.num_devices for group in self._request.groups)
-        sizes = divisors(samples)
+        sizes = [size for size in divisors(samples) if share * size % self._spec.training.device_unit == 0]
         thin = _thinned(sizes, self._steps_per_octave()) if len(sizes) > MAX_SIZES or self._is_large() else sizes
-        return [unit * size for size in thin if unit * size <= most]
+        return [share * size for size in thin if share * size <= most]
 
     def _is_large(self) -> bool:
         """Whether there are many unlike groups to start from; it must not depend on how many devices they have."""
@@ -147,7 +147,7 @@ class Candidates:
         if groups is None:
             yield (), cursors
             return
-        unit = self._spec.training.devices_per_share
+        unit = self._spec.training.device_unit
         for start in self._unlike(groups):
             order = _from(groups, start)
             chunk = _whole(unit, order)
@@ -283,7 +283,7 @@ class Candidates:
         common = [group for group in allowed[Role.TRAINER] if all(group in groups for groups in allowed.values())]
         for resource in dict.fromkeys(group.resource for group in common):
             groups = [group for group in common if group.resource == resource]
-            unit = self._spec.training.devices_per_share
+            unit = self._spec.training.device_unit
             chunk = math.lcm(self._size, _whole(unit, groups), _whole(self.reference_unit, groups))
             for size in reversed(self.trainer_sizes):
                 taken = take({}, groups, chunk, size // chunk) if size % math.lcm(chunk, self.reference_unit) == 0 else None

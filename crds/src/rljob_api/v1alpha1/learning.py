@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -148,3 +149,8 @@ class Training(SpecModel):
     def devices_per_share(self) -> int:
         """Devices of the trainer that compute one data-parallel share together."""
         return self.context_parallel_size * self.tensor_parallel_size
+
+    @property
+    def device_unit(self) -> int:
+        """Devices of which the trainer has a multiple: those of a share, and of a group that divides experts."""
+        return math.lcm(self.devices_per_share, self.expert_parallel_size)

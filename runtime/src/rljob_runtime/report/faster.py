@@ -153,7 +153,7 @@ def devices_of(job: CheckedJob) -> Devices | None:
         trainer=len(trainer),
         rollout=len(rollout),
         per_engine=engine.tensor_parallel_size * engine.pipeline_parallel_size,
-        trainer_unit=job.job.spec.training.devices_per_share,
+        trainer_unit=job.job.spec.training.device_unit,
         shared=bool(trainer & rollout),
         on_cpu=all(device_type(group) is DeviceType.CPU for group in job.job.spec.node_groups),
     )

@@ -6,7 +6,7 @@ With A parameters that a token is multiplied with, P of the whole model, F = pea
                     2 A n / (D F); on top 3 ms, and 15 us for each exchange between the devices, two a layer
     prefill         2 A / (D F) a token
     training        (6 A + 6 L H d s) / (N F) a token, a third more with activations computed again; or the gathering of weights
-                    where that takes longer
+                    where that takes longer; on top what moves between devices that share sequences, or experts
     an update       gradients are exchanged once, 4 P bytes a device
     reference       2 A / (N F) a token
     weight sync     all weights once, at the rates that ``rljob_api.auto.cost`` takes
@@ -70,6 +70,8 @@ class Weights:
     """Parameters of all experts."""
     routed_share: float
     """Of the experts, by one token."""
+    routed_numbers: float
+    """Hidden states of one token that its experts take, in all layers."""
     cache_numbers: float
     """Keys and values of one token."""
     attention: float
@@ -82,7 +84,14 @@ def weights_of(shape: ModelShape) -> Weights:
     decoder = shape.decoder
     if decoder is None:
         return Weights(
-            active=shape.parameters, parameters=shape.parameters, experts=0, routed_share=0, cache_numbers=0, attention=0, num_layers=0
+            active=shape.parameters,
+            parameters=shape.parameters,
+            experts=0,
+            routed_share=0,
+            routed_numbers=0,
+            cache_numbers=0,
+            attention=0,
+            num_layers=0,
         )
     layers, hidden = decoder.num_layers, decoder.hidden_size
     in_layers = shape.parameters - decoder.root_parameters
@@ -96,6 +105,7 @@ def weights_of(shape: ModelShape) -> Weights:
         parameters=shape.parameters,
         experts=experts,
         routed_share=layers * 3 * hidden * decoder.intermediate_size / experts if experts else 0.0,
+        routed_numbers=float(layers * decoder.experts_per_token * hidden),
         cache_numbers=2.0 * decoder.kv_size * layers,
         attention=float(layers * decoder.query_size),
         num_layers=layers,
@@ -227,17 +237,37 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     link = device.network_bytes_per_s if layout.trainer_spans_nodes else device.link_bytes_per_s
     number_bytes = DTYPE_BYTES[spec.model.dtype]
     gathers = 3 if training.activation_checkpointing else 2
-    gathered = gathers * weights.parameters / layout.tensor_parallel_size * number_bytes * (replicas - 1) / replicas
+    exchanged = _exchanged_parameters(spec, weights, replicas) / layout.tensor_parallel_size
+    gathered = gathers * exchanged * number_bytes
     gather_s = training.epochs * gathered / link / (training.micro_batch_tokens * replicas)
     per_token_s = max(compute_s, gather_s) + _shared_sequences(spec, layout, weights, device)
+    per_token_s += _shared_experts(spec, layout, weights, device)
     if layout.reference_devices:
         per_token_s += (2 * weights.active + 2 * weights.attention * length / 2) / (
             layout.reference_devices * device.flops * rates.TRAIN_UTILISATION
         )
     share = length / mean  # a response brings its prompt
     updates = training.epochs * training.mini_batches
-    exchange_s = updates * GRADIENT_BYTES * weights.parameters / layout.tensor_parallel_size * (replicas - 1) / replicas / link
+    exchange_s = updates * GRADIENT_BYTES * exchanged / link
     return exchange_s, per_token_s * share
+
+
+def _exchanged_parameters(spec: RLJobSpec, weights: Weights, replicas: int) -> float:
+    """Of other processes, that a process gathers for a pass: not the experts that the others of its group compute with."""
+    group = spec.training.expert_parallel_size
+    others = (weights.parameters - weights.experts) * (replicas - 1) / replicas
+    return others + weights.experts / group * (1 - group / replicas)
+
+
+def _shared_experts(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType) -> float:
+    """Seconds of a token for expert parallelism: hidden states go to experts and back, and their gradients.
+
+    A group are neighbors, so that this stays on a node.
+    """
+    training, group = spec.training, spec.training.expert_parallel_size
+    passes = 3 if training.activation_checkpointing else 2
+    moved = 2 * weights.routed_numbers * DTYPE_BYTES[spec.model.dtype] * (group - 1) / group
+    return training.epochs * passes * moved / device.link_bytes_per_s / layout.trainer_devices
 
 
 def _shared_sequences(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType) -> float:

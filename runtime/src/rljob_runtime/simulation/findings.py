@@ -110,7 +110,7 @@ def _changed(spec: RLJobSpec, layout: Layout, *, measured: bool) -> Iterator[tup
         overlap = Overlap.model_validate({"asyncGenerationRatio": ratio})
         yield f"overlap.asyncGenerationRatio {ratio}", spec.model_copy(update={"overlap": overlap}), layout
     step = max(layout.engines // MOVED_SHARE, 1)
-    step = math.lcm(step * layout.engine_devices, layout.share_devices) // layout.engine_devices
+    step = math.lcm(step * layout.engine_devices, layout.device_unit) // layout.engine_devices
     for engines, text in ((step, "more for generation"), (-step, "fewer for generation")):
         moved = layout.moved(engines)
         if moved is not None:

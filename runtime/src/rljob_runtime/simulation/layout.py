@@ -17,8 +17,8 @@ class Layout:
     trainer_devices: int
     tensor_parallel_size: int
     """Of the trainer."""
-    share_devices: int
-    """Devices of the trainer that compute one data-parallel share together."""
+    device_unit: int
+    """Of which the trainer has a multiple: devices that compute one data-parallel share together, and that divide experts."""
     engines: int
     engine_devices: int
     """Of one engine."""
@@ -46,8 +46,8 @@ class Layout:
     def moved(self, engines: int) -> Layout | None:
         """The layout with so many engines more and the trainer's devices fewer; None where that cannot be."""
         trainer = self.trainer_devices - engines * self.engine_devices
-        possible = not self.shares_devices and self.engines + engines >= 1 and trainer >= self.share_devices
-        if not possible or trainer % self.share_devices:
+        possible = not self.shares_devices and self.engines + engines >= 1 and trainer >= self.device_unit
+        if not possible or trainer % self.device_unit:
             return None
         return replace(self, engines=self.engines + engines, trainer_devices=trainer)
 
@@ -73,7 +73,7 @@ def layout_of(spec: RLJobSpec, plan: Plan) -> Layout:
     return Layout(
         trainer_devices=len(training),
         tensor_parallel_size=min(spec.training.tensor_parallel_size, len(training)),
-        share_devices=min(spec.training.devices_per_share, len(training)),
+        device_unit=min(spec.training.device_unit, len(training)),
         engines=sum(component.world_size for component in rollouts),
         engine_devices=size,
         slots=engine.max_running_requests,

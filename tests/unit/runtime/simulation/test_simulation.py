@@ -108,6 +108,27 @@ def test_devices_that_share_sequences_exchange_them_and_move_together():
     assert shared.layout.moved(1) is None, "two devices are left to the trainer"
 
 
+def test_devices_that_share_experts_gather_fewer_and_exchange_rows():
+    config = {
+        **{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4},
+        **{"head_dim": 128, "vocab_size": 151_936, "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 768},
+    }
+    shape, h100 = shape_from_config(config), DEVICES["H100"]
+    found = []
+    for size in (1, 4):
+        one = check(job(training={"steps": 10, "expertParallelSize": size, "microBatchTokens": 1}), runnable=False)
+        found.append(costs.simulated(one.job.spec, layout_of(one.job.spec, one.plan), shape, h100, None))
+    whole, shared = found
+    experts = 48 * 128 * 3 * 2048 * 768
+    share = (128 + 256) / 256
+    gathered = 2 * experts * 3 / 4 * 2 / h100.link_bytes_per_s / 4 * share  # twice, in bfloat16, of three others, over four devices' tokens
+    moved = 2 * 2 * 48 * 8 * 2048 * 2 * 3 / 4 / h100.link_bytes_per_s / 4 * share  # there and back, forward and backward
+    assert whole.world.train_token_s - shared.world.train_token_s == pytest.approx(gathered - moved, rel=0.01)
+    assert whole.world.train_s > 5 * shared.world.train_s > 0
+    assert shared.layout.moved(1) is None, "two devices are left to the trainer"
+
+
 def test_a_decoding_step_reads_weights_until_arithmetic_takes_longer():
     decode = made(job()).world.decode
     reading = 7e9 * 2 / (2 * 3.35e12 * 0.6)
