@@ -302,6 +302,16 @@ critic:
         assert "5 processes do not divide 512 * 16" in notes(text, "data.rollout_batch_size")[0].why
         assert not notes(text, "actor.model.context_parallel_size")
 
+    @pytest.mark.parametrize(("size", "expected"), [(1, None), (4, 4), (3, None)])
+    def test_experts_are_divided_where_the_trainers_processes_are(self, size: int, expected: int | None) -> None:
+        text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
+        text += f"actor: {{model: {{expert_model_parallel_size: {size}, tensor_model_parallel_size: 2}}}}"
+        training = spec_of(text)["training"]
+        assert training.get("expertParallelSize") == expected
+        assert ("tensorParallelSize" in training) is (size == 1)
+        said = [note.why for note in notes(text, "actor.model.expert_model_parallel_size")]
+        assert said == (["does not divide the 40 training processes, which shard experts by FSDP2"] if size == 3 else [])
+
     def test_prompts_that_the_trainers_processes_divide(self) -> None:
         text = "cluster: {num_nodes: 8, component_placement: {actor: 24-63, 'rollout,reward': 0-15}}\n"
         text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}"

@@ -8,6 +8,7 @@ import pytest
 
 from rljob_api.errors import SpecInvalidError
 from rljob_convert import conversion
+from rljob_convert.keys import EXPERTS
 from rljob_convert.notes import Note, NoteKind
 from tests.unit.convert import cases
 from tests.unit.convert.cases import component
@@ -106,6 +107,43 @@ actor_train:
         training = spec_of(text)["training"]
         assert (training["contextParallelSize"], training["microBatchTokens"]) == (4, 2 * 4096 // 4)
         assert not [note for note in notes(text, "actor_train.model_args") if note.kind is NoteKind.DROPPED]
+
+    @pytest.mark.parametrize(("size", "expected"), [(1, None), (8, 8), (3, None)])
+    def test_experts_are_divided_by_the_trainer_alone(self, size: int, expected: int | None) -> None:
+        config = f"{{tensor_model_parallel_size: 2, expert_model_parallel_size: {size}, expert_tensor_parallel_size: 1}}"
+        text = f"""
+adv_estimator: reinforce
+add_token_level_kl: true
+init_kl_coef: 0.1
+actor_train:
+  device_mapping: "list(range(0,16))"
+  strategy_args: {{strategy_name: megatron_train, strategy_config: {config}}}
+reference:
+  device_mapping: "list(range(0,16))"
+  strategy_args: {{strategy_name: megatron_infer, strategy_config: {config}}}
+"""
+        training, of_trainer = spec_of(text)["training"], "actor_train.strategy_args.strategy_config"
+        assert training.get("expertParallelSize") == expected
+        assert ("tensorParallelSize" in training) is (size == 1), "the layers of a mixture are not divided"
+        said = [note.why for note in notes(text, f"{of_trainer}.expert_model_parallel_size")]
+        assert said == (["does not divide the 16 training processes, which shard experts by FSDP2"] if size == 3 else [])
+        other = notes(text, "reference.strategy_args.strategy_config.expert_model_parallel_size")
+        assert [note.why for note in other] == ([] if size == 1 else [EXPERTS])
+
+    @pytest.mark.parametrize(
+        ("strategy", "expected", "unread"), [("megatron_train", 4, "ep_size"), ("fsdp2_train", 8, "expert_model_parallel_size")]
+    )
+    def test_experts_are_divided_as_the_strategy_divides_them(self, strategy: str, expected: int, unread: str) -> None:
+        config = "{expert_model_parallel_size: 4, ep_size: 8, efsdp_size: 2}"
+        text = f"""
+actor_train:
+  device_mapping: "list(range(0,16))"
+  strategy_args: {{strategy_name: {strategy}, strategy_config: {config}}}
+"""
+        assert spec_of(text)["training"]["expertParallelSize"] == expected
+        place = "actor_train.strategy_args.strategy_config"
+        assert [note.why for note in notes(text, f"{place}.{unread}")] == ["ROLL's strategy does not read it"]
+        assert "shards the experts" in notes(text, f"{place}.efsdp_size")[0].why
 
     @pytest.mark.parametrize(
         ("strategy", "sizes", "expected", "dropped"),

@@ -268,6 +268,21 @@ def tensor_parallel(source: Source, where: tuple[str, ...], tensor: int, experts
     return tensor if tensor > 1 else None
 
 
+def expert_parallel(source: Source, where: tuple[str, ...], processes: int) -> int | None:
+    """The trainer's expert parallel size; None for 1.
+
+    Args:
+        source: the file.
+        where: key of the size.
+        processes: of the trainer, 0 if not known.
+    """
+    size = source.integer(*where, low=1, high=128) or 1
+    if processes % size:
+        source.drop(where, f"does not divide the {processes} training processes, which shard experts by FSDP2", "change the placement")
+        return None
+    return size if size > 1 else None
+
+
 def component_tensor_parallel(source: Source, where: tuple[str, ...], processes: int, experts: int) -> int | None:
     """The tensor parallel size of a critic, reference or teacher, as :func:`tensor_parallel`; ``processes``: of it, 0 if not known."""
     tensor = source.integer(*where, low=1, high=64) or 1

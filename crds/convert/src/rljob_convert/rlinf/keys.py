@@ -5,7 +5,7 @@ Source: the configurations of RLinf 0.3.0 (https://github.com/RLinf/RLinf) and i
 
 from __future__ import annotations
 
-from rljob_convert.keys import EXPERTS, Drop, KeyTable
+from rljob_convert.keys import WHOLE_EXPERTS, Drop, KeyTable
 
 _MAPPED = {
     "cluster.num_nodes": "nodeGroups[].nodes",
@@ -88,6 +88,7 @@ _MAPPED = {
     "actor.model.precision": "model.dtype",
     "actor.model.tensor_model_parallel_size": "training.tensorParallelSize",
     "actor.model.context_parallel_size": "training.contextParallelSize",
+    "actor.model.expert_model_parallel_size": "training.expertParallelSize",
     "actor.model.moe_aux_loss_coeff": "training.loadBalancing.coefficient",
     "actor.model.recompute_granularity": "training.activationCheckpointing",
     "actor.model.is_lora": "model.lora",
@@ -179,8 +180,7 @@ _DROPPED = {
     "actor.group_name": Drop(why=_OWN),
     "actor.training_backend": Drop(why="RLJob trains with FSDP2", same=("fsdp",)),
     "actor.model": Drop(why="RLJob reads it from the model's own config, or trains with FSDP2, which has no such setting"),
-    "actor.model.expert_model_parallel_size": Drop(why=EXPERTS, same=(1,)),
-    "actor.model.expert_tensor_parallel_size": Drop(why=EXPERTS, same=(1,)),
+    "actor.model.expert_tensor_parallel_size": Drop(why=WHOLE_EXPERTS, same=(1,)),
     "actor.model.pipeline_model_parallel_size": Drop(why="FSDP2 shards the model over the devices instead of a pipeline", same=(1,)),
     "actor.model.sequence_parallel": Drop(why="RLJob's tensor parallel layers do not divide the sequence", same=(False,)),
     "actor.optim": Drop(why="RLJob trains with AdamW in float32 master weights"),

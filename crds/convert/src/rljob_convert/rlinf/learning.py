@@ -233,8 +233,8 @@ def _stop_tokens(source: Source) -> list[int]:
     return [token for token in ids if token is not None]
 
 
-def training(source: Source, generation: Section) -> Section:
-    """The trainer's settings; ``generation`` is the section rollout."""
+def training(source: Source, generation: Section, processes: int) -> Section:
+    """The trainer's settings; ``generation`` is the section rollout, ``processes`` the trainer's, 0 if not known."""
     steps = _steps(source)
     optim, schedule, rate = ("actor", "optim"), _schedule(source), source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
@@ -258,6 +258,7 @@ def training(source: Source, generation: Section) -> Section:
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts),
             "contextParallelSize": context if context > 1 else None,
+            "expertParallelSize": common.expert_parallel(source, ("actor", "model", "expert_model_parallel_size"), processes),
             "loadBalancing": common.load_balancing(source, ("actor", "model", "moe_aux_loss_coeff")),
         }
     )

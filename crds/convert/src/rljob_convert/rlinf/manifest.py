@@ -42,7 +42,7 @@ def _training(source: Source, devices_per_node: int | None) -> Section:
     generation = rollout(source)
     _engines(source, placed, model, _longest(generation))
     offload = _offload(source, placed)
-    trained = training(source, generation)
+    trained = training(source, generation, placed.workers.get("actor", 0))
     _divide_critic(source, placed)
     updates = trained.get("miniBatches", 1)
     correction = off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)

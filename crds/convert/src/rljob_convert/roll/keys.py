@@ -5,7 +5,7 @@ Source: the configuration classes of ROLL (https://github.com/alibaba/ROLL, main
 
 from __future__ import annotations
 
-from rljob_convert.keys import EXPERTS, Drop, KeyTable
+from rljob_convert.keys import EXPERTS, WHOLE_EXPERTS, Drop, KeyTable
 
 TRAIN_ROLES = ("actor_train", "critic")
 ENGINE_ROLES = ("actor_infer",)
@@ -161,6 +161,8 @@ _MAPPED = {
     "actor_train.strategy_args.strategy_config.moe_aux_loss_coeff": "training.loadBalancing.coefficient",
     "actor_train.strategy_args.strategy_config.pipeline_model_parallel_size": "training.miniBatches; no pipeline parallel training",
     "actor_train.strategy_args.strategy_config.context_parallel_size": "training.contextParallelSize",
+    "actor_train.strategy_args.strategy_config.expert_model_parallel_size": "training.expertParallelSize",
+    "actor_train.strategy_args.strategy_config.ep_size": "training.expertParallelSize",
     "actor_train.strategy_args.strategy_config.recompute_granularity": "training.activationCheckpointing",
     "actor_train.strategy_args.strategy_config.offload_policy": "components[].offload of the Trainer",
     "actor_train.strategy_args.strategy_config.zero_optimization.offload_optimizer.device": "components[].offload.optimizer of the Trainer",
@@ -304,7 +306,7 @@ _DROPPED_ANY_ROLE = {
 _SINGLE = {
     "pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
     "expert_model_parallel_size": Drop(why=EXPERTS, same=(1,)),
-    "expert_tensor_parallel_size": Drop(why=EXPERTS, same=(1,)),
+    "expert_tensor_parallel_size": Drop(why=WHOLE_EXPERTS, same=(1,)),
     "context_parallel_size": Drop(why="only the trainer divides sequences", same=(1,)),
     "virtual_pipeline_model_parallel_size": Drop(why=_PIPELINE, same=(1,)),
     "sequence_parallel": Drop(why="RLJob's tensor parallel layers do not divide the sequence", same=(False,)),
@@ -406,6 +408,7 @@ _DROPPED = {
     "train_env_manager": Drop(why="environments[] has type, share, limits, prompt, rewards and parameters"),
     "train_env_manager.worker_cls": Drop(why="RLJob has one worker per role"),
     "train_env_manager.max_traj_per_env": Drop(why="RLJob follows from promptsPerStep how many episodes run", same=(-1,)),
+    "actor_train.strategy_args.strategy_config.efsdp_size": Drop(why="FSDP2 shards the experts of each process over all groups"),
     "actor_train.strategy_args.strategy_config.gradient_accumulation_fusion": Drop(why=_OWN_TRAINER),
     "actor_train.data_args.domain_interleave_probs": Drop(
         why="ROLL chooses by the tag of a prompt, RLJob by its file", remedy="split the file by tag and set data.train[].weight"

@@ -166,15 +166,29 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source)),
             "contextParallelSize": context if context > 1 else None,
+            "expertParallelSize": _expert_parallel(source, num_devices),
             "loadBalancing": common.load_balancing(source, (*_CONFIG, "moe_aux_loss_coeff")),
         }
     )
 
 
 def expert_parallel(source: Source) -> int:
-    """Processes that share the experts of a layer; more than one of a mixture only."""
-    size = source.peek(*_CONFIG, "expert_model_parallel_size")
+    """The trainer's processes that share the experts of a layer; more than one of a mixture only."""
+    size = source.peek(*_expert_keys(source)[0])
     return size if isinstance(size, int) else 1
+
+
+def _expert_parallel(source: Source, num_devices: int) -> int | None:
+    """What the trainer's strategy reads."""
+    read, unread = _expert_keys(source)
+    _leave(source, unread)
+    return common.expert_parallel(source, read, num_devices)
+
+
+def _expert_keys(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The key that the trainer's strategy reads, and the other: Megatron's and FSDP2's."""
+    keys = (*_CONFIG, "expert_model_parallel_size"), (*_CONFIG, "ep_size")
+    return keys if _is_megatron(source) else keys[::-1]
 
 
 def shares_sequences(source: Source) -> bool:
@@ -186,18 +200,26 @@ def shares_sequences(source: Source) -> bool:
 def _context_parallel(source: Source) -> int:
     """Devices that share a sequence."""
     read, unread = _context_keys(source)
-    if source.peek(*unread) not in (None, 1):
-        source.drop(unread, "ROLL's strategy does not read it")
-    elif source.has(*unread):
-        source.take(*unread)
+    _leave(source, unread)
     return source.integer(*read, low=1, high=64) or 1
+
+
+def _leave(source: Source, where: tuple[str, ...]) -> None:
+    """Account for a size that the trainer's strategy ignores."""
+    if source.peek(*where) not in (None, 1):
+        source.drop(where, "ROLL's strategy does not read it")
+    elif source.has(*where):
+        source.take(*where)
 
 
 def _context_keys(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The key that the trainer's strategy reads, and the other: context parallelism is Megatron's, Ulysses FSDP2's."""
     keys = (*_CONFIG, "context_parallel_size"), ("actor_train", "model_args", "ulysses_size")
-    is_megatron = str(source.peek("actor_train", "strategy_args", "strategy_name")).startswith("megatron")
-    return keys if is_megatron else keys[::-1]
+    return keys if _is_megatron(source) else keys[::-1]
+
+
+def _is_megatron(source: Source) -> bool:
+    return str(source.peek("actor_train", "strategy_args", "strategy_name")).startswith("megatron")
 
 
 def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, schedule: str) -> float | None:
