@@ -408,6 +408,7 @@ _DROPPED = {
     "train_env_manager": Drop(why="environments[] has type, share, limits, prompt, rewards and parameters"),
     "train_env_manager.worker_cls": Drop(why="RLJob has one worker per role"),
     "train_env_manager.max_traj_per_env": Drop(why="RLJob follows from promptsPerStep how many episodes run", same=(-1,)),
+    "actor_train.strategy_args.strategy_config.fsdp_size": Drop(why="FSDP2 shards over all training processes"),
     "actor_train.strategy_args.strategy_config.efsdp_size": Drop(why="FSDP2 shards the experts of each process over all groups"),
     "actor_train.strategy_args.strategy_config.gradient_accumulation_fusion": Drop(why=_OWN_TRAINER),
     "actor_train.data_args.domain_interleave_probs": Drop(
