@@ -44,12 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             for check in wanted:
                 begin(check.name)
                 lines += list(run(check, scale, started + 60 * arguments.minutes))
+                if arguments.json is not None:  # now already: what ends this program later takes nothing of it
+                    write_json(arguments.json, {**found, "seconds": time.monotonic() - started}, lines)
     seconds = time.monotonic() - started
     table(lines, sys.stdout)
     counts = {verdict: sum(line.verdict is verdict for line in lines) for verdict in Verdict}
     say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + f" in {seconds:.0f} s")
-    if arguments.json is not None:
-        write_json(arguments.json, {**found, "seconds": seconds}, lines)
     return exit_code(lines)
 
 

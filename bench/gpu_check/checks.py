@@ -35,6 +35,7 @@ CHECKS = (
     Check(name="ipc", entry="transports:check_ipc", expected_s=20),
     Check(name="collective", entry="transports:check_collective", expected_s=30),
     Check(name="offload", entry="offload:check", needs=RUNTIME, expected_s=25),
+    Check(name="attention", entry="attention:check", needs=TRAINER, expected_s=45),
     *(
         Check(name=f"train-{size}", entry="trainer:check_of", index=index, needs=TRAINER, expected_s=seconds)
         for index, (size, seconds) in enumerate((("0.5B", 20.0), ("1.5B", 30.0), ("3B", 50.0), ("7B", 90.0)))

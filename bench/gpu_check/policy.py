@@ -83,6 +83,7 @@ def policy(model: Model, scale: Scale, *, lora: bool = False, **settings: Any) -
         NoRoomHereError: model or host memory do not fit.
         RuntimeFault: it cannot be set up.
     """
+    empty(scale.device)  # of an earlier worker, which its caller may have held on to until now
     folder = folder_of(model, scale)
     loaded = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if scale.on_cuda:

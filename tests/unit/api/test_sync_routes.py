@@ -221,8 +221,13 @@ ON_CPU = {"devicesPerNode": 4, "deviceType": "CPU"}
 @pytest.mark.parametrize(
     ("trainer", "rollout", "group", "fields", "chosen"),
     [
-        ("0-3", "0-3", FOUR, {}, SyncBackend.SHARED_MEMORY),
+        ("0-3", "0-3", FOUR, {}, SyncBackend.IPC),
+        ("0-3", "2-3", FOUR, {}, SyncBackend.IPC),
+        ("0-1", "0-3", FOUR, {}, SyncBackend.SHARED_MEMORY),
         ("0-3", "0-3", FOUR, {"backend": "IPC"}, SyncBackend.IPC),
+        ("0-3", "0-3", FOUR, {"backend": "SharedMemory"}, SyncBackend.SHARED_MEMORY),
+        ("0-3", "0-3", FOUR, {"delta": {}}, SyncBackend.SHARED_MEMORY),
+        ("0-3", "0-3", FOUR, {"sglang": True}, SyncBackend.OBJECT_STORE),
         ("0-3", "0-3", ON_CPU, {}, SyncBackend.SHARED_MEMORY),
         ("0-1", "2-3", FOUR, {}, SyncBackend.SHARED_MEMORY),
         ("0-1", "2-3", FOUR, {"backend": "NCCL"}, SyncBackend.NCCL),
@@ -230,7 +235,7 @@ ON_CPU = {"devicesPerNode": 4, "deviceType": "CPU"}
         ("0-1", "2-3", FOUR, {"sglang": True}, SyncBackend.OBJECT_STORE),
     ],
 )
-def test_only_names_choose_a_transport_between_devices(
+def test_auto_reads_on_the_devices_where_a_trainer_rank_is_on_all_of_the_engines(
     trainer: str, rollout: str, group: dict[str, object], fields: dict[str, object], chosen: SyncBackend
 ) -> None:
     spec = spec_of(trainer, rollout, group, **fields)

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heapreplace
 
+from rljob_api.adapters import serves_adapters
 from rljob_api.errors import PlacementError
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1.components import EngineType, Role
@@ -302,16 +303,26 @@ def engines_elsewhere(plan: Plan) -> tuple[int, tuple[int, ...]]:
 
 
 def chosen_backend(spec: RLJobSpec, plan: Plan) -> SyncBackend:
-    """The transport of a job: what it asks for, or with Auto shared memory where that reaches all engines.
+    """The transport of a job: what it asks for, or with Auto the first of IPC and shared memory that reaches all engines.
 
-    Auto takes no transport between devices: none has been run on GPUs yet.
+    Auto does not take NCCL, which has not run between two GPUs yet.
     """
     if spec.weight_sync.backend is not SyncBackend.AUTO:
         return spec.weight_sync.backend
     if not plan.with_role(Role.TRAINER):
         return SyncBackend.OBJECT_STORE  # no sync: validation only, or a spec that is refused
+    if _reads_on_devices(spec, plan):
+        return SyncBackend.IPC
     apart = engines_elsewhere(plan)[1] or loads_whole_updates(spec)
     return SyncBackend.OBJECT_STORE if apart else SyncBackend.SHARED_MEMORY
+
+
+def _reads_on_devices(spec: RLJobSpec, plan: Plan) -> bool:
+    """Whether every engine can read all weights in the memory of its own devices, and nothing in the spec asks for another way."""
+    asks = spec.weight_sync.delta is not None or spec.weight_sync.senders is not Senders.FIRST
+    if asks or serves_adapters(spec) or loads_whole_updates(spec) or not all_on_accelerators(spec, plan):
+        return False
+    return not any(None in ranks for ranks in neighbors(spec, plan))
 
 
 def chosen_senders(spec: RLJobSpec, plan: Plan) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ class SyncBackend(StrEnum):
     """How weights travel from trainer to engines."""
 
     AUTO = "Auto"
-    """SharedMemory where the trainer's rank 0 and all engines are on one node, else ObjectStore."""
+    """IPC where a trainer rank is on every accelerator of the engines, SharedMemory where the trainer's rank 0 and all engines are on one
+    node, else ObjectStore."""
     SHARED_MEMORY = "SharedMemory"
     """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"
@@ -72,10 +73,10 @@ class SyncBackend(StrEnum):
     TCP = "TCP"
     """Packed buckets broadcast from the hosts of the sending ranks to those of the engines, by gloo."""
     NCCL = "NCCL"
-    """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run on GPUs yet: never taken by Auto."""
+    """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run between GPUs yet: Auto does not
+    take it."""
     IPC = "IPC"
-    """Packed buckets that engines read in the memory of their own devices, where a trainer rank is on each of them. Not run on GPUs yet:
-    Auto does not take it."""
+    """Packed buckets that engines read in the memory of their own devices, where a trainer rank is on each of them."""
 
 
 class Senders(StrEnum):

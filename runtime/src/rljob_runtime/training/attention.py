@@ -5,7 +5,8 @@ a :class:`Packing` reaches it as ``packing``; without one it is transformers' ow
 
 On the CPU each part of the row is one call of ``scaled_dot_product_attention`` (:mod:`.packing`). On CUDA FlexAttention computes the whole
 row in one kernel, which skips what nobody sees in blocks of 128 x 128 (Dong et al., arXiv 2412.05496): sequences and trees alike, by the
-one rule ``k <= q < until[k]``. That has not run on a GPU; its arithmetic is compared on the CPU, where FlexAttention has no backward.
+one rule ``k <= q < until[k]``. ``tools/gpu-check`` compares it with dense masks on a GPU; here its arithmetic is compared on the CPU, where
+FlexAttention has no backward.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from rljob_runtime.training.packing import RowsPart, TreePart
 
 PACKED = "rljob_packed"
 """What transformers calls this attention."""
+KERNEL = {"BACKEND": "TRITON"}
+"""FlexAttention's kernel for rows of any length. The one that it takes for fewer than 128 queries, for decoding, cannot be compiled (torch
+2.13) when queries times heads per key head exceed 128: ``NoValidChoicesError`` for 60 tokens of 16 heads over 2, on an H200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,20 +191,30 @@ def block_mask(until: torch.Tensor, *, compiled: bool) -> BlockMask:
     def sees(_batch: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (key <= query) & (query < until[key])
 
-    make = _compiled(create_block_mask) if compiled else create_block_mask
+    make = _compiled(create_block_mask, ()) if compiled else create_block_mask
     blocks: BlockMask = make(sees, None, None, until.shape[0], until.shape[0], device=until.device)
     return blocks
 
 
 @functools.cache
-def _compiled(function: Any) -> Any:
-    """One compilation for all lengths: micro-batches seldom have the same."""
-    return torch.compile(function, dynamic=True)
+def _compiled(function: Any, kind: tuple[Any, ...]) -> Any:
+    """One compilation for all lengths: micro-batches seldom have the same.
+
+    Args:
+        function: of FlexAttention.
+        kind: what a compiled kernel is made for. Each counts its recompilations alone: over torch's limit of eight for all together,
+            FlexAttention would go on uncompiled, with T x T scores. ``fullgraph`` makes that an error.
+    """
+    del kind
+    make: Any = torch.compile  # whose declared overloads lack isolate_recompiles
+    return make(function, dynamic=True, fullgraph=True, isolate_recompiles=True)
 
 
 def _flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: BlockMask, scale: float, *, compiled: bool) -> torch.Tensor:
-    run = _compiled(flex_attention) if compiled else flex_attention
-    result: torch.Tensor = run(query, key, value, block_mask=blocks, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    kind = (query.dtype, query.shape[1], key.shape[1], query.shape[-1], torch.is_grad_enabled())
+    run = _compiled(flex_attention, kind) if compiled else flex_attention
+    grouped = query.shape[1] != key.shape[1]
+    result: torch.Tensor = run(query, key, value, block_mask=blocks, scale=scale, enable_gqa=grouped, kernel_options=KERNEL)
     return result
 
 

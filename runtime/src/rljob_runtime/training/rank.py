@@ -113,6 +113,7 @@ class ModelRank(ABC):
             rank=self.rank,
             world_size=self.world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if device.type == "cuda" else None,  # NCCL guesses it otherwise, by the rank
         )
         try:
             sizes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")

@@ -26,6 +26,8 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        # Requests have seeds, which FlashInfer's sampler cannot use; vLLM would still import and compile it.
+        "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0"),
     }
     if config.enforce_eager:
         # vLLM compiles a small sampling helper even then, which needs a C++ compiler in the image and seconds at the start.

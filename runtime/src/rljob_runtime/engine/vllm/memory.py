@@ -12,7 +12,7 @@ CPU has no sleep mode in vLLM (``CPUWorker.sleep`` logs a warning and returns), 
   ones (``weight_receiver``). Until then such a layer raises;
 - not freed: buffers (rotary tables, masks), a few bytes per layer of oneDNN's bookkeeping, the runner's input tensors.
 
-Not run anywhere yet, for want of a GPU with vLLM: everything of ``CudaMemory`` and the functions named ``sleep_*``. Read from the source:
+``CudaMemory`` and the functions named ``sleep_*`` have run on one GPU, not in CI. Read from the source:
 a vLLM worker that falls asleep asserts that the device has not less free memory afterwards than before, whoever took it, so nothing else
 may allocate on the device during that offload; and its memory cannot be exported by CUDA IPC.
 """
@@ -295,12 +295,15 @@ def sleep_awake_bytes(worker: Any) -> Bytes:
 
 
 def sleep_snapshot(worker: Any) -> MemorySnapshot:
-    """Memory of one CUDA worker: torch counts sleeping allocations as allocated, so they are taken off."""
+    """Memory of one CUDA worker: torch counts sleeping allocations as allocated, so they are taken off.
+
+    They are whole segments, of which torch counts only what tensors take: an engine that sleeps has nothing allocated, not less.
+    """
     allocations = _sleep_allocations() if worker.vllm_config.model_config.enable_sleep_mode else []
     asleep = sum(allocation.handle[1] for allocation in allocations if allocation.is_asleep)
     backup = sum(a.cpu_backup_tensor.untyped_storage().nbytes() for a in allocations if a.cpu_backup_tensor is not None)
     memory = snapshot(worker.device, backup)
-    return replace(memory, allocated_bytes=memory.allocated_bytes - asleep, reserved_bytes=memory.reserved_bytes - asleep)
+    return replace(memory, allocated_bytes=max(0, memory.allocated_bytes - asleep), reserved_bytes=memory.reserved_bytes - asleep)
 
 
 def _sleep_allocations() -> list[Any]:
