@@ -71,6 +71,7 @@ MEASUREMENTS = (
         timeout_s=1800.0,
         needs="--roll and --rlinf",
     ),
+    Measurement(name="gpu_check", answers="one GPU compared with its limits, and a job on it", timeout_s=900.0, needs="a GPU"),
     Measurement(name="operator", answers="latency and cost of the Kubernetes operator on a real API server", timeout_s=2400.0),
     Measurement(name="specs", answers="random and mutated specs on a real API server, planner, webhook, and operator", timeout_s=1800.0),
     Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, and how fast", timeout_s=3600.0),
@@ -151,7 +152,7 @@ def page(folder: Path) -> str:
     lines = [
         "# Measurements",
         "",
-        "Every result of `python -m bench`, on two CPU cores without a GPU: [how it is measured](../bench/README.md).",
+        "Every result of `python -m bench`, on two CPU cores unless another processor is named: [how it is measured](../bench/README.md).",
         "[Figures](figures.md) has them by topic. A `+` marks a commit with local changes, a dash one that was not recorded.",
         "",
         *_table(folder, "../bench/results/"),

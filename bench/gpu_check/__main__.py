@@ -17,7 +17,7 @@ import torch
 from bench.gpu_check.checks import CHECKS, chosen, run
 from bench.gpu_check.lines import Verdict, exit_code
 from bench.gpu_check.scale import Scale, here
-from bench.gpu_check.terminal import progress, say, table, write_json
+from bench.gpu_check.terminal import markdown, progress, say, table, write_json
 
 AT_CPU_SIZE = (
     "No CUDA device: every line runs at CPU size, so that the code is exercised. Nothing here says what a GPU does; lines of speed have no "
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table(lines, sys.stdout)
     counts = {verdict: sum(line.verdict is verdict for line in lines) for verdict in Verdict}
     say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + f" in {seconds:.0f} s")
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(f"{found['device']}, torch {found['torch']}\n\n{markdown(lines)}", encoding="utf-8")
     return exit_code(lines)
 
 
@@ -74,6 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = ", ".join(check.name for check in CHECKS)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=f"one check, can be repeated: {names}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every value, limit and bound as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for an issue or a page")
     parser.add_argument("--minutes", type=float, default=8.0, help="checks that would take longer are skipped (default: 8)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="for models and a checkpoint, meanwhile (default: TMPDIR)")
     arguments = parser.parse_args(argv)
@@ -83,8 +86,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(str(error))
     if arguments.folder is not None and not arguments.folder.is_dir():
         parser.error(f"--folder {arguments.folder}: no such folder; name one with some 20 GB of free space")
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"--json {arguments.json}: its folder does not exist; make it, or name another file")
+    for option in ("json", "markdown"):
+        file = getattr(arguments, option)
+        if file is not None and not file.absolute().parent.is_dir():
+            parser.error(f"--{option} {file}: its folder does not exist; make it, or name another file")
     if not arguments.minutes > 0:
         parser.error(f"--minutes {arguments.minutes:g}: must be above 0")
     return arguments

@@ -93,6 +93,12 @@ def write_json(path: Path, facts: Mapping[str, Any], lines: Sequence[Line]) -> N
     path.write_text(json.dumps({**facts, "lines": [line.as_document() for line in lines]}, indent=1) + "\n", encoding="utf-8")
 
 
+def markdown(lines: Sequence[Line]) -> str:
+    """The same table for an issue or a page."""
+    rows = [" | ".join(cells) for cells in (COLUMNS, ["---"] * len(COLUMNS), *(row(line) for line in lines))]
+    return "".join(f"| {cells} |\n" for cells in rows)
+
+
 def say(text: str) -> None:
     """One line of the output."""
     sys.stdout.write(text + "\n")

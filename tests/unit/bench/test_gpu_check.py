@@ -84,7 +84,10 @@ def test_a_check_that_breaks_is_a_failed_line_and_one_without_time_is_skipped(tm
     assert late.verdict is Verdict.SKIP
 
 
-@pytest.mark.parametrize("wrong", [["--only", "train-9B"], ["--minutes", "0"], ["--folder", "/nowhere"], ["--json", "/nowhere/x.json"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [["--only", "train-9B"], ["--minutes", "0"], ["--folder", "/nowhere"], ["--json", "/nowhere/x.json"], ["--markdown", "/nowhere/x.md"]],
+)
 def test_senseless_options_are_refused(wrong, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(wrong)
@@ -95,14 +98,16 @@ def test_senseless_options_are_refused(wrong, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
 def test_every_line_at_cpu_size(tmp_path: Path, capsys):
     names = [check.name for check in CHECKS if check.name != "engine"]
-    code = main([*(word for name in names for word in ("--only", name)), "--json", str(tmp_path / "out.json"), "--folder", str(tmp_path)])
+    files = ("--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "out.md"), "--folder", str(tmp_path))
+    code = main([*(word for name in names for word in ("--only", name)), *files])
     found = json.loads((tmp_path / "out.json").read_text())
     assert [line for line in found["lines"] if line["verdict"] != "PASS"] == []
     assert code == 0
     assert found["cpu_size"]
     assert list(dict.fromkeys(line["check"] for line in found["lines"])) == names
     assert "every line runs at CPU size" in capsys.readouterr().out
-    assert [path for path in tmp_path.iterdir() if path.name != "out.json"] == []
+    assert (tmp_path / "out.md").read_text().count("| PASS |") == len(found["lines"])
+    assert [path for path in tmp_path.iterdir() if path.stem != "out"] == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
