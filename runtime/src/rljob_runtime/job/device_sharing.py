@@ -92,13 +92,9 @@ def device_uses(spec: RLJobSpec, plan: Plan) -> Callable[[PlannedComponent, Plan
 def start_stages(spec: RLJobSpec, plan: Plan) -> list[list[PlannedComponent]]:
     """Components that start together, stage by stage: a single stage unless an engine has to measure what others left free.
 
-    On accelerators every engine that shares them does, also where all stay: vLLM ends with an error if memory becomes free there while it
-    measures, as it does when a policy has loaded its model. A server on shared devices measures, too, and leaves as soon as it is up: it
-    starts alone, behind the policies.
+    A server on shared devices measures that, too, and leaves as soon as it is up: it starts alone, behind the policies.
     """
-    groups = {group.name for group in spec.node_groups if group.on_accelerators}
-    measured = any(c.shares_devices_with and plan.nodes[c.processes[0].node_rank].group in groups for c in plan.components)
-    if not switches(spec, plan) and not measured:
+    if not switches(spec, plan):
         return [list(plan.components)]
     early = [component for component in plan.components if ROLES[component.role].start_stage == 0]
     first = [component for component in early if not ROLES[component.role].serves]

@@ -198,25 +198,6 @@ def test_policies_that_share_nothing_are_no_clients() -> None:
     assert set(clients) == {"ref", "infer-0"}
 
 
-ON_CPU = {"name": "a", "devicesPerNode": 4, "deviceResource": "cpu"}
-
-
-@pytest.mark.parametrize(
-    ("group", "ranks", "stages"),
-    [
-        (CUDA, "0", [["train"], ["infer", "reward"]]),
-        (CUDA, "1", [["infer", "reward", "train"]]),
-        (ON_CPU, "0", [["infer", "reward", "train"]]),
-    ],
-)
-def test_an_engine_measures_an_accelerator_when_the_others_there_have_started_also_where_all_stay(
-    group: dict[str, Any], ranks: str, stages: list[list[str]]
-) -> None:
-    spec, plan = planned(document(component("train", "Trainer", "0"), component("infer", "Rollout", ranks), group=group))
-    assert [sorted(c.name for c in stage) for stage in device_sharing.start_stages(spec, plan)] == stages
-    assert all(use.releases_kinds == () for use in use_of(spec, plan, "train"))
-
-
 @pytest.mark.parametrize(
     ("ranks", "stages", "clients", "displaces"),
     [
