@@ -33,7 +33,7 @@ from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.report.names import METRICS
-from rljob_runtime.training import model
+from rljob_runtime.training import checkpoint, model
 from rljob_runtime.training.bfloat16_adamw import MOMENTS
 from rljob_runtime.training.checkpoint_reading import METADATA, CheckedReader
 from rljob_runtime.training.config import PolicyConfig
@@ -360,9 +360,10 @@ def test_bucket_of_another_model_is_refused(start: StartPolicy) -> None:
     [(0, False, OptimizerStateDType.FLOAT32), (2, True, OptimizerStateDType.FLOAT32), (2, False, OptimizerStateDType.BFLOAT16)],
 )
 def test_checkpoint_resumes_bit_equal(
-    start: StartPolicy, tmp_path: Path, steps_before: int, beside: bool, states: OptimizerStateDType
+    start: StartPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_before: int, beside: bool, states: OptimizerStateDType
 ) -> None:
-    """``beside``: what is trained before the files are there is not in them."""
+    """``beside``: what is trained before the files are there is not in them. They are as many as on an accelerator then."""
+    monkeypatch.setitem(checkpoint.FILES, "cpu", 4 if beside else 1)
     same: dict[str, Any] = {"warmup_steps": 3, "weight_decay": 0.1, "optimizer_state_dtype": states}
     worker = start(**same)
     for step in range(steps_before):
@@ -372,6 +373,7 @@ def test_checkpoint_resumes_bit_equal(
     expected_weights = full_weights(worker)
     if beside:
         assert {file.name for file in worker.finish_checkpoint(60.0)} == {path.name for path in (tmp_path / "c").iterdir()}
+    assert len(list((tmp_path / "c").glob("*.distcp"))) == checkpoint.FILES["cpu"]
     resumed = start(**same, seed=99 if states is OptimizerStateDType.FLOAT32 else worker.config.seed)
     resumed.train_step([make_batch(50)], 0)  # leaves other weights and moments behind, which loading must replace
     assert resumed.load_checkpoint(tmp_path / "c") == steps_before

@@ -13,9 +13,10 @@ The caller makes a new folder per checkpoint and marks it complete afterwards; h
 from __future__ import annotations
 
 import datetime
+import functools
 import pickle
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Frozen parameters are in no checkpoint, and are not missed; of the others none can be missing, as loading fails before."""
 WRITE_TIMEOUT_S = 1800.0
 """Deadline of writing: of each wait of a rank for the files of the others."""
+FILES = {"cuda": 4, "cpu": 1}
+"""Files of a rank by the device of its state, written side by side: one file reached 0.5 GB/s on a machine with an H200, a plain one 1.4.
+On a CPU the cores train meanwhile."""
 CLOSE_TIMEOUT_S = 60.0
 """How long a worker that leaves waits for a checkpoint that is still being written."""
 State = dict[str, Any]
@@ -52,6 +56,7 @@ class CheckpointWriter:
         # the thread's collectives must not come between those of training
         self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=WRITE_TIMEOUT_S))
         self._pinned = device.type == "cuda"
+        self._num_files = FILES[device.type]
         self._stager: DefaultStager | None = None
         self._folder = Path()
         self._pending: Future[tuple[FileSum, ...]] | None = None
@@ -145,9 +150,11 @@ class CheckpointWriter:
         """
         rank = dist.get_rank()
         try:
-            save(state, storage_writer=FileSystemWriter(folder, sync_files=True), process_group=self._group)
+            writer = FileSystemWriter(folder, sync_files=True, thread_count=self._num_files)
+            save(state, storage_writer=writer, process_group=self._group)
             names = sorted(path.name for path in folder.glob(f"__{rank}_*")) + ([METADATA] if rank == 0 else [])
-            return tuple(sum_file(folder, name) for name in names)
+            with ThreadPoolExecutor(self._num_files) as threads:
+                return tuple(threads.map(functools.partial(sum_file, folder), names))
         except (OSError, CheckpointException) as error:
             raise CheckpointError(
                 f"checkpoint {folder} cannot be written: {error}; free space or point checkpoint storage elsewhere"
