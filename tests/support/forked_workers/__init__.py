@@ -1,6 +1,6 @@
 """Ray workers of tests forked from processes that have imported torch, transformers and vLLM already.
 
-An engine's process computes for 13 seconds before it does anything, nearly all of it imports; a trainer's for 5. Every job of every
+An engine's process computes for 6 seconds before it does anything, nearly all of it imports; a trainer's for 4. Every job of every
 integration test starts some, so that imports were more than half of what these tests compute. Here a *preloaded* process imports once
 and forks a worker in milliseconds:
 
@@ -75,7 +75,6 @@ def use() -> None:
     """Clusters that this process embeds from now on start their workers so; nothing without a manager."""
     if SOCKET not in os.environ:
         return
-    from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
     from rljob_runtime.cluster import embedded
@@ -85,18 +84,13 @@ def use() -> None:
         def add_node(self, wait: bool = True, **arguments: Any) -> Any:
             return super().add_node(wait, setup_worker_path=str(LAUNCHER), **arguments)
 
-    def no_api_server(node: Any, **_: Any) -> None:
-        node._webui_url = ""
-
     def runtime_env(cluster: embedded.EmbeddedCluster, spec: WorkerSpec) -> dict[str, Any] | None:
         modules = MODULES.get(spec.factory)
         if modules is None or spec.interpreter is not None:
             return plain_runtime_env(cluster, spec)
         return {"env_vars": {WORKER: json.dumps({"modules": modules, "environment": dict(spec.env)})}}
 
-    # What no worker here takes: Ray's server of its API, which without a dashboard only reports usage, and workers started ahead of any.
-    Node.start_api_server = no_api_server
-    os.environ[AHEAD] = "0"
+    os.environ[AHEAD] = "0"  # what no worker here takes
     plain_runtime_env = embedded.EmbeddedCluster.runtime_env
     embedded.RayProcesses = ForkingProcesses  # type: ignore[misc]
     embedded.EmbeddedCluster.runtime_env = runtime_env  # type: ignore[method-assign]

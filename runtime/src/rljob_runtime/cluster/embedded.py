@@ -8,13 +8,16 @@ them by Ray, so Ctrl-C reaches the driver alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from ray._private.node import Node
 from ray.cluster_utils import Cluster as RayProcesses
 
 from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
@@ -33,6 +36,8 @@ beside other programs would be many times slower than the same training in one p
 TASK_EVENTS = "RAY_task_events_report_interval_ms"
 """0 leaves out Ray's record of every call, which only its dashboard reads: the newest 100,000 calls, 50 to 100 MiB in Ray's GCS after some
 hours, and a report of every worker each second."""
+REPORTS_USAGE = "RAY_USAGE_STATS_ENABLED"
+"""0 unless somebody sets it: nothing is reported to Ray's makers."""
 START_ATTEMPTS = 2
 """Ray waits a fixed 30 s for its processes; a second try finds their files in the page cache, which is what a slow machine lacks."""
 QUIET = {"include_log_monitor": False}
@@ -66,7 +71,7 @@ class EmbeddedCluster(RayCluster):
         if threading.current_thread() is not threading.main_thread():
             raise ClusterError("the embedded Ray cluster can only be started in the process's main thread; call it there")
         os.environ[KEEP_VISIBLE_DEVICES] = "1"
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault(REPORTS_USAGE, "0")
         os.environ.setdefault(WORKER_NICENESS, "0")
         os.environ.setdefault(TASK_EVENTS, "0")
         if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -74,7 +79,7 @@ class EmbeddedCluster(RayCluster):
         logging.getLogger("ray").setLevel(logging.ERROR)
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
-                with own_signal_handlers():
+                with own_signal_handlers(), _without_api_server():
                     self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
                 break
             except Exception as error:  # that a node timed out comes as a bare Exception of Ray
@@ -115,3 +120,26 @@ class EmbeddedCluster(RayCluster):
         if custom:
             arguments["resources"] = custom
         return arguments
+
+
+@contextlib.contextmanager
+def _without_api_server() -> Iterator[None]:
+    """Ray's head starts no server of its API inside the block.
+
+    That server, without the dashboard, does nothing but report usage: `ray status` and the workers ask the GCS, metrics and logs are those
+    of the run folder. Ray starts it all the same, no argument prevents it, and waits for it, 1.1 s, before it starts a node.
+    """
+    if os.environ[REPORTS_USAGE] != "0":
+        yield
+        return
+    start_api_server = Node.start_api_server
+    Node.start_api_server = _no_api_server
+    try:
+        yield
+    finally:
+        Node.start_api_server = start_api_server
+
+
+def _no_api_server(node: Any, **_: object) -> None:
+    """In place of ``Node.start_api_server``: the address of a dashboard is all that the node wants of it."""
+    node._webui_url = ""

@@ -17,6 +17,8 @@ PLAN = SimpleNamespace(
     nodes=[SimpleNamespace(group="local", rank=rank, num_devices=0, hardware=None, device_resource="nvidia.com/gpu") for rank in (0, 1)]
 )
 
+START_API_SERVER = embedded.Node.start_api_server
+
 
 class Processes:
     """Ray's ``Cluster`` by its protocol; the second node of the first ``failures`` clusters times out."""
@@ -27,12 +29,14 @@ class Processes:
     def __init__(self) -> None:
         self.address = f"127.0.0.1:{len(self.made)}"
         self.nodes: list[dict[str, object]] = []
+        self.starts_api_server: list[bool] = []
         self.stopped = False
         self.made.append(self)
         self.worker_niceness = os.environ["RAY_worker_niceness"]
         self.task_events_ms = os.environ["RAY_task_events_report_interval_ms"]
 
     def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
+        self.starts_api_server.append(embedded.Node.start_api_server is START_API_SERVER)
         if labels[NODE_RANK_LABEL] == "1" and len(self.made) <= self.failures:
             raise Exception("The current node timed out during startup")  # noqa: TRY002 - what Ray raises
         self.nodes.append({"labels": labels, **arguments})
@@ -74,6 +78,17 @@ def test_no_call_is_recorded_for_a_dashboard_that_is_not_there_unless_somebody_a
     assert made[0].task_events_ms == (given or "0")
 
 
+@pytest.mark.parametrize(("given", "starts"), [(None, False), ("0", False), ("1", True)])
+def test_rays_api_server_is_started_only_to_report_usage(start, monkeypatch: pytest.MonkeyPatch, given: str | None, starts: bool) -> None:
+    made: list[Processes] = []
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", given)
+    start(0, made)
+    assert made[0].starts_api_server == [starts, starts]
+    assert embedded.Node.start_api_server is START_API_SERVER
+
+
 def test_a_start_that_timed_out_is_made_once_more(start, caplog: pytest.LogCaptureFixture) -> None:
     made: list[Processes] = []
     with caplog.at_level(logging.WARNING):
@@ -89,3 +104,4 @@ def test_a_start_that_never_succeeds_is_an_error_that_leaves_nothing(start) -> N
     with pytest.raises(ClusterError, match="did not start in 2 attempts: The current node timed out"):
         start(9, made)
     assert [processes.stopped for processes in made] == [True, True]
+    assert embedded.Node.start_api_server is START_API_SERVER
