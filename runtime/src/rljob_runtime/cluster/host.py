@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljob_api import collector
 from rljob_api.naming import ENV_NODE_RANK
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
@@ -94,7 +95,8 @@ class WorkerHost:
 
     def _class(self) -> Any:
         module_name, _, class_name = self._factory.partition(":")
-        return getattr(importlib.import_module(module_name), class_name)
+        with imports():
+            return getattr(importlib.import_module(module_name), class_name)
 
     def address(self) -> tuple[str, int]:
         """This node's address and a port that is free on it, for a process group.
@@ -122,6 +124,18 @@ class WorkerHost:
         """Run one method of the worker."""
         with _traceback_in_log():
             return getattr(self._worker, method)(*args)
+
+
+@contextlib.contextmanager
+def imports() -> Iterator[None]:
+    """Around imports of torch, transformers or vLLM: a fifth to a quarter less to compute.
+
+    They make a million objects that stay, and the collector would walk through them again and again. What is there afterwards is left
+    alone until :func:`settle_process`, too.
+    """
+    with collector.paused():
+        yield
+        gc.freeze()
 
 
 def settle_process() -> None:

@@ -299,7 +299,10 @@ def run(
         _fail("--overwrite and --resume contradict each other; give one of them")
     text = _single(file, name)
     _check_text(text, file, None)  # before anything heavy is imported; run_job checks again for its other callers
-    from rljob_runtime.entry.local_run import run_job
+    from rljob_api import collector
+
+    with collector.paused():
+        from rljob_runtime.entry.local_run import run_job
 
     path = Path("stdin.yaml") if file == "-" else Path(file)
     raise typer.Exit(run_job(text, path, run_dir, overwrite, resume, metrics_port))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_api import collector
 from rljob_api.errors import SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.validation import CheckedJob, check
@@ -44,11 +45,12 @@ def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume
     """
     job_folder = path.resolve().parent
     try:
-        checked = check(text, shape_of=read_shape, config_of=read_config)
-        spec = checked.job.spec
-        local_checks.check(spec, os.environ, resume=resume)
-        run_path = run_dir or Path("runs") / checked.job.metadata.name
-        sources = launch.preflight(spec, job_folder, models.recorded(run_path, spec) if resume else {})
+        with collector.paused():  # most of it is imports of what makes the data
+            checked = check(text, shape_of=read_shape, config_of=read_config)
+            spec = checked.job.spec
+            local_checks.check(spec, os.environ, resume=resume)
+            run_path = run_dir or Path("runs") / checked.job.metadata.name
+            sources = launch.preflight(spec, job_folder, models.recorded(run_path, spec) if resume else {})
     except (SpecInvalidError, RuntimeFault) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.INVALID

@@ -63,3 +63,26 @@ def test_where_many_samples_are_in_flight_only_young_ones_are_looked_at(many: bo
     command = [sys.executable, "-c", AMONG_MANY, str(int(many))]
     left = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0).stdout
     assert int(left) == int(many)
+
+
+IMPORTING = """
+import gc, sys
+from rljob_runtime.cluster.host import imports
+
+class Ring:
+    def __init__(self): self.own = self
+
+with imports():
+    enabled = gc.isenabled()
+    made = [[] for _ in range(100_000)]
+frozen = gc.get_freeze_count()
+Ring()
+gc.collect()
+print(enabled, gc.isenabled(), frozen > 100_000, any(isinstance(found, Ring) for found in gc.get_objects()))
+"""
+
+
+def test_nothing_is_collected_while_modules_are_imported_and_what_they_made_is_left_alone() -> None:
+    command = [sys.executable, "-c", IMPORTING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0)
+    assert done.stdout.split() == ["False", "True", "True", "False"]

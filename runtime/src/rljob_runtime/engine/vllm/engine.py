@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rljob_runtime.cluster.host import imports
 from rljob_runtime.engine.clearing import clear
 from rljob_runtime.engine.expected_parameters import expected_parameters, with_tied_head
 from rljob_runtime.engine.protocol import ByteArray, EngineConfig, EngineResidenceError, OnOffload
@@ -69,7 +70,8 @@ class VllmEngine:
             raise ModelError(f"engine environment: {'; '.join(problems)}; call apply_environment(config) before importing vLLM")
         model_infos.seed()
         try:  # here and not in the thread: importing in two threads at once can hand out half-made modules
-            from rljob_runtime.engine.vllm.loop import VllmLoop
+            with imports():
+                from rljob_runtime.engine.vllm.loop import VllmLoop
         except ImportError as exc:
             raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
         self._config = config = _with_parsed_arguments(config)
@@ -112,7 +114,8 @@ class VllmEngine:
         if problems := environment_problems(config):
             raise ModelError(f"engine environment: {'; '.join(problems)}")
         try:
-            from rljob_runtime.engine.vllm.preparing import prepare
+            with imports():
+                from rljob_runtime.engine.vllm.preparing import prepare
         except ImportError as exc:
             raise ModelError(f"vLLM cannot be imported: {exc}; install rljob-runtime[cpu] or rljob-runtime[gpu]") from exc
         prepare(_with_parsed_arguments(config))
