@@ -144,8 +144,12 @@ class Cluster(Protocol):
             ClusterError: what is missing, by node, group and device count.
         """
 
-    async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
+    async def start_workers(
+        self, specs: Sequence[WorkerSpec], timeout_s: float, constructed: Callable[[Worker], None] = lambda worker: None
+    ) -> list[Worker]:
         """Start all workers, in parallel; returns them in the order of ``specs`` once each has been constructed.
+
+        ``constructed`` gets each as soon as it is.
 
         Raises:
             SetupError: an interpreter is missing or cannot run workers; names it, its node and its field.

@@ -134,14 +134,21 @@ class RayCluster:
                 say_at = now + SAY_EVERY_S
                 notify(f"waiting for free devices, {deadline - now:.0f} s left: wanted {wanted}")
 
-    async def start_workers(self, specs: Sequence[WorkerSpec], timeout_s: float) -> list[Worker]:
+    async def start_workers(
+        self, specs: Sequence[WorkerSpec], timeout_s: float, constructed: Callable[[Worker], None] = lambda worker: None
+    ) -> list[Worker]:
         """See the protocol."""
         deadline = time.monotonic() + timeout_s
         await self._check_interpreters(specs, timeout_s)
         workers = [self._create(spec) for spec in specs]
         left_s = max(deadline - time.monotonic(), 1.0)
+
+        async def started(worker: RayWorker) -> None:
+            await worker.started(left_s)
+            constructed(worker)
+
         try:
-            await asyncio.gather(*(w.started(left_s) for w in workers))
+            await asyncio.gather(*map(started, workers))
         except BaseException:
             self.end_workers(workers)  # a process that came up in part would keep its memory
             raise

@@ -1,6 +1,6 @@
 """Brings a job's workers up: everything between a plan and running components.
 
-Order: cluster -> models of a Hub, once per node -> workers, stage by stage -> process groups and engines in parallel -> what workers say of
+Order: cluster -> models of a Hub, once per node -> workers, stage by stage, process groups beside engines -> what workers say of
 their node -> device leases -> components. Where components switch, policies start first and release their devices before engines
 measure what is free there.
 """
@@ -31,11 +31,12 @@ from rljob_runtime.cluster.replaceable import ReplaceableWorker
 from rljob_runtime.data import tokenizer
 from rljob_runtime.data.source import open_rows, tags_of
 from rljob_runtime.engine.registry import check_engines
-from rljob_runtime.errors import DeadlineError, SetupError, StartupDeadlineError
+from rljob_runtime.errors import SetupError
 from rljob_runtime.job import device_sharing, learning_settings, models, worker_settings
 from rljob_runtime.job.judge_settings import Share
 from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.models import ModelSources
+from rljob_runtime.job.process_groups import ProcessGroups
 from rljob_runtime.job.roles import ROLES, WorkerContext
 from rljob_runtime.job.standby import standby_processes
 from rljob_runtime.job.teacher import check_taught, check_teachers
@@ -130,6 +131,7 @@ async def launch(
         with reporter.phase("downloading the model"):
             folders = await models.download(sources, spec, plan, cluster, left_s(), reporter.event)
     here = models.with_folders(spec, sources.here)
+    importing = asyncio.get_running_loop().run_in_executor(None, tokenizer.import_ahead, _tokenizer_path(here))  # the driver's, for later
     shape, served = read_shape(here.model), served_shapes(here, read_shape)
     running: dict[str, list[Worker]] = {name: list(workers) for name, workers in (kept or {}).items()}
     starting = [component for component in plan.components if component.name not in running]
@@ -137,18 +139,18 @@ async def launch(
         stages = [[c for c in stage if c in starting] for stage in device_sharing.start_stages(spec, plan)]
         for stage in stages:
             specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders, shape, served) for c in stage}
-            started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s()))
+            grouped = {c.name: c for c in stage if ROLES[c.role].process_group}
+            names = {name: [s.name for s in specs[name]] for name in grouped}
+            async with ProcessGroups(grouped, names, left_s, timeout_s=float(spec.startup_deadline_seconds)) as groups:
+                started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s(), groups.add))
+                await groups.formed()
             for component in stage:
-                workers = [(next(started), s) for s in specs[component.name]]
-                running[component.name] = [w for w, _ in workers]
-                if ROLES[component.role].replaceable:
-                    standby = standby_processes(spec, plan, component.name, specs[component.name], cluster, reporter.event)
-                    running[component.name] = [ReplaceableWorker(w, s, cluster, standby.get(s.node_rank)) for w, s in workers]
-            groups = [running[c.name] for c in stage if ROLES[c.role].process_group]
-            await _set_up_all(groups, left_s(), float(spec.startup_deadline_seconds))
+                own = specs[component.name]
+                running[component.name] = _replaceable(spec, plan, component, [next(started) for _ in own], own, cluster, reporter)
             await asyncio.gather(*(_serve(running[c.name], left_s()) for c in stage if ROLES[c.role].serves))
             if stage is not stages[-1]:
                 await device_sharing.release_devices(spec, stage, running, left_s())
+    await importing
     for component in starting:
         if (says := ROLES[component.role].says) is not None:
             reporter.event(f"{component.name}: {await running[component.name][0].call(says, timeout_s=left_s())}")
@@ -156,6 +158,22 @@ async def launch(
     made = job_workers(spec, plan, running, leases)
     reporter.resident(made.residency())
     return made
+
+
+def _replaceable(
+    spec: RLJobSpec,
+    plan: Plan,
+    component: PlannedComponent,
+    workers: list[Worker],
+    specs: Sequence[WorkerSpec],
+    cluster: Cluster,
+    reporter: Reporter,
+) -> list[Worker]:
+    """Workers of a role that may be replaced by others, each able to; those of other roles as they are."""
+    if not ROLES[component.role].replaceable:
+        return workers
+    standby = standby_processes(spec, plan, component.name, specs, cluster, reporter.event)
+    return [ReplaceableWorker(w, s, cluster, standby.get(s.node_rank)) for w, s in zip(workers, specs, strict=True)]
 
 
 def job_workers(spec: RLJobSpec, plan: Plan, running: Mapping[str, Sequence[Worker]], leases: device_sharing.DeviceLeases) -> JobWorkers:
@@ -236,24 +254,6 @@ async def shut_down(cluster: Cluster, workers: JobWorkers | None = None) -> None
     await cluster.stop()
 
 
-async def _set_up_all(groups: Sequence[Sequence[Worker]], timeout_s: float, collective_timeout_s: float) -> None:
-    """Form all process groups at once; ``collective_timeout_s`` bounds every later collective of theirs.
-
-    Raises:
-        StartupDeadlineError: one did not form within ``timeout_s``.
-    """
-    try:
-        await asyncio.gather(*(_set_up(group, timeout_s, collective_timeout_s) for group in groups))
-    except DeadlineError as error:
-        raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
-
-
-async def _set_up(group: Sequence[Worker], timeout_s: float, collective_timeout_s: float) -> None:
-    """Form the process group of one component and load its model."""
-    host, port = await group[0].address(timeout_s)
-    await gather_all([w.start("setup", host, port, collective_timeout_s) for w in group], timeout_s)
-
-
 async def _serve(workers: Sequence[Worker], timeout_s: float) -> None:
     """Start the servers of one component, with a key of their own.
 
@@ -318,4 +318,8 @@ def load_tokenizer(spec: RLJobSpec) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: it cannot be loaded.
     """
-    return tokenizer.load_tokenizer(spec.model.tokenizer_path or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+    return tokenizer.load_tokenizer(_tokenizer_path(spec), trust_remote_code=spec.model.trust_remote_code)
+
+
+def _tokenizer_path(spec: RLJobSpec) -> str:
+    return spec.model.tokenizer_path or spec.model.path

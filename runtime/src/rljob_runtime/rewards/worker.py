@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_runtime.data.tokenizer import decode, load_tokenizer
+from rljob_runtime.data.tokenizer import decode, import_ahead, load_tokenizer
 from rljob_runtime.errors import RewardSetupError
 from rljob_runtime.packed import RewardBatch
 from rljob_runtime.records import Judgement, RewardRequest, RewardResult
@@ -39,6 +39,7 @@ class RewardWorker:
             api_key(config)
         self._desk: JudgeDesk | None = None
         self._pool = RewardPool(configs, log_file=log_file, folder=folder)
+        import_ahead()  # engines start meanwhile; for ``prepare`` everything waits
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._lock = threading.Lock()
         """Of tokenizer and pool, which serve one call at a time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,27 @@ from tests.support.records import ids, make_prompt
 
 FUNCTION = "def length(prompt, response, answer, metadata):\n    return float(len(response))\n"
 TEXTS = ["12 apples", "", "é 7"]
+IMPORTING = """
+import sys
+from pathlib import Path
+from rljob_runtime.data.tokenizer import import_ahead, load_tokenizer, tokenizer_files
+from rljob_runtime.rewards.config import RewardConfig, RewardType
+from rljob_runtime.rewards.worker import RewardWorker
+
+folder = Path(sys.argv[1])
+assert "transformers" not in sys.modules
+if sys.argv[2] == "driver":
+    import_ahead(str(folder / "model"))
+    before = set(sys.modules)
+    load_tokenizer(str(folder / "model"), trust_remote_code=False)
+else:
+    config = RewardConfig(name="length", type=RewardType.FUNCTION, function="mine:length")
+    worker = RewardWorker([config], log_file=folder / "log", folder=folder)
+    before = set(sys.modules)
+    worker.prepare(tokenizer_files(folder / "model", code=False), trust_remote_code=False)
+    worker.close()
+print("torch" in sys.modules, *(name for name in set(sys.modules) - before if name.startswith("transformers.")))
+"""
 
 
 @pytest.fixture
@@ -55,3 +78,12 @@ def test_files_of_a_tokenizer_are_the_small_ones_and_code_only_where_it_is_trust
     assert set(tokenizer_files(model, code=True)) - set(files) == {"modeling_own.py"}
     assert "model.safetensors" not in files
     assert decode(load_tokenizer(str(model), trust_remote_code=False), batch_of(model).responses()) == TEXTS
+
+
+@pytest.mark.parametrize("process", ["driver", "reward worker"])
+def test_what_a_tokenizer_takes_is_imported_before_it_is_loaded(tmp_path: Path, model: Path, process: str) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    (model / "config.json").write_text('{"model_type": "qwen2"}')
+    command = [sys.executable, "-c", IMPORTING, str(tmp_path), process]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0)
+    assert done.stdout.split() == ["False"]
