@@ -98,7 +98,7 @@ def test_a_second_driver_resumes_after_a_kill_and_a_third_after_an_orderly_stop(
 
 
 def test_a_missing_node_is_named_at_the_deadline(model: Path, tmp_path: Path) -> None:
-    spec = write(tmp_path, manifest(model, startupDeadlineSeconds=18))
+    spec = write(tmp_path, manifest(model, startupDeadlineSeconds=2))
     with RayNodes(spec, tmp_path / "nodes", left_out=(1,)) as nodes:
         driving = Driving(tmp_path, nodes.address)
         assert driving.wait() == 3, driving.output
