@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABE
 from rljob_api.planning.plan import Plan, PlannedNode
 from rljob_runtime.cluster.host import KEEP_VISIBLE_DEVICES, POD_VISIBLE_DEVICES
 from rljob_runtime.cluster.ray_cluster import RayCluster, own_signal_handlers
-from rljob_runtime.errors import ClusterError
+from rljob_runtime.errors import ClusterError, SetupError
 
 logger = logging.getLogger(__name__)
 NODE_STORE_SHARE = 0.3
@@ -66,6 +68,7 @@ class EmbeddedCluster(RayCluster):
         """Start the nodes of the plan without connecting to them; returns the cluster's address.
 
         Raises:
+            SetupError: this machine has fewer GPUs than the plan needs.
             ClusterError: a process did not start, or this is not the process's first thread, where Ray can install signal handlers.
         """
         if threading.current_thread() is not threading.main_thread():
@@ -74,13 +77,13 @@ class EmbeddedCluster(RayCluster):
         os.environ.setdefault(REPORTS_USAGE, "0")
         os.environ.setdefault(WORKER_NICENESS, "0")
         os.environ.setdefault(TASK_EVENTS, "0")
-        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-            os.environ[POD_VISIBLE_DEVICES] = visible
+        visible = _visible_to_nodes(plan)
         logging.getLogger("ray").setLevel(logging.ERROR)
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
                 with own_signal_handlers(), _without_api_server():
-                    self._start_processes(plan)  # in this thread: Ray installs signal handlers; its own deadlines bound each process
+                    # in this thread: Ray installs signal handlers; its own deadlines bound each process
+                    self._start_processes(plan, visible)
                 break
             except Exception as error:  # that a node timed out comes as a bare Exception of Ray
                 self._stop_processes()
@@ -99,12 +102,16 @@ class EmbeddedCluster(RayCluster):
             processes, self._processes = self._processes, None
             processes.shutdown()
 
-    def _start_processes(self, plan: Plan) -> None:
+    def _start_processes(self, plan: Plan, visible: Sequence[str | None]) -> None:
         store_bytes = max(int(shutil.disk_usage("/dev/shm").free * NODE_STORE_SHARE) // len(plan.nodes), MIN_STORE_BYTES)
         self._processes = RayProcesses()
         for place, node in enumerate(plan.nodes):
             head = {} if place else HEAD
+            os.environ.pop(POD_VISIBLE_DEVICES, None)
+            if (devices := visible[place]) is not None:
+                os.environ[POD_VISIBLE_DEVICES] = devices  # the node's processes inherit it
             self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node), **head, **QUIET)
+        os.environ.pop(POD_VISIBLE_DEVICES, None)
         self._address = self._processes.address
 
     def _node_arguments(self, node: PlannedNode) -> dict[str, object]:
@@ -143,3 +150,37 @@ def _without_api_server() -> Iterator[None]:
 def _no_api_server(node: Any, **_: object) -> None:
     """In place of ``Node.start_api_server``: the address of a dashboard is all that the node wants of it."""
     node._webui_url = ""
+
+
+def _visible_to_nodes(plan: Plan) -> list[str | None]:
+    """By node, the GPUs of this machine that it has to itself, as CUDA_VISIBLE_DEVICES; None for a node without GPUs.
+
+    Raises:
+        SetupError: there are fewer than the plan needs.
+    """
+    wanted = [node.num_devices if ray_resource(node.device_resource) == "GPU" else 0 for node in plan.nodes]
+    if not any(wanted):
+        return [None] * len(wanted)
+    here = _devices_here()
+    if sum(wanted) > len(here):
+        by_group = Counter({node.group: 0 for node in plan.nodes})
+        for node, number in zip(plan.nodes, wanted, strict=True):
+            by_group[node.group] += number
+        groups = ", ".join(f"{number} in {group}" for group, number in by_group.items() if number)
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise SetupError(
+            f"spec.nodeGroups need {sum(wanted)} GPU{'s' if sum(wanted) > 1 else ''} ({groups}), and this process sees {len(here)} "
+            f"(CUDA_VISIBLE_DEVICES {'is not set' if named is None else f'is {named!r}'}); lower devicesPerNode, write deviceResource: cpu, "
+            "or apply the job to a cluster"
+        )
+    ends = list(itertools.accumulate(wanted))
+    return [",".join(here[end - number : end]) if number else None for number, end in zip(wanted, ends, strict=True)]
+
+
+def _devices_here() -> list[str]:
+    """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [entry.strip() for entry in named.split(",") if entry.strip()]
+    import torch  # only here: Ray and the driver do without it until later
+
+    return [str(index) for index in range(torch.cuda.device_count())]

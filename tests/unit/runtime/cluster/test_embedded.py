@@ -11,7 +11,7 @@ import pytest
 from rljob_api.naming import NODE_RANK_LABEL
 from rljob_runtime.cluster import embedded
 from rljob_runtime.cluster.embedded import EmbeddedCluster
-from rljob_runtime.errors import ClusterError
+from rljob_runtime.errors import ClusterError, SetupError
 
 PLAN = SimpleNamespace(
     nodes=[SimpleNamespace(group="local", rank=rank, num_devices=0, hardware=None, device_resource="nvidia.com/gpu") for rank in (0, 1)]
@@ -105,3 +105,42 @@ def test_a_start_that_never_succeeds_is_an_error_that_leaves_nothing(start) -> N
         start(9, made)
     assert [processes.stopped for processes in made] == [True, True]
     assert embedded.Node.start_api_server is START_API_SERVER
+
+
+def plan_of(*nodes: tuple[str, int, str]) -> SimpleNamespace:
+    """Nodes as (group, devices, resource)."""
+    return SimpleNamespace(
+        nodes=[
+            SimpleNamespace(group=group, rank=rank, num_devices=devices, hardware=None, device_resource=resource)
+            for rank, (group, devices, resource) in enumerate(nodes)
+        ]
+    )
+
+
+def test_each_node_has_gpus_of_its_own_and_others_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    class Watching(Processes):
+        def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
+            seen.append(os.environ.pop("RLJOB_POD_VISIBLE_DEVICES", None))
+            super().add_node(wait=wait, labels=labels, **arguments)
+
+    monkeypatch.setattr(embedded, "RayProcesses", Watching)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-a")
+    plan = plan_of(("a", 2, "nvidia.com/gpu"), ("c", 2, "cpu"), ("b", 1, "nvidia.com/gpu"))
+    EmbeddedCluster(tmp_path, dict.fromkeys("abc", 1), {name: {} for name in "abc"}).start_processes(plan)
+    assert seen == ["4,5", None, "GPU-a"]
+    assert "RLJOB_POD_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"), [("", "sees 0 (CUDA_VISIBLE_DEVICES is '')"), ("1,2", "sees 2 (CUDA_VISIBLE_DEVICES is '1,2')")]
+)
+def test_too_few_gpus_are_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, shown: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(embedded, "RayProcesses", None)
+    plan = plan_of(("a", 2, "nvidia.com/gpu"), ("a", 2, "nvidia.com/gpu"), ("c", 8, "cpu"))
+    with pytest.raises(SetupError) as refused:
+        EmbeddedCluster(tmp_path, {}, {}).start_processes(plan)
+    assert "spec.nodeGroups need 4 GPUs (4 in a)" in str(refused.value)
+    assert shown in str(refused.value)
