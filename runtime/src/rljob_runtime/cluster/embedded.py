@@ -170,8 +170,8 @@ def _visible_to_nodes(plan: Plan) -> list[str | None]:
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise SetupError(
             f"spec.nodeGroups need {sum(wanted)} GPU{'s' if sum(wanted) > 1 else ''} ({groups}), and this process sees {len(here)} "
-            f"(CUDA_VISIBLE_DEVICES {'is not set' if named is None else f'is {named!r}'}); lower devicesPerNode, write deviceResource: cpu, "
-            "or apply the job to a cluster"
+            f"(CUDA_VISIBLE_DEVICES {'is not set' if named is None else f'is {named!r}'}); lower devicesPerNode, write "
+            "deviceResource: cpu, or apply the job to a cluster"
         )
     ends = list(itertools.accumulate(wanted))
     return [",".join(here[end - number : end]) if number else None for number, end in zip(wanted, ends, strict=True)]
