@@ -45,9 +45,12 @@ def objects() -> list[Manifest]:
     ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def queued(kubectl: Kubectl, installation: None) -> Iterator[Kubectl]:
-    """kubectl in a namespace with a queue; both are removed while Kueue, whose webhooks that needs, still runs."""
+    """kubectl in a namespace with a queue; both are removed while Kueue, whose webhooks that needs, still runs.
+
+    That is after all scenarios: pods of the last job need their grace period to end, half a minute in which others run.
+    """
     made = objects()
     kubectl.until("Kueue's webhooks answer", lambda: kubectl.accepts(made[1]), 30)
     kubectl.apply(*made)
@@ -60,7 +63,7 @@ def queued(kubectl: Kubectl, installation: None) -> Iterator[Kubectl]:
         kubectl("delete", item["kind"], item["metadata"]["name"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def queue_volume(queued: Kubectl) -> Iterator[Volume]:
     with shared_volume(queued) as made:
         yield made
