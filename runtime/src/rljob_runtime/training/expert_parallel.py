@@ -116,13 +116,15 @@ def _forward(self: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Te
     num_tokens, top_k = top_k_index.shape
     chosen = top_k_index.reshape(-1)
     order = torch.argsort(chosen, stable=True)  # by expert is by rank
-    sent = torch.bincount(chosen, minlength=own.num_experts * group.size()).view(group.size(), own.num_experts)
+    sent = torch.zeros(group.size() * own.num_experts, dtype=torch.int64, device=chosen.device)
+    sent = sent.scatter_add_(0, chosen, torch.ones_like(chosen)).view(group.size(), own.num_experts)  # bincount would wait on CUDA
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     outward, inward = torch.stack([sent.sum(1), received.sum(1)]).tolist()  # the host waits here
     # embedding, not an index: tokens repeat, and its backward adds in a fixed order on every device
     rows = _exchange(F.embedding(order // top_k, hidden_states), outward, inward, group)
-    experts = torch.arange(own.num_experts, device=rows.device).repeat(group.size()).repeat_interleave(received.reshape(-1))
+    experts = torch.arange(own.num_experts, device=rows.device).repeat(group.size())
+    experts = experts.repeat_interleave(received.reshape(-1), output_size=sum(inward))
     returned = _exchange(_products(type(self), own, rows, experts), inward, outward, group)
     places = torch.empty_like(order)
     places[order] = torch.arange(order.numel(), device=order.device)
