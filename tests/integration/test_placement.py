@@ -77,9 +77,9 @@ class Child:
     ) -> None:
         folder.mkdir(exist_ok=True)
         self._errors = folder / f"{case}-{time.monotonic_ns()}.txt"
-        left_out = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS")
-        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environment |= {
+            "CUDA_VISIBLE_DEVICES": "0,1,2,3",
             "PYTHONPATH": str(ROOT),  # the probe, in the processes of all nodes
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -28,7 +28,7 @@ def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
         yield from _parameters(reward, path)
         if reward.type is RewardType.TASK:
             yield from _task_sources(spec, reward, path)
-        if reward.weight < 0 and reward.on_timeout == 0 and "on_timeout" not in reward.model_fields_set:
+        if reward.weight < 0 and reward.on_timeout is None:
             problem = "makes onTimeout, 0 by default, the best that a response can get"
             yield _error(f"{path}.weight", reward.weight, problem, "write onTimeout: the reward's highest score, or Drop")
 

@@ -181,8 +181,9 @@ class Reward(SpecModel):
     timeout_seconds: Positive = 5.0
     """Limit for one sample; a sample that runs past it is tried once more in a fresh process, then onTimeout decides. Of an LLMJudge it is
     the limit for reading the answer."""
-    on_timeout: ScoreOrDrop = 0.0
-    """Score of a response on which the reward ran past its limit twice, or Drop to leave the sample out."""
+    on_timeout: ScoreOrDrop | None = None
+    """Score of a response on which the reward ran past its limit twice, or Drop to leave the sample out; 0 when not set. A negative weight
+    needs it."""
     on_error: ScoreOrDrop = DROP
     """Score of a response on which the reward failed, or Drop to leave the sample out."""
     pass_threshold: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0

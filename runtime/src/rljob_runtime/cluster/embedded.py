@@ -153,12 +153,13 @@ def _no_api_server(node: Any, **_: object) -> None:
 
 
 def _visible_to_nodes(plan: Plan) -> list[str | None]:
-    """By node, the GPUs of this machine that it has to itself, as CUDA_VISIBLE_DEVICES; None for a node without GPUs.
+    """By node, the GPUs of this machine that it has to itself, as CUDA_VISIBLE_DEVICES; None for a node on which no process has one.
 
     Raises:
         SetupError: there are fewer than the plan needs.
     """
-    wanted = [node.num_devices if ray_resource(node.device_resource) == "GPU" else 0 for node in plan.nodes]
+    used = {process.node_rank for component in plan.components for process in component.processes if process.devices}
+    wanted = [node.num_devices if node.rank in used and ray_resource(node.device_resource) == "GPU" else 0 for node in plan.nodes]
     if not any(wanted):
         return [None] * len(wanted)
     here = _devices_here()

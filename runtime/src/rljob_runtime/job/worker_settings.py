@@ -199,7 +199,7 @@ def reward_config(reward: RewardSpec, share: Share) -> RewardConfig:
         judge=None if reward.asked is None else asked_config(reward.asked, share),
         sources=reward.sources,
         on_error=_score_or_none(reward.on_error),
-        on_timeout=_score_or_none(reward.on_timeout),
+        on_timeout=_score_or_none(0.0 if reward.on_timeout is None else reward.on_timeout),
         network=reward.network,
         processes=reward.processes,
         read_paths=reward.read_paths,

@@ -14,7 +14,8 @@ from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.errors import ClusterError, SetupError
 
 PLAN = SimpleNamespace(
-    nodes=[SimpleNamespace(group="local", rank=rank, num_devices=0, hardware=None, device_resource="nvidia.com/gpu") for rank in (0, 1)]
+    components=[],
+    nodes=[SimpleNamespace(group="local", rank=rank, num_devices=0, hardware=None, device_resource="nvidia.com/gpu") for rank in (0, 1)],
 )
 
 START_API_SERVER = embedded.Node.start_api_server
@@ -108,12 +109,17 @@ def test_a_start_that_never_succeeds_is_an_error_that_leaves_nothing(start) -> N
 
 
 def plan_of(*nodes: tuple[str, int, str]) -> SimpleNamespace:
-    """Nodes as (group, devices, resource)."""
+    """Nodes as (group, devices, resource), with a process on each of them but those of group ``idle``."""
     return SimpleNamespace(
+        components=[
+            SimpleNamespace(
+                processes=[SimpleNamespace(node_rank=rank, devices=(7,)) for rank, node in enumerate(nodes) if node[0] != "idle"]
+            )
+        ],
         nodes=[
             SimpleNamespace(group=group, rank=rank, num_devices=devices, hardware=None, device_resource=resource)
             for rank, (group, devices, resource) in enumerate(nodes)
-        ]
+        ],
     )
 
 
@@ -127,9 +133,10 @@ def test_each_node_has_gpus_of_its_own_and_others_none(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(embedded, "RayProcesses", Watching)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-a")
-    plan = plan_of(("a", 2, "nvidia.com/gpu"), ("c", 2, "cpu"), ("b", 1, "nvidia.com/gpu"))
-    EmbeddedCluster(tmp_path, dict.fromkeys("abc", 1), {name: {} for name in "abc"}).start_processes(plan)
-    assert seen == ["4,5", None, "GPU-a"]
+    plan = plan_of(("a", 2, "nvidia.com/gpu"), ("c", 2, "cpu"), ("idle", 9, "nvidia.com/gpu"), ("b", 1, "nvidia.com/gpu"))
+    names = ("a", "b", "c", "idle")
+    EmbeddedCluster(tmp_path, dict.fromkeys(names, 1), {name: {} for name in names}).start_processes(plan)
+    assert seen == ["4,5", None, None, "GPU-a"]
     assert "RLJOB_POD_VISIBLE_DEVICES" not in os.environ
 
 
