@@ -125,6 +125,12 @@ def write(folder: Path, name: str, arrays: Arrays) -> None:
     np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
 
 
+def largest_difference(one: Arrays, other: Arrays) -> float:
+    """Of arrays of the same names."""
+    assert one.keys() == other.keys() != set()
+    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
+
+
 def read(folder: Path, name: str, prefix: str = "") -> Arrays:
     """What :func:`write` left, those with the prefix, without it."""
     with np.load(folder / f"{name}.npz") as data:

@@ -31,6 +31,7 @@ from tests.integration.rank_processes import (
     DEADLINE_S,
     fork_ranks,
     full_gradients,
+    largest_difference,
     packed_weights,
     random_batch,
     read,
@@ -39,14 +40,9 @@ from tests.integration.rank_processes import (
     write,
 )
 from tests.integration.test_critic import set_head
-from tests.integration.test_mixture_ranks import plain_gradients
+from tests.integration.test_mixture_ranks import SMALL, VOCAB, plain_gradients
 from tests.integration.test_tensor_parallel import valued
 
-VOCAB = 61
-SMALL: dict[str, Any] = {
-    **{"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "router_aux_loss_coef": 0.5},
-}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=8, mlp_only_layers=[1], tie_word_embeddings=True, norm_topk_prob=True),
@@ -238,11 +234,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
 IDS = [f"{name} {layout}" for name, layout in OTHERS]
-
-
-def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    assert one.keys() == other.keys() != set()
-    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)

@@ -48,6 +48,7 @@ from tests.integration.rank_processes import (
     DEADLINE_S,
     fork_ranks,
     full_gradients,
+    largest_difference,
     masked,
     packed_weights,
     random_batch,
@@ -330,11 +331,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OTHERS = [(name, label(*layout)) for name, layouts in LAYOUTS.items() for layout in layouts[1:]]
 IDS = [f"{name} {layout}" for name, layout in OTHERS]
-
-
-def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    assert one.keys() == other.keys() != set()
-    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
