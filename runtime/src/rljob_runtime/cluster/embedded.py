@@ -102,16 +102,14 @@ class EmbeddedCluster(RayCluster):
             processes, self._processes = self._processes, None
             processes.shutdown()
 
-    def _start_processes(self, plan: Plan, visible: Sequence[str | None]) -> None:
+    def _start_processes(self, plan: Plan, visible: Sequence[str]) -> None:
         store_bytes = max(int(shutil.disk_usage("/dev/shm").free * NODE_STORE_SHARE) // len(plan.nodes), MIN_STORE_BYTES)
         self._processes = RayProcesses()
         for place, node in enumerate(plan.nodes):
             head = {} if place else HEAD
-            os.environ.pop(POD_VISIBLE_DEVICES, None)
-            if (devices := visible[place]) is not None:
-                os.environ[POD_VISIBLE_DEVICES] = devices  # the node's processes inherit it
+            os.environ[POD_VISIBLE_DEVICES] = visible[place]  # the node's processes inherit it
             self._processes.add_node(wait=False, object_store_memory=store_bytes, **self._node_arguments(node), **head, **QUIET)
-        os.environ.pop(POD_VISIBLE_DEVICES, None)
+        del os.environ[POD_VISIBLE_DEVICES]
         self._address = self._processes.address
 
     def _node_arguments(self, node: PlannedNode) -> dict[str, object]:
@@ -152,19 +150,17 @@ def _no_api_server(node: Any, **_: object) -> None:
     node._webui_url = ""
 
 
-def _visible_to_nodes(plan: Plan) -> list[str | None]:
-    """By node, the GPUs of this machine that it has to itself, as CUDA_VISIBLE_DEVICES; None for a node on which no process has one.
+def _visible_to_nodes(plan: Plan) -> list[str]:
+    """By node, the GPUs of this machine that it has to itself, as CUDA_VISIBLE_DEVICES; empty for a node on which no process has one.
 
     Raises:
         SetupError: there are fewer than the plan needs.
     """
     used = {process.node_rank for component in plan.components for process in component.processes if process.devices}
     wanted = [node.num_devices if node.rank in used and ray_resource(node.device_resource) == "GPU" else 0 for node in plan.nodes]
-    if not any(wanted):
-        return [None] * len(wanted)
-    here = _devices_here()
+    here = _devices_here() if any(wanted) else []
     if sum(wanted) > len(here):
-        by_group = Counter({node.group: 0 for node in plan.nodes})
+        by_group: Counter[str] = Counter()
         for node, number in zip(plan.nodes, wanted, strict=True):
             by_group[node.group] += number
         groups = ", ".join(f"{number} in {group}" for group, number in by_group.items() if number)
@@ -174,8 +170,7 @@ def _visible_to_nodes(plan: Plan) -> list[str | None]:
             f"(CUDA_VISIBLE_DEVICES {'is not set' if named is None else f'is {named!r}'}); lower devicesPerNode, write "
             "deviceResource: cpu, or apply the job to a cluster"
         )
-    ends = list(itertools.accumulate(wanted))
-    return [",".join(here[end - number : end]) if number else None for number, end in zip(wanted, ends, strict=True)]
+    return [",".join(here[end - number : end]) for number, end in zip(wanted, itertools.accumulate(wanted), strict=True)]
 
 
 def _devices_here() -> list[str]:

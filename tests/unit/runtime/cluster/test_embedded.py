@@ -124,11 +124,11 @@ def plan_of(*nodes: tuple[str, int, str]) -> SimpleNamespace:
 
 
 def test_each_node_has_gpus_of_its_own_and_others_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: list[str | None] = []
+    seen: list[str] = []
 
     class Watching(Processes):
         def add_node(self, *, wait: bool, labels: dict[str, str], **arguments: object) -> None:
-            seen.append(os.environ.pop("RLJOB_POD_VISIBLE_DEVICES", None))
+            seen.append(os.environ["RLJOB_POD_VISIBLE_DEVICES"])
             super().add_node(wait=wait, labels=labels, **arguments)
 
     monkeypatch.setattr(embedded, "RayProcesses", Watching)
@@ -136,7 +136,7 @@ def test_each_node_has_gpus_of_its_own_and_others_none(monkeypatch: pytest.Monke
     plan = plan_of(("a", 2, "nvidia.com/gpu"), ("c", 2, "cpu"), ("idle", 9, "nvidia.com/gpu"), ("b", 1, "nvidia.com/gpu"))
     names = ("a", "b", "c", "idle")
     EmbeddedCluster(tmp_path, dict.fromkeys(names, 1), {name: {} for name in names}).start_processes(plan)
-    assert seen == ["4,5", None, None, "GPU-a"]
+    assert seen == ["4,5", "", "", "GPU-a"]
     assert "RLJOB_POD_VISIBLE_DEVICES" not in os.environ
 
 
