@@ -16,7 +16,7 @@ from rljob_runtime.training.packing import RowsPart
 HEADS = ((16, 2, 128), (14, 2, 64))
 """Of Qwen2.5-3B and -0.5B: query heads, key heads, size."""
 ROWS = {"short": (31, 20, 9), "long": (700, 500, 257, 40)}
-"""Lengths of the sequences in a row. Fewer than 128 tokens have a kernel of their own in FlexAttention unless it is told otherwise."""
+"""Lengths of the sequences in a row. By default FlexAttention has another kernel for fewer than 128 tokens."""
 TOLERANCE = {"bfloat16": 0.02, "float32": 1e-5}
 """Of the largest number: eight bits, rounded a few times."""
 

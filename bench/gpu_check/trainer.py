@@ -28,7 +28,7 @@ CPU_PEAK_TOLERANCE = 0.35
 """At CPU size a step's few temporaries, which the estimate leaves out, are not small against the rest."""
 MFU = {"0.5B": 0.20, "1.5B": 0.28, "3B": 0.30, "7B": 0.30}
 """Of the measured matrix product; a small model has small products and a large head. torchtitan: 33 to 39 % of the data sheet for 8B."""
-FORWARD_MFU = {"0.5B": 0.20, "1.5B": 0.30, "3B": 0.30, "7B": 0.30}
+FORWARD_MFU = 0.30
 PROBE_LENGTHS = 8
 
 
@@ -105,7 +105,7 @@ def _steps(name: str, worker: PolicyWorker, scale: Scale, model: Model, wanted: 
         "TFLOP/s",
         limit=limit / 1e12,
         limit_name="matrix product",
-        at_least=scale.speed(FORWARD_MFU[model.name]),
+        at_least=scale.speed(FORWARD_MFU),
     )
 
 
