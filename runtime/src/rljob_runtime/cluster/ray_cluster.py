@@ -26,12 +26,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_api.naming import HARDWARE_RESOURCE, NODE_GROUP_LABEL, NODE_RANK_LABEL, ray_resource
+from rljob_api.naming import HARDWARE_RESOURCE, NODE_RANK_LABEL, ray_resource
 from rljob_api.planning.environment import CUDA_VISIBLE_DEVICES
 from rljob_api.planning.plan import Plan, PlannedNode
 from rljob_runtime.cluster.collectives import first_line, is_broken_group
 from rljob_runtime.cluster.host import WorkerHost, cuda_is_initialized, pod_visible_devices, settle_driver, visible_devices
 from rljob_runtime.cluster.interpreter import CHECK_TIMEOUT_S, interpreter_problem
+from rljob_runtime.cluster.nodes import SAY_EVERY_S, wait_for_nodes
 from rljob_runtime.cluster.protocol import OnCall, Worker, WorkerSpec, gather_all
 from rljob_runtime.errors import (
     BrokenGroupError,
@@ -49,13 +50,9 @@ from rljob_runtime.errors import (
 )
 
 NAMESPACE = "rljob"
-SAY_EVERY_S = 15.0
-"""How often a wait for nodes reports what is missing."""
 PLACEMENT_WAIT_S = 1.0
 NODES_LOOK_S = 1.0
 """How often :meth:`RayCluster.lost_node` looks; Ray itself needs up to half a minute to notice that a node is gone."""
-HEAD_RESOURCE = "node:__internal_head__"
-"""Only Ray's head offers it; one without a rank is not a node of the plan."""
 WATCH_S = 366 * 24 * 3600.0
 """Longer than any run: watching a worker ends with the worker."""
 CALLS, WATCH = "calls", "watch"
@@ -407,67 +404,6 @@ class _HostActor(WorkerHost):
 
     def _environment(self, spec: WorkerSpec) -> dict[str, str]:
         return {**spec.env, CUDA_VISIBLE_DEVICES: visible_devices(spec.cuda_devices, self._pod_visible)}
-
-
-async def wait_for_nodes(plan: Plan, deadline: float, notify: Callable[[str], None]) -> None:
-    """Wait until the nodes are the planned ones; ``notify`` is called now and then with what is wrong.
-
-    Raises:
-        ClusterError: at the deadline, with everything that is still wrong.
-    """
-    say_at = time.monotonic() + SAY_EVERY_S
-    while problems := missing_nodes(plan, ray.nodes()):
-        now = time.monotonic()
-        if now >= deadline:
-            raise ClusterError(
-                f"the Ray cluster does not match the plan within the time that spec.startupDeadlineSeconds sets: {'; '.join(problems)}"
-            )
-        if now >= say_at:
-            say_at = now + SAY_EVERY_S
-            notify(f"waiting for the planned nodes, {deadline - now:.0f} s left: {'; '.join(problems)}")
-        await asyncio.sleep(0.1)
-
-
-def missing_nodes(plan: Plan, ray_nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """How ``ray.nodes()`` differs from the plan, one sentence each; empty when exactly the planned nodes are there.
-
-    Two nodes of one rank, or one too many, are mostly a pod that was replaced and is not yet known to be gone: worth waiting for.
-    """
-    alive = [n for n in ray_nodes if n["Alive"] and (HEAD_RESOURCE not in n["Resources"] or NODE_RANK_LABEL in n["Labels"])]
-    by_rank: dict[str, list[dict[str, Any]]] = {}
-    for found in alive:
-        by_rank.setdefault(found["Labels"].get(NODE_RANK_LABEL, ""), []).append(found)
-    problems = [problem for node in plan.nodes for problem in _node_problems(node, by_rank.pop(str(node.rank), []))]
-    for rank, surplus in sorted(by_rank.items()):
-        where = ", ".join(_address(n) for n in surplus)
-        what = (
-            f"carries {NODE_RANK_LABEL}={rank}, planned are 0 to {len(plan.nodes) - 1}" if rank else f"carries no label {NODE_RANK_LABEL}"
-        )
-        problems.append(f"the node at {where} {what}")
-    return problems
-
-
-def _node_problems(node: PlannedNode, found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What is wrong with the nodes that claim a planned node's rank."""
-    if not found:
-        yield f"node {node.rank} (group {node.group}, index {node.index}) has not joined"
-        return
-    if len(found) > 1:
-        yield f"node {node.rank} (group {node.group}) is there {len(found)} times: {', '.join(_address(n) for n in found)}"
-    for one in found:
-        group = one["Labels"].get(NODE_GROUP_LABEL)
-        if group != node.group:
-            yield f"node {node.rank} at {_address(one)} is labelled {NODE_GROUP_LABEL}={group}, planned {node.group}"
-        have = one["Resources"].get(ray_resource(node.device_resource), 0)
-        if have != node.num_devices:
-            yield f"node {node.rank} (group {node.group}) offers {have:g} {node.device_resource}, planned {node.num_devices}"
-        if node.hardware and not one["Resources"].get(HARDWARE_RESOURCE):
-            pieces = ", ".join(f"{count} {kind}" for kind, count in node.hardware)
-            yield f"node {node.rank} (group {node.group}) offers no {HARDWARE_RESOURCE}, which stands for its {pieces}"
-
-
-def _address(ray_node: dict[str, Any]) -> str:
-    return str(ray_node.get("NodeManagerAddress", "an unknown address"))
 
 
 def _used_nodes(plan: Plan) -> list[PlannedNode]:

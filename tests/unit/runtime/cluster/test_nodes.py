@@ -10,9 +10,9 @@ from rljob_api.planner import plan
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.validation import check
-from rljob_runtime.cluster import ray_cluster
+from rljob_runtime.cluster import nodes as waiting
 from rljob_runtime.cluster.host import pod_visible_devices
-from rljob_runtime.cluster.ray_cluster import missing_nodes, wait_for_nodes
+from rljob_runtime.cluster.nodes import missing_nodes, wait_for_nodes
 from rljob_runtime.errors import ClusterError
 from rljob_runtime.job import worker_settings
 from tests.integration.jobs import job
@@ -119,9 +119,9 @@ async def test_the_wait_says_what_is_missing_now_and_then_and_raises_at_the_dead
     async def no_sleep(seconds: float) -> None:
         return None
 
-    monkeypatch.setattr(ray_cluster, "time", Clock())
-    monkeypatch.setattr(ray_cluster.asyncio, "sleep", no_sleep)
-    monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: ALL[:-1])
+    monkeypatch.setattr(waiting, "time", Clock())
+    monkeypatch.setattr(waiting.asyncio, "sleep", no_sleep)
+    monkeypatch.setattr(waiting.ray, "nodes", lambda: ALL[:-1])
     said: list[str] = []
     with pytest.raises(ClusterError, match=r"does not match .*startupDeadlineSeconds.*: node 3 \(group cores, index 0\) has not joined"):
         await wait_for_nodes(CHECKED.plan, 50.0, said.append)
