@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rljob_runtime.cluster.host import PREPARED_WORDS
 from tests.integration.jobs import SWITCH_METRICS, Running, shortened
 from tests.support.pace import HANG_S
 
@@ -114,6 +115,7 @@ def test_switching_or_resident_the_quickstart_on_one_device_trains_as_on_two(mod
     assert_same(runs["switching"], runs["apart"])
     assert_same(runs["resident"], runs["apart"])
     switched(runs["switching"], stored_bytes(model))
+    assert [PREPARED_WORDS in run.log(ENGINE) for run in runs.values()] == [False, True, False], "the engine imports beside the trainer"
     assert not (SWITCH_METRICS - {"offload/waits_s"}) & set(runs["resident"].metrics()[0]), "they take turns, and nothing moves"
 
 

@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import inspect
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from rljob_api.naming import ENV_NODE_RANK
 from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.pod_log import POD_OUTPUT, Follower, PodOutput
 from rljob_runtime.cluster.ports import group_port
+from rljob_runtime.errors import SetupError
 from rljob_runtime.openmp import set_short_spin
 
 POD_VISIBLE_DEVICES = "RLJOB_POD_VISIBLE_DEVICES"
@@ -34,6 +36,10 @@ START_WORD = "starts"
 """Word in the line that begins a process's part of its log; earlier attempts may have written parts before it."""
 WAITS_WORDS = "waits to take the place of a lost worker"
 """In the line that ends the part of a standby process's log before it is used."""
+PREPARED_WORDS = "has imported what it needs and waits for its turn on the devices"
+"""In the line of a worker's log between what it did ahead and its construction."""
+EARLY_WORDS = "has initialized CUDA while it was imported, and holds memory of its devices before its turn"
+"""In a line before that one, where it is so."""
 M_MMAP_THRESHOLD = -3
 """Of ``malloc.h``."""
 LARGE_BLOCK_BYTES = 128 * 1024
@@ -77,16 +83,30 @@ class WorkerHost:
         self._kwargs = kwargs
 
     def prepare(self) -> None:
-        """Do for the worker what needs none of its devices: import its class and call the class's ``prepare``, where it has one.
+        """Do for the worker what needs none of its devices before they are its turn; :meth:`build` follows."""
+        self._prepare()
+        if _holds_device():
+            sys.stderr.write(f"{start_line(self._name)} {EARLY_WORDS}\n")
+        sys.stderr.write(f"{start_line(self._name)} {PREPARED_WORDS}\n")
 
-        Takes what :meth:`build` takes. What is there then is left alone by later garbage collections.
+    def stand_by(self) -> None:
+        """The same for a process that may wait as long as the run. What is there then is left alone by later garbage collections.
+
+        Raises:
+            SetupError: it has initialized CUDA, and would keep memory of a device while it waits.
         """
-        with _traceback_in_log():
-            prepare = getattr(self._class(), "prepare", None)
-            if prepare is not None:
-                prepare(**self._kwargs)
+        self._prepare()
+        if _holds_device():
+            raise SetupError("imports have initialized CUDA in a process that only waits; write rollout.standbyProcesses: Never")
         settle_process()
         sys.stderr.write(f"{start_line(self._name)} {WAITS_WORDS}\n")
+
+    def _prepare(self) -> None:
+        """Import the worker's class and call its class method ``prepare``, where it has one, with what :meth:`build` takes."""
+        with _traceback_in_log():
+            prepare = getattr(self._class(), "prepare", None)
+            if inspect.ismethod(prepare):  # of an instance it is something else
+                prepare(**self._kwargs)
 
     def build(self) -> None:
         """Construct the worker; a call of its own, so that its error arrives as it is and not as the death of the process."""
@@ -216,6 +236,12 @@ def pod_visible_devices(environment: Mapping[str, str]) -> str | None:
     """The CUDA_VISIBLE_DEVICES that the node itself was given, read in a worker's process; None when it was given all."""
     own = environment.get("CUDA_VISIBLE_DEVICES") if environment.get(KEEP_VISIBLE_DEVICES) == "1" else None
     return environment.get(POD_VISIBLE_DEVICES) or own or None
+
+
+def _holds_device() -> bool:
+    """Whether torch has initialized CUDA in this process, which takes memory of a device; another library may have without it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def cuda_is_initialized() -> bool:

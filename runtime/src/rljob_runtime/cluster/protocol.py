@@ -145,11 +145,20 @@ class Cluster(Protocol):
         """
 
     async def start_workers(
-        self, specs: Sequence[WorkerSpec], timeout_s: float, constructed: Callable[[Worker], None] = lambda worker: None
+        self,
+        specs: Sequence[WorkerSpec],
+        timeout_s: float,
+        constructed: Callable[[Worker], None] = lambda worker: None,
+        turn: asyncio.Event | None = None,
     ) -> list[Worker]:
         """Start all workers, in parallel; returns them in the order of ``specs`` once each has been constructed.
 
-        ``constructed`` gets each as soon as it is.
+        Args:
+            specs: what to start.
+            timeout_s: for all of it.
+            constructed: gets each worker as soon as it is constructed.
+            turn: until it is set no worker is constructed, and their processes do only what needs no device, imports above all. Who passes
+                one sets it or cancels this call in time: the wait for it has no deadline. None: the turn has come.
 
         Raises:
             SetupError: an interpreter is missing or cannot run workers; names it, its node and its field.

@@ -132,21 +132,30 @@ class RayCluster:
                 notify(f"waiting for free devices, {deadline - now:.0f} s left: wanted {wanted}")
 
     async def start_workers(
-        self, specs: Sequence[WorkerSpec], timeout_s: float, constructed: Callable[[Worker], None] = lambda worker: None
+        self,
+        specs: Sequence[WorkerSpec],
+        timeout_s: float,
+        constructed: Callable[[Worker], None] = lambda worker: None,
+        turn: asyncio.Event | None = None,
     ) -> list[Worker]:
         """See the protocol."""
         deadline = time.monotonic() + timeout_s
         await self._check_interpreters(specs, timeout_s)
         workers = [self._create(spec) for spec in specs]
-        left_s = max(deadline - time.monotonic(), 1.0)
 
         async def started(worker: RayWorker) -> None:
-            await worker.started(left_s)
+            if turn is not None and not turn.is_set():
+                await worker.prepared(max(deadline - time.monotonic(), 1.0))
+                await turn.wait()
+            await worker.started(max(deadline - time.monotonic(), 1.0))
             constructed(worker)
 
+        starting = [asyncio.ensure_future(started(worker)) for worker in workers]
         try:
-            await asyncio.gather(*map(started, workers))
+            await asyncio.gather(*starting)
         except BaseException:
+            for task in starting:
+                task.cancel()  # one may wait for a turn that does not come any more
             self.end_workers(workers)  # a process that came up in part would keep its memory
             raise
         return list(workers)
@@ -215,7 +224,7 @@ class RayCluster:
         """See the protocol."""
         worker = self._create(spec)
         try:
-            await worker.prepared(timeout_s)
+            await worker.stands_by(timeout_s)
         except BaseException:
             worker.end()
             raise
@@ -296,12 +305,21 @@ class RayWorker:
         await self._startup("start", self._begin("build"), timeout_s)
 
     async def prepared(self, timeout_s: float) -> None:
-        """Wait until the process has done all that it can without devices.
+        """Wait until the process has done all that it can without devices; it may be :meth:`started` then.
 
         Raises:
             StartupDeadlineError: it had not within ``timeout_s``.
         """
         await self._startup("prepare", self._begin("prepare"), timeout_s)
+
+    async def stands_by(self, timeout_s: float) -> None:
+        """Wait until the process is prepared, and waits to :meth:`become` a worker.
+
+        Raises:
+            SetupError: it has taken memory of a device, which it would keep for as long as it waits.
+            StartupDeadlineError: it was not within ``timeout_s``.
+        """
+        await self._startup("prepare", self._begin("stand_by"), timeout_s)
 
     async def become(self, spec: WorkerSpec, timeout_s: float) -> RayWorker:
         """See ``StandbyWorker``."""

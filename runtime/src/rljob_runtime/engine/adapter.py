@@ -24,8 +24,9 @@ class EngineAdapter(Protocol):
     def factory(self) -> str:
         """``module:Class`` of the engine; constructed in the worker's process with what :meth:`config` returns as ``config``.
 
-        Where the class has a class method ``prepare(config)``, a standby process calls it while it waits to become such an engine: it does
-        what a start needs besides devices, and leaves these alone.
+        Where the class has a class method ``prepare(config)``, it does what a start needs besides devices, and leaves these alone, as the
+        import of its module does: a standby process calls it while it waits to become such an engine, an engine's own process while others
+        set up on its devices.
         """
 
     def lacking(self) -> str | None:

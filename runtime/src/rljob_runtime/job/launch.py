@@ -2,7 +2,7 @@
 
 Order: cluster -> models of a Hub, once per node -> workers, stage by stage, process groups beside engines -> what workers say of
 their node -> device leases -> components. Where components switch, policies start first and release their devices before engines
-measure what is free there.
+measure what is free there; the engines' processes are there by then, and have imported what they need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +39,7 @@ from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.job.models import ModelSources
 from rljob_runtime.job.process_groups import ProcessGroups
 from rljob_runtime.job.roles import ROLES, WorkerContext
+from rljob_runtime.job.stages import run_in_turn
 from rljob_runtime.job.standby import standby_processes
 from rljob_runtime.job.teacher import check_taught, check_teachers
 from rljob_runtime.loop.saving import IO_TIMEOUT_S
@@ -135,21 +137,19 @@ async def launch(
     shape, served = read_shape(here.model), served_shapes(here, read_shape)
     running: dict[str, list[Worker]] = {name: list(workers) for name, workers in (kept or {}).items()}
     starting = [component for component in plan.components if component.name not in running]
+    stages = [[c for c in stage if c in starting] for stage in device_sharing.start_stages(spec, plan)]
+
+    async def start(stage: Sequence[PlannedComponent], turn: asyncio.Event) -> None:
+        specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders, shape, served) for c in stage}
+        started = await _start_together(spec, stage, specs, cluster, left_s, turn)
+        for c in stage:
+            running[c.name] = _replaceable(spec, plan, c, started[c.name], specs[c.name], cluster, reporter)
+        await asyncio.gather(*(_serve(running[c.name], left_s()) for c in stage if ROLES[c.role].serves))
+        if stage is not stages[-1]:
+            await device_sharing.release_devices(spec, stage, running, left_s())
+
     with reporter.phase("loading model and engines"):
-        stages = [[c for c in stage if c in starting] for stage in device_sharing.start_stages(spec, plan)]
-        for stage in stages:
-            specs = {c.name: worker_specs(spec, plan, c, job_folder, log_dir, folders, shape, served) for c in stage}
-            grouped = {c.name: c for c in stage if ROLES[c.role].process_group}
-            names = {name: [s.name for s in specs[name]] for name in grouped}
-            async with ProcessGroups(grouped, names, left_s, timeout_s=float(spec.startup_deadline_seconds)) as groups:
-                started = iter(await cluster.start_workers([s for part in specs.values() for s in part], left_s(), groups.add))
-                await groups.formed()
-            for component in stage:
-                own = specs[component.name]
-                running[component.name] = _replaceable(spec, plan, component, [next(started) for _ in own], own, cluster, reporter)
-            await asyncio.gather(*(_serve(running[c.name], left_s()) for c in stage if ROLES[c.role].serves))
-            if stage is not stages[-1]:
-                await device_sharing.release_devices(spec, stage, running, left_s())
+        await run_in_turn([partial(start, stage) for stage in stages])
     await importing
     for component in starting:
         if (says := ROLES[component.role].says) is not None:
@@ -158,6 +158,24 @@ async def launch(
     made = job_workers(spec, plan, running, leases)
     reporter.resident(made.residency())
     return made
+
+
+async def _start_together(
+    spec: RLJobSpec,
+    components: Sequence[PlannedComponent],
+    specs: Mapping[str, Sequence[WorkerSpec]],
+    cluster: Cluster,
+    left_s: Callable[[], float],
+    turn: asyncio.Event,
+) -> dict[str, list[Worker]]:
+    """Start the workers of one stage at its turn, and form the process groups among them; returns them by component."""
+    grouped = {c.name: c for c in components if ROLES[c.role].process_group}
+    names = {name: [s.name for s in specs[name]] for name in grouped}
+    async with ProcessGroups(grouped, names, left_s, timeout_s=float(spec.startup_deadline_seconds)) as groups:
+        all_specs = [s for part in specs.values() for s in part]
+        started = iter(await groups.beside(cluster.start_workers(all_specs, left_s(), groups.add, turn)))
+        await groups.formed()
+    return {name: [next(started) for _ in part] for name, part in specs.items()}
 
 
 def _replaceable(

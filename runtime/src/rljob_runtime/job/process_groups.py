@@ -7,9 +7,9 @@ others, its ranks wait until all workers are constructed, for some of these meas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rljob_api.planning.plan import PlannedComponent
 from rljob_runtime.cluster.protocol import Worker, gather_all
@@ -37,6 +37,8 @@ class ProcessGroups:
         self._timeout_s = timeout_s
         self._constructed: dict[str, Worker] = {}
         self._forming: dict[str, asyncio.Task[None]] = {}
+        self._failed = asyncio.Event()
+        """Set when a group could not be formed."""
 
     async def __aenter__(self) -> Self:
         """Return it."""
@@ -57,6 +59,24 @@ class ProcessGroups:
         if not self._components[component].shares_devices_with and self._constructed.keys() >= set(self._names[component]):
             self._form(component)
 
+    async def beside(self, starting: Coroutine[Any, Any, list[Worker]]) -> list[Worker]:
+        """What ``starting`` returns, which calls :meth:`add`; cancelled as soon as a group fails that is formed meanwhile.
+
+        Raises:
+            Exception: of ``starting``, or of :meth:`formed`.
+        """
+        task, failed = asyncio.ensure_future(starting), asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait([task, failed], return_when=asyncio.FIRST_COMPLETED)
+            for forming in self._forming.values():
+                if forming.done():
+                    forming.result()
+            return await task
+        finally:
+            task.cancel()
+            failed.cancel()
+            await asyncio.gather(task, failed, return_exceptions=True)
+
     async def formed(self) -> None:
         """Wait for all groups; call it when all workers are constructed.
 
@@ -66,16 +86,17 @@ class ProcessGroups:
         """
         for component in self._components.keys() - self._forming.keys():
             self._form(component)
-        try:
-            await asyncio.gather(*self._forming.values())
-        except DeadlineError as error:
-            raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error
+        await asyncio.gather(*self._forming.values())
 
     def _form(self, component: str) -> None:
         group = [self._constructed[name] for name in self._names[component]]
-        self._forming[component] = asyncio.ensure_future(self._set_up(group))
+        forming = self._forming[component] = asyncio.ensure_future(self._set_up(group))
+        forming.add_done_callback(lambda over: None if over.cancelled() or over.exception() is None else self._failed.set())
 
     async def _set_up(self, group: Sequence[Worker]) -> None:
         """Form one group and load its model."""
-        host, port = await group[0].address(self._left_s())
-        await gather_all([w.start("setup", host, port, self._timeout_s) for w in group], self._left_s())
+        try:
+            host, port = await group[0].address(self._left_s())
+            await gather_all([w.start("setup", host, port, self._timeout_s) for w in group], self._left_s())
+        except DeadlineError as error:
+            raise StartupDeadlineError(f"{error} (spec.startupDeadlineSeconds)") from error

@@ -1,5 +1,6 @@
 """A worker's process in a pod: its log reaches the pod's output, the stop hook can find it, errors arrive as they are."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_runtime.cluster import host, pid_file
-from rljob_runtime.cluster.host import WAITS_WORDS
+from rljob_runtime.cluster.host import EARLY_WORDS, PREPARED_WORDS, WAITS_WORDS
 from tests.support.pace import HANG_S
 
 CODE = """
@@ -73,7 +74,7 @@ folder = Path(sys.argv[1])
 os.environ |= {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 spec = dict(factory="prepared:Worker", kwargs={"size": 3}, node_rank=0)
 host = _HostActor(WorkerSpec(name="w-standby-0", env={"RANK": "0"}, cuda_devices=(0,), **spec), str(folder / "standby.log"))
-host.prepare()
+host.stand_by()
 host.become(WorkerSpec(name="w-1", env={"RANK": "1"}, cuda_devices=(2, 3), **spec), str(folder / "w-1.log"))
 print(host.call("place"))
 """
@@ -99,9 +100,65 @@ class Worker:
 """
 
 
+def importable(folder: Path) -> dict[str, str]:
+    """Environment of a process that finds modules of ``folder``, and ours where these tests do."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+AHEAD = """
+import sys
+from rljob_runtime.cluster.host import WorkerHost
+
+factory, log_file = sys.argv[1:]
+host = WorkerHost("w-0", factory, {"size": 3}, {"RANK": "0", "CUDA_VISIBLE_DEVICES": "4"}, log_file)
+host.prepare()
+host.build()
+"""
+WITH_CUDA = """
+import sys
+from types import SimpleNamespace
+
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+
+class Worker:
+    def __init__(self, size):
+        print("made", size)
+
+    def prepare(self, batch):
+        raise NotImplementedError("a method of what has been constructed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        (PREPARED, ["prepared 3 0 4", f"[w-0] {PREPARED_WORDS}", "made 3 0 4 [3]"]),
+        (WITH_CUDA, [f"[w-0] {EARLY_WORDS}", f"[w-0] {PREPARED_WORDS}", "made 3"]),
+    ],
+    ids=["with a class method for it", "with memory of a device"],
+)
+def test_a_process_imports_and_prepares_its_worker_before_its_turn_and_constructs_it_then(
+    module: str, lines: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "ahead.py").write_text(module)
+    log = tmp_path / "w-0.log"
+    subprocess.run([sys.executable, "-c", AHEAD, "ahead:Worker", str(log)], env=importable(tmp_path), check=True, timeout=50)
+    assert log.read_text().splitlines()[1:] == lines
+
+
+def test_a_process_that_holds_memory_of_a_device_does_not_stand_by(tmp_path: Path) -> None:
+    (tmp_path / "ahead.py").write_text(WITH_CUDA)
+    code = AHEAD.replace("host.prepare()", "host.stand_by()")
+    command = [sys.executable, "-c", code, "ahead:Worker", str(tmp_path / "w-0.log")]
+    assert subprocess.run(command, env=importable(tmp_path), check=False, timeout=50).returncode == 1
+    log = (tmp_path / "w-0.log").read_text()
+    assert "SetupError: imports have initialized CUDA in a process that only waits; write rollout.standbyProcesses: Never" in log
+    assert WAITS_WORDS not in log
+
+
 def test_a_prepared_process_becomes_another_worker_with_its_environment_devices_and_log(tmp_path: Path) -> None:
     (tmp_path / "prepared.py").write_text(PREPARED)
-    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env={"PYTHONPATH": str(tmp_path)}, check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env=importable(tmp_path), check=True, timeout=50)
     waited, worked = ((tmp_path / name).read_text().splitlines() for name in ("standby.log", "w-1.log"))
     assert waited[0].startswith("[w-standby-0] pid ")
     assert waited[1:] == ["prepared 3 0 4", f"[w-standby-0] {WAITS_WORDS}"]

@@ -108,7 +108,7 @@ class VllmEngine:
         """All of the start that needs no device: later an engine of this config starts in this process in a part of the time.
 
         Raises:
-            ModelError: the environment is unfit, vLLM cannot be imported, or it took memory of a device.
+            ModelError: the environment is unfit, or vLLM cannot be imported.
             SetupError: vLLM does not take an argument of ``config.extra_args``.
         """
         if problems := environment_problems(config):

@@ -7,7 +7,6 @@ do so when they are imported.
 
 from __future__ import annotations
 
-import torch
 from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -17,15 +16,10 @@ from rljob_runtime.engine.expected_parameters import expected_parameters
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import loop, weight_receiver
-from rljob_runtime.errors import ModelError
 
 
 def prepare(config: EngineConfig) -> None:
-    """Do all of it.
-
-    Raises:
-        ModelError: something of it has initialized CUDA, so that the process would keep memory of a device while it waits.
-    """
+    """Do all of it; who calls it looks whether something of it has initialized CUDA all the same."""
     weight_receiver.register()
     made = loop.engine_args(config).create_engine_config()
     Executor.get_class(made)
@@ -35,5 +29,3 @@ def prepare(config: EngineConfig) -> None:
     if current_platform.is_cpu():
         resolve_obj_by_qualname(made.parallel_config.worker_cls)
         get_model_cls(made.model_config)
-    if torch.cuda.is_initialized():
-        raise ModelError("vLLM's imports have initialized CUDA in a process that only waits; write rollout.standbyProcesses: Never")
