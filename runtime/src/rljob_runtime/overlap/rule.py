@@ -39,6 +39,9 @@ from rljob_runtime.overlap.turns import StepTurns, turns_of
 from rljob_runtime.plugins import Function
 from rljob_runtime.records import FloatArray, IntArray
 
+SUMMED_AT_ONCE = 15_000
+"""Numbers: 120 kB of doubles, a block that the allocator keeps; fresh pages for larger ones would cost four times as much as the sums."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -123,6 +126,8 @@ class Rule:
         scores = self._scores(step, metrics)
         kl = self._kl(step, sampled, metrics)
         in_rewards = kl if config.kl_placement is KLPlacement.REWARD else None
+        advantages: FloatArray | DoubleArray
+        returns: DoubleArray | None
         if config.by_turn:
             advantages, returns = self._estimate_turns(step, turns_of(step.trajectories, scores - step.scores), in_rewards, metrics), None
         else:
@@ -132,8 +137,9 @@ class Rule:
         if distance is not None and config.distillation_placement is KLPlacement.REWARD:
             advantages = advantages - config.distillation_coefficient * self._teacher_weights(step, sampled) * distance
         if config.whiten:
-            advantages = whitened(advantages, counted)
+            advantages = whitened(advantages.astype(np.float64), counted)
         if config.advantage_clip is not None:
+            advantages = advantages.astype(np.float64)  # the limit as it is written; in float32, 0.1 is above 0.1
             metrics["advantage/clip_fraction"] = _mean(np.abs(advantages[counted]) > config.advantage_clip)
             advantages = np.clip(advantages, -config.advantage_clip, config.advantage_clip)
         in_loss = config.kl_target is not None and config.kl_coefficient > 0 and config.kl_placement is KLPlacement.LOSS
@@ -259,8 +265,10 @@ class Rule:
 
     def _estimate(
         self, step: StepSamples, scores: DoubleArray, kl: DoubleArray | None, counted: BoolArray
-    ) -> tuple[DoubleArray, DoubleArray | None]:
+    ) -> tuple[FloatArray | DoubleArray, DoubleArray | None]:
         """Advantages and, with a critic, returns of the sampled tokens.
+
+        Those of group estimators are float32: what the trainer is given of them, in half the memory.
 
         Group estimators see the sum of a response's token rewards, its KL included, as verl's do; others see each token's, those of an
         episode's turns where they were earned.
@@ -271,10 +279,10 @@ class Rule:
         match config.estimator:
             case AdvantageEstimator.GRPO:
                 advantages = group_advantages(_totals(scores, penalty, lengths), step.group_ids, normalize_std=config.normalize_std)
-                return _each(advantages.astype(np.float64), lengths), None
+                return _each(advantages, lengths), None
             case AdvantageEstimator.RLOO:
                 advantages = leave_one_out(_totals(scores, penalty, lengths), step.group_ids)
-                return _each(advantages.astype(np.float64), lengths), None
+                return _each(advantages, lengths), None
             case AdvantageEstimator.REINFORCE:
                 return discounted_sums(_token_rewards(scores, penalty, lengths, turns), lengths, config.gamma), None
             case AdvantageEstimator.REINFORCE_PLUS_PLUS:  # arXiv 2501.03262: normalized over the tokens of the whole batch
@@ -397,7 +405,7 @@ def _each(values: npt.NDArray[Number], lengths: np.ndarray) -> npt.NDArray[Numbe
     return result
 
 
-def _spread(values: DoubleArray, sampled: BoolArray) -> FloatArray:
+def _spread(values: FloatArray | DoubleArray, sampled: BoolArray) -> FloatArray:
     """Values of sampled tokens at their places, shape (T,)."""
     result = np.zeros(sampled.size, dtype=np.float32)
     result[sampled] = values
@@ -408,18 +416,30 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
-def _consumed_summary(advantages: DoubleArray) -> dict[str, float]:
-    """Metrics of the trained tokens' advantages; 0 where none is trained.
-
-    The array is written over: what numpy's ``std`` makes besides, bit for bit the same, would be a step's largest array.
-    """
+def _consumed_summary(advantages: FloatArray | DoubleArray) -> dict[str, float]:
+    """Metrics of the trained tokens' advantages in double precision; 0 where none is trained."""
     some = advantages if advantages.size else np.zeros(1)
-    mean, least, most = some.mean(), some.min(), some.max()
-    some -= mean
-    some *= some
+    mean = _sum(some) / some.size
     return {
-        "advantage/mean": float(mean),
-        "advantage/std": float(np.sqrt(some.mean())),
-        "advantage/min": float(least),
-        "advantage/max": float(most),
+        "advantage/mean": mean,
+        "advantage/std": math.sqrt(_sum(some, around=mean) / some.size),
+        "advantage/min": float(some.min()),
+        "advantage/max": float(some.max()),
     }
+
+
+def _sum(values: FloatArray | DoubleArray, around: float | None = None) -> float:
+    """The sum of values, or of their squared distances from a number, in double precision and part by part.
+
+    Halved as numpy's pairwise summation halves, so that the sum is, bit for bit, that of an array of doubles, without this array: it would
+    be a step's largest one.
+    """
+    if values.size > SUMMED_AT_ONCE:
+        half = values.size // 2
+        half -= half % 8
+        return _sum(values[:half], around) + _sum(values[half:], around)
+    part = values.astype(np.float64)
+    if around is not None:
+        part -= around
+        part *= part
+    return float(part.sum())

@@ -16,7 +16,7 @@ from rljob_runtime.losses.advantage import group_advantages, leave_one_out
 from rljob_runtime.losses.rewards import adapted_coefficient, kl_estimates, overlong_penalty
 from rljob_runtime.overlap.arrange import StepSamples, arrange
 from rljob_runtime.overlap.buffer import Group
-from rljob_runtime.overlap.rule import Outcome, Rule
+from rljob_runtime.overlap.rule import SUMMED_AT_ONCE, Outcome, Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import Segment, Trajectory
 from tests.support.records import ids, make_segment, make_trajectory
@@ -92,6 +92,7 @@ def test_the_summary_of_the_advantages_is_numpys_to_the_last_bit() -> None:
     step = arrange(groups, 0)
     outcome = Rule(RuleConfig(max_response_tokens=3000)).apply(step)
     trained = outcome.advantages[step.response_mask > 0].astype(np.float64)
+    assert trained.size > 2 * SUMMED_AT_ONCE  # so that parts of it are summed
     found = [outcome.metrics[f"advantage/{name}"] for name in ("mean", "std", "min", "max")]
     assert found == [trained.mean(), trained.std(), trained.min(), trained.max()]
 
