@@ -94,9 +94,11 @@ class Member:
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
         self._control = _store(meeting)
         with _as_sync_errors(f"{self._what}: the group could not be formed"):
+            self._look()  # who comes late must not be waited for, nor wait for those that have gone
             self._control.set(f"here/{rank}", "")
             wanted = [f"here/{other}" for other in range(meeting.num_members)]
             self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
+            self._look()
             left_s = max(deadline - time.monotonic(), 1.0)
             self._group = _process_group(C10D.PrefixStore("group", self._control), rank, meeting, device, left_s)
 
@@ -152,11 +154,15 @@ class Member:
             if now > deadline:
                 raise DeadlineError(f"{self._what}: {late} in time")
             if now > next_look:
-                if self._control.check([OVER]):
-                    raise WeightSyncError(f"{self._what}: {self._control.get(OVER).decode()}")
+                self._look()
                 next_look = now + LOOK_S
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _look(self) -> None:
+        """Raise WeightSyncError if the meeting is over."""
+        if self._control.check([OVER]):
+            raise WeightSyncError(f"{self._what}: {self._control.get(OVER).decode()}")
 
 
 class Outbox:

@@ -1,0 +1,51 @@
+"""A meeting that is over: nobody joins it, and nobody forms a group with members that have gone."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.weightsync.group import C10D, Meeting, Member, end_meeting
+from tests.support.pace import HANG_S
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    return Meeting(name=uuid.uuid4().hex, sender=0, host="127.0.0.1", port=port, num_members=3, join_s=HANG_S, timeout_s=HANG_S)
+
+
+@pytest.fixture
+def store(meeting: Meeting) -> Any:
+    """Where its members meet."""
+    return C10D.TCPStore(meeting.host, meeting.port, is_master=True, wait_for_workers=False, use_libuv=False)
+
+
+def test_who_comes_when_it_is_over_leaves_without_being_seen(meeting: Meeting, store: Any) -> None:
+    """Otherwise the sender, which looks whether all are there before it looks whether it is over, would wait for the others."""
+    end_meeting(store, "engine-1 did not answer")
+    with pytest.raises(WeightSyncError, match="member 1 of 3 of the group of trainer rank 0: engine-1 did not answer"):
+        Member(meeting, 1, CPU)
+    assert not store.check(["here/1"])
+
+
+def test_the_last_member_to_come_forms_no_group_that_another_has_given_up(
+    meeting: Meeting, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended after the sender came and before the last member did."""
+
+    def over_when_all_are_there(member: Member, *waited: object) -> None:
+        end_meeting(store, "engine-1 did not answer")
+
+    monkeypatch.setattr(Member, "_wait", over_when_all_are_there)
+    with pytest.raises(WeightSyncError, match="member 0 of 3 of the group of trainer rank 0: engine-1 did not answer"):
+        Member(meeting, 0, CPU)
