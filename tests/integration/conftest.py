@@ -1,5 +1,7 @@
 """Fixtures of the integration tests."""
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from rljob_runtime.tiny import TinySummary, make_lake_model
 from tests.integration import kube_api
 from tests.integration.jobs import rljob, untrained_model
 from tests.integration.kube_api import api_server, namespace
+from tests.support import made_models
 
 __all__ = ["api_server", "namespace"]
 
@@ -29,13 +32,22 @@ def model(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def quickstart_models(shared_folder: Path) -> Callable[[int], Path]:
+def kept_models(shared_folder: Path) -> Path:
+    """Where models that take minutes to make stay for later sessions of the same code, or for this one where that cannot be written."""
+    folder = made_models.kept_folder()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK) else shared_folder
+
+
+@pytest.fixture(scope="session")
+def quickstart_models(kept_models: Path) -> Callable[[int], Path]:
     """The ``models`` folder of `make run` for a seed, made by the same command; a minute of computing that several tests share."""
 
     def made(seed: int) -> Path:
-        folder = shared_folder / f"quickstart-{seed}"
+        folder = kept_models / f"quickstart-{seed}"
         folder.mkdir(exist_ok=True)
-        with FileLock(shared_folder / f"quickstart-{seed}.lock"):
+        with FileLock(kept_models / f"quickstart-{seed}.lock"):
             print(rljob("model", "tiny", "--out", "models/tiny", "--seed", str(seed), cwd=folder))
         return folder / "models"
 
@@ -43,10 +55,10 @@ def quickstart_models(shared_folder: Path) -> Callable[[int], Path]:
 
 
 @pytest.fixture(scope="session")
-def lake_model(shared_folder: Path) -> TinySummary:
+def lake_model(kept_models: Path) -> TinySummary:
     """The model of examples/frozen-lake.yaml as `rljob model tiny` makes it; minutes of computing that several tests share."""
-    with FileLock(shared_folder / "lake.lock"):
-        return make_lake_model(shared_folder / "lake" / "tiny-lake")  # which finds the model that is there
+    with FileLock(kept_models / "lake.lock"):
+        return make_lake_model(kept_models / "lake" / "tiny-lake")  # which finds the model that is there
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,0 +1,46 @@
+"""Where models that take a minute to make stay from one session of tests to the next.
+
+`rljob model tiny` gives the same files whenever code, libraries and seed are the same. The folder is named after a hash of them, so that a
+change of any makes the models anew; on a machine without the folder, as on any other, they are made by the tests that need them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import grimp
+import torch
+
+PACKAGE, MAKES = "rljob_runtime", "rljob_runtime.tiny"
+LIBRARIES = ("numpy", "reasoning_gym", "safetensors", "tokenizers", "torch", "transformers")
+
+
+def kept_folder() -> Path:
+    """In the user's caches; it may not exist yet."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "rljob-tests" / f"models-{fingerprint(sources())}"
+
+
+def sources() -> dict[str, Path]:
+    """Files by module: of the package that makes models, and of all that it imports."""
+    graph = grimp.build_graph(PACKAGE, cache_dir=None)
+    modules = graph.find_upstream_modules(MAKES, as_package=True) | graph.find_descendants(MAKES) | {MAKES}
+    found = {module: find_spec(module) for module in modules}
+    return {module: Path(spec.origin) for module, spec in found.items() if spec is not None and spec.origin is not None}
+
+
+def fingerprint(files: dict[str, Path]) -> str:
+    """Of the contents of files, the libraries' versions, the interpreter's, and which instructions torch computes with."""
+    described = {
+        "files": {module: hashlib.sha256(file.read_bytes()).hexdigest() for module, file in files.items()},
+        "libraries": {name: version(name) for name in LIBRARIES},
+        "python": platform.python_version(),
+        "instructions": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

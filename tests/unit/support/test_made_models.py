@@ -1,0 +1,30 @@
+"""The name of the folder of made models follows everything that a model depends on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import made_models
+
+
+def test_the_sources_are_the_package_and_what_it_imports() -> None:
+    files = made_models.sources()
+    package = Path(made_models.__file__).parents[2] / "runtime" / "src" / "rljob_runtime"
+    assert set(files.values()) >= {*(package / "tiny").glob("*.py"), package / "environments" / "frozen_lake.py", package / "errors.py"}
+    assert not any(module.startswith("rljob_runtime.engine") for module in files), "a change of an engine makes no model anew"
+
+
+def test_a_changed_file_or_library_changes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("layers = 2\n")
+    before = made_models.fingerprint({"model": file})
+    assert made_models.fingerprint({"model": file}) == before
+    file.write_text("layers = 3\n")
+    changed = made_models.fingerprint({"model": file})
+    monkeypatch.setattr(made_models, "version", lambda name: "0")
+    assert len({before, changed, made_models.fingerprint({"model": file})}) == 3
+
+
+def test_it_is_in_the_users_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert made_models.kept_folder().parent == tmp_path / "rljob-tests"
