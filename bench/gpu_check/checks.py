@@ -43,7 +43,7 @@ CHECKS = (
     Check(name="switch", entry="trainer:check_switch", needs=TRAINER, expected_s=15),
     Check(name="checkpoint", entry="trainer:check_checkpoint", needs=TRAINER, expected_s=25),
     Check(name="probe", entry="trainer:check_probe", needs=TRAINER, expected_s=15),
-    Check(name="engine", entry="engine:check", needs=(*TRAINER, "vllm"), expected_s=90),
+    Check(name="engine", entry="engine:check", needs=(*TRAINER, "vllm"), expected_s=60),
 )
 FAULTS = (RuntimeError, OSError, ValueError, ImportError, AssertionError)
 """What a check may end with: of torch and of this project, RuntimeFault included. Anything else is a fault of this program."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from rljob_runtime.training import context_parallel, sharing
 from rljob_runtime.training import model as training_model
 from rljob_runtime.training.attention import Packing
 from rljob_runtime.training.bfloat16_adamw import STRETCH_NUMBERS
+from rljob_runtime.training.compiling import compile_layers
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.metrics import StepMeter
 from rljob_runtime.training.microbatch import make_micro_batches
@@ -124,6 +126,28 @@ def test_activations_are_what_autograd_keeps(kind: str, dtype: str, attention: s
 
     really, thought = per_layer(4) - per_layer(2), estimated(4) - estimated(2)
     assert really == thought if checkpointing else really <= thought <= 1.02 * really
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_activations_are_what_autograd_keeps_of_compiled_layers(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tensors are kept is decided before code is generated, so that no compiler is needed."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+
+    def config(num_layers: int) -> dict[str, Any]:
+        return {"model_type": kind, **SMALL, "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": num_layers}
+
+    def per_layer(num_layers: int) -> int:
+        model = build(config(num_layers)).to(getattr(torch, dtype))
+        training_model.prepare_attention(model)
+        compile_layers(training_model.decoder_layers(model))
+        return saved_bytes(model, torch.zeros(1, TOKENS, dtype=torch.long))
+
+    def estimated(num_layers: int) -> int:
+        return train_terms(config(num_layers), dtype=dtype, layerCompilation="Enabled")["activations"]
+
+    really, thought = per_layer(4) - per_layer(2), estimated(4) - estimated(2)
+    assert really <= thought <= 1.02 * really
 
 
 @pytest.mark.parametrize(

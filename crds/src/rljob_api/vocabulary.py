@@ -54,6 +54,17 @@ class OptimizerStateDType(StrEnum):
     """4 bytes for each trained parameter. Rounded stochastically, since the nearest bfloat16 would be the old one again."""
 
 
+class LayerCompilation(StrEnum):
+    """Whether the trainer's decoder layers go through torch.compile."""
+
+    AUTO = "Auto"
+    """On GPUs, for dense models whose layers are not divided (tensorParallelSize 1)."""
+    ENABLED = "Enabled"
+    """Also on CPUs, where the first step waits for a C++ compiler."""
+    DISABLED = "Disabled"
+    """Layers run one operation at a time."""
+
+
 class RouterReplay(StrEnum):
     """Whose choice of experts the trainer's forward passes take."""
 

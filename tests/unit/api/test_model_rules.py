@@ -181,6 +181,16 @@ def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
     assert "without experts" in dense
 
 
+def test_layers_that_are_divided_or_have_experts_are_not_compiled() -> None:
+    on: dict[str, Any] = {"training": {"steps": 1, "layerCompilation": "Enabled"}}
+    assert problems(DENSE, **on) == []
+    (mixture,) = problems(CONFIGS["mixtral"], **on)
+    assert mixture.startswith('spec.training.layerCompilation: "Enabled": config.json has model_type mixtral, and layers with experts')
+    on["training"]["tensorParallelSize"] = 2
+    (divided,) = problems(DENSE, **four_devices(**on))
+    assert divided.startswith('spec.training.layerCompilation: "Enabled": contradicts the tensorParallelSize 2 of ')
+
+
 def test_router_replay_needs_a_mixture_and_engines_that_say_what_they_chose() -> None:
     on: dict[str, Any] = {"training": {"steps": 1, "routerReplay": "Engine"}}
     assert problems(CONFIGS["mixtral"], **on) == []

@@ -74,7 +74,15 @@ def cpu_attending(decoder: DecoderShape, tree: TreeSizes) -> Attending:
 
 
 def layer_bytes_per_token(
-    decoder: DecoderShape, tree: TreeSizes, attending: Attending, *, number: int, trains_norms: bool, tensor: int, context: int = 1
+    decoder: DecoderShape,
+    tree: TreeSizes,
+    attending: Attending,
+    *,
+    number: int,
+    trains_norms: bool,
+    tensor: int,
+    context: int = 1,
+    compiled: bool = False,
 ) -> int:
     """Bytes of a layer.
 
@@ -83,6 +91,9 @@ def layer_bytes_per_token(
     * the attention, see :func:`_attention_bytes`;
     * the MLP: both halves, the activated one and the product; of a mixture also each expert's input and output, and the router's
       probabilities, weights and four orders of tokens.
+
+    Compiled layers (``rljob_runtime.training.compiling``) keep input and output of the norms, both halves of the MLP and their product, and
+    of normalized queries and keys their input; the rest is computed again within kernels of the backward pass.
 
     With tensor parallelism all but the norms is divided. With context parallelism a process has fewer tokens, and of each the same, but see
     :func:`_attention_bytes`.
@@ -95,7 +106,14 @@ def layer_bytes_per_token(
         trains_norms: whether norms have gradients.
         tensor: tensor parallel size.
         context: context parallel size.
+        compiled: whether the layers are compiled.
     """
+    if compiled:
+        own = number * (4 * decoder.hidden_size + 3 * decoder.intermediate_size) + 2 * FLOAT32_BYTES
+        if decoder.qk_norm:
+            own += number * (decoder.query_size + decoder.kv_size)
+            own += FLOAT32_BYTES * (decoder.num_attention_heads + decoder.num_kv_heads)
+        return own + _attention_bytes(decoder, tree, attending, number, context)
     normalized = number if trains_norms else 0
     norms = 2 * (FLOAT32_BYTES + normalized + number) * decoder.hidden_size + 8
     inner = _attention_bytes(decoder, tree, attending, number, context) + 4 * number * decoder.intermediate_size

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
+from rljob_api.layer_compilation import compiles_layers
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.shape import DecoderShape, ModelShape
@@ -432,6 +433,12 @@ class PolicyNeeds:
             trains_norms=self.trains_norms,
             tensor=self.tensor,
             context=self.context,
+            compiled=compiles_layers(
+                self.spec.training.layer_compilation,
+                on_cuda=self.on_cuda,
+                tensor_parallel_size=self.tensor,
+                is_mixture=decoder.num_experts > 0,
+            ),
         )
 
     def _last(self, *, trained: bool) -> tuple[Need, ...]:

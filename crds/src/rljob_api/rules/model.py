@@ -14,7 +14,7 @@ from rljob_api.v1alpha1.components import Component, Role, ServedModel
 from rljob_api.v1alpha1.data import Model
 from rljob_api.v1alpha1.operations import AdapterSync
 from rljob_api.v1alpha1.rljob import RLJobSpec
-from rljob_api.vocabulary import RouterReplay
+from rljob_api.vocabulary import LayerCompilation, RouterReplay
 
 Config = Mapping[str, object]
 ConfigReader = Callable[[Model | ServedModel], Config | None]
@@ -98,6 +98,13 @@ def _router_replay(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator
     if spec.training.router_replay is not RouterReplay.DISABLED and _experts(decoder) is None:
         problem = f"config.json has model_type {_type(decoder)} without experts, so there are no routers whose choices could be replayed"
         yield _error("spec.training.routerReplay", spec.training.router_replay, problem, "remove it, or use a mixture of experts")
+
+
+def _layer_compilation(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    wanted = spec.training.layer_compilation
+    if wanted is LayerCompilation.ENABLED and _experts(decoder) is not None:
+        problem = f"config.json has model_type {_type(decoder)}, and layers with experts are not compiled"
+        yield _error("spec.training.layerCompilation", wanted, problem, "use Auto")
 
 
 def _adapted_experts(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
@@ -260,6 +267,7 @@ RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] =
     _mixture,
     _load_balancing,
     _router_replay,
+    _layer_compilation,
     _adapted_experts,
     _other_senses,
     _not_causal,

@@ -12,7 +12,7 @@ from rljob_api.rules.model import CONTEXT_PARALLEL_PATH, EXPERT_PARALLEL_PATH, t
 from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
-from rljob_api.vocabulary import Schedule
+from rljob_api.vocabulary import LayerCompilation, Schedule
 
 
 def _mini_batches(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -158,8 +158,21 @@ def _near_samples(prompts: int, samples: int, processes: int) -> str:
     return " or ".join(str(count) for count in below + above)
 
 
+def _layer_compilation(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Divided layers are not compiled, see :mod:`rljob_api.layer_compilation`."""
+    wanted = spec.training.layer_compilation
+    if wanted is not LayerCompilation.ENABLED:
+        return
+    for component in spec.components:
+        divisible = component.role is Role.TRAINER or TRAITS[component.role].takes_tensor_parallel
+        if divisible and (tensor := spec.tensor_parallel_size(component)) > 1:
+            problem = f"contradicts the tensorParallelSize {tensor} of {component.name}: divided layers are not compiled"
+            yield _error("spec.training.layerCompilation", wanted, problem, "use Auto, or tensorParallelSize 1")
+
+
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _mini_batches,
+    _layer_compilation,
     _schedule,
     _critic_schedule,
     _critic_warmup,

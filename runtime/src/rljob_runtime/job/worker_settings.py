@@ -145,6 +145,7 @@ def policy_config(
         token_budget=training.micro_batch_tokens,
         logprob_chunk_tokens=training.logprob_chunk_tokens,
         activation_checkpointing=training.activation_checkpointing,
+        layer_compilation=training.layer_compilation,
         tensor_parallel_size=tensor_parallel_size,
         context_parallel_size=context_parallel_size,
         expert_parallel_size=expert_parallel_size,

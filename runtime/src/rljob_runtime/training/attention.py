@@ -141,6 +141,7 @@ class Packing:
         return torch.cat([part.attend(*own, scale) for part, own in zip(self.parts, pieces, strict=True)]).unsqueeze(0)
 
 
+@torch.compiler.disable(reason="compiles a kernel of its own, and holds collectives of context parallelism")
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,

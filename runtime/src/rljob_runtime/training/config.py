@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rljob_api.vocabulary import OptimizerStateDType, Schedule
+from rljob_api.vocabulary import LayerCompilation, OptimizerStateDType, Schedule
 from rljob_runtime.losses.config import LossConfig
 from rljob_runtime.offload.states import StateKind
 
@@ -80,6 +80,8 @@ class PolicyConfig:
     """Tokens whose logits exist at the same time."""
     activation_checkpointing: bool = False
     """Recompute decoder layers in backward: less memory, about a third more time."""
+    layer_compilation: LayerCompilation = LayerCompilation.AUTO
+    """Whether decoder layers go through torch.compile; see :mod:`.compiling`."""
     loss: LossConfig = field(default_factory=LossConfig)
     seed: int = 0
     threads: int = 1
@@ -139,6 +141,15 @@ class PolicyConfig:
             raise ValueError(
                 f"lr_schedule {self.lr_schedule} with total_steps {self.total_steps} and warmup_steps {self.warmup_steps}; "
                 "set total_steps above warmup_steps"
+            )
+
+        self._check_layer_compilation()
+
+    def _check_layer_compilation(self) -> None:
+        if self.layer_compilation is LayerCompilation.ENABLED and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"layer_compilation is Enabled with tensor_parallel_size {self.tensor_parallel_size}; divided layers are not compiled, "
+                "set it to Auto or Disabled"
             )
 
     @property

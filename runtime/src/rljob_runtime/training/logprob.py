@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch.autograd.function import once_differentiable
 
+from rljob_runtime.training.logit_kernels import compiled, log_normalizers, logit_gradients
+
 WIDENED_ROWS = 4096
 """Rows of a bfloat16 head that exist in float32 at the same time, on devices that cannot multiply bfloat16 into float32."""
 LEAST_LOGPROB = -1e4
@@ -109,7 +111,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             if impossible is not None:
                 logits.masked_fill_(impossible, -torch.inf)
             if here is None or part is None:
-                torch.logsumexp(logits, dim=-1, out=log_normaliser[rows])
+                log_normaliser[rows] = (compiled(log_normalizers) if logits.is_cuda else log_normalizers)(logits)
             else:
                 chosen.mul_(here[rows])
                 log_normaliser[rows] = _log_normaliser(logits, chosen, part)
@@ -137,18 +139,21 @@ class _SelectedLogprobs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             scale = (grad[rows] / ctx.temperature).unsqueeze(1)
-            grad_logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature)
-            grad_logits.sub_(log_normaliser[rows, None])
-            impossible = _impossible(ctx.possible, bounds, start, ctx.chunk_tokens, grad_logits, ctx.part)
-            if impossible is not None:
-                grad_logits.masked_fill_(impossible, LEAST_LOGPROB)
-            if grad_entropy is None:
-                grad_logits.exp_().mul_(-scale)
+            logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature)
+            if logits.is_cuda and here is None and ctx.possible is None and grad_entropy is None:
+                grad_logits = compiled(logit_gradients)(logits, log_normaliser[rows], columns[rows], scale, hidden.dtype)
             else:
-                towards = torch.addcmul(scale, grad_logits + entropy[rows, None], grad_entropy[rows, None])
-                grad_logits.exp_().mul_(towards.neg_())
-            grad_logits.scatter_add_(1, columns[rows, None], scale if here is None else scale * here[rows, None])
-            grad_logits = grad_logits.to(hidden.dtype)
+                grad_logits = logits.sub_(log_normaliser[rows, None])
+                impossible = _impossible(ctx.possible, bounds, start, ctx.chunk_tokens, grad_logits, ctx.part)
+                if impossible is not None:
+                    grad_logits.masked_fill_(impossible, LEAST_LOGPROB)
+                if grad_entropy is None:
+                    grad_logits.exp_().mul_(-scale)
+                else:
+                    towards = torch.addcmul(scale, grad_logits + entropy[rows, None], grad_entropy[rows, None])
+                    grad_logits.exp_().mul_(towards.neg_())
+                grad_logits.scatter_add_(1, columns[rows, None], scale if here is None else scale * here[rows, None])
+                grad_logits = grad_logits.to(hidden.dtype)
             torch.mm(grad_logits, head_weight, out=grad_hidden[rows])
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits.t(), hidden[rows])

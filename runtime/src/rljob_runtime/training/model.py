@@ -29,6 +29,7 @@ from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
 from rljob_runtime.training.balance import balance_coefficient, routing_sums
+from rljob_runtime.training.compiling import compile_layers, compiles_layers
 from rljob_runtime.training.config import PolicyConfig
 from rljob_runtime.training.expert_parallel import apply_expert_parallel, shard_experts
 from rljob_runtime.training.loading import WeightFiles, without_weights
@@ -156,6 +157,8 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
     layers = decoder_layers(model)
     apply_tensor_parallel(model, layers, layout)
     experts = apply_expert_parallel(model, layers, layout)
+    if compiles_layers(model, config, device):
+        compile_layers(layers)
     one_unit = sum(p.numel() * p.element_size() for p in model.parameters()) <= ONE_UNIT_BYTES
     shard_experts(experts, layout, policy)
     if not one_unit:

@@ -216,6 +216,7 @@ LOOP: Mapping[str, Case] = {
     ),
     "training.expertParallelSize": Case(value=2, changes={"policy.expert_parallel_size": 2}),
     "training.optimizerStateDtype": Case(needs=GAE),
+    "training.layerCompilation": Case(needs=GAE),
     "training.routerReplay": Case(),
     "training.loadBalancing": Case(value={}, changes={"policy.load_balancing": NOT_SET, "policy.load_balancing.coefficient": None}),
     "training.loadBalancing.coefficient": Case(value=0.5, default=0.1, changes={"policy.load_balancing.coefficient": 0.5}),
@@ -242,7 +243,7 @@ FIELDS = (
     ),
     *("training.learningRate", "training.minLearningRate", "training.routerReplay"),
     *("training.tensorParallelSize", "training.contextParallelSize", "training.expertParallelSize"),
-    "training.optimizerStateDtype",
+    *("training.optimizerStateDtype", "training.layerCompilation"),
 )
 
 NEEDS_OF_MEMBER: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -590,6 +591,12 @@ def test_whose_experts_the_trainer_takes(rows: Path, monkeypatch: pytest.MonkeyP
     made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "training.routerReplay").items()}
     asked = {name: (settings["policy.replays_routes"], settings["rollout.sampling.returns_routes"]) for name, settings in made.items()}
     assert asked == {"Disabled": (False, False), "Engine": (True, True)}
+
+
+def test_whether_layers_are_compiled_is_the_critics_too(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {name: wired(spec, monkeypatch) for name, spec in by_member(rows, "training.layerCompilation").items()}
+    found = {name: (settings["policy.layer_compilation"], settings["critic.layer_compilation"]) for name, settings in made.items()}
+    assert found == {name: (name, name) for name in ENUMS["training.layerCompilation"]}
 
 
 def test_what_moments_are_kept_in_is_the_critics_too(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

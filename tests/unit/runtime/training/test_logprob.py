@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rljob_runtime.losses.policy import clipped_policy_loss
 from rljob_runtime.training import logprob
+from rljob_runtime.training.logit_kernels import log_normalizers, logit_gradients
 from rljob_runtime.training.logprob import PossibleTokens, selected_logprobs
 
 
@@ -151,3 +152,19 @@ def test_an_on_policy_token_of_nucleus_sampling_has_ratio_1_and_a_gradient_for_e
         # d log p / d logit of the target: 1 - p
         assert found["masked"] == pytest.approx((1.0, -advantage * (1 - 0.4 / 0.75)), abs=1e-6)
         assert found["whole"] == pytest.approx((0.75, -0.75 * 0.6 if advantage > 0 else 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_for_logits_give_the_normalizer_and_the_gradient(dtype: torch.dtype) -> None:
+    """What CUDA compiles, run as plain operations."""
+    torch.manual_seed(0)
+    logits, columns, scale = torch.randn(7, 50) * 4, torch.randint(0, 50, (7,)), torch.randn(7, 1)
+    logits[2, 5] = -torch.inf
+    normalizer = log_normalizers(logits)
+    expected = logits.clone().requires_grad_()
+    chosen = torch.log_softmax(expected, dim=-1).gather(1, columns[:, None])
+    (chosen * scale).sum().backward()
+    torch.testing.assert_close(logits.gather(1, columns[:, None]) - normalizer[:, None], chosen.detach())
+    found = logit_gradients(logits, normalizer, columns, scale, dtype)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected.grad, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)

@@ -1,0 +1,72 @@
+"""Compiled decoder layers compared with the same layers run one operation at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_api.vocabulary import LayerCompilation
+from rljob_runtime.errors import ModelError
+from rljob_runtime.training import compiling, model
+from rljob_runtime.training.config import LoraConfig, PolicyConfig
+from tests.integration.test_trainer import gradients, make_batch, make_group_batch
+from tests.integration.test_training_memory import build
+from tests.support.trainers import StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
+from tests.unit.api.model_configs import CONFIGS
+
+BATCHES = [make_batch(0, 9), make_group_batch()]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartPolicy]:
+    """Starts workers, one at a time; layers are gathered one by one, as those of larger models are."""
+    monkeypatch.setattr(model, "ONE_UNIT_BYTES", 0)
+    with one_at_a_time(partial(policy, save_model(tmp_path, tiny_qwen2(), seed=3))) as start:
+        yield start
+
+
+def assert_the_same(start: StartPolicy, **settings: Any) -> None:
+    """Gradients and log-probs of padded and packed rows."""
+    found = []
+    for compilation in (LayerCompilation.DISABLED, LayerCompilation.ENABLED):
+        worker = start(layer_compilation=compilation, **settings)
+        results = [gradients(worker, batch, packed=packed) for batch in BATCHES for packed in (False, True)]
+        logprobs = [worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0) for batch in BATCHES]
+        found.append([*results, {"log-probs": torch.from_numpy(np.concatenate(logprobs))}])
+    for plain, compiled in zip(*found, strict=True):
+        assert plain.keys() == compiled.keys()
+        for name, tensor in plain.items():
+            torch.testing.assert_close(compiled[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "settings"),
+    [("aot_eager", {"activation_checkpointing": True}), ("eager", {"lora": LoraConfig(rank=2, alpha=4.0)})],
+    ids=["checkpointing", "adapters"],
+)
+def test_compiled_layers_compute_the_same(
+    start: StartPolicy, backend: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without kernels, which torch makes in minutes on the CPU."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    assert_the_same(start, **settings)
+    assert counters["frames"]["ok"] == counters["frames"]["total"] > 0
+
+
+def test_a_mixture_is_not_compiled() -> None:
+    with torch.device("meta"):
+        mixture = build(CONFIGS["qwen3_moe"])
+    gpu = torch.device("cuda")
+    assert not compiling.compiles_layers(mixture, PolicyConfig(model_path="x"), gpu)
+    with pytest.raises(ModelError, match="model type qwen3_moe is a mixture of experts"):
+        compiling.compiles_layers(mixture, PolicyConfig(model_path="x", layer_compilation=LayerCompilation.ENABLED), gpu)
