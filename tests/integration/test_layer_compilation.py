@@ -63,10 +63,14 @@ def test_compiled_layers_compute_the_same(
     assert counters["frames"]["ok"] == counters["frames"]["total"] > 0
 
 
-def test_a_mixture_is_not_compiled() -> None:
+def test_dense_models_are_compiled_on_a_gpu_and_mixtures_are_not() -> None:
     with torch.device("meta"):
         mixture = build(CONFIGS["qwen3_moe"])
     gpu = torch.device("cuda")
     assert not compiling.compiles_layers(mixture, PolicyConfig(model_path="x"), gpu)
+    with torch.device("meta"):
+        dense = build(CONFIGS["qwen3"] | {"vocab_size": 200_000})
+    assert compiling.compiles_layers(dense, PolicyConfig(model_path="x"), gpu)
+    assert not compiling.compiles_layers(dense, PolicyConfig(model_path="x"), torch.device("cpu"))
     with pytest.raises(ModelError, match="model type qwen3_moe is a mixture of experts"):
         compiling.compiles_layers(mixture, PolicyConfig(model_path="x", layer_compilation=LayerCompilation.ENABLED), gpu)

@@ -58,7 +58,7 @@ class LayerCompilation(StrEnum):
     """Whether the trainer's decoder layers go through torch.compile."""
 
     AUTO = "Auto"
-    """On GPUs, for dense models whose layers are not divided (tensorParallelSize 1)."""
+    """On GPUs, for dense models of transformers with more than 8 million parameters whose layers are not divided (tensorParallelSize 1)."""
     ENABLED = "Enabled"
     """Also on CPUs, where the first step waits for a C++ compiler."""
     DISABLED = "Disabled"

@@ -438,6 +438,8 @@ class PolicyNeeds:
                 on_cuda=self.on_cuda,
                 tensor_parallel_size=self.tensor,
                 is_mixture=decoder.num_experts > 0,
+                may_be_custom=self.spec.model.trust_remote_code,
+                num_parameters=self.parameters,
             ),
         )
 

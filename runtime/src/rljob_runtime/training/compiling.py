@@ -37,8 +37,14 @@ def compiles_layers(model: PreTrainedModel, config: PolicyConfig, device: torch.
         raise ModelError(
             f"layer_compilation is Enabled, but model type {kind} is a mixture of experts; set training.layerCompilation to Auto"
         )
-    on_cuda = device.type == "cuda"
-    return rule.compiles_layers(wanted, on_cuda=on_cuda, tensor_parallel_size=config.tensor_parallel_size, is_mixture=is_mixture)
+    return rule.compiles_layers(
+        wanted,
+        on_cuda=device.type == "cuda",
+        tensor_parallel_size=config.tensor_parallel_size,
+        is_mixture=is_mixture,
+        may_be_custom=config.trust_remote_code,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
