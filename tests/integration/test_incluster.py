@@ -65,7 +65,8 @@ def test_a_second_driver_resumes_after_a_kill_and_a_third_after_an_orderly_stop(
     write(tmp_path, manifest(model, steps=40, rewards=slow))
     short = manifest(model, steps=8, rewards=slow)
     first = Driving(tmp_path, nodes.address)
-    first.until("a step after the first checkpoint", lambda: len(first.metrics()) >= 3)
+    complete = "checkpoints/step-*/COMPLETE"  # written beside the steps that follow
+    first.until("a step after the first checkpoint", lambda: len(first.metrics()) >= 3 and any(first.run_dir.glob(complete)))
     os.kill(first.process.pid, signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     done = len(first.metrics())
