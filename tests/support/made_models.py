@@ -1,7 +1,7 @@
 """Where models that take a minute to make stay from one session of tests to the next.
 
 `rljob model tiny` gives the same files whenever code, libraries and seed are the same. The folder is named after a hash of them, so that a
-change of any makes the models anew; on a machine without the folder, as on any other, they are made by the tests that need them.
+change of any makes the models again; on a machine without the folder, as on any other, they are made by the tests that need them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ def test_the_sources_are_the_package_and_what_it_imports() -> None:
     files = made_models.sources()
     package = Path(made_models.__file__).parents[2] / "runtime" / "src" / "rljob_runtime"
     assert set(files.values()) >= {*(package / "tiny").glob("*.py"), package / "environments" / "frozen_lake.py", package / "errors.py"}
-    assert not any(module.startswith("rljob_runtime.engine") for module in files), "a change of an engine makes no model anew"
+    assert not any(module.startswith("rljob_runtime.engine") for module in files), "a change of an engine makes no model again"
 
 
 def test_a_changed_file_or_library_changes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

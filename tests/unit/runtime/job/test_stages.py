@@ -51,5 +51,9 @@ def test_the_first_failure_comes_as_it_is_with_its_cause_when_all_others_have_en
     run_virtual(run())
 
 
-def test_a_start_of_nothing_ends() -> None:
-    run_virtual(run_in_turn([]))
+def test_a_start_of_nothing_ends_at_once() -> None:
+    async def run() -> float:
+        await run_in_turn([])
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 0
