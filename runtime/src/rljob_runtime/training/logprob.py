@@ -84,7 +84,7 @@ def selected_logprobs(
 
 
 class _SelectedLogprobs(torch.autograd.Function):
-    """Keeps hidden states, the log-normaliser and the entropy (N numbers each); recomputes logits in backward."""
+    """Keeps hidden states, the log-normalizer and the entropy (N numbers each); recomputes logits in backward."""
 
     @staticmethod
     def forward(
@@ -98,9 +98,9 @@ class _SelectedLogprobs(torch.autograd.Function):
         with_entropy: bool,
         possible: PossibleTokens | None,
     ) -> torch.Tensor:
-        log_normaliser = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
-        result = torch.empty_like(log_normaliser)
-        entropy = torch.empty_like(log_normaliser) if with_entropy else None
+        log_normalizer = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        result = torch.empty_like(log_normalizer)
+        entropy = torch.empty_like(log_normalizer) if with_entropy else None
         columns, here = _columns(targets, head_weight, part)
         bounds = _bounds(possible, hidden.shape[0], chunk_tokens)
         for start in range(0, hidden.shape[0], chunk_tokens):
@@ -111,17 +111,17 @@ class _SelectedLogprobs(torch.autograd.Function):
             if impossible is not None:
                 logits.masked_fill_(impossible, -torch.inf)
             if here is None or part is None:
-                log_normaliser[rows] = (compiled(log_normalizers) if logits.is_cuda else log_normalizers)(logits)
+                log_normalizer[rows] = (compiled(log_normalizers) if logits.is_cuda else log_normalizers)(logits)
             else:
                 chosen.mul_(here[rows])
-                log_normaliser[rows] = _log_normaliser(logits, chosen, part)
-            result[rows] = chosen - log_normaliser[rows]
+                log_normalizer[rows] = _log_normalizer(logits, chosen, part)
+            result[rows] = chosen - log_normalizer[rows]
             if entropy is not None:
-                logits.sub_(log_normaliser[rows, None])
+                logits.sub_(log_normalizer[rows, None])
                 if impossible is not None:
                     logits.masked_fill_(impossible, LEAST_LOGPROB)
                 entropy[rows] = _entropy(logits, part)
-        ctx.save_for_backward(hidden, head_weight, targets, log_normaliser, entropy)
+        ctx.save_for_backward(hidden, head_weight, targets, log_normalizer, entropy)
         ctx.temperature, ctx.chunk_tokens, ctx.part, ctx.possible = temperature, chunk_tokens, part, possible
         return result if entropy is None else torch.stack([result, entropy])
 
@@ -129,7 +129,7 @@ class _SelectedLogprobs(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None, None, None]:
         """``d logp_t / d logits = (onehot(target) - p) / temperature`` and ``d H / d logits = -p (log p + H) / temperature``."""
-        hidden, head_weight, targets, log_normaliser, entropy = ctx.saved_tensors
+        hidden, head_weight, targets, log_normalizer, entropy = ctx.saved_tensors
         grad, grad_entropy = (grad, None) if entropy is None else (grad[0], grad[1] / ctx.temperature)
         grad_hidden = torch.empty_like(hidden)
         # float32, because the head's gradient is a sum over every chunk
@@ -141,9 +141,9 @@ class _SelectedLogprobs(torch.autograd.Function):
             scale = (grad[rows] / ctx.temperature).unsqueeze(1)
             logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature)
             if logits.is_cuda and here is None and ctx.possible is None and grad_entropy is None:
-                grad_logits = compiled(logit_gradients)(logits, log_normaliser[rows], columns[rows], scale, hidden.dtype)
+                grad_logits = compiled(logit_gradients)(logits, log_normalizer[rows], columns[rows], scale, hidden.dtype)
             else:
-                grad_logits = logits.sub_(log_normaliser[rows, None])
+                grad_logits = logits.sub_(log_normalizer[rows, None])
                 impossible = _impossible(ctx.possible, bounds, start, ctx.chunk_tokens, grad_logits, ctx.part)
                 if impossible is not None:
                     grad_logits.masked_fill_(impossible, LEAST_LOGPROB)
@@ -197,7 +197,7 @@ def _impossible(
     return impossible[:, :width]
 
 
-def _log_normaliser(logits: torch.Tensor, chosen: torch.Tensor, part: VocabularyPart) -> torch.Tensor:
+def _log_normalizer(logits: torch.Tensor, chosen: torch.Tensor, part: VocabularyPart) -> torch.Tensor:
     """Log of the sum of exponentials over all ranks' logits (N, V of this rank); completes ``chosen`` (N,) too, in place."""
     highest = logits.amax(dim=-1)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=part.group)
