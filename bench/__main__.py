@@ -34,7 +34,8 @@ class Measurement:
 
 MEASUREMENTS = (
     Measurement(name="logprob_memory", answers="peak memory and time of log-probs in chunks, compared with full logits", timeout_s=600.0),
-    Measurement(name="trl", answers="updates per second, compared with TRL's GRPOTrainer", timeout_s=1800.0),
+    Measurement(name="trl", answers="updates per second, compared with TRL's GRPOTrainer", timeout_s=3600.0),
+    Measurement(name="generation", answers="responses per second of a job's generation phase, compared with bare vLLM", timeout_s=1800.0),
     Measurement(
         name="fidelity", answers="losses, gradients, and advantages, compared with TRL and verl on the same batches", timeout_s=1800.0
     ),
@@ -92,6 +93,7 @@ PARTS = {
     "trl-i": "updates per second of the quickstart, compared with TRL's GRPOTrainer",
     "trl-i-ratio1": "the same, generating one batch ahead",
     "trl-ii": "the same with 9 M parameters and heavy-tailed responses of 8 to 256 tokens",
+    "trl-iii": "the same model with LoRA adapters, responses of 8 to 64 tokens",
 }
 """Results that answer a part of their measurement's question, by stem."""
 

@@ -147,7 +147,8 @@ def measure(size: Size) -> dict[str, Any]:
 
 def _shown(pause: Pause) -> dict[str, float]:
     """In milliseconds."""
-    return {"ms": 1e3 * pause.wall_s, "work_ms": 1e3 * pause.work_s, "lock_ms": 1e3 * pause.lock_s, "own_ms": 1e3 * pause.own_s}
+    parts = {"": pause.wall_s, "work_": pause.work_s, "lock_": pause.lock_s, "stolen_": pause.stolen_s, "own_": pause.own_s}
+    return {f"{name}ms": 1e3 * seconds for name, seconds in parts.items()}
 
 
 if __name__ == "__main__":

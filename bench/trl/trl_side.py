@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -104,6 +105,16 @@ def make_reward(spec: RLJobSpec, job_folder: Path) -> Any:
     return reward
 
 
+def _adapters(spec: RLJobSpec) -> LoraConfig | None:
+    """PEFT's description of the manifest's adapters."""
+    lora = spec.model.lora
+    if lora is None:
+        return None
+    assert lora.alpha == int(lora.alpha), f"PEFT takes whole numbers, lora.alpha is {lora.alpha}"
+    targets = list(lora.target_modules) or "all-linear"
+    return LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha), lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+
+
 def make_trainer(
     spec: RLJobSpec, job_folder: Path, rows: list[dict[str, Any]], settings: Settings, steps: int, out_folder: Path
 ) -> TimedTrainer:
@@ -163,6 +174,7 @@ def make_trainer(
         processing_class=tokenizer,
         reward_funcs=make_reward(spec, job_folder),
         callbacks=[StepEnds(clock)],
+        peft_config=_adapters(spec),
     )
     trainer.clock = clock
     return trainer

@@ -50,6 +50,10 @@ class Workload:
     """The ratio hoped for in each pair of runs; the report says whether it was reached."""
     async_ratio: float = 0.0
     """``overlap.asyncGenerationRatio`` of RLJob's side; TRL's trainer has nothing like it."""
+    response_tokens: int | None = None
+    """At most so many, from the model of :mod:`bench.trl.lengths`; None: the quickstart with its own model."""
+    lora_rank: int | None = None
+    """Train adapters of this rank on all linear layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +80,25 @@ OVERLAPPED = Workload(
     async_ratio=1.0,
 )
 HEAVY = Workload(
-    key="ii", title="9 M parameters, responses of 8 to 256 tokens with a heavy tail", warmup_steps=1, steps=2, repeats=1, aim=1.5
+    key="ii",
+    title="9 M parameters, responses of 8 to 256 tokens with a heavy tail",
+    warmup_steps=1,
+    steps=2,
+    repeats=3,
+    aim=1.5,
+    response_tokens=lengths.MAX_TOKENS,
 )
-WORKLOADS = (QUICK, OVERLAPPED, HEAVY)
+ADAPTERS = Workload(
+    key="iii",
+    title="LoRA adapters on the same model, responses of 8 to 64 tokens",
+    warmup_steps=1,
+    steps=3,
+    repeats=3,
+    aim=1.0,
+    response_tokens=64,
+    lora_rank=16,
+)
+WORKLOADS = (QUICK, OVERLAPPED, HEAVY, ADAPTERS)
 
 
 def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path, seed: int = SEED) -> Prepared:
@@ -90,8 +110,8 @@ def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path, s
     folder.mkdir(parents=True, exist_ok=True)
     total = workload.warmup_steps + steps
     manifest: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
-    if workload.key == HEAVY.key:
-        num_parameters = _heavy(manifest["spec"], folder, total)
+    if workload.response_tokens is not None:
+        num_parameters = _heavy(manifest["spec"], folder, total, workload.response_tokens)
     else:
         num_parameters = _quick(manifest["spec"], tiny_model)
     _for_timing(manifest, workload, total, seed)
@@ -117,7 +137,7 @@ def _quick(spec: dict[str, Any], tiny_model: Path) -> int:
     return summary.num_parameters
 
 
-def _heavy(spec: dict[str, Any], folder: Path, total: int) -> int:
+def _heavy(spec: dict[str, Any], folder: Path, total: int, response_tokens: int) -> int:
     """The quickstart's machines, another model, and lengths that do not drift: the learning rate is next to nothing."""
     num_parameters = lengths.make_model(folder / "model", SEED)
     prompts = folder / "questions.jsonl"
@@ -126,7 +146,7 @@ def _heavy(spec: dict[str, Any], folder: Path, total: int) -> int:
     spec["model"]["path"] = str(folder / "model")
     spec["data"] = {"train": [{"name": "routes", "type": "JSONL", "jsonl": {"path": str(prompts)}}]}
     spec["rewards"] = [{"name": "checksum", "type": "Function", "function": "bench_reward:score"}]
-    spec["rollout"] |= {"maxResponseTokens": lengths.MAX_TOKENS}
+    spec["rollout"] |= {"maxResponseTokens": response_tokens}
     spec["training"] |= {"learningRate": 1e-7, "warmupSteps": 0, "schedule": "Constant"}
     return num_parameters
 
@@ -140,7 +160,10 @@ def _for_timing(manifest: dict[str, Any], workload: Workload, total: int, seed: 
     spec["checkpoint"] = {"everySteps": 0}
     if workload.async_ratio:
         spec["overlap"] = {"asyncGenerationRatio": workload.async_ratio}
-    spec["report"] = {"trajectoriesEverySteps": 1, "trajectoriesPerStep": TRAJECTORIES_ALL} if workload.key == HEAVY.key else {}
+    if workload.lora_rank is not None:
+        spec["model"]["lora"] = {"rank": workload.lora_rank}
+    shows_lengths = workload.response_tokens is not None
+    spec["report"] = {"trajectoriesEverySteps": 1, "trajectoriesPerStep": TRAJECTORIES_ALL} if shows_lengths else {}
 
 
 def _write_prompts(job: RLJob, path: Path, count: int) -> int:
