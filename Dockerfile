@@ -12,7 +12,9 @@
 #          base -> sbom -> *-sbom (lists what is in <image>-files) ──────> operator, runtime
 #
 # BASE_IMAGE is any Debian 12 with Python 3.11 and its venv module; what is missing in it comes from its package manager.
-ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
+# The digest is that of the multi-platform image, as public projects recorded it in September 2026. It stays until somebody changes it, security
+# updates of Debian included; the present one: docker buildx imagetools inspect python:3.11-slim-bookworm
+ARG BASE_IMAGE=docker.io/library/python:3.11.16-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
 FROM ${BASE_IMAGE} AS base
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

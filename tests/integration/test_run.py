@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -108,6 +109,17 @@ def test_a_killed_worker_fails_the_run_and_is_named(model: Path, tmp_path: Path,
     assert f"worker {worker} is gone" in failure, failure
     assert f"logs/{worker}.log" in failure
     assert list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))
+    assert run.left_behind() == []
+
+
+@pytest.mark.slow
+def test_the_end_of_rays_control_service_ends_the_run_with_that_and_not_a_minute_later(model: Path, tmp_path: Path) -> None:
+    run = Running(tmp_path, job(model, steps=100_000))
+    run.until("the first checkpoint", lambda: bool(list(run.run_dir.glob("checkpoints/step-*/COMPLETE"))))
+    (control,) = [child for child in psutil.Process(run.process.pid).children(recursive=True) if child.name() == "gcs_server"]
+    control.kill()
+    assert run.wait() == 3, run.output
+    assert "Ray's control service (gcs_server) has ended" in run.summary()["failure"]
     assert run.left_behind() == []
 
 

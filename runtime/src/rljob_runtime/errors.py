@@ -81,6 +81,12 @@ class ClusterError(RuntimeFault):
     reason = Reason.NODES_MISMATCH
 
 
+class ClusterLostError(RuntimeFault):
+    """Raised when the control service of the Ray cluster has ended during the run."""
+
+    reason = Reason.HEAD_LOST
+
+
 class WorkerLostError(RuntimeFault):
     """Raised when a worker process is gone."""
 

@@ -40,6 +40,13 @@ TASK_EVENTS = "RAY_task_events_report_interval_ms"
 hours, and a report of every worker each second."""
 REPORTS_USAGE = "RAY_USAGE_STATS_ENABLED"
 """0 unless somebody sets it: nothing is reported to Ray's makers."""
+RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""After so long without the control service Ray ends a process that uses it, this one included, with exit code 1. The run itself notices
+within a second, and has to end its workers and its report before."""
+NEVER_S = str(366 * 24 * 3600)
+CONTROL = "gcs_server"
+"""What Ray calls the process of its control service."""
+LOOK_S = 1.0
 START_ATTEMPTS = 2
 """Ray waits a fixed 30 s for its processes; a second try finds their files in the page cache, which is what a slow machine lacks."""
 QUIET = {"include_log_monitor": False}
@@ -77,6 +84,7 @@ class EmbeddedCluster(RayCluster):
         os.environ.setdefault(REPORTS_USAGE, "0")
         os.environ.setdefault(WORKER_NICENESS, "0")
         os.environ.setdefault(TASK_EVENTS, "0")
+        os.environ.setdefault(RECONNECT_S, NEVER_S)
         visible = _visible_to_nodes(plan)
         logging.getLogger("ray").setLevel(logging.ERROR)
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -92,10 +100,35 @@ class EmbeddedCluster(RayCluster):
                 logger.warning("the embedded Ray cluster did not start and is started once more: %s", error)
         return self._address
 
+    async def ended(self) -> str:
+        """See the protocol. Ray would end this process a minute later (``RECONNECT_S``), with nothing to read but a line of its own."""
+        while not self._control_has_ended():
+            await asyncio.sleep(LOOK_S)
+        log = self._processes.head_node.get_logs_dir_path() if self._processes is not None else "-"
+        return f"Ray's control service ({CONTROL}) has ended, and nothing can be started or ended through it; its log: {log}/{CONTROL}.out"
+
+    def _control_has_ended(self) -> bool:
+        """Whether Ray's control service ended by itself."""
+        if self._processes is None:
+            return False
+        return any(kind == CONTROL for kind, _ in self._processes.head_node.dead_processes())
+
     async def stop(self) -> None:
-        """See the protocol."""
+        """See the protocol. Without its control service Ray can end neither actors nor placement groups: all its processes are killed.
+
+        Ray then takes 10 s to disconnect.
+        """
+        if self._control_has_ended():
+            await asyncio.to_thread(self._kill_processes)
+            self._forget()
         await super().stop()
         await asyncio.to_thread(self._stop_processes)
+
+    def _kill_processes(self) -> None:
+        """End every process of Ray's, and with it the workers, without asking the control service."""
+        assert self._processes is not None
+        for node in self._processes.list_all_nodes():
+            node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
     def _stop_processes(self) -> None:
         if self._processes is not None:

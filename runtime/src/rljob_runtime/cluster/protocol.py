@@ -168,6 +168,12 @@ class Cluster(Protocol):
     async def lost_node(self) -> str:
         """Wait for as long as all nodes with workers are there; then which one is gone, in words."""
 
+    async def ended(self) -> str:
+        """Wait for as long as the cluster's control service lives; then what became of it, in words.
+
+        Forever where whoever notices its end also ends this process, as in a pod.
+        """
+
     async def start_standby(self, spec: WorkerSpec, timeout_s: float) -> StandbyWorker:
         """Start a process that does all it can for the worker of ``spec`` without its devices, and returns when it has done that.
 

@@ -220,6 +220,11 @@ class RayCluster:
                 return f"node {gone[0].rank} of group {gone[0].group} is gone"
             await asyncio.sleep(NODES_LOOK_S)
 
+    async def ended(self) -> str:
+        """See the protocol: Ray's head ends with its control service, and with it the pod."""
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
     async def start_standby(self, spec: WorkerSpec, timeout_s: float) -> RayWorker:
         """See the protocol."""
         worker = self._create(spec)
@@ -243,11 +248,15 @@ class RayCluster:
         self._connected = False
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
-        self._actors.clear()
         if self._group is not None:
             remove_placement_group(self._group)
-            self._group = None
+        self._forget()
         await asyncio.to_thread(ray.shutdown)
+
+    def _forget(self) -> None:
+        """Nothing is left that Ray has to end."""
+        self._actors.clear()
+        self._group = None
 
     def runtime_env(self, spec: WorkerSpec) -> dict[str, Any] | None:
         """Ray's runtime environment of a worker; None where Ray's own Python runs it."""

@@ -37,7 +37,15 @@ from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.cluster.replaceable import processes
 from rljob_runtime.entry.stopping import Stopper
-from rljob_runtime.errors import ActiveDeadlineError, CallDeadlineError, Evicted, Interrupted, RuntimeFault, WorkerLostError
+from rljob_runtime.errors import (
+    ActiveDeadlineError,
+    CallDeadlineError,
+    ClusterLostError,
+    Evicted,
+    Interrupted,
+    RuntimeFault,
+    WorkerLostError,
+)
 from rljob_runtime.job import assemble, launch, models
 from rljob_runtime.job.models import LOCAL, ModelSources
 from rljob_runtime.job.restarting import Restarts, end_others, start_again
@@ -152,7 +160,7 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     with interrupt.handling_signals():
         try:
             attempt.stopper.bind(interrupt)
-            async with _deadline(job.spec.active_deadline_seconds):
+            async with _deadline(job.spec.active_deadline_seconds), _living(cluster):
                 cluster.on_call = reporter.called
                 log_dir = attempt.folder.logs.resolve()
                 start = partial(launch.launch, job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
@@ -273,6 +281,28 @@ async def _deadline(active_deadline_s: int | None) -> AsyncIterator[None]:
         if isinstance(error, RuntimeFault):
             raise
         raise ActiveDeadlineError(f"the run did not end within {active_deadline_s} s (spec.activeDeadlineSeconds)") from error
+
+
+@contextlib.asynccontextmanager
+async def _living(cluster: Cluster) -> AsyncIterator[None]:
+    """The block is given up when the cluster's control service ends: calls of workers would still be answered, but nothing else."""
+    main = asyncio.current_task()
+    assert main is not None
+    ended: list[str] = []
+
+    async def watch() -> None:
+        ended.append(await cluster.ended())
+        main.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not ended or main.uncancel():  # somebody else cancelled it, too
+            raise
+        raise ClusterLostError(ended[0]) from None
+    finally:
+        watching.cancel()
 
 
 class Announcer(Protocol):

@@ -1,5 +1,6 @@
 """The embedded cluster's start, over Ray's process helper replaced by one that fails when asked to."""
 
+import asyncio
 import logging
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from rljob_api.naming import NODE_RANK_LABEL
-from rljob_runtime.cluster import embedded
+from rljob_runtime.cluster import embedded, ray_cluster
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.errors import ClusterError, SetupError
 
@@ -151,3 +152,59 @@ def test_too_few_gpus_are_named_before_anything_starts(monkeypatch: pytest.Monke
         EmbeddedCluster(tmp_path, {}, {}).start_processes(plan)
     assert "spec.nodeGroups need 4 GPUs (4 in a)" in str(refused.value)
     assert shown in str(refused.value)
+
+
+class Node:
+    """A node of Ray's by its protocol: some of its processes have ended."""
+
+    def __init__(self, *dead: str) -> None:
+        self.dead = list(dead)
+        self.killed = False
+
+    def dead_processes(self) -> list[tuple[str, object]]:
+        return [(kind, object()) for kind in self.dead]
+
+    def get_logs_dir_path(self) -> str:
+        return "/session/logs"
+
+    def kill_all_processes(self, *, check_alive: bool, allow_graceful: bool, wait: bool) -> None:
+        self.killed = True
+
+
+class Cluster(Processes):
+    """Two nodes; a raylet of the first ended, which a run hears of from its workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_node, self.other = Node("raylet"), Node()
+
+    def list_all_nodes(self) -> list[Node]:
+        return [self.head_node, self.other]
+
+
+def test_the_end_of_rays_control_service_is_noticed_and_all_is_killed_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(embedded, "RayProcesses", Cluster)
+    monkeypatch.setattr(embedded, "LOOK_S", 0.001)
+    asked: list[object] = []
+    monkeypatch.setattr(ray_cluster.ray, "kill", lambda actor, *, no_restart: asked.append(actor))
+    monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: asked.append("shutdown"))
+    cluster = EmbeddedCluster(tmp_path, {"local": 1}, {"local": {}})
+    cluster.start_processes(PLAN)
+    cluster._connected = True
+    cluster._actors.append("an actor")
+    processes = cluster._processes
+    assert isinstance(processes, Cluster)
+
+    async def run() -> str:
+        ended = asyncio.ensure_future(cluster.ended())
+        await asyncio.sleep(0.01)
+        assert not ended.done()
+        processes.head_node.dead.append("gcs_server")
+        found = await asyncio.wait_for(ended, 20)
+        await cluster.stop()
+        return found
+
+    assert "/session/logs/gcs_server.out" in asyncio.run(run())
+    assert asked == ["shutdown"]
+    assert [node.killed for node in processes.list_all_nodes()] == [True, True]
+    assert processes.stopped

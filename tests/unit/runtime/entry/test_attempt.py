@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api.validation import check
-from rljob_runtime.entry.attempt import Interruption, _undamaged, prepare
-from rljob_runtime.errors import CheckpointError, Evicted
+from rljob_runtime.entry.attempt import Interruption, _living, _undamaged, prepare
+from rljob_runtime.errors import CheckpointError, ClusterLostError, Evicted
 from rljob_runtime.job.worker_settings import spec_fingerprint
 from rljob_runtime.loop.checkpointing import CheckpointStore, Chosen, DriverState, NoCheckpoints
 from rljob_runtime.report import FolderMode, Level, PlainDisplay, Reporter, RunFolder, RunInfo
@@ -143,3 +143,46 @@ def test_the_first_signal_decides_whether_the_run_was_evicted(*, stops_before: b
         assert isinstance(asyncio.run(run()), Evicted) is evicted
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Ended:
+    """A cluster whose control service has ended."""
+
+    async def ended(self) -> str:
+        return "the control service has ended"
+
+
+class Living:
+    """One whose control service lives."""
+
+    async def ended(self) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_run_whose_cluster_loses_its_control_service_ends_with_that() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(20), _living(Ended()):
+            await asyncio.Event().wait()
+
+    with pytest.raises(ClusterLostError, match="the control service has ended"):
+        asyncio.run(run())
+
+
+def test_a_run_that_is_cancelled_for_another_reason_is_cancelled() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(0.0):
+            async with _living(Living()):
+                await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+
+
+def test_a_run_that_ends_is_not_disturbed_by_the_watch() -> None:
+    async def run() -> int:
+        async with _living(Living()):
+            await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) <= 2  # the watch is cancelled, and ends with the loop
