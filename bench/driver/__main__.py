@@ -32,6 +32,8 @@ LARGE_BYTES = 40 * LARGE.tokens_per_step
 """What it needs: bytes a token at the peak, rounded up."""
 LONG = Size(prompts=16, samples=8, tokens=256, engines=4, steps=1000)
 TIMEOUT_S = 1800.0
+FLOOR_S = 20.0
+"""Before each case: what the machine alone does to a program."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,12 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
-        cases = [merged([_measure(size) for _ in range(1 if size == LONG else arguments.repeat)]) for size in sizes]
+        floors, cases = [], []
+        for size in sizes:
+            floors.append(_child([sys.executable, "-m", "bench.driver.floor", str(FLOOR_S)]))
+            cases.append(merged([_measure(size) for _ in range(1 if size == LONG else arguments.repeat)]))
         ray_step = _child([sys.executable, "-m", "bench.driver.ray_step"])
     except ChildFailedError as error:
         sys.stderr.write(f"failed: {error}\n")
         return 1
-    values = {"machine": machine(("numpy", "ray")), "cases": cases, "ray": ray_step, "before": _before(arguments.before)}
+    values = {
+        "machine": machine(("numpy", "ray")),
+        "cases": cases,
+        "floor": {work: pooled([found[work] for found in floors]) for work in ("clock", "memory")},
+        "ray": ray_step,
+        "before": _before(arguments.before),
+    }
     values["headline"] = _headline(cases)
     write_results(STEM, values, markdown(values))
     return 0
@@ -79,6 +90,12 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "longest_collection_ms": max(run["longest_collection_ms"] for run in runs),
         **{name: sum(run[name] for run in runs) for name in ("passes", "passes_above_50_ms", "own_passes_above_50_ms")},
     }
+
+
+def pooled(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Gaps of several measurements as those of one."""
+    totals = {name: sum(one[name] for one in found) for name in ("seconds", "calls", "above_50_ms")}
+    return totals | {"longest_ms": max(one["longest_ms"] for one in found)}
 
 
 def _child(command: Sequence[str]) -> dict[str, Any]:

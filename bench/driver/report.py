@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 STEM = "driver"
+QUIET_LOAD = 0.5
 Columns = Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]]
 COLUMNS: Columns = (
     ("million tokens/s", lambda c: f"{c['tokens_per_s'] / 1e6:.2f}"),
@@ -61,6 +62,10 @@ clock tick of 10 ms). The rest of a pause is time without a core, on a machine w
 GIL in whichever thread it runs.
 
 {pauses}
+Between these cases, on the same machine, a program of one thread that does nothing but the same short work over and over
+(`bench.driver.floor`): no driver pauses less than its machine.
+
+{floor}
 {growth}
 {ray}
 {before}"""
@@ -85,14 +90,26 @@ def markdown(values: Mapping[str, Any]) -> str:
         cases=_table(cases, COLUMNS),
         model=_model(cases),
         pauses=_table(cases, PAUSES),
+        floor=_floor(values["floor"]),
         growth=_growth(cases),
         ray=_ray(values["ray"]),
         before="\n".join(_earlier(earlier, cases) for earlier in values["before"]),
     )
 
 
+def _floor(found: Mapping[str, Mapping[str, Any]]) -> str:
+    texts = {"clock": "reads the clock", "memory": "takes half a megabyte of memory from the system, fills it, and gives it back"}
+    lines = ["| the program | seconds | longest gap ms | above 50 ms |", "|---|---|---|---|"]
+    for work, text in texts.items():
+        values = found[work]
+        lines.append(f"| {text} | {values['seconds']:.0f} | {values['longest_ms']:.0f} | {values['above_50_ms']} |")
+    return "\n".join([*lines, ""])
+
+
 def _load(cases: Sequence[Mapping[str, Any]]) -> str:
     loads = [case["foreign_load"] for case in cases]
+    if max(loads) < QUIET_LOAD:
+        return "During the runs no other program wanted a core."
     return (
         f"During the runs, {min(loads):.0f} to {max(loads):.0f} other programs wanted a core (means over the cases): wall times say "
         "little, and CPU times are longer than on a quiet machine."

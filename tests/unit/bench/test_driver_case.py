@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.driver.__main__ import merged
+from bench.driver.__main__ import merged, pooled
+from bench.driver.floor import fill, gaps
 from bench.driver.pauses import Clocks
 from bench.driver.report import markdown
 from bench.measure import machine
@@ -42,7 +44,10 @@ def test_a_small_case_is_measured_and_shown() -> None:
     stage = {"stage": "engines pack", "seconds": 1.0, "written_bytes": 10, "copy_s": 0.5}
     ray = {"prompts": 1, "samples": 1, "tokens": 1, "step_tokens": 1, "stages": [stage]}
     earlier = {"what": "Before", "cases": [case]}
-    page = markdown({"machine": machine(()), "cases": [case, longer], "ray": ray, "before": [earlier]})
+    found_gaps = {work: pooled([gaps(time.perf_counter, 0.01), gaps(fill, 0.01)]) for work in ("clock", "memory")}
+    assert found_gaps["clock"]["seconds"] == pytest.approx(0.02)
+    assert 0 < found_gaps["clock"]["longest_ms"]
+    page = markdown({"machine": machine(()), "cases": [case, longer], "floor": found_gaps, "ray": ray, "before": [earlier]})
     assert "| 4 x 2 x 16 |" in page
     assert "## Before" in page
     assert "| engines pack | 0 | 1000.0 | 500.0 | 2.0 |" in page

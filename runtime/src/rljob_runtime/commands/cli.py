@@ -5,19 +5,17 @@ Starts fast: every command imports what it needs when it is called; nothing here
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rljob_runtime.commands import cli_experiments, cli_jobs
+from rljob_runtime.commands import cli_experiments, cli_jobs, job_file
 from rljob_runtime.exit_codes import ExitCode
 from rljob_runtime.openmp import set_short_spin
 
 if TYPE_CHECKING:
-    from rljob_api.errors import SpecInvalidError
     from rljob_api.validation import CheckedJob
 
 
@@ -108,7 +106,7 @@ def validate(file: JobFile, name: JobName = None) -> None:
 
     Exit codes: 0 valid, 2 invalid.
     """
-    checked = _checked(file, name)
+    checked = job_file.checked(file, name)
     from rljob_runtime.commands.show_plan import summary
 
     typer.echo(f"OK {checked.job.metadata.name}: {summary(checked)}")
@@ -144,14 +142,14 @@ def plan(
 
     Exit codes: 0 success, 2 invalid job or a file that cannot be written.
     """
-    checked = _checked(file, name, runnable=False)
+    checked = job_file.checked(file, name, runnable=False)
     if simulate:
         if svg is not None or html is not None or why:
-            _fail("--simulate: shows no picture and no choice; leave --svg, --html and --explain out")
+            job_file.fail("--simulate: shows no picture and no choice; leave --svg, --html and --explain out")
         _simulate(checked, output, device_type, mean_response, measured)
         return
     if device_type is not None or mean_response is not None:
-        _fail("--device-type, --mean-response: have no effect without --simulate; add it, or leave them out")
+        job_file.fail("--device-type, --mean-response: have no effect without --simulate; add it, or leave them out")
     if measured is not None:
         checked = _measured(checked, measured, file)
     from rljob_api.errors import PlacementError
@@ -159,9 +157,9 @@ def plan(
 
     try:
         if svg is not None:
-            _write(svg, show_plan.as_svg(checked))
+            job_file.write(svg, show_plan.as_svg(checked))
         if html is not None:
-            _write(html, show_plan.as_html(checked))
+            job_file.write(html, show_plan.as_html(checked))
         if why:
             _explain(checked, output)
         elif output is PlanFormat.TABLE:
@@ -175,7 +173,7 @@ def plan(
         else:
             typer.echo(show_plan.as_json(checked) if output is PlanFormat.JSON else show_plan.as_yaml(checked))
     except PlacementError as error:
-        _fail(f"{file}: weights cannot be synchronized: {error}")
+        job_file.fail(f"{file}: weights cannot be synchronized: {error}")
     if checked.not_yet:
         typer.echo("\n".join(("\nA run would refuse this job:", *(f"  {problem}" for problem in checked.not_yet))), err=True)
 
@@ -199,7 +197,7 @@ def convert(
 
     Exit codes: 0 success, 2 unreadable or not an RL job, or --strict and something was lost.
     """
-    text = _read(file)
+    text = job_file.read(file)
     folder = None if file == "-" else Path(file).parent
     from rljob_api.errors import SpecInvalidError
     from rljob_runtime.commands.convert import convert_file
@@ -209,9 +207,9 @@ def convert(
             text, framework.value, folder=folder, out=out, name=name, devices_per_node=devices_per_node, strict=strict
         )
     except SpecInvalidError as error:
-        _fail(_problems(file, error))
+        job_file.fail(job_file.problems(file, error))
     except OSError as error:
-        _fail(f"{out}: cannot be written: {error.strerror}; name a file in a folder that exists")
+        job_file.fail(f"{out}: cannot be written: {error.strerror}; name a file in a folder that exists")
     if not is_written:
         raise typer.Exit(ExitCode.INVALID)
 
@@ -230,7 +228,7 @@ def conformance(
     """
     from rljob_convert.conformance.answers import run_lines
 
-    for result in run_lines(_read(str(jsonl)).removesuffix("\n").split("\n")):
+    for result in run_lines(job_file.read(str(jsonl)).removesuffix("\n").split("\n")):
         typer.echo(result)
 
 
@@ -264,7 +262,7 @@ def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field, s
     fields = {known.replace("[]", ""): doc for known, doc in reference.index().items()}
     if wanted not in fields:
         near = difflib.get_close_matches(wanted, fields, n=1, cutoff=0.5)
-        _fail(f"no field is called {path}; " + (f"did you mean {near[0]}?" if near else "start with rljob explain spec"))
+        job_file.fail(f"no field is called {path}; " + (f"did you mean {near[0]}?" if near else "start with rljob explain spec"))
     doc = fields[wanted]
     facts = [doc.type, *(["required"] if doc.is_required else []), *([f"default {doc.default}"] if doc.default else []), doc.bounds]
     typer.echo(f"{doc.path}  ({', '.join(fact for fact in facts if fact)})\n\n{doc.description}")
@@ -296,9 +294,9 @@ def run(
     Exit codes: 0 success, 2 invalid job or arguments, 3 failed, 130 interrupted.
     """
     if overwrite and resume:
-        _fail("--overwrite and --resume contradict each other; give one of them")
-    text = _single(file, name)
-    _check_text(text, file, None)  # before anything heavy is imported; run_job checks again for its other callers
+        job_file.fail("--overwrite and --resume contradict each other; give one of them")
+    text = job_file.single(file, name)
+    job_file.check_text(text, file, None)  # before anything heavy is imported; run_job checks again for its other callers
     from rljob_api import collector
 
     with collector.paused():
@@ -341,9 +339,9 @@ def show(
     Exit codes: 0 success, 2 no such run or trajectories.
     """
     if best is not None and worst is not None:
-        _fail("--best and --worst contradict each other; give one of them")
+        job_file.fail("--best and --worst contradict each other; give one of them")
     if not trajectories and (step, group, environment, failed, best, worst, limit, full) != (None, None, None, False, None, None, 4, False):
-        _fail("these options choose trajectories; add --trajectories")
+        job_file.fail("these options choose trajectories; add --trajectories")
     from rich.console import Console
 
     from rljob_runtime.commands import show_run
@@ -361,7 +359,7 @@ def show(
         else:
             show_run.print_summary(folder, console)
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
 
 
 @app.command()
@@ -386,7 +384,7 @@ def timeline(
     try:
         command.show(run_folder, steps, perfetto, html, Console(highlight=False))
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
 
 
 @model_app.command()
@@ -408,7 +406,7 @@ def tiny(
     from rljob_runtime.commands.model import make_with_progress
 
     if task is not ModelTask.SUMS and size is not ModelSize.SMALL:
-        _fail(f"--size {size} is not for --task {task}; leave out --task or --size")
+        job_file.fail(f"--size {size} is not for --task {task}; leave out --task or --size")
     raise typer.Exit(make_with_progress(out, size=size.value, seed=seed, task=task.value))
 
 
@@ -422,33 +420,6 @@ def main() -> None:
     app()
 
 
-def _fail(message: str) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(ExitCode.INVALID)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file and report it on standard error, which leaves standard output to the plan."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        _fail(f"{path}: cannot be written: {error.strerror}; name a file in a folder that exists")
-    typer.echo(f"wrote {path}", err=True)
-
-
-def _read(file: str) -> str:
-    """Text of the file or of standard input; a file that cannot be read ends the command."""
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        _fail(f"{file}: no such file; give the path of a job file, for example examples/quickstart.yaml")
-    except OSError as error:
-        _fail(f"{file}: cannot be read: {error.strerror}; give the path of a job file")
-    except UnicodeDecodeError as error:
-        _fail(f"{file}: is not UTF-8 text (byte {error.start}); save it as UTF-8")
-
-
 def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
     """The job with the phase times of an earlier run; problems are printed and end the command."""
     from rljob_api.errors import SpecInvalidError
@@ -458,9 +429,9 @@ def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
     try:
         return explain_plan.with_measured(checked.job, summary)
     except RuntimeFault as error:
-        _fail(f"--measured: {error}")
+        job_file.fail(f"--measured: {error}")
     except SpecInvalidError as error:
-        _fail(_problems(file, error))
+        job_file.fail(job_file.problems(file, error))
 
 
 def _simulate(checked: CheckedJob, output: PlanFormat, device: str | None, mean_response: int | None, run: Path | None) -> None:
@@ -471,7 +442,7 @@ def _simulate(checked: CheckedJob, output: PlanFormat, device: str | None, mean_
     try:
         found = simulate_plan.simulate(checked, device=device, mean_response=mean_response, run=run)
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
     if output is PlanFormat.TABLE:
         from rich.console import Console
 
@@ -479,7 +450,7 @@ def _simulate(checked: CheckedJob, output: PlanFormat, device: str | None, mean_
     elif output is PlanFormat.JSON:
         typer.echo(simulate_plan.as_json(found))
     else:
-        _fail("--simulate -o yaml: not written; take json")
+        job_file.fail("--simulate -o yaml: not written; take json")
 
 
 def _explain(checked: CheckedJob, output: PlanFormat) -> None:
@@ -489,7 +460,9 @@ def _explain(checked: CheckedJob, output: PlanFormat) -> None:
     choice = explain_plan.choice_of(checked.job)
     if output is not PlanFormat.TABLE:
         if choice is None:
-            _fail("--explain -o: nothing was chosen, every placement is explicit; leave --explain out, the plan holds the memory estimate")
+            job_file.fail(
+                "--explain -o: nothing was chosen, every placement is explicit; leave --explain out, the plan holds the memory estimate"
+            )
         typer.echo(explain_plan.as_json(choice) if output is PlanFormat.JSON else explain_plan.as_yaml(choice))
         return
     from rich.console import Console
@@ -500,44 +473,6 @@ def _explain(checked: CheckedJob, output: PlanFormat) -> None:
     else:
         explain_plan.print_choice(choice, console)
     show_plan.print_memory(checked, console, arithmetic=True)
-
-
-def _checked(file: str, name: str | None, *, runnable: bool = True) -> CheckedJob:
-    return _check_text(_read(file), file, name, runnable=runnable)
-
-
-def _check_text(text: str, file: str, name: str | None, *, runnable: bool = True) -> CheckedJob:
-    """The checked job; problems are printed and end the command."""
-    from rljob_api.errors import SpecInvalidError
-    from rljob_api.validation import check
-    from rljob_runtime.job.model_shape import read_config, read_shape
-
-    try:
-        return check(text, name=name, runnable=runnable, shape_of=read_shape, config_of=read_config)
-    except SpecInvalidError as error:
-        _fail(_problems(file, error))
-
-
-def _single(file: str, name: str | None) -> str:
-    """The text of the one job to run, chosen by name among several."""
-    text = _read(file)
-    if name is None:
-        return text
-    from rljob_api.errors import SpecInvalidError
-    from rljob_api.reading import manifest
-
-    try:
-        return manifest.select_text(text, name)
-    except SpecInvalidError as error:
-        _fail(_problems(file, error))
-
-
-def _problems(file: str, error: SpecInvalidError) -> str:
-    where = "standard input" if file == "-" else file
-    count = len(error.errors)
-    lines = [f"{where} is not valid, {count} problem{'' if count == 1 else 's'}:"]
-    lines += [f"  {f'line {problem.line}: ' if problem.line and problem.path else ''}{problem}" for problem in error.errors]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

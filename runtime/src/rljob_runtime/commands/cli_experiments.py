@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rljob_runtime.commands import job_file
 from rljob_runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def compare(
             return
         command.print_comparison(comparison, Console(highlight=False))
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
 
 
 def sweep(
@@ -75,9 +76,9 @@ def sweep(
     Exit codes: 0 success, 2 an invalid point or argument, 3 a point failed, 130 interrupted.
     """
     if manifests is None and (queue, apply, namespace, context) != (None, False, None, None):
-        _fail("--queue, --apply, --namespace and --context are for jobs of a cluster; add --manifests FOLDER")
+        job_file.fail("--queue, --apply, --namespace and --context are for jobs of a cluster; add --manifests FOLDER")
     if not apply and (namespace, context) != (None, None):
-        _fail("--namespace and --context are for kubectl; add --apply")
+        job_file.fail("--namespace and --context are for kubectl; add --apply")
     from rich.console import Console
 
     from rljob_runtime.commands import compare as comparing
@@ -106,7 +107,7 @@ def sweep(
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from error
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
     if (failed := command.failures(ended, root)) is not None:
         typer.echo(str(failed), err=True)
         raise typer.Exit(ExitCode.FAILED)
@@ -122,13 +123,9 @@ def _read(file: Path, queue: str | None) -> Sweep:
         return sweep_file.read(file, shape_of=read_shape, config_of=read_config, queue=queue)
     except SpecInvalidError as error:
         count = len(error.errors)
-        _fail(
+        job_file.fail(
             "\n".join([f"{file} is not valid, {count} problem{'' if count == 1 else 's'}:", *(f"  {problem}" for problem in error.errors)])
         )
     except (OSError, UnicodeDecodeError) as error:
-        _fail(f"{getattr(error, 'filename', None) or file}: cannot be read: {error}; give the path of a sweep, which names a job beside it")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(ExitCode.INVALID)
+        where = getattr(error, "filename", None) or file
+        job_file.fail(f"{where}: cannot be read: {error}; give the path of a sweep, which names a job beside it")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from rljob_runtime.exit_codes import ExitCode
+from rljob_runtime.commands import job_file
 
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; the current one of the kubeconfig by default.")
@@ -61,7 +61,7 @@ def top(
         try:
             rows = jobs.local_rows(runs) if runs else jobs.top_rows(cluster.jobs(everywhere=everywhere))
         except RuntimeFault as error:
-            _fail(str(error))
+            job_file.fail(str(error))
         if watch is not None and console.is_terminal:
             console.clear()
         jobs.print_top(rows, console)
@@ -96,7 +96,7 @@ def describe(name: Job, namespace: Namespace = None, context: Context = None) ->
         attempt = job.get("status", {}).get("attempt")
         jobs.describe_job(job, cluster.pods(name, attempt) if attempt else [], console)
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
 
 
 def logs(
@@ -118,15 +118,15 @@ def logs(
     try:
         if Path(name).is_dir():
             if follow or tail is not None:
-                _fail("--follow and --tail are for jobs of a cluster; a local run's logs are files in its folder logs/")
+                job_file.fail("--follow and --tail are for jobs of a cluster; a local run's logs are files in its folder logs/")
             typer.echo(command.local_logs(Path(name), worker), nl=False)
             return
         cluster = Kubectl(namespace=namespace, context=context)
         if follow and worker is not None:
-            _fail("--follow cannot be given with --worker: its lines are in one of several pods; leave --follow out")
+            job_file.fail("--follow cannot be given with --worker: its lines are in one of several pods; leave --follow out")
         raise typer.Exit(command.pod_logs(cluster, name, worker, keep_on=follow, tail=tail))
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
 
 
 def open_page(
@@ -149,12 +149,12 @@ def open_page(
     try:
         if Path(name).is_dir():
             if port is not None:
-                _fail("--port is for jobs of a cluster")
+                job_file.fail("--port is for jobs of a cluster")
             raise typer.Exit(command.open_page(Path(name), (what or Page.REPORT).value))
         cluster = Kubectl(namespace=namespace, context=context)
         raise typer.Exit(command.forward(cluster, name, (what or Page.DASHBOARD).value, port))
     except RuntimeFault as error:
-        _fail(str(error))
+        job_file.fail(str(error))
 
 
 def kubectl_plugin() -> None:
@@ -168,8 +168,3 @@ def kubectl_plugin() -> None:
     )
     register(app)
     app()
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(ExitCode.INVALID)
