@@ -74,6 +74,18 @@ def growth(values: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def ceiling(values: Mapping[str, Any]) -> str:
+    """What the cores allow: processor time of a job in the largest burst, the client's own left out."""
+    largest = max(values["bursts"], key=lambda b: b["jobs"])
+    operator_ms, server_ms = largest["operator_cpu_ms_per_job"], largest["server_cpu_ms_per_job"]
+    cores = values["machine"]["cores"]
+    return (
+        f"A job of the largest burst takes {server_ms:.0f} ms of the API server and etcd and {operator_ms:.0f} ms of the operator: "
+        f"{cores} cores allow at most {cores / (operator_ms + server_ms) * 1e3:.0f} jobs/s, and {largest['jobs_per_s']:.0f} were made. "
+        f"The operator alone could make {1e3 / operator_ms:.0f} jobs/s of one core."
+    )
+
+
 GROWTH_HEADER = ("jobs at once", "seconds", "jobs/s", "operator CPU ms/job", "API server and etcd CPU ms/job", "writes/job")
 
 
@@ -108,6 +120,8 @@ def markdown(values: Mapping[str, Any]) -> str:
         f"| {' | '.join(GROWTH_HEADER)} |",
         f"|{'---|' * len(GROWTH_HEADER)}",
         *(f"| {' | '.join(line)} |" for line in growth(values)),
+        "",
+        ceiling(values),
         "",
     ]
     return "\n".join(lines)
