@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import peers
 from bench.measure import RESULTS, ROOT
 from bench.trl.report import pairs_of
 
@@ -145,6 +146,8 @@ def index(folder: Path) -> str:
         "a dash one that was not recorded.",
         "",
         *_table(folder, ""),
+        "",
+        *_peers(folder, ""),
     ]
     return "\n".join([*lines, ""])
 
@@ -158,10 +161,18 @@ def page(folder: Path) -> str:
         "[Figures](figures.md) has them by topic. A `+` marks a commit with local changes, a dash one that was not recorded.",
         "",
         *_table(folder, "../bench/results/"),
+        "",
+        *_peers(folder, "../bench/results/"),
     ]
     for picture in sorted([*folder.glob("*.svg"), *folder.glob("*.png")]):
         lines += ["", f"## {picture.stem}", "", f"![{_answers(picture.stem)}](../bench/results/{picture.name})"]
     return "\n".join([*lines, ""])
+
+
+def _peers(folder: Path, prefix: str) -> list[str]:
+    """The table of comparisons and what its figures are."""
+    about = "A multiple above 1 is in favor of RLJob: the median of pairs of runs that followed each other, with their range."
+    return ["## Compared with others", "", about, "", *peers.table(folder, prefix)]
 
 
 def _answers(stem: str) -> str:
