@@ -186,16 +186,16 @@ def settle_driver() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
-def collect_settled(samples_in_flight: int) -> None:
+def collect_settled(samples_held: int) -> None:
     """Look for cycles among what came after :func:`settle_process`, for 10 ms or so at most; nothing in a process that is not settled.
 
-    Among all of it where that is little, as between two steps of a synchronous run. Where many samples are in flight the old ones are left
-    to the interpreter's own rare collection (``SELDOM``): the data path makes no cycles. Objects are not counted here:
-    ``gc.get_objects`` refers to tuples that other threads are still making, which fails there with a SystemError.
+    Among all of it where that is little, as between two steps of a synchronous run. Where many samples are held, in flight or finished
+    ahead, the old ones are left to the interpreter's own rare collection (``SELDOM``): the data path makes no cycles. Objects are not
+    counted here: ``gc.get_objects`` refers to tuples that other threads are still making, which fails there with a SystemError.
     """
     if not _settled.is_set():
         return
-    gc.collect(2 if samples_in_flight < FEW_SAMPLES else 1)
+    gc.collect(2 if samples_held < FEW_SAMPLES else 1)
 
 
 def start_line(name: str) -> str:

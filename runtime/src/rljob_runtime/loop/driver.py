@@ -380,8 +380,7 @@ class Driver:
                 self._parts.reporter.event(f"validation before the last step: {values}")
             outcome.validated = last
         await self._report(groups, outcome, prepared, times)
-        fleet = self._parts.scheduler.fleet
-        await asyncio.to_thread(_let_go, groups, prepared, fleet.num_running + fleet.num_waiting)
+        await asyncio.to_thread(_let_go, groups, prepared, self._parts.scheduler.num_samples)
         await self._saver.poll()
 
     def _judged(self) -> AbstractAsyncContextManager[None]:
@@ -500,9 +499,9 @@ def _look_at(groups: Sequence[Group], counters: RolloutCounters, trainer_version
     return group_metrics(groups, trainer_version=trainer_version), rollout_metrics(groups, counters), generated_tokens(groups)
 
 
-def _let_go(groups: list[Group], prepared: Prepared, samples_in_flight: int) -> None:
+def _let_go(groups: list[Group], prepared: Prepared, samples_held: int) -> None:
     """Free a trained step in pieces: at once it would hold the interpreter's lock, and so the event loop, for all of it."""
     while groups:
         groups.pop()
     prepared.clear()
-    collect_settled(samples_in_flight)
+    collect_settled(samples_held)

@@ -198,6 +198,11 @@ class RolloutScheduler:
         """Groups of which everything is generated and that were not taken yet, scored or not."""
         return self._unscored + len(self.buffer)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of groups that were not taken yet: those that wait or run, and those of whole groups, which have ended."""
+        return self.fleet.num_running + self.fleet.num_waiting + self.num_generated * self.config.samples_per_prompt
+
     def restore(self, recovered: Recovered) -> None:
         """Go on with what an earlier attempt had finished; once, before :meth:`run`."""
         groups = recovered.groups

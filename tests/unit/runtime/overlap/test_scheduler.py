@@ -65,6 +65,22 @@ def test_requests_spread_evenly_over_engines() -> None:
     asyncio.run(body())
 
 
+def test_samples_are_held_from_their_request_until_their_group_is_taken() -> None:
+    async def body() -> None:
+        scheduler = scheduler_of([ScriptedEngine()])
+        running = await started(scheduler)
+        held = []
+        while len(scheduler.buffer) < 2:
+            held.append(scheduler.num_samples)
+            await asyncio.sleep(0)
+        held.append(scheduler.num_samples)
+        await scheduler.buffer.take(2, version=0, timeout_s=10.0, what="batch")
+        running.cancel()
+        assert (max(held), held[-1], scheduler.num_samples) == (4, 4, 0)  # two groups of two
+
+    asyncio.run(body())
+
+
 def test_prompts_done_before_a_checkpoint_are_not_asked_again() -> None:
     async def body() -> None:
         scheduler = scheduler_of([ScriptedEngine()], done=(0, 2))
