@@ -204,7 +204,8 @@ def _headline(values: object) -> str:
     if not isinstance(values, dict):
         return ""
     found = [values["headline"]] if "headline" in values else []
-    found += [_beside_trl(workload["key"], values) for workload in values.get("workloads", [])]
+    if "headline" not in values:
+        found += [_beside_trl(workload["key"], values) for workload in values.get("workloads", [])]
     if peaks := _log_prob_peaks(values.get("points", [])):
         found.append(peaks)
     if "turns" in values and "Served" in values["turns"]:
@@ -234,7 +235,7 @@ def _headline(values: object) -> str:
 def _beside_trl(key: str, values: dict[str, Any]) -> str:
     """A workload's ratio to TRL: the median of the pairs on all machines, or the one that was measured."""
     runs = [w for one in (values, *values.get("earlier", [])) for w in one["workloads"] if w["key"] == key]
-    pairs = [pair for run in runs for pair in (pairs_of(run) if "runs" in run else [run["summary"]["ratio"]])]
+    pairs = [pair for run in runs for pair in pairs_of(run)]
     if len(pairs) == 1:
         return f"{pairs[0]:.2f} times, one pair of runs"
     return f"{statistics.median(pairs):.2f} times in the median of {len(pairs)} pairs ({min(pairs):.2f} to {max(pairs):.2f})"

@@ -68,7 +68,7 @@ def _trl(stem: str, values: Values) -> Iterator[Row]:
         equal=equal + ahead,
         ratio=_spread(pairs),
         result=stem,
-        machine=values["machine"],
+        machine=values.get("machine", {}),
     )
 
 
@@ -80,7 +80,7 @@ def _generation(stem: str, values: Values) -> Iterator[Row]:
             equal="model, prompts, samples, limits, log-probs, float32, two threads",
             ratio=_spread(workload["ratios"]),
             result=stem,
-            machine=values["machine"],
+            machine=values.get("machine", {}),
         )
 
 
@@ -109,7 +109,7 @@ def _placement(stem: str, values: Values) -> Iterator[Row]:
             equal="placement, cluster, and devices; equal answers are checked",
             ratio=f"{cases['rljob_plans_per_s'] / cases['rlinf_plans_per_s']:.1f}",
             result=stem,
-            machine=values["machine"],
+            machine=values.get("machine", {}),
         )
 
 
@@ -122,7 +122,7 @@ def _offload(stem: str, values: Values) -> Iterator[Row]:
             equal="parameters, type, device",
             ratio=f"{moved[f'{way}_s'] / switch[f'params_{way}_s']:.2f}",
             result=stem,
-            machine=values["machine"],
+            machine=values.get("machine", {}),
         )
 
 
@@ -136,7 +136,7 @@ def _weightsync(stem: str, values: Values) -> Iterator[Row]:
             equal="weights, machine, engines that only copy; the median of both",
             ratio=f"{other['median_s'] / own['median_s']:.1f}",
             result=stem,
-            machine=values["machine"],
+            machine=values.get("machine", {}),
         )
 
 
@@ -149,7 +149,7 @@ def _operator(stem: str, values: Values) -> Iterator[Row]:
         equal="the same five objects per job; an RLJob and its statuses are added to them",
         ratio=f"{direct['all_objects_s'] / burst['all_children_s']:.2f}",
         result=stem,
-        machine=values["machine"],
+        machine=values.get("machine", {}),
     )
 
 
@@ -164,7 +164,7 @@ def _recovery(stem: str, values: Values) -> Iterator[Row]:
                 equal="job, machine; a retry's pods would have to be placed in addition",
                 ratio=f"{full / row['p50_s']:.1f}",
                 result=stem,
-                machine=values["machine"],
+                machine=values.get("machine", {}),
             )
 
 

@@ -13,23 +13,30 @@ from bench.measure import RESULTS
 
 OPERATOR = {
     "latency": {"p50_ms": 21.4, "p99_ms": 60.6},
-    "direct": {"rayjobs": 1000, "all_created_s": 4.0},
+    "direct": {"rayjobs": 1000, "all_created_s": 4.0, "all_objects_s": 6.0},
     "bursts": [{"jobs": 100, "all_children_s": 1.0}, {"jobs": 1000, "all_children_s": 8.04}],
 }
 PLACEMENT = {
-    "recorded": {"rljob_plans_per_s": 5200.0, "rlinf_plans_per_s": 400.0},
-    "random": {"rljob_plans_per_s": 5400.0, "rlinf_plans_per_s": 450.0},
+    "recorded": {"cases": 218, "rljob_plans_per_s": 5200.0, "rlinf_plans_per_s": 400.0},
+    "random": {"cases": 2000, "rljob_plans_per_s": 5400.0, "rlinf_plans_per_s": 450.0},
     "growth": [{"sides": {"plan": {"points": [{"devices": 100_000, "seconds": 0.203}], "exponent": 1.016}}}],
 }
 OFFLOAD = {
-    "switch": {"offload_gb_per_s": 45.0, "load_gb_per_s": 48.0},
+    "to_cpu": {"offload_s": 0.2, "load_s": 0.2, "stands_for": "to"},
+    "switch": {"offload_gb_per_s": 45.0, "load_gb_per_s": 48.0, "params_offload_s": 0.1, "params_load_s": 0.1},
     "limits": {"offload_gb_per_s": 50.0, "load_gb_per_s": 50.0, "duplex_gb_per_s": 80.0},
+}
+ONE_PAIR = {
+    "key": "ii",
+    "title": "a heavy tail",
+    "runs": [{"side": "TRL", "updates_per_s": 1.0}, {"side": "RLJob", "updates_per_s": 5.837}],
 }
 LOG_PROBS = {"tokens": 4096, "vocabulary": 16384, "chunk_tokens": 0, "peak_mib": 35.1}
 TRL = {
     "workloads": [
         {
             "key": "i",
+            "title": "the quickstart",
             "summary": {"ratio": 1.5},
             "runs": [
                 {"side": "TRL", "updates_per_s": 2.0},
@@ -52,7 +59,7 @@ TRL = {
             "13.0 times RLinf's plans per second on recorded cases, 12.0 times RLinf's plans per second on random cases, "
             "100,000 devices in 0.20 s, exponent 1.02",
         ),
-        ("trl-ii", {"workloads": [{"key": "ii", "summary": {"ratio": 5.837}}]}, "5.84 times, one pair of runs"),
+        ("trl-ii", {"workloads": [ONE_PAIR]}, "5.84 times, one pair of runs"),
         ("trl-i", TRL | {"earlier": [TRL]}, "1.50 times in the median of 4 pairs (1.00 to 2.00)"),
         (
             "weightsync-adapters",
