@@ -182,9 +182,40 @@ def test_users_roles_read_jobs_or_change_them_but_never_their_status(helm: Path)
     for role, name in ((view, "view"), (edit, "edit")):
         assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{name}"] == "true"
     assert [set(rule["verbs"]) for rule in view["rules"]] == [{"get", "list", "watch"}]
-    assert [(rule["resources"], "create" in rule["verbs"]) for rule in edit["rules"]] == [(["rljobs"], True)]
+    rights = {resource: set(rule["verbs"]) for rule in edit["rules"] for resource in rule["resources"]}
+    assert {"get", "list", "watch", "create", "patch"} <= rights["rljobs"], "kubectl apply reads first, also without the rules for view"
+    assert rights["rljobs/status"] == {"get", "list", "watch"}
     without = objects(render(helm, "--set=rbac.aggregateToView=false,rbac.aggregateToEdit=false"))
     assert set(rendered) - set(without) == {("ClusterRole", "", role["metadata"]["name"]) for role in (view, edit)}
+
+
+def test_names_of_a_release_of_any_length_fit(helm: Path):
+    name = "r" * 53  # the longest that Helm takes
+    done = run(helm, "template", name, CHART, f"--kube-version={KUBE_VERSION}", "--values", GOLDEN / "everything.values.yaml")
+    assert done.returncode == 0, done.stderr
+    names = [name for kind, _, name in objects(done.stdout) if kind == "Service"]
+    assert len(names) == 2
+    assert max(map(len, names)) <= 63
+
+
+def test_the_default_label_of_the_dashboards_can_be_removed(helm: Path):
+    rendered = objects(render(helm, "--set=dashboards.enabled=true,dashboards.labels.grafana_dashboard=null"))
+    (labels,) = [found["metadata"]["labels"] for (kind, _, name), found in rendered.items() if name.endswith("-dashboards")]
+    assert "grafana_dashboard" not in labels
+
+
+@pytest.mark.parametrize("field", ["extraLabels", "podLabels"])
+def test_labels_of_the_charts_own_are_refused(helm: Path, field: str):
+    done = run(helm, "template", "rljob", CHART, f"--kube-version={KUBE_VERSION}", f"--set={field}.app\\.kubernetes\\.io/name=mine")
+    assert done.returncode != 0
+    assert "invalid propertyName 'app.kubernetes.io/name'" in done.stderr
+    render(helm, f"--set={field}.team=mine")
+
+
+def test_no_page_upgrades_with_the_old_charts_defaults():
+    """With --reuse-values Helm takes the defaults of the old chart, without what the new one has added."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    assert [page.name for page in pages if " --reuse-values -" in page.read_text() or " --reuse-values\n" in page.read_text()] == []
 
 
 def test_egress_of_jobs_is_dns_the_api_server_and_what_is_allowed(helm: Path):

@@ -1,5 +1,6 @@
+{{/* Services add "-metrics" and "-webhook" to it, and may have 63 characters. */}}
 {{- define "rljob.fullname" -}}
-{{- printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- printf "%s-operator" .Release.Name | trunc 55 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "rljob.serviceAccountName" -}}

@@ -217,6 +217,8 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
     begin = ended if after is None else ended + restart.backoff(situation.options, after)
     if begin > situation.now:
         return _waiting(situation, reason, f"{summary}.", start_time, begin)
+    if situation.is_made_again:  # the driver before it was asked to end when the job was suspended, not when it was created
+        ended = start_time = situation.started
     wait = handover.wait_for_heads(situation, since=ended)
     if wait is not None:
         return _waiting(situation, reason, f"{summary} once {wait.message}.", start_time, wait.until)

@@ -125,6 +125,18 @@ def test_an_active_deadline_that_passed_while_the_operator_was_down_is_enforced_
     assert summary(built.written(60).decide(60)) == over("ActiveDeadlineExceeded")
 
 
+def test_a_job_that_is_resumed_at_once_waits_for_the_driver_that_was_suspended() -> None:
+    """However old the job is: its head may write a checkpoint for as long as its grace period, also while nobody has deleted it yet."""
+    resumed = scene().queued().running().written(60).written(3600).spec(suspend=True).written(3601).spec(suspend=False)
+    resumed.children = []
+    assert resumed.decide(3603).create_attempt is None
+    assert "pod head of the previous driver" in resumed.decide(3603).conditions[ConditionType.RUNNING].message
+    waiting = resumed.written(3603)
+    assert waiting.written(3610).job.status == waiting.job.status
+    waiting.pods = []
+    assert waiting.decide(3620).create_attempt == 1
+
+
 def test_only_another_controllers_job_is_not_managed() -> None:
     assert is_managed(scene().job)
     assert is_managed(scene().spec(managedBy="rljob.dev/operator").job)

@@ -20,6 +20,8 @@ from rljob_operator import frozen, times
 from rljob_operator.model import ChildView, ConditionValue, Failure, JobView, Observed, PodView
 from rljob_operator.policies import options
 
+MAX_POD_PREFIX = 50
+"""Characters of a RayCluster's name in the names of its pods."""
 MAX_ATTEMPT = 99
 """Attempt numbers have at most two digits; see :mod:`rljob_api.naming`."""
 ENDED = ("Complete", "Failed", "ValidationFailed")
@@ -162,7 +164,7 @@ def assess(observed: Observed, now: datetime) -> Situation:
         child=child,
         orphans=tuple(c for number, c in sorted(children.items()) if number != attempt and is_live(c)),
         pods=_pods(observed, attempt, child),
-        driver_pod=_driver_pod(job.status, attempt),
+        driver_pod=_driver_pod(job.status, attempt, child),
         last_failure=_last_failure(job.status, times.whole_seconds(now)),
         start_time=times.parse(job.status.get("startTime")),
         completion_time=times.parse(job.status.get("completionTime")),
@@ -190,9 +192,17 @@ def _is_ours(job: JobView, child: ChildView) -> bool:
     return child.name == rayjob_name(job.key.name, child.attempt)
 
 
-def _driver_pod(status: Mapping[str, Any], attempt: int | None) -> str | None:
+def _driver_pod(status: Mapping[str, Any], attempt: int | None, child: ChildView | None) -> str | None:
+    """The head pod that was last seen, if it is one of the RayJob's present RayCluster.
+
+    After a preemption by Kueue the same RayJob has another cluster, whose head replaces no driver. KubeRay 1.6 names a head after at most
+    50 characters of its cluster's name (``utils.PodName``).
+    """
     name = status.get("headPod")
-    return name if isinstance(name, str) and _number(status.get("attempt")) == attempt else None
+    if not isinstance(name, str) or _number(status.get("attempt")) != attempt:
+        return None
+    is_of_another = child is not None and child.cluster_name and not name.startswith(f"{child.cluster_name[:MAX_POD_PREFIX]}-")
+    return None if is_of_another else name
 
 
 def _number(value: object) -> int:

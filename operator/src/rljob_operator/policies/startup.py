@@ -14,6 +14,9 @@ IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
 )
 """Waiting reasons of a container whose image is the problem."""
+MACHINE_WAIT = timedelta(seconds=60)
+"""A pod that was bound sooner after its creation did not wait for a machine. KubeRay makes another pod at once where one ended during the
+start, for its pods are never restarted: counted from each of them, the deadline would never come."""
 _PRIORITY = (Reason.IMAGE_UNAVAILABLE, Reason.POD_FAILED, Reason.UNSCHEDULABLE)
 """Most severe first: problems that do not resolve with time before those that may."""
 
@@ -53,12 +56,13 @@ def head_note(situation: Situation) -> str:
 def deadline(situation: Situation) -> datetime | None:
     """When all nodes must be ready; None if they are, while the job is held, and while nodes are missing for want of a machine.
 
-    The clock runs from the last of: the RayJob's creation, the resumption of a suspended one, and the binding of its last pod to a node.
+    The clock runs from the last of: the RayJob's creation, the resumption of a suspended one, and the binding of its last pod that had to
+    wait for a machine.
     """
     child, options = situation.live_child, situation.options
     if child is None or situation.is_held or child.deployment_status == "Running":
         return None
-    bound = [pod.scheduled_at for pod in situation.pods if pod.scheduled_at is not None]
+    bound = [p.scheduled_at for p in situation.pods if p.scheduled_at is not None and p.scheduled_at - p.created >= MACHINE_WAIT]
     begun = max([child.created, situation.started, *bound])
     found = problem(situation)
     if _invalid_image(situation) is not None:

@@ -290,6 +290,13 @@ class RayWorker:
         self._name = name
         self._log_file = log_file
         self._actor = actor
+        self._watches: dict[str, Any] = {}
+
+    def _watching(self, method: str) -> Any:
+        """The one call of the process's life: each keeps one of the two threads of its group, also when nobody waits for it any more."""
+        if method not in self._watches:
+            self._watches[method] = self._begin(method, group=WATCH)
+        return self._watches[method]
 
     def _begin(self, method: str, *args: Any, group: str = CALLS) -> Any:
         """Call a method of the host."""
@@ -357,11 +364,11 @@ class RayWorker:
 
     async def watch(self) -> None:
         """See the protocol."""
-        await RayPending(self, "watch", self._begin("watch", group=WATCH)).result(WATCH_S)
+        await RayPending(self, "watch", self._watching("watch")).result(WATCH_S)
 
     async def drained(self) -> None:
         """See the protocol."""
-        await RayPending(self, "drained", self._begin("drained", group=WATCH)).result(WATCH_S)
+        await RayPending(self, "drained", self._watching("drained")).result(WATCH_S)
 
     def share(self, value: Any) -> Any:
         """See the protocol; an object in Ray's store, which lives as long as somebody holds the reference."""

@@ -144,8 +144,12 @@ def run(attempt: Attempt, cluster: Cluster, display: Display) -> None:
     )
     every = spec.report.trajectories_every_steps
     sampling = TrajectorySampling(per_step=spec.report.trajectories_per_step if every else 0, every_steps=max(every, 1))
-    trackers = start_trackers(spec.report.trackers, attempt.folder, info.job_name, yaml.safe_load(info.spec_yaml))
-    reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.first_step or None, sampling=sampling, trackers=trackers)
+    try:
+        trackers = start_trackers(spec.report.trackers, attempt.folder, info.job_name, yaml.safe_load(info.spec_yaml))
+        reporter = Reporter(attempt.folder, info, display, resumed_step=attempt.first_step or None, sampling=sampling, trackers=trackers)
+    except RuntimeFault as error:
+        error.add_note("nothing was started: the report of the run cannot be written")
+        raise
     with reporter:
         models.record(attempt.folder.path, spec, attempt.sources)
         for note in attempt.notes:
@@ -275,10 +279,10 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
 @contextlib.asynccontextmanager
 async def _deadline(active_deadline_s: int | None) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(active_deadline_s):
+        async with asyncio.timeout(active_deadline_s) as limit:
             yield
     except TimeoutError as error:
-        if isinstance(error, RuntimeFault):
+        if isinstance(error, RuntimeFault) or not limit.expired():  # a system call can time out, too
             raise
         raise ActiveDeadlineError(f"the run did not end within {active_deadline_s} s (spec.activeDeadlineSeconds)") from error
 
@@ -331,6 +335,7 @@ class Interruption:
         self._checkpoint = checkpoint
         self._pod_stops = pod_stops
         self._evicted = False
+        self._signalled = False
         self.only_asked = False
         """Whether the run stops because it was asked to and for no other reason; it then ends as a finished one does."""
 
@@ -351,7 +356,8 @@ class Interruption:
         return Evicted(message) if self._evicted else Interrupted(message)
 
     def _interrupted(self, number: signal.Signals) -> None:
-        repeated = self.stop.is_set()
+        repeated = self.stop.is_set() if number is signal.SIGTERM else self._signalled  # a callback may have asked to stop before
+        self._signalled = True
         if self.ending or (repeated and number is signal.SIGTERM):
             return
         self._evicted = self._evicted or (not repeated and self._pod_stops())

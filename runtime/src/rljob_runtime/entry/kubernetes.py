@@ -41,6 +41,7 @@ from rljob_runtime.job import launch, models
 from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.loop.checkpointing import Checkpoints, CheckpointStore, NoCheckpoints
 from rljob_runtime.report import Display, Displays, FolderMode, PlainDisplay, RunFolder
+from rljob_runtime.report.prometheus import Deadline
 
 RUNNING_CLUSTER = "auto"
 """Ray's word for the cluster that RAY_ADDRESS names."""
@@ -157,8 +158,9 @@ def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: mode
 
     address = "::" if ":" in os.environ.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0"
     port = naming.METRICS_PORT if spec.report.metrics_endpoint else None
-    facts = metrics.facts_of(checked, namespace=pod.namespace, attempt=pod.attempt)
-    with metrics.served(prepared, display_of(pod), facts, address, port) as (noted, display):
+    deadline = Deadline()
+    facts = metrics.facts_of(checked, namespace=pod.namespace, attempt=pod.attempt, deadline=deadline)
+    with metrics.served(prepared, display_of(pod, deadline), facts, address, port) as (noted, display):
         attempt.run(noted, RayCluster(RUNNING_CLUSTER, folder.logs.resolve()), display)
 
 
@@ -189,8 +191,8 @@ def _in_pod() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def display_of(pod: PodContext) -> Display:
-    """Plain lines, and the RLJob's status where it can be written."""
+def display_of(pod: PodContext, deadline: Deadline) -> Display:
+    """Plain lines, and the RLJob's status where it can be written, which also tells its deadline."""
     lines = PlainDisplay(sys.stdout, clock=time.monotonic)
     server = progress.api_server(os.environ)
     if server is None:
@@ -199,7 +201,7 @@ def display_of(pod: PodContext) -> Display:
     reachable = server
 
     def send(value: Progress) -> str | None:
-        return progress.apply_progress(reachable, pod.namespace, pod.job, value)
+        return progress.apply_progress(reachable, pod.namespace, pod.job, value, deadline)
 
     return Displays([lines, progress.ProgressDisplay(send, attempt=pod.attempt, notify=_log)])
 

@@ -11,13 +11,13 @@ from rljob_api.validation import CheckedJob
 from rljob_runtime.entry.attempt import Attempt
 from rljob_runtime.report import Display, Displays
 from rljob_runtime.report.metrics_endpoint import serve
-from rljob_runtime.report.prometheus import RunFacts, TrainingMetrics
+from rljob_runtime.report.prometheus import Deadline, RunFacts, TrainingMetrics
 
 LOOPBACK = "127.0.0.1"
 
 
-def facts_of(checked: CheckedJob, *, namespace: str, attempt: int) -> RunFacts:
-    """What the metrics of a job say of it from the start."""
+def facts_of(checked: CheckedJob, *, namespace: str, attempt: int, deadline: Deadline | None = None) -> RunFacts:
+    """What the metrics of a job say of it from the start; ``deadline`` is one that the operator keeps."""
     spec = checked.job.spec
     return RunFacts(
         namespace=namespace,
@@ -26,6 +26,7 @@ def facts_of(checked: CheckedJob, *, namespace: str, attempt: int) -> RunFacts:
         target_steps=spec.training.steps,
         staleness_bound=max_staleness(spec),
         active_deadline_s=spec.active_deadline_seconds,
+        deadline=deadline or Deadline(),
     )
 
 

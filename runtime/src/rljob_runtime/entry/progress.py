@@ -30,6 +30,7 @@ from rljob_api.v1alpha1.status import Progress
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report import Level, PhaseView, RunInfo, RunSummary
 from rljob_runtime.report.faster import SKIPPED_STEPS, to_milliseconds, typical_of
+from rljob_runtime.report.prometheus import Deadline
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EVERY_S = 5.0
@@ -39,6 +40,8 @@ REQUEST_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 10.0
 """Longest that the end of a run waits for the last write."""
 MAX_ANSWER_BYTES = 1 << 16
+MAX_JOB_BYTES = 1 << 22
+"""More than etcd takes for an object."""
 TYPICAL_OF_STEPS = 32
 """Steps whose medians are written: enough that one checkpoint or validation does not count, and recent."""
 STEP_MILLISECONDS = "stepMilliseconds"
@@ -68,8 +71,8 @@ def api_server(environment: Mapping[str, str], account: Path = ACCOUNT_FOLDER) -
     return ApiServer(url=f"https://{f'[{host}]' if ':' in host else host}:{port}", token_file=account / "token", ca_file=account / "ca.crt")
 
 
-def apply_progress(server: ApiServer, namespace: str, name: str, progress: Progress) -> str | None:
-    """Apply the value; returns None, or why that failed."""
+def apply_progress(server: ApiServer, namespace: str, name: str, progress: Progress, deadline: Deadline | None = None) -> str | None:
+    """Apply the value; returns None, or why that failed. ``deadline`` is set to that of the RLJob in the answer."""
     path = f"/apis/{API_VERSION}/namespaces/{namespace}/rljobs/{name}/status?fieldManager={PROGRESS_FIELD_MANAGER}&force=true"
     status = {"progress": progress.model_dump(mode="json", by_alias=True, exclude_none=True)}
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": namespace}, "status": status}
@@ -84,12 +87,24 @@ def apply_progress(server: ApiServer, namespace: str, name: str, progress: Progr
         # No proxy: the API server is inside the cluster, proxies of the environment are not.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
         with opener.open(request, timeout=REQUEST_TIMEOUT_S) as answer:
-            answer.read(MAX_ANSWER_BYTES)
+            job = answer.read(MAX_JOB_BYTES)
     except urllib.error.HTTPError as error:
         return f"{error.code} {error.reason}{_message(error)}"
     except (OSError, http.client.HTTPException) as error:
         return f"{type(error).__name__}: {error}"
+    if deadline is not None:
+        deadline.at_s = _deadline_of(job)
     return None
+
+
+def _deadline_of(job: bytes) -> float | None:
+    """When the operator ends a job, in Unix time: ``activeDeadlineSeconds`` after its start; None without one, and before its start."""
+    try:
+        found = json.loads(job)
+        started = datetime.fromisoformat(found["status"]["startTime"])
+        return started.timestamp() + int(found["spec"]["activeDeadlineSeconds"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -207,7 +207,7 @@ class CheckpointStore:
             for named in (folder, self.root):  # older ones are removed next: the name must outlive a loss of power
                 _sync_folder(named)
             before = [other for other in self._folders(complete=True) if _step_of(other) < state.step]
-            kept = {folder, *before[len(before) - self._keep + 1 :]}
+            kept = {folder, *before[max(len(before) - self._keep + 1, 0) :]}
             for other in self._folders():
                 if other not in kept:
                     shutil.rmtree(other)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -57,7 +57,7 @@ _OWN: Mapping[str, tuple[str, str]] = {
     "weight_version": ("gauge", "weight version after the newest step"),
     "staleness_bound_versions": ("gauge", "how many versions older than the trainer's a trained token may be"),
     "last_progress_timestamp_seconds": ("gauge", "Unix time at which a step or a phase of the start-up last began or ended"),
-    "deadline_timestamp_seconds": ("gauge", "Unix time at which this attempt ends by spec.activeDeadlineSeconds; absent without one"),
+    "deadline_timestamp_seconds": ("gauge", "Unix time at which the job ends by spec.activeDeadlineSeconds; absent without one"),
     "driver_memory_bytes": ("gauge", "resident memory of the driver's process"),
     "left_out_series": ("gauge", f"names beyond the first {MAX_NAMES} of a family, which are not exported"),
 }
@@ -93,9 +93,17 @@ class Exported:
     """From the registry's unit to the base unit."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Deadline:
+    """When somebody else ends the run; set by one thread, read by another."""
+
+    at_s: float | None = None
+    """Unix time; None: never, or not known yet."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What an exporter knows from the start."""
+    """What an exporter knows from the start, and where it hears of the rest."""
 
     namespace: str
     """Empty on a machine without Kubernetes; Prometheus takes an empty label for none."""
@@ -104,6 +112,9 @@ class RunFacts:
     target_steps: int
     staleness_bound: int
     active_deadline_s: int | None
+    """From its start, where the run itself keeps it."""
+    deadline: Deadline = field(default_factory=Deadline)
+    """On Kubernetes, where the operator keeps it and the field can be changed."""
 
     @property
     def labels(self) -> tuple[str, str, str]:
@@ -268,8 +279,9 @@ class TrainingMetrics(Collector):
             "driver_memory_bytes": float(psutil.Process().memory_info().rss),
             "left_out_series": float(left_out),
         }
-        if facts.active_deadline_s is not None:
-            values["deadline_timestamp_seconds"] = self._started_s + facts.active_deadline_s
+        at_s = facts.deadline.at_s if facts.active_deadline_s is None else self._started_s + facts.active_deadline_s
+        if at_s is not None:
+            values["deadline_timestamp_seconds"] = at_s
         return values
 
 

@@ -373,7 +373,11 @@ class Reporter:
         if self._done:
             return
         if error is None:
-            self.finish(RunStatus.SUCCEEDED)
+            try:
+                self.finish(RunStatus.SUCCEEDED)
+            except RuntimeFault as exc:
+                exc.add_note("the run itself ended well: only its report could not be written")
+                raise
             return
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.vocabulary import Reason
 from tests.support.operator_scene import at, failed_log, scene
-from tests.unit.operator.cases.expectations import COMPLETED, HELD, OOM, PULL, RUNS, Case, app_failed, over, waits
+from tests.unit.operator.cases.expectations import COMPLETED, HELD, OLD_HEAD, OOM, PULL, RUNS, Case, app_failed, over, waits
 
 ATTEMPTS = [
     # --- before the first attempt
@@ -123,6 +123,15 @@ ATTEMPTS = [
         .pod("n0", ready=False, waiting=("ray", "CrashLoopBackOff", ""), terminated=("ray", "Error", 1)),
         expected=waits("PodFailed"),
         actions={"next_check": at(1800)},
+    ),
+    Case(
+        name="a pod that ends and is made again does not extend the deadline",
+        scene=scene()
+        .child(1, "Initializing")
+        .pod("n0", ready=False, phase="Failed", created=at(1790), scheduled_at=at(1791), terminated=("ray", "Error", 1)),
+        seconds=1800,
+        expected=over("StartupDeadlineExceeded"),
+        failure=(Reason.STARTUP_DEADLINE_EXCEEDED, "exit code 1"),
     ),
     Case(
         name="pods that KubeRay cannot create",
@@ -282,9 +291,14 @@ ATTEMPTS = [
     ),
     Case(
         name="the head was replaced",
-        scene=scene().stored(attempt=1, headPod="old-head").running(),
+        scene=scene().stored(attempt=1, headPod=OLD_HEAD).running(),
         expected=over("HeadLost"),
         failure=(Reason.HEAD_LOST, "the replacement, pod head"),
+    ),
+    Case(
+        name="the head of another cluster of the same RayJob, which Kueue stopped and resumed unseen, replaces no driver",
+        scene=scene().queued().stored(attempt=1, headPod="math-grpo-a1-b-head-1a2b3").running(),
+        expected=RUNS,
     ),
     Case(
         name="the clock of the head's node does not matter",
@@ -293,7 +307,7 @@ ATTEMPTS = [
     ),
     Case(
         name="the head of an earlier attempt does not matter",
-        scene=scene().failed(1).stored(headPod="old-head").restarts(1).running(2),
+        scene=scene().failed(1).stored(headPod=OLD_HEAD).restarts(1).running(2),
         expected=RUNS,
     ),
     Case(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rljob_api.vocabulary import Reason
-from tests.support.operator_scene import Scene, scene
+from tests.support.operator_scene import NAME, Scene, scene
+
+OLD_HEAD = f"{NAME}-a1-c-head-1a2b3"
+"""A head of the RayCluster of attempt 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

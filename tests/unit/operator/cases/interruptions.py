@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rljob_api.vocabulary import Reason
 from tests.support.operator_scene import at, failed_log, scene
-from tests.unit.operator.cases.expectations import HELD, QUEUED, RUNS, Case, over, resumed, waits, without_children
+from tests.unit.operator.cases.expectations import HELD, OLD_HEAD, QUEUED, RUNS, Case, over, resumed, waits, without_children
 
 INTERRUPTIONS = [
     # --- restarts
     Case(
         name="a failure is recorded before anything else",
-        scene=scene().restarts(3).stored(attempt=1, headPod="old-head").running(),
+        scene=scene().restarts(3).stored(attempt=1, headPod=OLD_HEAD).running(),
         expected=waits("Restarting"),
         failure=(Reason.HEAD_LOST, "driver was lost"),
         actions={"next_check": at(60)},
@@ -125,7 +125,7 @@ INTERRUPTIONS = [
     ),
     Case(
         name="a rule may end the job",
-        scene=scene().restarts(2, rules=(("HeadLost", "Fail"),)).stored(attempt=1, headPod="old-head").running(),
+        scene=scene().restarts(2, rules=(("HeadLost", "Fail"),)).stored(attempt=1, headPod=OLD_HEAD).running(),
         expected=over("HeadLost"),
         failure=(Reason.HEAD_LOST, "lost"),
     ),

@@ -1,6 +1,7 @@
 """Signals during an attempt, and where it goes on."""
 
 import asyncio
+import errno
 import io
 import os
 import signal
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api.validation import check
-from rljob_runtime.entry.attempt import Interruption, _living, _undamaged, prepare
-from rljob_runtime.errors import CheckpointError, ClusterLostError, Evicted
+from rljob_runtime.entry.attempt import Interruption, _deadline, _living, _undamaged, prepare
+from rljob_runtime.errors import ActiveDeadlineError, CheckpointError, ClusterLostError, Evicted
 from rljob_runtime.job.worker_settings import spec_fingerprint
 from rljob_runtime.loop.checkpointing import CheckpointStore, Chosen, DriverState, NoCheckpoints
 from rljob_runtime.report import FolderMode, Level, PlainDisplay, Reporter, RunFolder, RunInfo
@@ -72,6 +73,21 @@ def test_the_first_signal_stops_in_order_and_only_a_second_ctrl_c_at_once(
     said, stopping, ended = signalled(numbers, orderly=orderly)
     assert (stopping, ended) == (True, at_once)
     assert len(said) == 1 + (at_once and orderly)
+
+
+def test_the_first_ctrl_c_after_a_callback_asked_to_stop_lets_the_step_end() -> None:
+    async def run() -> list[bool]:
+        main = asyncio.ensure_future(asyncio.sleep(60))
+        interrupt = Interruption(main, Events(), checkpoint=True)
+        interrupt.orderly = True
+        interrupt.ask("good enough")
+        found = []
+        for _ in range(2):
+            interrupt.interrupt()
+            found.append(bool(main.cancelling()))
+        return found
+
+    assert asyncio.run(run()) == [False, True]
 
 
 def test_what_is_promised_on_a_stop_is_kept() -> None:
@@ -186,3 +202,28 @@ def test_a_run_that_ends_is_not_disturbed_by_the_watch() -> None:
         return len(asyncio.all_tasks())
 
     assert asyncio.run(run()) <= 2  # the watch is cancelled, and ends with the loop
+
+
+@pytest.mark.parametrize("keep", range(1, 7))
+def test_the_newest_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path, keep: int) -> None:
+    store = CheckpointStore(tmp_path, keep=keep)
+    for step in range(1, 2 * keep + 2):
+        state = DriverState(step=step, source_state={}, first_prompt=0, done=(), rule_state={}, spec_fingerprint="f")
+        store.complete(store.begin(step, 0), state, ())
+        steps = sorted(int(found.parent.name.split("-")[1]) for found in tmp_path.glob("step-*/COMPLETE"))
+        assert steps == list(range(max(step - keep, 0) + 1, step + 1))
+
+
+def test_only_the_deadline_of_the_run_is_reported_as_that() -> None:
+    async def run(deadline_s: float | None, error: Exception | None) -> None:
+        async with _deadline(deadline_s):
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+
+    for deadline_s in (None, 3600):
+        with pytest.raises(TimeoutError, match="a volume") as found:
+            asyncio.run(run(deadline_s, OSError(errno.ETIMEDOUT, "a volume does not answer")))
+        assert not isinstance(found.value, ActiveDeadlineError)
+    with pytest.raises(ActiveDeadlineError, match="activeDeadlineSeconds"):
+        asyncio.run(run(0.01, None))

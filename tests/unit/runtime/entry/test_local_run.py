@@ -1,5 +1,6 @@
 """A manifest written for Kubernetes, on this machine: what is refused, what is said, where checkpoints go."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,16 @@ import yaml
 
 from rljob_api.reading import manifest
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_runtime.entry import local_checks
+from rljob_api.validation import check as checked
+from rljob_runtime.entry import local_checks, local_run
 from rljob_runtime.entry.local_run import run_job
-from rljob_runtime.errors import SetupError
+from rljob_runtime.errors import RuntimeFault, SetupError
 from rljob_runtime.exit_codes import ExitCode
+from rljob_runtime.job import launch, models
+from rljob_runtime.job.models import LOCAL
+from rljob_runtime.job.worker_settings import spec_fingerprint
+from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState
+from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from tests.integration.jobs import job
 
 
@@ -70,3 +77,35 @@ def test_a_suspended_job_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run_job(text, tmp_path / "job.yaml", tmp_path / "run", overwrite=False, resume=False) == ExitCode.INVALID
     assert capsys.readouterr().err == "spec.suspend is true: the job is suspended; write false to run it\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_report_cannot_be_opened_or_closed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(launch, "preflight", lambda *_: LOCAL)
+    folder = RunFolder.open(tmp_path / "run", FolderMode.NEW)
+    folder.spec_yaml.write_text("x: 1\n")
+    folder.metrics_jsonl.write_text('{"step": 1}\n\0\0\n{"step": 2}\n')  # after a loss of power
+    text = yaml.safe_dump(job(Path("m"), steps=1))
+    state = {"source_state": {}, "first_prompt": 0, "done": (), "rule_state": {}}
+    fingerprint = spec_fingerprint(checked(text).job.spec)
+    store = CheckpointStore(folder.checkpoints, keep=2)
+    store.complete(store.begin(1, 0), DriverState(step=1, spec_fingerprint=fingerprint, **state), ())
+    monkeypatch.setattr(local_run, "check", lambda text, **_: checked(text))
+    monkeypatch.setattr(models, "recorded", lambda *_: {})
+    assert run_job(text, tmp_path / "job.yaml", tmp_path / "run", overwrite=False, resume=True) == ExitCode.FAILED
+    said = capsys.readouterr().err
+    assert "metrics.jsonl:2: not JSON" in said
+    assert "nothing was started" in said
+
+
+def test_a_report_that_cannot_be_closed_says_that_the_run_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = RunInfo(job_name="job", model="m", algorithm="-", devices="-", total_steps=1, seed=0, spec_yaml="a: 1\n")
+    folder = RunFolder.open(tmp_path / "run", FolderMode.NEW)
+    display = PlainDisplay(io.StringIO(), clock=lambda: 0.0)
+
+    def full(*_: object) -> None:
+        raise RuntimeFault("report.html cannot be written: the disk is full")
+
+    monkeypatch.setattr(Reporter, "finish", full)
+    with pytest.raises(RuntimeFault, match="the disk is full") as found, Reporter(folder, info, display, packages={}, ticker=False):
+        pass
+    assert "the run itself ended well" in found.value.__notes__[0]

@@ -19,6 +19,7 @@ from rljob_api.v1alpha1.status import Progress
 from rljob_runtime.entry import kubernetes, progress
 from rljob_runtime.entry.progress import TYPICAL_OF_STEPS, ApiServer, ProgressDisplay, api_server, apply_progress
 from rljob_runtime.records import StepRecord
+from rljob_runtime.report.prometheus import Deadline
 from tests.support.pace import HANG_S
 from tests.support.report_fakes import INFO, FakeClock, make_record
 
@@ -33,6 +34,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.status = 200
+        self.answer: dict[str, Any] = {"kind": "Status", "message": "rljobs is forbidden to everybody"}
         self.seen: list[dict[str, Any]] = []
         self.release = threading.Event()
         self.release.set()
@@ -49,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append({"path": self.path, "body": body, "headers": dict(self.headers)})
         self.server.release.wait(30)
-        answer = json.dumps({"kind": "Status", "message": "rljobs is forbidden to everybody"}).encode()
+        answer = json.dumps(self.server.answer).encode()
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -93,6 +95,24 @@ def test_a_write_is_a_server_side_apply_of_progress_alone_with_the_present_token
         "metadata": {"name": "math", "namespace": "team"},
         "status": {"progress": written},
     }
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "at_s"),
+    [
+        ({"activeDeadlineSeconds": 60}, {"startTime": "1970-01-01T00:01:40Z"}, 160.0),
+        ({}, {"startTime": "1970-01-01T00:01:40Z"}, None),
+        ({"activeDeadlineSeconds": 60}, {}, None),
+    ],
+)
+def test_the_answer_tells_the_deadline_that_the_operator_keeps(
+    server: Server, here: ApiServer, spec: dict[str, Any], status: dict[str, Any], at_s: float | None
+) -> None:
+    """It may be raised, or removed, while the job runs."""
+    server.answer = {"kind": "RLJob", "spec": spec, "status": status}
+    deadline = Deadline(at_s=1.0)
+    assert apply_progress(here, "team", "math", Progress(), deadline) is None
+    assert deadline.at_s == at_s
 
 
 @pytest.mark.parametrize(("status", "reason"), [(403, "403 Forbidden: rljobs is forbidden"), (500, "500 Internal Server Error: rljobs is")])
@@ -300,7 +320,7 @@ def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says
 ) -> None:
     pod = kubernetes.PodContext(namespace="team", job="math", attempt=4, run_folder=tmp_path, has_storage=True)
     monkeypatch.setattr(progress, "api_server", lambda environment: here)
-    display = kubernetes.display_of(pod)
+    display = kubernetes.display_of(pod, Deadline())
     display.started(INFO, tmp_path, None)
     display.step(make_record(1))
     display.close()
@@ -308,7 +328,7 @@ def test_a_driver_in_a_pod_reports_to_its_own_rljob_and_one_without_a_token_says
     last = server.seen[-1]["body"]["status"]["progress"]
     assert (last["attempt"], last["step"]) == (4, 1)
     monkeypatch.setattr(progress, "api_server", lambda environment: None)
-    kubernetes.display_of(pod)
+    kubernetes.display_of(pod, Deadline())
     assert "progress is not written" in capsys.readouterr().out
 
 
@@ -318,7 +338,7 @@ def test_a_server_that_refuses_every_write_holds_up_neither_steps_nor_the_end(
     server.status = 500
     pod = kubernetes.PodContext(namespace="team", job="math", attempt=1, run_folder=tmp_path, has_storage=True)
     monkeypatch.setattr(progress, "api_server", lambda environment: here)
-    display = kubernetes.display_of(pod)
+    display = kubernetes.display_of(pod, Deadline())
     display.started(INFO, tmp_path, None)
     started_s = time.monotonic()
     for step in range(1, 501):

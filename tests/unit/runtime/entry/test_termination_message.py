@@ -27,6 +27,7 @@ REASONS = {
     "ClusterError": Reason.NODES_MISMATCH,
     "WorkerLostError": Reason.WORKER_LOST,
     "NodeLostError": Reason.WORKER_LOST,
+    "ClusterLostError": Reason.HEAD_LOST,
     "WorkerStuckError": Reason.WORKER_LOST,
     "EngineLostError": Reason.WORKER_LOST,
     "EpisodesFailedError": Reason.WORKER_FAILED,

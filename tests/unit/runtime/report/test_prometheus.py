@@ -2,6 +2,7 @@
 
 import math
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from rljob_runtime.report import METRICS, PhaseView
 from rljob_runtime.report.metrics_endpoint import MetricsEndpoint, serve
-from rljob_runtime.report.prometheus import LABELS, MAX_NAMES, RunFacts, TrainingMetrics, exported, sample_name
+from rljob_runtime.report.prometheus import LABELS, MAX_NAMES, Deadline, RunFacts, TrainingMetrics, exported, sample_name
 from tests.layout.tree import ROOT
 from tests.support.ports import free_port
 from tests.support.report_fakes import INFO, FakeClock, make_record
@@ -49,6 +50,14 @@ def test_a_step_is_read_with_units_and_labels() -> None:
     assert found["rljob_train_reward_part_by_name/sums"] == 0.5
     assert (found["rljob_train_target_steps"], found["rljob_train_staleness_bound_versions"]) == (30, 1)
     assert found["rljob_train_deadline_timestamp_seconds"] == 1600
+
+
+def test_a_deadline_that_the_operator_keeps_is_shown_as_it_is_known() -> None:
+    metrics = TrainingMetrics(replace(FACTS, active_deadline_s=None, deadline=(deadline := Deadline())), now_s=FakeClock())
+    metrics.started(INFO, Path("run"), None)
+    assert "rljob_train_deadline_timestamp_seconds" not in samples(metrics)
+    deadline.at_s = 5000.0
+    assert samples(metrics)["rljob_train_deadline_timestamp_seconds"] == 5000
 
 
 def test_counters_add_up_over_steps_and_restarts_and_never_become_nan() -> None:
