@@ -57,6 +57,19 @@ def test_options_reach_the_conversion() -> None:
     assert document["spec"]["nodeGroups"][0]["devicesPerNode"] == 4
 
 
+def test_an_option_of_the_other_framework_is_refused() -> None:
+    result = rljob("--from", "roll", str(cases.FOLDER / "roll-rlvr-async.yaml"), "--devices-per-node", "4")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "num_gpus_per_node" in result.stderr
+
+
+def test_a_section_without_keys_is_not_called_unknown() -> None:
+    text = "exp_name: small\nadv_estimator: grpo\npretrain: m\nactor_train: {device_mapping: '[0]'}\nactor_infer: {device_mapping: '[1]'}\n"
+    said = rljob("--from", "roll", "-", stdin=f"{text}rewards:\n").stderr
+    assert "did you mean rewards" not in said
+    assert "rewards = null: is empty, and a section of keys is expected" in said
+
+
 def test_strict_refuses_losses(tmp_path: Path) -> None:
     out = tmp_path / "job.yaml"
     result = rljob("--from", "roll", "-", "--strict", "--out", str(out), stdin="exp_name: a\ntrack_with: wandb")

@@ -147,5 +147,9 @@ def _unknown(source: Source, table: KeyTable, parts: paths.Parts) -> None:
         source.drop(parts, "only serves references from other keys, which were filled in where they are used")
         return
     last = next((index for index in range(len(parts) - 1, -1, -1) if isinstance(parts[index], str)), 0)
+    if str(parts[last]) in table.inside(parts[:last]):
+        what = "is empty, and a section of keys is expected" if source.glance(*parts) is None else "is no section of keys"
+        source.note(NoteKind.UNKNOWN, parts, what, "write its keys below it, or remove it")
+        return
     near = did_you_mean(str(parts[last]), table.inside(parts[:last])) if source.may_suggest() else None
     source.note(NoteKind.UNKNOWN, parts, f"is not a key that {table.framework} or this converter knows", near or "remove it")

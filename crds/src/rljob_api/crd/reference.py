@@ -99,6 +99,8 @@ def _field(node: schema.Schema, path: str, *, is_required: bool) -> FieldDoc:
 
 
 def _type(node: schema.Schema) -> str:
+    if node.get("x-kubernetes-int-or-string"):
+        return "quantity"
     if "type" not in node:
         return "score or Drop"  # the one union, which a structural schema leaves open
     kind = node["type"]

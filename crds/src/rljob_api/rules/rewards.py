@@ -19,9 +19,11 @@ def _rewards(spec: RLJobSpec) -> Iterator[FieldError]:
     if spec.pipeline is Pipeline.RLVR and not spec.rewards and not (distills(spec) and not spec.validates_only):
         remedy = "add at least one, for example {name: answer, type: ExactMatch}, or a component with role Teacher"
         yield _error("spec.rewards", None, "an RLVR job needs a reward", remedy)
-    if spec.rewards and not spec.with_role(Role.REWARD):
+    if spec.rewards and spec.pipeline is Pipeline.RLVR and not spec.with_role(Role.REWARD):
         remedy = "add {name: reward, role: Reward, placement: {workers: 1}}"
         yield _error("spec.components", None, "has no Reward component to compute spec.rewards in", remedy)
+    if spec.rewards and not any(reward.weight for reward in spec.rewards) and not distills(spec) and not spec.validates_only:
+        yield _error("spec.rewards", None, "all have weight 0, so every score is 0 and nothing is learned", "give at least one a weight")
     for index, reward in enumerate(spec.rewards):
         path = f"spec.rewards[{index}]"
         yield from _function(reward, path)

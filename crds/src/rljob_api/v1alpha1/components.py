@@ -39,7 +39,7 @@ class EngineType(StrEnum):
     VLLM = "VLLM"
     """vLLM."""
     SGLANG = "SGLang"
-    """SGLang; its server runs in an interpreter of its own, and it leaves its devices to nobody."""
+    """SGLang; its server runs in an interpreter of its own. It serves no Judge."""
 
 
 class OffloadPolicy(StrEnum):

@@ -30,16 +30,16 @@ app = typer.Typer(
 
     \b
     Start here:
-      rljob model tiny --out models/tiny      make a tiny model for the examples
-      rljob validate examples/quickstart.yaml is the job valid?
-      rljob plan examples/quickstart.yaml     which process runs where?
-      rljob run examples/quickstart.yaml      train
-      rljob show runs/quickstart              how did it go? --trajectories: what did the model do?
-      rljob timeline runs/quickstart          what did each worker do, and when?
-      rljob compare runs/a runs/b             which is better, and is it significant?
-      rljob describe runs/quickstart          where does the time go? also for an RLJob on a cluster
-      rljob explain spec.rollout              what does a field mean?
-      rljob convert --from roll old.yaml      convert a ROLL or RLinf configuration
+      rljob model tiny --out models/tiny        make a tiny model for the examples
+      rljob validate examples/quickstart.yaml   is the job valid?
+      rljob plan examples/quickstart.yaml       which process runs where?
+      rljob run examples/quickstart.yaml        train
+      rljob show runs/quickstart                how did it go? --trajectories: what did the model do?
+      rljob timeline runs/quickstart            what did each worker do, and when?
+      rljob compare runs/a runs/b               which is better, and is it significant?
+      rljob describe runs/quickstart            where does the time go? also for an RLJob on a cluster
+      rljob explain spec.rollout                what does a field mean?
+      rljob convert --from roll old.yaml        convert a ROLL or RLinf configuration
 
     {_EXIT_CODES}""",
 )
@@ -197,6 +197,10 @@ def convert(
 
     Exit codes: 0 success, 2 unreadable or not an RL job, or --strict and something was lost.
     """
+    if devices_per_node is not None and framework is Framework.ROLL:
+        job_file.fail(
+            "--devices-per-node: is for RLinf's files; a ROLL file has num_gpus_per_node: change it there, or leave the option out"
+        )
     text = job_file.read(file)
     folder = None if file == "-" else Path(file).parent
     from rljob_api.errors import SpecInvalidError

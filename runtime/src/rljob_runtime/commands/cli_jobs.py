@@ -88,7 +88,7 @@ def describe(name: Job, namespace: Namespace = None, context: Context = None) ->
 
     console = Console(highlight=False)
     try:
-        if Path(name).is_dir():
+        if _is_local(name):
             jobs.describe_run(Path(name), console)
             return
         cluster = Kubectl(namespace=namespace, context=context)
@@ -116,7 +116,7 @@ def logs(
     from rljob_runtime.errors import RuntimeFault
 
     try:
-        if Path(name).is_dir():
+        if _is_local(name):
             if follow or tail is not None:
                 job_file.fail("--follow and --tail are for jobs of a cluster; a local run's logs are files in its folder logs/")
             typer.echo(command.local_logs(Path(name), worker), nl=False)
@@ -147,7 +147,7 @@ def open_page(
     from rljob_runtime.errors import RuntimeFault
 
     try:
-        if Path(name).is_dir():
+        if _is_local(name):
             if port is not None:
                 job_file.fail("--port is for jobs of a cluster")
             raise typer.Exit(command.open_page(Path(name), (what or Page.REPORT).value))
@@ -168,3 +168,8 @@ def kubectl_plugin() -> None:
     )
     register(app)
     app()
+
+
+def _is_local(name: str) -> bool:
+    """Whether it is a run folder, or meant to be one: no RLJob's name has a slash."""
+    return "/" in name or Path(name).is_dir()

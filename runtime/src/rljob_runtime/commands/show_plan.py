@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rljob_api.memory import MemoryEstimate
     from rljob_runtime.plan_view import Line, Route, Section
 
+NOT_CHECKED = "not checked, because the size of the model is not known: set spec.model.parameterCount, or spec.model.path to its folder"
 FEW_PROCESSES = 8
 """Up to so many processes are listed without being asked for."""
 MAX_PROCESS_ROWS = 2_000
@@ -77,12 +78,14 @@ def print_picture(checked: CheckedJob, console: Console, *, processes: bool = Fa
 def print_memory(checked: CheckedJob, console: Console, *, arithmetic: bool = False) -> None:
     """Where memory is fullest, one line per situation, and warnings; with ``arithmetic`` every phase and where its bytes come from.
 
-    Nothing where the size of the model is unknown.
+    Where the size of the model is unknown, that it is, if anybody wants to know of memory.
     """
     from rljob_api import memory
 
     estimate = _memory(checked)
     if estimate.shape is None:
+        if arithmetic or any(group.device_memory for group in checked.job.spec.node_groups):
+            console.print(f"\n[bold]Memory[/bold]: {NOT_CHECKED}", highlight=False, soft_wrap=True)
         return
     console.print("\n[bold]Memory[/bold] (estimated)", highlight=False)
     if arithmetic:

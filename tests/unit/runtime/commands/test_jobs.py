@@ -258,3 +258,11 @@ def test_the_plugin_of_kubectl_has_the_same_commands(command: str) -> None:
     code = "import sys; from rljob_runtime.commands.cli_jobs import kubectl_plugin; sys.argv[0] = 'kubectl-rlj'; kubectl_plugin()"
     done = subprocess.run([sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, f"kubectl-rlj {command}" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("command", ["describe", "logs", "open"])
+def test_a_path_that_is_no_run_folder_is_not_looked_up_on_a_cluster(cluster: dict[str, Any], command: str) -> None:
+    code, text = rljob(command, "runs/missing")
+    assert code == 2
+    assert "runs/missing" in text
+    assert "kubectl" not in text
