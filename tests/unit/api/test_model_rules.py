@@ -181,6 +181,17 @@ def test_load_balancing_needs_a_mixture_and_a_coefficient() -> None:
     assert "without experts" in dense
 
 
+def test_sequences_are_no_longer_than_the_models_positions() -> None:
+    asked: dict[str, Any] = {"rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxPromptTokens": 512, "maxResponseTokens": 1536}}
+    assert problems({**DENSE, "max_position_embeddings": 2048}, **asked) == []
+    (problem,) = problems({**DENSE, "max_position_embeddings": 2047}, **asked)
+    assert problem.startswith("spec.rollout.maxResponseTokens: 1536: makes sequences of 2048 tokens with maxPromptTokens 512")
+    assert "max_position_embeddings 2047" in problem
+    for scaled in ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}):
+        assert problems({**DENSE, "max_position_embeddings": 1024, **scaled}, **asked) == []
+    assert len(problems({**DENSE, "max_position_embeddings": 1024, "rope_parameters": {"rope_type": "default"}}, **asked)) == 1
+
+
 def test_layers_that_are_divided_or_have_experts_are_not_compiled() -> None:
     on: dict[str, Any] = {"training": {"steps": 1, "layerCompilation": "Enabled"}}
     assert problems(DENSE, **on) == []

@@ -251,6 +251,22 @@ def _type(config: Config) -> str:
     return str(config.get("model_type"))
 
 
+def _length(spec: RLJobSpec, config: Config, decoder: Config) -> Iterator[FieldError]:
+    """Engines refuse sequences that the model's positions do not reach, unless positions are scaled or the config is overridden."""
+    positions, rope = _count(decoder, "max_position_embeddings"), decoder.get("rope_parameters")
+    is_scaled = bool(decoder.get("rope_scaling")) or (isinstance(rope, Mapping) and rope.get("rope_type", "default") != "default")
+    changes = any("hf_overrides" in component.engine.extra_args for component in spec.components if component.engine is not None)
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
+    if positions is not None and longest > positions and not is_scaled and not changes:
+        yield _error(
+            "spec.rollout.maxResponseTokens",
+            spec.rollout.max_response_tokens,
+            f"makes sequences of {longest} tokens with maxPromptTokens {spec.rollout.max_prompt_tokens}, and the model's config.json has "
+            f"max_position_embeddings {positions}",
+            "lower one of the two, or use a model for longer sequences",
+        )
+
+
 def _count(config: Config, key: str) -> int | None:
     value = config.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
@@ -273,6 +289,7 @@ RULES: tuple[Callable[[RLJobSpec, Config, Config], Iterable[FieldError]], ...] =
     _not_causal,
     _quantized,
     _logits,
+    _length,
     _tensor_parallel,
     _context_parallel,
     _expert_parallel,

@@ -335,7 +335,6 @@ class Interruption:
         self._checkpoint = checkpoint
         self._pod_stops = pod_stops
         self._evicted = False
-        self._signalled = False
         self.only_asked = False
         """Whether the run stops because it was asked to and for no other reason; it then ends as a finished one does."""
 
@@ -356,8 +355,7 @@ class Interruption:
         return Evicted(message) if self._evicted else Interrupted(message)
 
     def _interrupted(self, number: signal.Signals) -> None:
-        repeated = self.stop.is_set() if number is signal.SIGTERM else self._signalled  # a callback may have asked to stop before
-        self._signalled = True
+        repeated = self.stop.is_set()
         if self.ending or (repeated and number is signal.SIGTERM):
             return
         self._evicted = self._evicted or (not repeated and self._pod_stops())

@@ -75,21 +75,6 @@ def test_the_first_signal_stops_in_order_and_only_a_second_ctrl_c_at_once(
     assert len(said) == 1 + (at_once and orderly)
 
 
-def test_the_first_ctrl_c_after_a_callback_asked_to_stop_lets_the_step_end() -> None:
-    async def run() -> list[bool]:
-        main = asyncio.ensure_future(asyncio.sleep(60))
-        interrupt = Interruption(main, Events(), checkpoint=True)
-        interrupt.orderly = True
-        interrupt.ask("good enough")
-        found = []
-        for _ in range(2):
-            interrupt.interrupt()
-            found.append(bool(main.cancelling()))
-        return found
-
-    assert asyncio.run(run()) == [False, True]
-
-
 def test_what_is_promised_on_a_stop_is_kept() -> None:
     assert "with a checkpoint" in signalled([signal.SIGTERM], orderly=True)[0][0]
     assert "without a checkpoint" in signalled([signal.SIGTERM], orderly=True, checkpoint=False)[0][0]
