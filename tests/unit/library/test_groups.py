@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +15,9 @@ import torch
 
 import rljob
 from rljob_runtime.errors import SetupError
+from rljob_runtime.library import groups
+from rljob_runtime.library.event_loop import LoopThread
+from rljob_runtime.library.groups import Group
 
 SHARED = {
     "nodeGroups": [{"name": "n", "nodes": 1, "devicesPerNode": 1, "deviceResource": "cpu"}],
@@ -113,3 +120,45 @@ def test_problems_are_told_where_they_are_made(cluster: rljob.Cluster) -> None:
         rljob.run("no/such/file.yaml")
     with pytest.raises(SetupError, match="overwrite and resume"):
         rljob.run(SHARED, overwrite=True, resume=True)
+
+
+def test_the_end_of_a_loop_ends_what_others_wait_for() -> None:
+    loop = LoopThread("loop")
+    future = loop.start(asyncio.sleep(1000))
+    loop.close()
+    with pytest.raises(CancelledError):
+        future.result(timeout=20)
+
+
+class InterruptedWait(Future[None]):
+    """Ctrl-C comes while somebody waits for it."""
+
+    def result(self, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_of_the_wait_for_devices_keeps_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, states, allowed = LoopThread("loop"), list[str](), asyncio.Event()
+
+    class Slow:
+        workers = ()
+
+        @asynccontextmanager
+        async def resident(self, kinds: object, is_offload_states: object = None) -> AsyncIterator[None]:
+            await allowed.wait()
+            states.append("leased")
+            yield
+
+    cluster: Any = SimpleNamespace(loop=loop, timeout_s=5)
+    group: Any = Group(cluster, "g", object, Slow())  # type: ignore[arg-type]
+    monkeypatch.setattr(groups, "Future", InterruptedWait)
+    with pytest.raises(KeyboardInterrupt), group.resident():
+        pass
+
+    async def allow() -> None:
+        allowed.set()
+        await asyncio.sleep(0)
+
+    loop.run(allow())
+    loop.close()
+    assert states == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import pickle
 import socket
@@ -91,7 +92,10 @@ def _reply(reply: Any, reference: str) -> Mapping[str, Any]:
     turn = Turn(observation="", done=True) if reply is None else Turn(observation=reply) if isinstance(reply, str) else reply
     if not isinstance(turn, Turn):
         raise TypeError(f"{reference}.reply returned {type(reply).__name__}; it must return a text, None at the end, or a Turn")
-    return {"observation": turn.observation, "reward": float(turn.reward), "done": bool(turn.done)}
+    reward = float(turn.reward)
+    if not math.isfinite(reward):
+        raise ValueError(f"{reference}.reply gave the reward {reward}; it must be finite")
+    return {"observation": turn.observation, "reward": reward, "done": bool(turn.done)}
 
 
 def _serve(connection: socket.socket, setup: Setup) -> int:

@@ -11,6 +11,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+CANCEL_S = 10.0
+"""For work that does not end when it is cancelled."""
+
+
+async def _cancel_others() -> None:
+    """Nobody waits forever for the future of a task whose loop has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=CANCEL_S)
+
+
 class LoopThread:
     """Runs coroutines for other threads."""
 
@@ -34,9 +47,10 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End the thread; may be called twice."""
+        """Cancel what still runs, and end the thread; may be called twice."""
         if self._loop.is_closed():
             return
+        self.start(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -175,10 +175,15 @@ class Group:
 
         def over(ended: Future[None]) -> None:
             if not entered.done():
-                entered.set_exception(ended.exception() or RuntimeError("never entered"))
+                cause = None if ended.cancelled() else ended.exception()
+                entered.set_exception(cause or RuntimeError("never entered"))
 
         held.add_done_callback(over)
-        entered.result()
+        try:
+            entered.result()
+        except BaseException:  # an interruption too: the lease would be kept for as long as the cluster lives
+            held.cancel()
+            raise
         token = _block.set(owner)
         try:
             yield

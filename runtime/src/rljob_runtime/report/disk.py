@@ -74,7 +74,7 @@ def replace_text(path: Path, text: str, what: str) -> None:
     Raises:
         RuntimeFault: the file cannot be written.
     """
-    data = text.encode("utf-8")
+    data = text.encode("utf-8", "replace")  # models and their tools also write what is no text
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path, what, needed_bytes=len(data)):
         try:

@@ -23,10 +23,17 @@ def finite_or_none(value: float) -> float | None:
 def dump_row(row: Mapping[str, object]) -> str:
     """One line of JSON without the newline.
 
+    What is no text, such as half a pair of UTF-16, becomes question marks: models and their tools write it.
+
     Raises:
         ValueError: a float is not finite; callers map those to null with ``finite_or_none``.
     """
-    return json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return encodable(json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+
+def encodable(text: str) -> str:
+    """The text with question marks for what UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class JsonLinesWriter:

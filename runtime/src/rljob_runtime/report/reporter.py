@@ -31,7 +31,7 @@ from rljob_runtime.report.activity import PHASE_OF_CALL, ActivityWriter
 from rljob_runtime.report.disk import replace_text
 from rljob_runtime.report.display import Display, Level, PhaseView, RunInfo
 from rljob_runtime.report.folder import RunFolder
-from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, number_of, read_rows, truncate_after
+from rljob_runtime.report.jsonl import Clock, JsonLinesWriter, Row, encodable, number_of, read_rows, truncate_after
 from rljob_runtime.report.metrics import MetricsWriter, load_metrics, record_of
 from rljob_runtime.report.names import DRIVER_LANE
 from rljob_runtime.report.summary import RunStatus, RunSummary, package_versions, save_summary, summarize
@@ -267,6 +267,7 @@ class Reporter:
         Raises:
             RuntimeFault: it cannot be written.
         """
+        text = encodable(text)  # a terminal takes no other
         with self._lock:
             row: Row = {"wall_s": round(self._clock() - self._zero_s, 6), "step": self._step, "level": level.value, "text": text}
             self._events.write(row)
@@ -391,5 +392,5 @@ class Reporter:
 
 def one_line(error: BaseException) -> str:
     """Class and text of an error on one line."""
-    text = " ".join(str(error).split())
+    text = encodable(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -32,9 +32,12 @@ from rljob_runtime.rewards.config import Isolation, RewardConfig
 from rljob_runtime.rewards.functions import extract, load, to_scores
 from rljob_runtime.rewards.judging.words import load_reader
 from rljob_runtime.sandbox import Limits
-from rljob_runtime.sandbox.child import RefusedError, confined, main, say_ready
+from rljob_runtime.sandbox.child import RefusedError, bound_log, confined, main, say_ready
 from rljob_runtime.sandbox.faults import one_line
 from rljob_runtime.sandbox.frames import read_frame, send_frame
+
+MAX_LOG_BYTES = 8 << 20
+"""Of what reward functions print."""
 
 NONCE_BYTES = 16
 RESULT = struct.Struct(f"<{NONCE_BYTES}sIIBdd")
@@ -99,6 +102,7 @@ def _serve(connection: socket.socket, setup: Setup) -> int:
         nonce, batch = pickle.loads(frame)
         reply = _Reply(connection, nonce)
         for reply.position, item in enumerate(batch):
+            bound_log(MAX_LOG_BYTES)  # a file that is as large as confinement allows would fail every print
             _score_item(reply, item, setup.configs, functions)
     return 0
 

@@ -150,8 +150,9 @@ class _SelectedLogprobs(torch.autograd.Function):
                 if grad_entropy is None:
                     grad_logits.exp_().mul_(-scale)
                 else:
-                    towards = torch.addcmul(scale, grad_logits + entropy[rows, None], grad_entropy[rows, None])
+                    towards = (grad_logits + entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(scale)  # one chunk, not two
                     grad_logits.exp_().mul_(towards.neg_())
+                    del towards
                 grad_logits.scatter_add_(1, columns[rows, None], scale if here is None else scale * here[rows, None])
                 grad_logits = grad_logits.to(hidden.dtype)
             torch.mm(grad_logits, head_weight, out=grad_hidden[rows])
@@ -209,7 +210,7 @@ def _log_normalizer(logits: torch.Tensor, chosen: torch.Tensor, part: Vocabulary
 
 def _entropy(logprobs: torch.Tensor, part: VocabularyPart | None) -> torch.Tensor:
     """``-sum p log p`` (N,) of log-probs (N, V of this rank) over all ranks' columns."""
-    entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+    entropy = logprobs.exp().mul_(logprobs).sum(dim=-1).neg_()  # one chunk beside the log-probs, not two
     if part is not None:
         dist.all_reduce(entropy, group=part.group)
     return entropy

@@ -140,3 +140,8 @@ def test_prompts_of_token_ids_continue_what_they_begin_with() -> None:
     second = conversation.place_ids([5, 6, 7, 8, 9, 10], str)
     assert (second.begins, second.token_ids.tolist()) == (False, [10])
     assert conversation.place_ids([5, 6, 7, 8, 1], str).begins
+
+
+def test_a_call_that_nests_without_end_is_text() -> None:
+    text = f"<tool_call>{'[' * 3000}</tool_call>"
+    assert read_tools(text).content == text

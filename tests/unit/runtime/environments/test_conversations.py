@@ -59,6 +59,8 @@ class Guesser:
             time.sleep(3600)
         if said == "nothing":
             return 5
+        if said == "too much":
+            return Turn(observation="", reward=float("inf"))
         if said == str(self.number):
             return Turn(observation="", reward=1.0, done=True)
         return None if said == "bye" else f"not {said}, of {task['answer']}"
@@ -259,6 +261,7 @@ def test_a_user_of_the_users_own(make_player) -> None:
         ("raise", "its user: ValueError: offended"),
         ("hang", "its user: ran past its limit of 1 s"),
         ("nothing", "Guesser.reply returned int; it must return a text"),
+        ("too much", "Guesser.reply gave the reward inf; it must be finite"),
     ],
 )
 def test_a_user_that_fails_ends_the_episode(make_player, said, message) -> None:

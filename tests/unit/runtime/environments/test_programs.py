@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from rljob_runtime.environments.messages import EpisodeAction, EpisodeReply, StopReason
+from rljob_runtime.environments.programs import _reward
 from rljob_runtime.environments.worker import EnvironmentWorker
 from rljob_runtime.errors import EnvironmentSetupError
 from rljob_runtime.sandbox import landlock
@@ -279,3 +280,13 @@ def programs() -> list[psutil.Process]:
 def wait_until_programs_are_gone() -> None:
     _, left = psutil.wait_procs(programs(), timeout=HANG_S)
     assert left == []
+
+
+BAD_REWARDS = ["1" * 400, "[" * 60_000, f'{{"reward": 1, "metrics": {{"n": {"1" * 400}}}}}', "true", "NaN", '{"reward": "1"}']
+
+
+@pytest.mark.parametrize("text", BAD_REWARDS, ids=lambda text: text[:8])
+def test_a_reward_file_of_no_use_fails_its_episode_and_nothing_else(text: str) -> None:
+    """A program writes what its model computed, and any other error than ValueError would end the worker."""
+    with pytest.raises(ValueError, match=r"finite number|no JSON"):
+        _reward(text)

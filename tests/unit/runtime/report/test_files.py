@@ -1,6 +1,8 @@
 """Metrics, folder, trajectories, summary: what a run leaves on disk."""
 
+import contextlib
 import errno
+import io
 import json
 import math
 from pathlib import Path
@@ -13,6 +15,8 @@ from rljob_runtime.errors import CheckpointError, RuntimeFault
 from rljob_runtime.report import (
     METRICS,
     FolderMode,
+    PlainDisplay,
+    Reporter,
     RunFolder,
     RunStatus,
     TrajectorySampling,
@@ -28,7 +32,7 @@ from rljob_runtime.report.summary import best_window, package_versions, save_sum
 from rljob_runtime.report.tensorboard import TensorboardWriter
 from rljob_runtime.report.text import bucket_means, format_bytes, format_count, format_seconds, sparkline
 from rljob_runtime.report.trajectories import choose, read_trajectories, write_trajectories
-from tests.support.report_fakes import FakeClock, first_ids, make_record, make_trajectory
+from tests.support.report_fakes import INFO, FakeClock, first_ids, make_record, make_trajectory
 
 # ---- names -------------------------------------------------------------------------------------------------------
 
@@ -126,6 +130,23 @@ def test_a_torn_last_line_is_dropped_on_resume_and_appending_goes_on_cleanly(tmp
     writer.write({"step": 3})
     writer.close()
     assert path.read_text() == '{"step":1}\n{"step":2}\n{"step":3}\n'
+
+
+def test_what_is_no_text_is_written_as_question_marks(tmp_path: Path):
+    """A policy can have a tool answer with half a pair of UTF-16; no file may refuse it."""
+    half = "\ud83d!"
+    writer = JsonLinesWriter(tmp_path / "rows.jsonl", clock=lambda: 0.0)
+    writer.write({"text": half})
+    writer.close()
+    assert json.loads((tmp_path / "rows.jsonl").read_text()) == {"text": "?!"}
+    replace_text(tmp_path / "page.html", half, "the page")
+    assert (tmp_path / "page.html").read_text() == "?!"
+    folder, out = RunFolder.open(tmp_path / "run", FolderMode.NEW), io.StringIO()
+    with contextlib.suppress(ValueError), Reporter(folder, INFO, PlainDisplay(out, clock=lambda: 0.0), packages={}, ticker=False) as report:
+        report.event(half)
+        raise ValueError(half)
+    assert json.loads((folder.path / "summary.json").read_text())["failure"] == "ValueError: ?!"
+    out.getvalue().encode()
 
 
 @pytest.mark.parametrize(("line", "what"), [("{broken", "not JSON"), ("[1]", "not a JSON object")])

@@ -353,3 +353,12 @@ def test_a_tag_without_a_reward_is_named(make_pool):
     pool = make_pool(RewardConfig(name="exact", type=RewardType.EXACT_MATCH, sources=("text",)))
     with pytest.raises(RewardSetupError, match=r"the tag 's' of data source 's' has no reward \(sources of the rewards: text\)"):
         pool.score(requests("7"))
+
+
+def test_a_function_that_prints_never_meets_the_bound_of_its_log(make_pool, tmp_path):
+    """Confinement bounds files, and at its bound each print would raise."""
+    (tmp_path / "rewards.log").touch()
+    os.truncate(tmp_path / "rewards.log", (1 << 30) - 100)  # sparse: what a long run left
+    results = make_pool().score(requests("print", "print", "print"))
+    assert [result.error for result in results] == [None] * 3
+    assert (tmp_path / "rewards.log").stat().st_size < 9 << 20

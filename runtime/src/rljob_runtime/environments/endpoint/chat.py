@@ -91,7 +91,7 @@ def read_tools(text: str) -> Said:
         try:
             call = json.loads(body)
             name, arguments = call["name"], call.get("arguments", {})
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return Said(content=text)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return Said(content=text)
