@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from bench.measure import ROOT, ChildFailedError, machine, run_child, write_results
+from bench.measure import ROOT, ChildFailedError, machine, machine_text, run_child, write_results
 from bench.trl import rljob_side
 from bench.trl.compare import with_own
 from bench.trl.workload import HEAVY, QUICK, Prepared, Workload, prepare
@@ -157,12 +157,10 @@ def _spread(ratios: Sequence[float]) -> str:
 def markdown(values: Mapping[str, Any]) -> str:
     """The page."""
     where = values["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     lines = [
         "# A job's generation compared with bare vLLM",
         "",
-        f"Written by `python -m bench.generation` on {where['measured_at']}: {where['processor']}, {where['cores']} cores, "
-        f"{where['memory_bytes'] / 2**30:.0f} GiB; Python {where['python']}, {versions}. What is compared and how: "
+        f"Written by `python -m bench.generation` on {where['measured_at']}: {machine_text(where)}. What is compared and how: "
         "[bench/README.md](../README.md).",
         "",
     ]

@@ -126,6 +126,13 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def machine_text(found: Mapping[str, Any]) -> str:
+    """What :func:`machine` found, for a page."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    size = f"{found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GiB"
+    return f"{found['processor']}, {size}; Python {found['python']}, {versions}"
+
+
 def commit() -> str:
     """What is measured: the commit checked out, with ``+`` where files differ from it."""
     described = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -27,26 +27,27 @@ class Row:
     equal: str
     """Held equal on both sides."""
     ratio: str
-    result: str
-    """Stem of the file in ``bench/results``."""
-    machine: Values
+    machine: Values | None = None
+    """Of a part that was measured at another time than the rest of its file."""
 
 
 def table(folder: Path, prefix: str) -> list[str]:
     """The table as markdown; ``prefix`` leads from the page to ``bench/results``."""
     lines = ["| peer | compared | held equal | RLJob's multiple | date, commit |", "|---|---|---|---|---|"]
-    for row in rows(folder):
-        when = f"{row.machine.get('measured_at', '-').removesuffix(' UTC')}, {row.machine.get('commit', '-')}"
-        lines.append(f"| {row.peer} | [{row.what}]({prefix}{row.result}.md) | {row.equal} | {row.ratio} | {when} |")
+    for stem, machine, row in rows(folder):
+        when = f"{machine.get('measured_at', '-').removesuffix(' UTC')}, {machine.get('commit', '-')}"
+        lines.append(f"| {row.peer} | [{row.what}]({prefix}{stem}.md) | {row.equal} | {row.ratio} | {when} |")
     return lines
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    """Every comparison that was measured."""
+def rows(folder: Path) -> Iterator[tuple[str, Values, Row]]:
+    """Every comparison that was measured, with the stem of its file in ``bench/results`` and the machine."""
     for stem, read in READERS.items():
         file = folder / f"{stem}.json"
         if file.is_file():
-            yield from read(stem, json.loads(file.read_text()))
+            values = json.loads(file.read_text())
+            for row in read(values):
+                yield stem, row.machine or values.get("machine", {}), row
 
 
 def _spread(found: Sequence[float]) -> str:
@@ -55,52 +56,42 @@ def _spread(found: Sequence[float]) -> str:
     return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}, {len(found)} pairs)"
 
 
-def _trl(stem: str, values: Values) -> Iterator[Row]:
+def _trl(values: Values) -> Iterator[Row]:
     """All pairs, those of earlier measurements and other machines included."""
-    (workload,) = values["workloads"]
-    found = [w for one in (values, *values.get("earlier", [])) for w in one["workloads"]]
-    pairs = [pair for run in found for pair in pairs_of(run)]
-    equal = "model, prompts, batch, rewards, loss, optimizer, float32, two cores"
-    ahead = "; RLJob generates one batch ahead" if workload["key"].endswith("ratio1") else ""
-    yield Row(
-        peer="TRL, GRPOTrainer",
-        what=f"updates per second: {workload['title']}",
-        equal=equal + ahead,
-        ratio=_spread(pairs),
-        result=stem,
-        machine=values.get("machine", {}),
-    )
+    for workload in values["workloads"]:
+        runs = [w for one in (values, *values.get("earlier", [])) for w in one["workloads"] if w["key"] == workload["key"]]
+        ahead = "; RLJob generates one batch ahead" if workload["key"].endswith("ratio1") else ""
+        yield Row(
+            peer="TRL, GRPOTrainer",
+            what=f"updates per second: {workload['title']}",
+            equal=f"model, prompts, batch, rewards, loss, optimizer, float32, two cores{ahead}",
+            ratio=_spread([pair for run in runs for pair in pairs_of(run)]),
+        )
 
 
-def _generation(stem: str, values: Values) -> Iterator[Row]:
+def _generation(values: Values) -> Iterator[Row]:
     for workload in values["workloads"]:
         yield Row(
             peer="vLLM alone, LLM.generate",
             what=f"responses per second of a job's generation phase: {workload['title']}",
             equal="model, prompts, samples, limits, log-probs, float32, two threads",
             ratio=_spread(workload["ratios"]),
-            result=stem,
-            machine=values.get("machine", {}),
         )
 
 
-def _training(stem: str, values: Values) -> Iterator[Row]:
-    if "speed" not in values:
-        return
-    part = values["speed"]
+def _training(values: Values) -> Iterator[Row]:
     for peer, side in (("TRL, its loss and backward pass", "TRL"), ("plain PyTorch loop", "plain loop")):
-        for row in part["rows"]:
+        for row in values.get("speed", {}).get("rows", ()):
             yield Row(
                 peer=peer,
                 what=f"gradients, tokens per CPU second: {row['model']}, {row['case']}",
                 equal="model, batch, loss, gradient norms to 1e-4, float32, one thread",
                 ratio=_spread(ratios(row, side)),
-                result=stem,
-                machine=part["machine"],
+                machine=values["speed"]["machine"],
             )
 
 
-def _placement(stem: str, values: Values) -> Iterator[Row]:
+def _placement(values: Values) -> Iterator[Row]:
     for name in ("recorded", "random"):
         cases = values[name]
         yield Row(
@@ -108,12 +99,10 @@ def _placement(stem: str, values: Values) -> Iterator[Row]:
             what=f"plans per second, {cases['cases']:,} {name} cases",
             equal="placement, cluster, and devices; equal answers are checked",
             ratio=f"{cases['rljob_plans_per_s'] / cases['rlinf_plans_per_s']:.1f}",
-            result=stem,
-            machine=values.get("machine", {}),
         )
 
 
-def _offload(stem: str, values: Values) -> Iterator[Row]:
+def _offload(values: Values) -> Iterator[Row]:
     switch, moved = values["switch"], values["to_cpu"]
     for way in ("offload", "load"):
         yield Row(
@@ -121,12 +110,10 @@ def _offload(stem: str, values: Values) -> Iterator[Row]:
             what=f"{way} of parameters",
             equal="parameters, type, device",
             ratio=f"{moved[f'{way}_s'] / switch[f'params_{way}_s']:.2f}",
-            result=stem,
-            machine=values.get("machine", {}),
         )
 
 
-def _weightsync(stem: str, values: Values) -> Iterator[Row]:
+def _weightsync(values: Values) -> Iterator[Row]:
     largest = max(values["sizes"], key=lambda size: size["mib"])
     for key, peer in (("safetensors", "safetensors file"), ("objects", "pickled objects through Ray")):
         own, other = largest["SharedMemory, engines generate"], largest[key]
@@ -135,12 +122,10 @@ def _weightsync(stem: str, values: Values) -> Iterator[Row]:
             what=f"weight sync of {largest['mib']:,} MiB to two engines",
             equal="weights, machine, engines that only copy; the median of both",
             ratio=f"{other['median_s'] / own['median_s']:.1f}",
-            result=stem,
-            machine=values.get("machine", {}),
         )
 
 
-def _operator(stem: str, values: Values) -> Iterator[Row]:
+def _operator(values: Values) -> Iterator[Row]:
     direct = values["direct"]
     burst = next(b for b in values["bursts"] if b["jobs"] == direct["rayjobs"])
     yield Row(
@@ -148,12 +133,10 @@ def _operator(stem: str, values: Values) -> Iterator[Row]:
         what=f"{direct['rayjobs']:,} jobs at once, jobs per second",
         equal="the same five objects per job; an RLJob and its statuses are added to them",
         ratio=f"{direct['all_objects_s'] / burst['all_children_s']:.2f}",
-        result=stem,
-        machine=values.get("machine", {}),
     )
 
 
-def _recovery(stem: str, values: Values) -> Iterator[Row]:
+def _recovery(values: Values) -> Iterator[Row]:
     found = {row["kind"]: row for row in values["rows"]}
     full = found["everything killed"]["p50_s"]
     for kind, row in found.items():
@@ -163,12 +146,11 @@ def _recovery(stem: str, values: Values) -> Iterator[Row]:
                 what=f"{kind}: time until two further steps",
                 equal="job, machine; a retry's pods would have to be placed in addition",
                 ratio=f"{full / row['p50_s']:.1f}",
-                result=stem,
-                machine=values.get("machine", {}),
             )
 
 
-READERS: Mapping[str, Callable[[str, Values], Iterator[Row]]] = {
+READERS: Mapping[str, Callable[[Values], Iterator[Row]]] = {
+    "trl": _trl,
     "trl-i": _trl,
     "trl-i-ratio1": _trl,
     "trl-ii": _trl,

@@ -32,7 +32,8 @@ class Pause:
     lock_s: float
     """It waited, for no core, while other threads of the driver computed: at most so long for the lock that they held."""
     stolen_s: float
-    """The hypervisor ran something else on a core of this machine, on the one where it did so longest; in steps of Linux's clock tick."""
+    """The hypervisor ran something else on a core of this machine, on the one where it did so longest; in steps of Linux's clock tick, and
+    also of what was spent elsewhere meanwhile: at most so much of the pass is not the driver's."""
 
     @property
     def own_s(self) -> float:

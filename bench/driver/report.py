@@ -58,8 +58,8 @@ A pause is a pass of the event loop over everything that was ready: an event tha
 answer at the same time. The driver's *own* part is its *work*, the CPU time of the loop's thread, and the *lock*, the time for which that
 thread waited while other threads of the driver computed (an upper bound of waiting for the GIL), less what was *stolen*: time for which the
 hypervisor ran something else on a core of this virtual machine, which Linux counts as CPU time of the thread (steal time, in steps of a
-clock tick of 10 ms). The rest of a pause is time without a core, on a machine whose cores have other work. A garbage collection holds the
-GIL in whichever thread it runs.
+clock tick of 10 ms, that of the scripted workers included, so the own part may be too small by that). The rest of a pause is time
+without a core, on a machine whose cores have other work. A garbage collection holds the GIL in whichever thread it runs.
 
 {pauses}
 Between these cases, on the same machine, a program of one thread that does nothing but the same short work over and over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.measure import RESULTS
+from bench.measure import RESULTS, machine_text
 
 STEM = "overlap-real"
 
@@ -12,14 +12,12 @@ STEM = "overlap-real"
 def markdown(values: dict[str, Any]) -> str:
     """The whole report."""
     machine = values["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     alone = [run for run in values["runs"] if run["ratio"] == 0]
     phases = {part: sum(run[f"{part}_s"] for run in alone) / len(alone) for part in ("generate", "reward", "train", "sync")}
     lines = [
         "# Overlap with vLLM on this machine",
         "",
-        f"Written by `python -m bench.overlap real` on {machine['measured_at']}: {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB; Python {machine['python']}, {versions}.",
+        f"Written by `python -m bench.overlap real` on {machine['measured_at']}: {machine_text(machine)}.",
         "",
         f"![reward over samples]({STEM}.svg)",
         "",

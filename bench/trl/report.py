@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.measure import machine_text
+
 MIB = 2**20
 
 
@@ -136,12 +138,10 @@ def show(console: Console, result: dict[str, Any]) -> None:
 def markdown(values: dict[str, Any]) -> str:
     """The whole report."""
     machine = values["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
         "# RLJob against TRL's GRPOTrainer on a CPU",
         "",
-        f"Written by `python -m bench.trl` on {machine['measured_at']}: {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB; Python {machine['python']}, {versions}. "
+        f"Written by `python -m bench.trl` on {machine['measured_at']}: {machine_text(machine)}. "
         "What is compared and how: [bench/README.md](../README.md).",
         "",
     ]

@@ -112,6 +112,8 @@ def prepare(workload: Workload, folder: Path, *, steps: int, tiny_model: Path, s
     manifest: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
     if workload.response_tokens is not None:
         num_parameters = _heavy(manifest["spec"], folder, total, workload.response_tokens)
+        if workload.lora_rank is not None:
+            manifest["spec"]["model"]["lora"] = {"rank": workload.lora_rank}
     else:
         num_parameters = _quick(manifest["spec"], tiny_model)
     _for_timing(manifest, workload, total, seed)
@@ -160,8 +162,6 @@ def _for_timing(manifest: dict[str, Any], workload: Workload, total: int, seed: 
     spec["checkpoint"] = {"everySteps": 0}
     if workload.async_ratio:
         spec["overlap"] = {"asyncGenerationRatio": workload.async_ratio}
-    if workload.lora_rank is not None:
-        spec["model"]["lora"] = {"rank": workload.lora_rank}
     shows_lengths = workload.response_tokens is not None
     spec["report"] = {"trajectoriesEverySteps": 1, "trajectoriesPerStep": TRAJECTORIES_ALL} if shows_lengths else {}
 

@@ -7,11 +7,11 @@ from bench.measure import RESULTS
 
 def test_every_peer_is_in_the_table_with_its_result() -> None:
     found = list(peers.rows(RESULTS))
-    named = " ".join(row.peer for row in found)
+    named = " ".join(row.peer for _, _, row in found)
     for peer in ("TRL", "vLLM alone", "RLinf", "safetensors", "pickled", "plain KubeRay", "full restart", "clone"):
         assert peer in named
-    assert all((RESULTS / f"{row.result}.md").is_file() for row in found)
-    assert {row.result.split("-")[0] for row in found} <= {measurement.name for measurement in MEASUREMENTS}
+    assert all((RESULTS / f"{stem}.md").is_file() for stem, _, _ in found)
+    assert {stem.split("-")[0] for stem, _, _ in found} <= {measurement.name for measurement in MEASUREMENTS}
     assert len(peers.table(RESULTS, "")) == 2 + len(found)
 
 
@@ -20,9 +20,9 @@ def test_a_ratio_is_the_median_of_its_pairs() -> None:
         "machine": {},
         "rows": [{"model": "m", "case": "short", "tokens_per_cpu_s": {"RLJob": [2, 6, 9], "TRL": [1, 2, 9], "plain loop": [2, 2, 2]}}],
     }
-    beside_trl, beside_loop = peers.READERS["training"]("training", {"speed": speed})
+    beside_trl, beside_loop = peers.READERS["training"]({"speed": speed})
     assert (beside_trl.ratio, beside_loop.ratio) == ("2.00 (1.00 to 3.00, 3 pairs)", "3.00 (1.00 to 4.50, 3 pairs)")
     workload = {"title": "t", "ratios": [1.5]}
-    (row,) = peers.READERS["generation"]("generation", {"machine": {}, "workloads": [workload]})
+    (row,) = peers.READERS["generation"]({"machine": {}, "workloads": [workload]})
     assert row.ratio == "1.50, one pair"
-    assert list(peers.READERS["training"]("training", {})) == []
+    assert list(peers.READERS["training"]({})) == []
