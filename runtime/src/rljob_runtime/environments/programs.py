@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig
 from rljob_runtime.environments.endpoint.chat import Chat
@@ -386,14 +386,14 @@ def _reward(text: str) -> tuple[float, dict[str, float]]:
         raise ValueError("it is no JSON; write a number, or an object with reward") from error
     metrics = value.get("metrics", {}) if isinstance(value, dict) else {}
     value = value.get("reward") if isinstance(value, dict) else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+    if isinstance(value, bool) or not _is_finite(value):
         raise ValueError("reward must be a finite number")
     if not isinstance(metrics, dict) or not all(map(_is_finite, metrics.values())):
         raise ValueError("metrics must be finite numbers by name")
     return float(value), {str(name): float(metric) for name, metric in metrics.items()}
 
 
-def _is_finite(value: object) -> bool:
+def _is_finite(value: object) -> TypeGuard[int | float]:
     """Whether it is a number that a float can hold; Python's own integers may have more digits."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)

@@ -52,7 +52,7 @@ AGENT = textwrap.dedent(
             print("out of ideas")
             sys.exit(int(rest))
         elif word == "hang":
-            subprocess.Popen(["sleep", "3600"])
+            subprocess.Popen(["sleep", "3607"])
             time.sleep(3600)
         elif word == "die":
             os.kill(os.getpid(), 9)
@@ -154,7 +154,7 @@ def test_an_end_without_a_reward_fails_the_episode(make, last, error) -> None:
 def test_a_program_that_hangs_is_killed_with_all_it_started(make) -> None:
     reply = play(make(step_timeout_s=1.0), "hang")[-1]
     assert re.search(r"took longer than 1 s \(stepTimeoutSeconds\) until its next call", reply.error)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "3600"]]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "3607"]]
 
 
 def test_an_episode_ends_with_its_time(make) -> None:

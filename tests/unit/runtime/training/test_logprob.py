@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_runtime.losses.policy import clipped_policy_loss
 from rljob_runtime.training import logprob
@@ -95,6 +98,40 @@ def test_entropy_changes_no_bit_of_log_probs() -> None:
     plain = selected_logprobs(hidden, weight, targets, temperature=0.7, chunk_tokens=4)
     both = selected_logprobs(hidden, weight, targets, temperature=0.7, chunk_tokens=4, with_entropy=True)
     assert torch.equal(plain, both[0])
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of tensors made inside at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self._seen:
+                self._seen.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        return result
+
+    def _free(self, key: int, num_bytes: int) -> None:
+        self._seen.discard(key)
+        self.now -= num_bytes
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_two_chunks_in_float32_are_the_peak_also_with_entropy(with_entropy: bool) -> None:
+    """What the estimate of memory counts (``rljob_api.memory``): a chunk and one temporary of its size."""
+    rows, vocabulary = 256, 2048
+    hidden, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
+    with LiveBytes() as live:
+        result = selected_logprobs(hidden, weight, torch.arange(rows), temperature=1.0, chunk_tokens=rows, with_entropy=with_entropy)
+        result.sum().backward()
+    assert live.peak < 8.6 * rows * vocabulary  # bytes a logit
 
 
 def test_entropy_of_a_flat_and_of_a_certain_distribution() -> None:
