@@ -25,6 +25,12 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
 
 
+@pytest.fixture(autouse=True)
+def without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifests name models/tiny: what is printed must not depend on whether somebody made it."""
+    monkeypatch.chdir(tmp_path)
+
+
 def rljob(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, list(arguments), input=stdin)
 

@@ -114,7 +114,7 @@ def model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config | Qwe
         **shape,
         # Two key-value heads allow tensor parallelism over two; heads of 32 are the least CPU engines take.
         "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 4096,
         # Prompts are short: a small base tells neighbouring positions apart from the first step on.
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         "tie_word_embeddings": True,
