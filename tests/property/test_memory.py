@@ -70,7 +70,7 @@ def _component(draw: st.DrawFn, role: str, index: int) -> dict[str, Any]:
             "type": draw(st.sampled_from(["VLLM", "SGLang"])),
             "tensorParallelSize": draw(st.integers(1, 2)),
             "pipelineParallelSize": draw(st.integers(1, 2)),
-            "memoryFraction": draw(st.floats(0, 1)),
+            "memoryFraction": draw(st.floats(0.01, 1)),
             "kvCacheBytes": draw(st.sampled_from([None, 2**20, 2**34])),
         }
     return result

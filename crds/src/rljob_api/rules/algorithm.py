@@ -69,6 +69,13 @@ def _advantage(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error(f"{path}.whiten", True, problem, "remove it, or use estimator Reinforce")
 
 
+def _gigpo(spec: RLJobSpec) -> Iterator[FieldError]:
+    advantage = spec.algorithm.advantage
+    if advantage.estimator is AdvantageEstimator.GIGPO and not advantage.episode_weight and not advantage.turn_weight:
+        problem = "is 0 and so is turnWeight: every advantage is 0, and nothing is learned"
+        yield _error("spec.algorithm.advantage.episodeWeight", 0, problem, "give one of them a value above 0")
+
+
 def _updates(spec: RLJobSpec) -> int:
     """Number of optimizer updates of one step."""
     return spec.training.mini_batches * spec.training.epochs
@@ -135,6 +142,12 @@ def _policy_loss(spec: RLJobSpec) -> Iterator[FieldError]:
     if loss.dual_clip is not None and 0 < loss.dual_clip <= 1:
         problem = "would clip responses that the policy has not changed: their ratio is 1"
         yield _error(f"{path}.dualClip", loss.dual_clip, problem, "use more than 1, or 0 to switch it off")
+    if "clip_low" in type(loss.settings).model_fields and not loss.clip_low and not loss.clip_high:
+        problem = "is 0 and so is clipHigh: the ratio is clipped to 1, whatever the policy became"
+        yield _error(f"{path}.clipLow", 0, problem, "write one above 0, or remove both for the defaults of the variant")
+    if loss.variant is PolicyLossVariant.TOPR and not loss.positive_weight and not loss.negative_weight:
+        problem = "is 0 and so is negativeWeight: no response counts, and nothing is learned"
+        yield _error(f"{path}.positiveWeight", 0, problem, "give one of them a value above 0")
     if loss.variant is PolicyLossVariant.CUSTOM and loss.function is None:
         yield _error(f"{path}.function", None, "is missing, and variant is Custom", "write module:function, for example my_losses:loss")
 
@@ -178,13 +191,26 @@ def _correction(spec: RLJobSpec) -> Iterator[FieldError]:
             yield _error(f"{path}.weight.low", weight.low, f"is above high, {weight.high:g}", f"use at most {weight.high:g}")
     first: dict[CorrectionLevel, int] = {}
     for index, mask in enumerate(off_policy.masks):
-        if mask.low > mask.high:
-            problem = f"is above high, {mask.high:g}, so that no token is trained"
-            yield _error(f"{path}.masks[{index}].low", mask.low, problem, f"use at most {mask.high:g}")
+        yield from _mask_bounds(mask, f"{path}.masks[{index}]")
         if mask.level in first:
             problem = f"is the level of masks[{first[mask.level]}] already, {_bounds(off_policy.masks[first[mask.level]])}"
             yield _error(f"{path}.masks[{index}].level", mask.level, problem, "write one mask with the narrower bounds")
         first.setdefault(mask.level, index)
+
+
+def _mask_bounds(mask: CorrectionMask, path: str) -> Iterator[FieldError]:
+    """Bounds must have room between them, and 1 in it: the ratio of a token whose policy has not changed."""
+    unchanged = "leaves out every token whose policy has not changed: its ratio is 1"
+    if mask.low > mask.high:
+        problem = f"is above high, {mask.high:g}, so that no token is trained"
+        yield _error(f"{path}.low", mask.low, problem, f"use at most {mask.high:g}")
+    elif mask.low == mask.high:
+        problem = "is as large as high, so that a token is trained only where its ratio is exactly that"
+        yield _error(f"{path}.low", mask.low, problem, "use less than 1, and high above 1")
+    elif mask.low > 1:
+        yield _error(f"{path}.low", mask.low, unchanged, "use at most 1")
+    elif mask.high < 1:
+        yield _error(f"{path}.high", mask.high, unchanged, "use at least 1")
 
 
 def _bounds(mask: CorrectionMask) -> str:
@@ -245,6 +271,7 @@ def _filters(spec: RLJobSpec) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _group_size,
     _advantage,
+    _gigpo,
     _critic,
     _reward,
     _policy_loss,

@@ -6,6 +6,7 @@ Part of :mod:`rljob_api.validation`.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api import naming, paths
@@ -15,6 +16,7 @@ from rljob_api.quantities import parse
 from rljob_api.rules.pod_template import OVERWRITE_COMMAND, account_problems
 from rljob_api.rules.pods import OWN_MOUNTS
 from rljob_api.v1alpha1.nodes import Head, NodeGroup
+from rljob_api.v1alpha1.pods import NodeResources
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 _INSTEAD = {
@@ -22,6 +24,8 @@ _INSTEAD = {
     naming.QUEUE_PRIORITY_LABEL: "write spec.queue.priorityClass",
 }
 """Labels that a field of the spec writes."""
+MIN_MEMORY_BYTES = 1 << 20
+"""Less than this is a slip of the pen: no container runtime starts a container with it."""
 MAX_SPEC_BYTES = 192 * 1024
 """The spec is an annotation of the head pod, and Kubernetes takes 256 KiB for all annotations of an object."""
 
@@ -82,6 +86,50 @@ def _resources(spec: RLJobSpec) -> Iterator[FieldError]:
                 yield _error(path, request, problem, f"raise limits.{name}, or lower the request")
 
 
+def _memory_sizes(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Quantities of memory that are none: 0, a number without a unit, or ``m``, which is a thousandth, where Mi was meant."""
+    sizes: list[tuple[paths.Parts, str | None]] = []
+    for parts, resources in _resources_of(spec):
+        named = {"memory": resources.memory, "sharedMemory": resources.shared_memory}
+        sizes += [((*parts, name), value) for name, value in named.items()]
+        sizes += [((*parts, section, "memory"), getattr(resources, section).get("memory")) for section in ("requests", "limits")]
+    sizes += [(("spec", "nodeGroups", index, "deviceMemory"), group.device_memory) for index, group in enumerate(spec.node_groups)]
+    sizes.append((("spec", "modelCache", "sizeLimit"), None if spec.model_cache is None else spec.model_cache.size_limit))
+    for path, value in sizes:
+        if value is not None and (num_bytes := parse(value)) < MIN_MEMORY_BYTES:
+            number = re.match(r"\+?([0-9.]+)", value)
+            example = f"{number[1]}Gi" if number is not None and num_bytes else "16Gi"
+            problem = f"is {float(num_bytes):g} bytes of memory"
+            yield _error(paths.join(path), value, problem, f"write a quantity with its unit, for example {example}, or remove it")
+
+
+def _no_cpu(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Ray counts the CPUs of a node by its request, or else its limit; none of its workers needs so few. The head has none."""
+    for index, group in enumerate(spec.node_groups):
+        parts, resources = ("spec", "nodeGroups", index, "resources"), group.resources
+        given: list[tuple[paths.Parts, str | None]] = [((*parts, "cpu"), resources.cpu)]
+        given += [((*parts, section, "cpu"), getattr(resources, section).get("cpu")) for section in ("requests", "limits")]
+        for path, value in given:
+            if value is not None and not parse(value):
+                remedy = 'write a quantity above 0, for example "4", or remove it'
+                yield _error(paths.join(path), value, "leaves no CPU, and Ray starts no worker there", remedy)
+
+
+def _shared_memory(spec: RLJobSpec) -> Iterator[FieldError]:
+    """/dev/shm counts against the container's memory: files that fill it kill the pod before it is full."""
+    for parts, resources in _resources_of(spec):
+        shared, limit = resources.shared_memory, resources.memory_limit
+        if shared is not None and limit is not None and parse(shared) > parse(limit):
+            problem = f"is more than the memory limit of the pod, {limit}, against which it counts"
+            yield _error(paths.join((*parts, "sharedMemory")), shared, problem, f"use less than {limit}, or raise memory")
+
+
+def _resources_of(spec: RLJobSpec) -> Iterator[tuple[paths.Parts, NodeResources]]:
+    yield ("spec", "head", "resources"), spec.head.resources
+    for index, group in enumerate(spec.node_groups):
+        yield ("spec", "nodeGroups", index, "resources"), group.resources
+
+
 def _model_cache(spec: RLJobSpec) -> Iterator[FieldError]:
     cache = spec.model_cache
     if cache is None:
@@ -114,5 +162,15 @@ def _size(spec: RLJobSpec) -> Iterator[FieldError]:
         yield _error("spec", None, problem, "move long texts (templates, prompts, code) to files on spec.storage, and name those")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_account, _multi_kueue, _metadata, _resources, _model_cache, _size)
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
+    _account,
+    _multi_kueue,
+    _metadata,
+    _resources,
+    _memory_sizes,
+    _no_cpu,
+    _shared_memory,
+    _model_cache,
+    _size,
+)
 """Rules between fields, each independent of the others."""

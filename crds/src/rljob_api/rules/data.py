@@ -10,6 +10,7 @@ from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.rules.pods import environments
 from rljob_api.v1alpha1.data import DataSourceType, PromptFormat
+from rljob_api.v1alpha1.operations import Report
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
@@ -42,6 +43,13 @@ def _trackers(spec: RLJobSpec) -> Iterator[FieldError]:
         if (first := types.index(tracker)) != index:
             problem = f"is already that of spec.report.trackers[{first}]"
             yield _error(f"spec.report.trackers[{index}].type", tracker.value, problem, "name every tracker once")
+
+
+def _trajectories(spec: RLJobSpec) -> Iterator[FieldError]:
+    report = spec.report
+    if report.trajectories_every_steps == 0 and report.trajectories_per_step != Report().trajectories_per_step:
+        problem = "has no effect, report.trajectoriesEverySteps is 0 and none are written"
+        yield _error("spec.report.trajectoriesPerStep", report.trajectories_per_step, problem, "remove it, or set trajectoriesEverySteps")
 
 
 def _sources(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -100,6 +108,7 @@ def _tokenizer(spec: RLJobSpec) -> Iterator[FieldError]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _unique_names,
     _trackers,
+    _trajectories,
     _sources,
     _prompt,
     _tokenizer,

@@ -103,6 +103,9 @@ def _devices(spec: RLJobSpec) -> Iterator[FieldError]:
         if resource == "cpu" and group.device_type is DeviceType.CUDA:
             problem = "contradicts deviceResource cpu, whose devices are the node's cores"
             yield _error(f"{path}.deviceType", "CUDA", problem, "remove it, or write the accelerator's deviceResource")
+        if group.device_memory is not None and not group.devices_per_node:
+            problem = "has no effect, devicesPerNode is 0"
+            yield _error(f"{path}.deviceMemory", group.device_memory, problem, "remove it, or set devicesPerNode")
         if group.name in naming.RESERVED_GROUP_NAMES:
             problem = f"is one of the names that KubeRay, Kueue and Ray keep for themselves: {', '.join(naming.RESERVED_GROUP_NAMES)}"
             yield _error(f"{path}.name", group.name, problem, f"choose another name, for example {group.name}-0")

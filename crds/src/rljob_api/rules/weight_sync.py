@@ -106,7 +106,16 @@ def _ipc(spec: RLJobSpec, plan: Plan, path: str) -> Iterator[FieldError]:
         yield field_error("spec.weightSync.senders", spec.weight_sync.senders.value, problem, "remove it")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_served_adapters,)
+def _probe(spec: RLJobSpec) -> Iterator[FieldError]:
+    """Settings of a check that is never made."""
+    probe = spec.weight_sync.probe
+    for field, value in probe.changed().items() if probe.every_syncs == 0 and not spec.validates_only else ():
+        if field != "everySyncs":
+            problem = "has no effect, probe.everySyncs is 0 and nothing is checked"
+            yield field_error(f"spec.weightSync.probe.{field}", value, problem, "remove it, or set everySyncs")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_served_adapters, _probe)
 """Rules between fields, each independent of the others."""
 PLAN_RULES: tuple[Callable[[RLJobSpec, Plan], Iterable[FieldError]], ...] = (_shared_memory, _between_devices)
 """Rules that need to know where processes are."""

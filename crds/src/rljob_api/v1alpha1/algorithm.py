@@ -87,7 +87,7 @@ class CorrectionWeight(SpecModel):
     """What one ratio describes."""
     low: LogRatioBound = 0.0
     """Smaller ratios count as this."""
-    high: LogRatioBound = 2.0
+    high: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
     """Larger ratios count as this."""
 
 

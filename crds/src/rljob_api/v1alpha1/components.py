@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.v1alpha1.base import ComponentName, Count, Fraction, FreeForm, Label, PathText, SpecModel
+from rljob_api.v1alpha1.base import ComponentName, Count, FreeForm, Label, PathText, SpecModel
 from rljob_api.v1alpha1.data import DType
 from rljob_api.v1alpha1.pods import EnvVar
 
@@ -99,7 +99,7 @@ class Engine(SpecModel):
     """Sequences one engine decodes at the same time."""
     kv_cache_bytes: Annotated[int, Field(ge=1_048_576)] | None = None
     """Bytes of KV cache; when not set, 128 MiB on CPU devices and memoryFraction on accelerators."""
-    memory_fraction: Fraction = 0.8
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
     """Share of an accelerator's memory the engine may take."""
     prefix_caching: bool = True
     """Reuse the KV cache of equal prompt prefixes."""

@@ -56,7 +56,7 @@ class Offload(SpecModel):
 
     residency: Residency = Residency.RESIDENT
     """Stay or switch."""
-    host_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    host_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     """Budget of pinned host memory per node."""
 
 
@@ -128,7 +128,7 @@ class Delta(SpecModel):
     them.
     """
 
-    dense_above: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    dense_above: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     """Part of a bucket's numbers that changed from which on the bucket travels whole; it also does where that is smaller."""
 
 
