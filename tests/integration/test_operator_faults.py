@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from e2e.cluster import build
+from e2e.cluster.errors import CommandError
 from tests.integration.kube_api import ApiServer
+from tests.integration.operator_world import webhooks
 from tests.integration.operator_world.faulty_proxy import FaultyProxy, refusal
 from tests.integration.operator_world.process import OperatorProcess
 from tests.integration.operator_world.world import SUCCEEDED, World
@@ -161,3 +163,66 @@ def test_an_api_server_that_is_away_for_a_while(world: World, operator: Operator
     proxy.rule = lambda method, path: None
     child = world.until("RayJob during-a1", lambda: world.get("rayjob", "during-a1"), 60)
     assert child["metadata"]["labels"]["rljob.dev/attempt"] == "1"
+
+
+@pytest.fixture
+def dead_hook(world: World) -> Iterator[str]:
+    """The name of a webhook of RayJobs that nobody answers for, and that nothing can be stored without."""
+    name = f"{world.namespace}-dead"
+    world.apply(webhooks.configuration(name, world.namespace, webhooks.dead_port(), "rayjobs", policy="Fail"))
+    yield f"{name}.example.com"
+    world.kubectl("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
+
+
+def is_asked(world: World, hook: str, rayjob: str) -> bool:
+    """Whether the API server asks a webhook: it caches configurations for a moment."""
+    try:
+        world.kubectl("label", "rayjob", rayjob, "probe=1", "--overwrite", "--dry-run=server")
+    except CommandError as error:
+        return hook in str(error)
+    return False
+
+
+def test_a_webhook_of_others_that_is_down_is_named_and_what_it_held_up_is_done_afterwards(
+    world: World, operator: OperatorProcess, request: pytest.FixtureRequest
+):
+    operator.start()
+    world.job("held")
+    world.runs("held-a1")
+    world.until_condition("held", "Running", "True/Running")
+    hook = request.getfixturevalue("dead_hook")
+    world.until("the webhook is asked", lambda: is_asked(world, hook, "held-a1"))
+    world.job("new")
+    world.patch("rljob", "held", {"spec": {"suspend": True}})
+    world.until_condition("new", "Running", "False/ApiUnavailable")
+    assert hook in world.message("new", "Running")
+    world.until_condition("held", "Suspended", "False/Suspended")
+    assert "still holds nodes" in world.message("held", "Running")
+    assert hook in world.message("held", "Running")
+    world.kubectl("delete", "validatingwebhookconfiguration", hook.removesuffix(".example.com"))
+    world.until_child("new-a1")
+    world.until("the RayJob is suspended", lambda: (world.get("rayjob", "held-a1") or {})["spec"].get("suspend"))
+    world.until("the refusal is not told any more", lambda: hook not in world.message("held", "Running"))
+
+
+def test_a_repair_that_the_api_server_refuses_is_in_the_status_with_its_words(world: World, operator: OperatorProcess):
+    """A binding refers to one role for good: one that somebody made anew with another role cannot be repaired by a patch."""
+    operator.start()
+    world.job("bound", failurePolicy={"maxRestarts": 1, "restartBackoffSeconds": 1})
+    world.runs("bound-a1")
+    world.until_condition("bound", "Running", "True/Running")
+    binding = world.get("rolebinding", "bound-rljob")
+    assert binding is not None
+    world.kubectl("delete", "rolebinding", "bound-rljob")
+    kept = {key: binding["metadata"][key] for key in ("name", "labels", "ownerReferences")}
+    world.apply({**binding, "metadata": kept, "roleRef": {**binding["roleRef"], "name": "another"}})
+    world.rayjob_status("bound-a1", jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message="step 7")
+    world.pods_gone("c1-head", "c1-w0")
+    world.until_condition("bound", "Accepted", "False/ChildRejected")
+    assert "RoleBinding bound-rljob exists and cannot be brought up to date" in world.message("bound", "Accepted")
+    assert "cannot change roleRef" in world.message("bound", "Accepted")
+    assert world.get("rayjob", "bound-a2") is None
+    world.kubectl("delete", "rolebinding", "bound-rljob")
+    world.patch("rljob", "bound", {"spec": {"ttlSecondsAfterFinished": 3600}})  # sooner than the retry after a minute
+    world.until_child("bound-a2")
+    assert (world.get("rolebinding", "bound-rljob") or {})["roleRef"] == binding["roleRef"]

@@ -58,7 +58,7 @@ def decide(observed: Observed, now: datetime) -> Decision:
         return _unchanged(situation)
     if situation.is_finished:
         return _finished(situation)
-    decision = _unfinished(situation)
+    decision = _with_refusal(situation, _unfinished(situation))
     orphans = tuple(child.name for child in situation.orphans if not child.deleting)
     return replace(decision, delete_children=(*decision.delete_children, *orphans)) if orphans else decision
 
@@ -233,6 +233,21 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
         start_time=situation.started,
         next_check=_earliest(situation, _active_deadline(situation)),
     )
+
+
+def _with_refusal(situation: Situation, decision: Decision) -> Decision:
+    """Add what the API server said when it did not let a RayJob be changed to the messages; the decision stands and is tried again."""
+    refused = situation.observed.refused
+    if refused is None:
+        return decision
+    text = failure.headline(refused)
+    said = (ConditionType.SUSPENDED, ConditionType.RUNNING, ConditionType.SUCCEEDED)
+    added = {
+        type_: replace(value, message=f"{value.message} {text}".strip())
+        for type_, value in decision.conditions.items()
+        if type_ in said and value.reason is not Reason.NOT_SUSPENDED
+    }
+    return replace(decision, conditions={**decision.conditions, **added})
 
 
 def _waiting_for_nodes(attempt: int, reason: Reason) -> ConditionValue:

@@ -9,7 +9,8 @@
         ├── AlreadyExistsError                 409 on create: an object of that name is there
         ├── ConflictError                      409 on update: a concurrent write -> reconcile again
         ├── RejectedError                      400, 403, 422: the request itself is rejected -> report it to the user
-        ├── UnavailableError                   429, 5xx, no connection, timeout -> retry later
+        ├── UnavailableError                   429, 5xx, no connection -> retry later
+        │   └── UnansweredError                no answer in time
         └── NotLeaderError                     not sent: another operator may be the leader by now
 """
 
@@ -60,10 +61,14 @@ class NotLeaderError(KubeError):
 
 
 class UnavailableError(KubeError):
-    """Raised for 429, 5xx, a lost connection or a timeout."""
+    """Raised for 429, 5xx or a lost connection."""
 
     def __init__(self, action: str, status: int, message: str, retry_after_s: float | None = None) -> None:
         """Also keep the server's Retry-After."""
         super().__init__(action, status, message)
         self.args = (action, status, message, retry_after_s)
         self.retry_after_s = retry_after_s
+
+
+class UnansweredError(UnavailableError):
+    """Raised when a connected API server does not answer in time, for example because it waits for a webhook."""

@@ -27,15 +27,22 @@ from rljob_operator.errors import (
     NotLeaderError,
     RejectedError,
     SettingsError,
+    UnansweredError,
     UnavailableError,
 )
 from rljob_operator.model import Manifest
 from rljob_operator.protocol import FIELD_MANAGER, Kind
 
 REQUEST_TIMEOUT_S: Final = 10.0
-"""Timeout of one request, including the connection."""
+"""Timeout of one read, including the connection."""
+WRITE_TIMEOUT_S: Final = 35.0
+"""Timeout of one write: the API server answers after 34 s at the latest, however long its webhooks take, each of them up to 30 s
+(``requestTimeoutUpperBound`` in k8s.io/apiserver/pkg/endpoints/handlers/rest.go). Who hangs up earlier ends the write: an object behind a
+webhook that hangs and may be ignored would never be stored, and nobody would hear the name of one that may not."""
+CONNECT_TIMEOUT_S: Final = 10.0
+"""Timeout of a connection."""
 LEASE_TIMEOUT_S: Final = 4.0
-"""Timeout of a request for the lease: two failures in a row leave time for a third before it is lost."""
+"""Timeout of a request for the lease: one without an answer leaves time for another before it is lost."""
 LIST_TIMEOUT_S: Final = 60.0
 """Timeout of one page of a list."""
 PAGE_SIZE: Final = 100
@@ -59,6 +66,7 @@ class KubernetesClient:
         observe: Observer,
         may_write: Callable[[], bool] = lambda: True,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """Use a complete configuration; ``max_in_flight`` bounds concurrent requests and connections, those for the lease apart.
 
@@ -77,6 +85,7 @@ class KubernetesClient:
         self._observe = observe
         self._may_write = may_write
         self._request_timeout_s = request_timeout_s
+        self._write_timeout_s = write_timeout_s
 
     @classmethod
     async def connect(cls, *, max_in_flight: int, observe: Observer, may_write: Callable[[], bool] = lambda: True) -> KubernetesClient:
@@ -183,7 +192,7 @@ class KubernetesClient:
         """Send one request and return its answer as JSON."""
         action = f"{verb} {kind} {name}".rstrip()
         is_lease = kind is Kind.LEASE
-        timeout_s = (LEASE_TIMEOUT_S if is_lease else self._request_timeout_s) if timeout_s is None else timeout_s
+        timeout_s = self._timeout_s(method, is_lease=is_lease) if timeout_s is None else timeout_s
         headers = {"Content-Type": content_type, "Accept": JSON, "User-Agent": FIELD_MANAGER}
         status, is_sent = 0, False
         try:
@@ -193,12 +202,14 @@ class KubernetesClient:
                 if method != "GET" and not is_lease and not self._may_write():
                     raise NotLeaderError(action, 0, "not sent, because this operator does not hold the lease")
                 is_sent = True
-                timeout = aiohttp.ClientTimeout(total=timeout_s)
+                timeout = aiohttp.ClientTimeout(total=timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
                 response = await self._api.call_api(method, self._host + path, headers, body, _request_timeout=timeout)
                 data = await response.read()
                 status = response.status
+        except aiohttp.ConnectionTimeoutError as error:
+            raise UnavailableError(action, 0, f"no connection to {self._host} in time: {error}") from error
         except TimeoutError as error:
-            raise UnavailableError(action, 0, f"no answer from {self._host} within {timeout_s:g} s") from error
+            raise UnansweredError(action, 0, f"no answer from {self._host} within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(action, 0, f"no connection to {self._host}: {error}") from error
         finally:
@@ -207,6 +218,11 @@ class KubernetesClient:
         if status < 300:
             return _decode(action, status, data)
         raise _error(action, status, data, response.headers.get("Retry-After"))
+
+    def _timeout_s(self, method: str, *, is_lease: bool) -> float:
+        if is_lease:
+            return LEASE_TIMEOUT_S
+        return self._request_timeout_s if method == "GET" else self._write_timeout_s
 
 
 def _in_cluster() -> bool:

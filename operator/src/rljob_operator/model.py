@@ -141,6 +141,8 @@ class Observed:
     """The API server's message when it rejected a child."""
     unavailable: str | None = None
     """Why a child could not be created for now: the API server or a webhook does not answer as it should."""
+    refused: str | None = None
+    """Which RayJob could not be suspended, resumed or deleted, and the API server's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

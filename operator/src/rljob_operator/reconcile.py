@@ -23,10 +23,12 @@ and the process may die between any two writes: the next reconcile finds what ex
 error                 handling
 ====================  =====================================================================================
 AlreadyExistsError    ours (owner reference): continue; foreign: condition ChildNameTaken
-RejectedError         of a child: condition ChildRejected; of anything else: back to the queue
-NotFoundError         on delete or patch: the object is gone, the cache is updated
+RejectedError         a child is not made or repaired: condition ChildRejected; a RayJob is not suspended, resumed or deleted: in the
+                      messages of the conditions, then back to the queue
+NotFoundError         on create: the kind is not served, as RejectedError; on delete or patch: the object is gone, the cache is updated
 ConflictError         the object is read again, then back to the queue
-UnavailableError      back to the queue; a server's error on a child: condition ApiUnavailable before
+UnavailableError      back to the queue; before, a server's error or a write without an answer in time is told: of a child condition
+                      ApiUnavailable, else as for RejectedError
 ====================  =====================================================================================
 """
 
@@ -52,7 +54,15 @@ from rljob_api.vocabulary import Reason
 from rljob_operator import desired, events, frozen, status
 from rljob_operator.cache import Cache, Source
 from rljob_operator.decide import decide
-from rljob_operator.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError, RejectedError, UnavailableError
+from rljob_operator.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    RejectedError,
+    UnansweredError,
+    UnavailableError,
+)
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Decision, Event, JobView, Key, Manifest, Observed
 from rljob_operator.policies import failure
@@ -139,10 +149,10 @@ class Reconciler:
         decision = decide(observed, now)
         try:
             observed, decision = await self._apply(observed, decision, now)
-        except UnavailableError as error:
-            if decision.create_attempt is not None and error.status >= SERVER_ERROR:
-                observed = replace(observed, unavailable=str(error))
-                await self._write_status(job, observed, decide(observed, now), now)
+        except (RejectedError, UnavailableError) as error:
+            told = _told(observed, decision, error)
+            if told is not None:
+                await self._write_status(job, told, decide(told, now), now)
             raise
         await self._write_status(job, observed, decision, now)
         if decision.delete_job:
@@ -275,15 +285,19 @@ class Reconciler:
         kind, name = Kind(manifest["kind"]), manifest["metadata"]["name"]
         try:
             stored = await self._client.create(manifest)
-        except RejectedError as error:
+        except (RejectedError, NotFoundError) as error:
             return _Obstacle(rejected=f"{kind} {name}: {error.message}")
         except AlreadyExistsError:
-            stored = await self._client.get(kind, job.key.namespace, name)
-            if not _is_owned(stored, job.uid):
-                return _Obstacle(taken_name=f"{kind} {name}")
-            if kind is not Kind.RAYJOB and not _covers(stored, manifest):  # a RayJob is made once per attempt and never updated
-                # Created for an earlier attempt, by an earlier version of the operator, or modified externally.
-                stored = await self._client.patch_merge(kind, job.key.namespace, name, manifest)
+            try:
+                stored = await self._client.get(kind, job.key.namespace, name)
+                if not _is_owned(stored, job.uid):
+                    return _Obstacle(taken_name=f"{kind} {name}")
+                if kind is not Kind.RAYJOB and not _covers(stored, manifest):  # a RayJob is made once per attempt and never updated
+                    # Created for an earlier attempt, by an earlier version of the operator, or modified externally.
+                    repair = {**manifest, "metadata": {**manifest["metadata"], "uid": stored["metadata"]["uid"]}}
+                    stored = await self._client.patch_merge(kind, job.key.namespace, name, repair)
+            except RejectedError as error:
+                return _Obstacle(rejected=f"{kind} {name} exists and cannot be brought up to date: {error.message}")
         if kind is Kind.RAYJOB:
             self._cache.put(kind, stored, Source.OTHER)
         return None
@@ -345,6 +359,15 @@ class Reconciler:
         except KubeError as error:
             self._metrics.events_lost.labels(type(error).__name__).inc()
             logger.warning("%s/%s: could not write event %s: %s", job.key.namespace, job.key.name, event.reason, error)
+
+
+def _told(observed: Observed, decision: Decision, error: RejectedError | UnavailableError) -> Observed | None:
+    """The observation with a refused write in it; None where nobody has to know: the server only asks to wait, or is not there at all."""
+    if isinstance(error, UnavailableError) and error.status < SERVER_ERROR and not isinstance(error, UnansweredError):
+        return None
+    if decision.create_attempt is not None:
+        return replace(observed, unavailable=str(error))
+    return replace(observed, refused=str(error))
 
 
 def _is_finished(current: Mapping[str, Any]) -> bool:

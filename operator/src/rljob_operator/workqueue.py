@@ -35,8 +35,8 @@ from rljob_operator.model import Key
 
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 60.0
-RECONCILE_DEADLINE_S: Final = 120.0
-"""Timeout of one reconcile: about a dozen requests of at most 10 s each."""
+RECONCILE_DEADLINE_S: Final = 240.0
+"""Timeout of one reconcile: children in three stages, each behind a webhook that takes its time, the status, and a few reads."""
 
 CLOCK_POLL_S: Final = 1.0
 MAX_CLOCK_DRIFT_S: Final = 0.5

@@ -22,6 +22,7 @@ from rljob_operator.errors import (
     NotLeaderError,
     RejectedError,
     SettingsError,
+    UnansweredError,
     UnavailableError,
 )
 from rljob_operator.protocol import Kind
@@ -184,9 +185,23 @@ async def test_no_answer_is_an_error_within_the_timeout(server):
     configuration = Configuration(host=server.url)
     made = kube.KubernetesClient(configuration, max_in_flight=1, observe=lambda *request: seen.append(request), request_timeout_s=0.05)
     server.answers = [5.0]
-    with pytest.raises(UnavailableError, match=r"no answer .* within 0.05 s"):
+    with pytest.raises(UnansweredError, match=r"no answer .* within 0.05 s"):
         await made.get(Kind.RLJOB, "team", "math")
     assert seen == [("get", "RLJob", 0)]
+    await made.close()
+
+
+async def test_a_write_waits_for_webhooks_for_as_long_as_the_api_server_does(server):
+    """Not for as long as a read: who hangs up ends the write, and an object that may be stored is not."""
+    assert kube.WRITE_TIMEOUT_S > 34, "requestTimeoutUpperBound of the API server"
+    made = kube.KubernetesClient(
+        Configuration(host=server.url), max_in_flight=1, observe=lambda *request: None, request_timeout_s=0.05, write_timeout_s=10.0
+    )
+    server.answers = [0.2, 0.2, 0.2]
+    await made.create(RAYJOB)
+    await made.patch_merge(Kind.RAYJOB, "team", "math-a1", {})
+    await made.delete(Kind.RAYJOB, "team", "math-a1", "uid")
+    assert len(server.requests) == 3
     await made.close()
 
 
