@@ -142,11 +142,12 @@ class Cache:
         metadata = obj["metadata"]
         where = (kind, sys.intern(metadata["namespace"]), metadata["name"])
         version = int(metadata["resourceVersion"])
-        self._track_delivery(where, version, source)
         key = self._key(kind, metadata)
         if key is None:
-            # The label was removed: a watch that selects by it reports a deletion, and a list does not contain the object.
+            # The label was removed: a watch that selects by it reports a deletion and nothing later; a list does not contain the object.
+            self._undelivered[kind].pop(where, None)
             return self._drop(where)
+        self._track_delivery(where, version, source)
         if version <= self._tombstones.get(where, -1):
             return None
         self._tombstones.pop(where, None)

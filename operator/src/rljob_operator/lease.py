@@ -35,6 +35,8 @@ HOLD_S: Final = 10.0
 """How long a renewal lets this process write."""
 RENEW_S: Final = 2.5
 """Time between two renewals, and between two looks at the lease of another."""
+RETRY_S: Final = 0.5
+"""The same for a leader after a renewal that failed: one that timed out has used up most of HOLD_S already."""
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +104,11 @@ class Election:
     async def run(self) -> None:
         """Take the lease when it is free and renew it, until cancelled."""
         while True:
-            await self.step()
-            await asyncio.sleep(RENEW_S * (1 + 0.2 * self._jitter()))
+            await asyncio.sleep(await self.step())
 
-    async def step(self) -> None:
-        """Renew the lease, take it, or look at it; an error is logged, and the next step tries again."""
-        began_s = self._clock_s()
+    async def step(self) -> float:
+        """Renew the lease, take it, or look at it; an error is logged. Returns the seconds until the next step, which tries again."""
+        began_s, is_done = self._clock_s(), True
         try:
             if self._is_record_old or not self._leadership.holds():
                 await self._look()
@@ -117,8 +118,11 @@ class Election:
         except ConflictError:
             # Another candidate was faster, or an own write whose answer did not arrive; the next look shows which.
             self._is_record_old = True
+            is_done = False
         except KubeError as error:
-            logger.warning("lease %s/%s: %s; trying again in %g s", self._namespace, self._name, error, RENEW_S)
+            logger.warning("lease %s/%s: %s; trying again soon", self._namespace, self._name, error)
+            is_done = False
+        return RETRY_S if self._leadership.holds() and not is_done else RENEW_S * (1 + 0.2 * self._jitter())
 
     async def release(self) -> None:
         """Hand the lease back, so that another operator takes it at its next look."""

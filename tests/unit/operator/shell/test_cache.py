@@ -162,3 +162,15 @@ def test_the_newest_version_wins_in_any_order(updates):
             cache.remove(Kind.RLJOB, _rljob(version))
     newest = max(kinds, default=0)
     assert _seed(cache) == (newest if kinds.get(newest) == "put" else None)
+
+
+def test_a_child_whose_label_was_removed_is_not_waited_for():
+    """The watch selects by the label: it tells the removal, and nothing of what happens to the object then."""
+    now_s = 0.0
+    cache = Cache(lambda: now_s)
+    cache.put(Kind.RAYJOB, _child(5), Source.WATCH)
+    cache.remove(Kind.RAYJOB, _child(6, job=None))
+    cache.put(Kind.RAYJOB, _child(7, job=None), Source.OTHER)  # read again, after a change of its status
+    now_s = 300.0
+    assert cache.watch_ages_s()["RayJob"] == 0.0
+    assert cache.children(KEY) == ()

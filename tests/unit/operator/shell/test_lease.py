@@ -3,6 +3,7 @@
 import pytest
 
 from rljob_operator.errors import UnavailableError
+from rljob_operator.kube import LEASE_TIMEOUT_S
 from rljob_operator.lease import HOLD_S, LEASE_S, RENEW_S, Election, Leadership
 from rljob_operator.protocol import Kind
 from tests.unit.operator.shell.fake_kube import FakeKube
@@ -16,12 +17,16 @@ class Candidate:
         self.leadership = Leadership(lambda: self.now_s)
         self.election = Election(kube, self.leadership, lease="system/op", identity=name, jitter=lambda: 0.0)
 
+    async def step(self) -> None:
+        """One look, which may take its time, and the pause after it."""
+        pause_s = await self.election.step()
+        self.now_s += pause_s
+
     async def wait(self, seconds: float) -> None:
         """Time passes while it looks at the lease as often as it does in production."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            await self.election.step()
-            self.now_s += RENEW_S
+            await self.step()
         await self.election.step()
 
     def leads(self) -> bool:
@@ -106,6 +111,26 @@ async def test_a_renewal_whose_answer_is_lost_costs_no_term(kube, first):
     kube.edit(Kind.LEASE, "system", "op", {"spec": {"renewTime": "what the lost answer would show"}})
     for _ in range(4):
         await first.wait(RENEW_S)
+        assert first.leads()
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["answer lost", "request lost"])
+async def test_a_renewal_without_an_answer_in_time_costs_no_term(kube, first, monkeypatch, is_stored):
+    """The longest that one can take, and the wait before it, are more than half of what a renewal is good for."""
+    await first.election.step()
+    first.now_s += 1.2 * RENEW_S  # the longest pause
+    patch = kube.patch_merge
+
+    async def unanswered(*what):
+        monkeypatch.setattr(kube, "patch_merge", patch)
+        if is_stored:
+            await patch(*what)
+        first.now_s += LEASE_TIMEOUT_S
+        raise UnavailableError("patch Lease op", 0, "no answer")
+
+    monkeypatch.setattr(kube, "patch_merge", unanswered)
+    for _ in range(8):
+        await first.step()
         assert first.leads()
 
 
