@@ -93,10 +93,32 @@ def test_files_of_the_chart_are_rendered_as_they_are(helm: Path):
     by_kind = {m["kind"]: m for m in rendered.values()}
     files = {path.name: path.read_text() for path in (CHART / "files" / "dashboards").glob("*.json")}
     assert by_kind["ConfigMap"]["data"] == files
-    assert by_kind["PrometheusRule"]["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    groups = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    assert by_kind["PrometheusRule"]["spec"]["groups"][: len(groups)] == groups
     pod = by_kind["Pod"]
     (container,) = pod["spec"]["containers"]
     assert container["args"] == [(CHART / "files" / "check_install.py").read_text()]
+
+
+@pytest.mark.parametrize("release", ["rljob", "team-a"])
+def test_an_absent_operator_is_told_where_the_chart_has_it_scraped_and_nowhere_else(helm: Path, release: str):
+    def rendered(*options: str) -> dict[tuple[str, str, str], Manifest]:
+        return objects(run(helm, "template", release, CHART, "--namespace=rl", "--set=prometheusRule.enabled=true", *options).stdout)
+
+    def alerts(found: dict[tuple[str, str, str], Manifest]) -> dict[str, str]:
+        (rule,) = [m for m in found.values() if m["kind"] == "PrometheusRule"]
+        return {alert["alert"]: alert["expr"] for group in rule["spec"]["groups"] for alert in group["rules"]}
+
+    assert "RLJobOperatorAbsent" not in alerts(rendered()), "without a scrape it would fire for good"
+    scraped = rendered("--set=serviceMonitor.enabled=true")
+    (monitor,) = [m for m in scraped.values() if m["kind"] == "ServiceMonitor"]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    port = monitor["spec"]["endpoints"][0]["port"]
+    services = [m["metadata"] for m in scraped.values() if m["kind"] == "Service" and wanted <= m["metadata"]["labels"].items()]
+    (service,) = [s for s in services if port in {p["name"] for p in scraped["Service", "rl", s["name"]]["spec"]["ports"]}]
+    # The labels that the Prometheus operator gives every series of a ServiceMonitor.
+    expected = f'absent(rljob_operator_leader{{namespace="{service["namespace"]}", service="{service["name"]}"}})'
+    assert alerts(scraped)["RLJobOperatorAbsent"] == expected
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -96,6 +96,22 @@ def test_an_alert_can_fire(rule: dict[str, Any]) -> None:
     assert used <= {"namespace", "job", "reason", "kind", "error"}
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_is_silent_about_what_is_not_scraped(rule: dict[str, Any]) -> None:
+    """Without series an expression over series is empty; only a constant or ``absent`` would make it fire in a cluster without a scrape."""
+
+    def calls(node: Any) -> Iterator[str]:
+        if isinstance(node, Call):
+            yield node.func.name
+        below = list(node.args) if isinstance(node, Call) else [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "param")]
+        for child in below:
+            if child is not None and hasattr(child, "prettify"):
+                yield from calls(child)
+
+    assert list(calls(promql_parser.parse("(sum(a) or vector(0)) != 1"))) == ["vector"]
+    assert {"vector", "absent", "absent_over_time"}.isdisjoint(calls(promql_parser.parse(rule["expr"])))
+
+
 def test_alerts_have_names_of_their_own() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
 
