@@ -152,7 +152,7 @@ class Rule:
             metrics=metrics,
         )
         metrics |= _consumed_summary(advantages if whole else advantages[counted])
-        self._adapt(step, kl)
+        self._adapt(step, None if kl is None else kl[_known(step, sampled)])
         return outcome
 
     def _kept(self, step: StepSamples, metrics: dict[str, float]) -> BoolArray:
@@ -230,7 +230,7 @@ class Rule:
                 return np.array([m.mean for m in running]), np.array([m.std for m in running])
 
     def _kl(self, step: StepSamples, sampled: BoolArray, metrics: dict[str, float]) -> DoubleArray | None:
-        """KL of each sampled token to the reference, where the rule needs it."""
+        """KL of each sampled token to the reference, where the rule needs it; 0 at tokens of which it is not known."""
         config = self._config
         if config.kl_coefficient > 0:
             metrics["train/kl_coefficient"] = self._kl_coefficient
@@ -238,21 +238,23 @@ class Rule:
             return None
         if step.reference_logprobs is None:
             raise ValueError(f"kl_coefficient is {config.kl_coefficient} but the step has no reference_logprobs; run the reference first")
-        kl = kl_estimates(_policy(step)[sampled], step.reference_logprobs[sampled], config.kl_estimator)
+        known = _known(step, sampled)
+        kl = np.where(known, kl_estimates(_policy(step)[sampled], step.reference_logprobs[sampled], config.kl_estimator), 0.0)
         if config.kl_placement is KLPlacement.REWARD:
-            metrics["train/kl_reward_mean"] = _mean(kl)
+            metrics["train/kl_reward_mean"] = _mean(kl[known])
         return kl
 
     def _distance_to_teacher(self, step: StepSamples, sampled: BoolArray, metrics: dict[str, float]) -> DoubleArray | None:
-        """Log-ratio of policy to teacher at each sampled token, in jobs with a teacher."""
+        """Log-ratio of policy to teacher at each sampled token, in jobs with a teacher; 0 at tokens of which it is not known."""
         config = self._config
         if config.distillation_coefficient == 0:
             return None
         if step.teacher_logprobs is None:
             given = config.distillation_coefficient
             raise ValueError(f"distillation_coefficient is {given} but the step has no teacher_logprobs; run the teacher first")
-        distance = distances_to_teacher(_policy(step)[sampled], step.teacher_logprobs[sampled])
-        metrics["distillation/kl"] = _mean(distance)
+        known = _known(step, sampled)
+        distance = np.where(known, distances_to_teacher(_policy(step)[sampled], step.teacher_logprobs[sampled]), 0.0)
+        metrics["distillation/kl"] = _mean(distance[known])
         return distance
 
     def _teacher_weights(self, step: StepSamples, sampled: BoolArray) -> DoubleArray | float:
@@ -346,7 +348,7 @@ class Rule:
         return weights.astype(np.float32)
 
     def _adapt(self, step: StepSamples, kl: DoubleArray | None) -> None:
-        """Move the coefficient for the next step."""
+        """Move the coefficient for the next step; ``kl`` is of the tokens of which it is known."""
         config = self._config
         if config.kl_target is None or kl is None or not kl.size:
             return
@@ -358,6 +360,17 @@ class Rule:
 def _policy(step: StepSamples) -> FloatArray:
     """Log-probs of the policy that a step's samples are from, shape (T,): recomputed by the trainer where that was done."""
     return step.behaviour_logprobs if step.proximal_logprobs is None else step.proximal_logprobs
+
+
+def _known(step: StepSamples, sampled: BoolArray) -> BoolArray:
+    """Which of the sampled tokens have the policy's log-prob, shape (sampled tokens,).
+
+    Where more tokens were possible than the engine could list, its log-prob is over a set that nobody else knows: the difference to a
+    log-prob over another set is no distance between two policies.
+    """
+    if step.sampling_mask is None:
+        return np.ones(int(step.response_lengths.sum()), dtype=np.bool_)
+    return np.asarray(step.sampling_mask.counts[sampled] > 0)
 
 
 def _totals(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarray) -> DoubleArray:

@@ -19,6 +19,7 @@ from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.rule import SUMMED_AT_ONCE, Outcome, Rule
 from rljob_runtime.overlap.rule_config import RuleConfig
 from rljob_runtime.records import Segment, Trajectory
+from rljob_runtime.sampling_mask import SamplingMask
 from tests.support.records import ids, make_segment, make_trajectory
 
 SCORES = ((1.0, 0.0, 0.0, 0.5), (0.25, 0.25, 1.0, 2.0))
@@ -261,6 +262,38 @@ def test_kl_is_of_the_proximal_policy_where_it_is_known() -> None:
     step = distant(step_of([[1.0]], [[2]]))
     step = replace(step, proximal_logprobs=step.reference_logprobs + np.float32(1.0))  # type: ignore[operator]
     assert apply(step, estimator=AdvantageEstimator.REINFORCE, **IN_REWARD).metrics["train/kl_reward_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def unlisted(step: StepSamples, place: int) -> StepSamples:
+    """Sampling left tokens out, and at one drawn token the engine could not list what was left."""
+    drawn = step.response_mask > 0
+    counts = drawn.astype(np.int32)
+    counts[np.flatnonzero(drawn)[place]] = 0
+    return replace(step, sampling_mask=SamplingMask(token_ids=step.token_ids[counts > 0], counts=counts))
+
+
+def test_tokens_whose_logprob_is_not_known_have_no_kl() -> None:
+    step = distant(step_of([[1.0, 2.0]], [[3, 1]]))  # KL 0.1, 0.2, 0.3 and 0.4
+    step = unlisted(step, 1)
+    outcome = apply(step, estimator=AdvantageEstimator.REINFORCE, **IN_REWARD)
+    assert flat(tokens(step, outcome.advantages)) == pytest.approx([1 - 0.05 - 0.15, 0.0, 1 - 0.15, 2 - 0.2], abs=1e-6)
+    assert outcome.metrics["train/kl_reward_mean"] == pytest.approx((0.1 + 0.3 + 0.4) / 3)
+    summed = tokens(step, apply(step, estimator=AdvantageEstimator.RLOO, **IN_REWARD).advantages)
+    assert [part[0] for part in summed] == pytest.approx(leave_one_out([1 - 0.5 * 0.4, 2 - 0.5 * 0.4], [0, 0]).tolist(), abs=1e-6)
+
+
+def test_tokens_whose_logprob_is_not_known_do_not_move_the_coefficient() -> None:
+    rule = Rule(RuleConfig(max_response_tokens=8, kl_coefficient=0.1, kl_target=0.3, kl_horizon=10, kl_estimator=KLEstimator.K1))
+    rule.apply(unlisted(distant(step_of([[1.0, 2.0]], [[2, 1]])), 0))
+    known = adapted_coefficient(0.1, kl=(0.2 + 0.3) / 2, target=0.3, samples=2, horizon=10)
+    assert rule.state()["kl_coefficient"] == pytest.approx(known, rel=1e-6)
+
+
+def test_tokens_whose_logprob_is_not_known_have_no_distance_to_the_teacher() -> None:
+    step = unlisted(taught(step_of([[0.0]], [[3]])), 0)
+    outcome = apply(step, estimator=AdvantageEstimator.REINFORCE, gamma=1.0, **IN_ADVANTAGE)
+    assert outcome.metrics["distillation/kl"] == pytest.approx(-(1.0 + 1.5) / 2)
+    assert flat(tokens(step, outcome.advantages)) == pytest.approx([0.0, 2.0, 3.0], abs=1e-6)
 
 
 def taught(step: StepSamples) -> StepSamples:
