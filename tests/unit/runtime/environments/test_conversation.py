@@ -94,6 +94,25 @@ def test_the_same_question_again_is_a_sample_of_its_own() -> None:
     assert again.prompt_ids.tolist() == first.prompt_ids.tolist()
 
 
+@pytest.mark.parametrize(
+    ("said", "behind", "left"),
+    [
+        ("said", ">\n next", " next"),  # the last token says a line break more
+        ("said", "> next", " next"),
+        ("said", " next", " next"),
+        ("said\n", "> next", " next"),  # the program trims what it was shown
+    ],
+)
+def test_what_is_put_back_of_a_stop_string_is_not_encoded_again(said, behind, left) -> None:
+    conversation = Conversation(lambda text: [ord(letter) for letter in text], None)
+    conversation.sampled(conversation.place("q"), np.array([1, 2], dtype=np.int32), said, (">\n", ">"))
+    place = conversation.place(f"qsaid{behind}")
+    assert not place.begins
+    assert "".join(map(chr, place.token_ids)) == left
+    conversation.sampled(place, np.array([3], dtype=np.int32), "again")
+    assert conversation.place(f"qsaid{behind}again.").token_ids.tolist() == [ord(".")]  # the same text is read the same way once more
+
+
 def test_a_changed_response_is_another_history() -> None:
     talk = Talk()
     talk.say(talk.ask(USER), "Right")

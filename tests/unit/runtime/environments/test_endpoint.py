@@ -181,6 +181,31 @@ def test_a_stop_string_cuts_what_counts_and_the_conversation_goes_on(make) -> No
     assert policy.tokenizer.decode(policy.calls[1].token_ids.tolist()).startswith("<|im_end|>\n<|im_start|>user")
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_stop_string_that_the_program_puts_back_is_there_once(make, restored) -> None:
+    policy = make("<answer>Up</answer> and more of it", "Right</answer>", "Left")
+    completions = policy.client().completions
+    prompt = "first question"
+    for more in (" goes on", " further"):
+        said = completions.create(model="m", prompt=prompt, stop=["</answer>"]).choices[0].text
+        prompt += said + "</answer>" * restored + more
+    completions.create(model="m", prompt=prompt)
+    assert [call.branch for call in policy.calls] == [0, 0, 0]
+    kept = [ids[: read.kept_tokens] for ids, read in zip(policy.sampled, policy.reads, strict=True)]
+    parts = [ids for call, sampled in zip(policy.calls, kept, strict=True) for ids in (call.token_ids.tolist(), sampled)]
+    whole = policy.tokenizer.decode([token for part in parts[:-1] for token in part])
+    assert whole == "first question<answer>Up</answer> goes onRight</answer> further"
+
+
+def test_a_chat_that_puts_the_stop_string_back_continues_its_sample(make) -> None:
+    policy = make("<answer>Up</answer> and more of it", "Right")
+    chat = policy.client().chat.completions
+    said = chat.create(model="m", messages=[USER], stop=["</answer>"]).choices[0].message.content
+    chat.create(model="m", messages=[USER, {"role": "assistant", "content": f"{said}</answer>"}, USER])
+    assert policy.calls[1].branch == 0
+    assert policy.tokenizer.decode(policy.calls[1].token_ids.tolist()).startswith("<|im_end|>\n<|im_start|>user")
+
+
 def test_completions_of_text_and_of_token_ids(make) -> None:
     policy = make("Right", "Up", "Left")
     completions = policy.client().completions

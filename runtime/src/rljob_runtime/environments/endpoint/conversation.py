@@ -8,7 +8,8 @@
                          ==X                                          a sample of its own, encoded as a whole
 
 Given text must be equal (``=``); of sampled text (``≈``) only what is no white space, because templates trim responses and write the JSON
-of tool calls in their own way. Named invariant EXACT: sampled ids are never encoded again.
+of tool calls in their own way. A stop string is among the sampled ids though no program is shown it: one that puts it back continues behind
+it, as does one that leaves it out. Named invariant EXACT: sampled ids are never encoded again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Piece:
     token_ids: IntArray
     """Shape (n,)."""
     sampled: bool
+    hidden: tuple[str, ...] = ()
+    """Of a sampled piece: what a program may put back behind the text because the ids have it, longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +111,23 @@ class Conversation:
                 best, size = index, len(so_far)
         return self._new(ids, decode(ids), ()) if best is None else self._continued(best, ids[size:], decode(ids[size:]))
 
-    def sampled(self, place: Place, token_ids: IntArray, shown: str) -> None:
-        """What was sampled behind a place, which is the last one that was asked for."""
+    def sampled(self, place: Place, token_ids: IntArray, shown: str, hidden: tuple[str, ...] = ()) -> None:
+        """What was sampled behind a place, which is the last one that was asked for.
+
+        Args:
+            place: the last one that was asked for.
+            token_ids: shape (n,).
+            shown: what the program reads of it.
+            hidden: what else the ids have behind that, and a program may know: the stop string, with and without what its last token says
+                more; longest first.
+        """
         if place.begins:
             self._branches.append(_Branch(list(place.shared)))
         pieces = self._branches[place.branch].pieces
         own = place.prompt_ids[sum(len(piece.token_ids) for piece in place.shared) :] if place.begins else place.token_ids
         pieces += [
             Piece(text=place.text, token_ids=own, sampled=False),
-            Piece(text=shown, token_ids=token_ids, sampled=True),
+            Piece(text=shown, token_ids=token_ids, sampled=True, hidden=hidden),
         ]
 
     def _longest(self, text: str) -> tuple[int | None, int, int]:
@@ -156,7 +167,7 @@ def _match(pieces: Sequence[Piece], text: str) -> tuple[int, int]:
     """With how many pieces, up to a sampled one, a text begins, and where in it they end."""
     place = known = end = 0
     for number, piece in enumerate(pieces, 1):
-        found = _end_of_sampled(piece.text, text, place) if piece.sampled else _end_of_given(piece.text, text, place, number > 1)
+        found = _end_of_sampled(piece, text, place) if piece.sampled else _end_of_given(piece.text, text, place, number > 1)
         if found is None:
             break
         place = found
@@ -176,10 +187,21 @@ def _end_of_given(given: str, text: str, place: int, follows: bool) -> int | Non
     return place + len(bare) if text.startswith(bare, place) else None
 
 
-def _end_of_sampled(sampled: str, text: str, place: int) -> int | None:
-    """Where sampled text ends that stands at ``place``, but for white space."""
-    if text.startswith(sampled, place):
-        return place + len(sampled)
+def _end_of_sampled(piece: Piece, text: str, place: int) -> int | None:
+    """Where a sampled piece ends whose text stands at ``place``, but for white space; behind what was put back of its hidden text."""
+    candidates = [*(piece.text + hidden for hidden in piece.hidden), piece.text]
+    for whole in candidates:
+        if text.startswith(whole, place):
+            return place + len(whole)
+    for whole in candidates:
+        end = _end_but_for_space(whole, text, place)
+        if end is not None:
+            return end
+    return None
+
+
+def _end_but_for_space(sampled: str, text: str, place: int) -> int | None:
+    """Behind the last letter of a text that stands at ``place``, but for white space."""
     for letter in sampled:
         if letter.isspace():
             continue

@@ -138,9 +138,10 @@ class Session:
                 text=place.text,
             )
         )
-        shown, kept = self._cut(action.token_ids, request.stops)
+        shown, kept, stop = self._cut(action.token_ids, request.stops)
         ids = action.token_ids[:kept]
-        self.conversation.sampled(place, ids, shown)
+        hidden = self.model.decode(ids)[len(shown) :] if stop else ""
+        self.conversation.sampled(place, ids, shown, tuple(dict.fromkeys(text for text in (hidden, stop) if text)))
         self.said.append({"sample": place.branch, "prompt": place.text, "response": shown})
         self.post(Read(key=self.key, text=shown, kept_tokens=kept))
         return self._finished(request, place, action, shown, ids)
@@ -163,17 +164,17 @@ class Session:
         finally:
             self._pending = None
 
-    def _cut(self, ids: IntArray, stops: tuple[str, ...]) -> tuple[str, int]:
-        """The text before the first stop string, and how many tokens there are up to its end; all where there is none."""
+    def _cut(self, ids: IntArray, stops: tuple[str, ...]) -> tuple[str, int, str]:
+        """The text before the first stop string, how many tokens there are up to its end, and which one it is; all and "" without one."""
         text = self.model.decode(ids)
         found = min(((place, stop) for stop in stops if (place := text.find(stop)) >= 0), default=None)
         if found is None:
-            return text, len(ids)
+            return text, len(ids), ""
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if found[1] in self.model.decode(ids[:middle]) else (middle + 1, high)
-        return text[: found[0]], low
+        return text[: found[0]], low, found[1]
 
     def _finished(
         self, request: ChatRequest | CompletionRequest, place: Place, action: EpisodeAction, shown: str, ids: IntArray
