@@ -7,6 +7,7 @@ OpenAI's own client; 401, 403, 404 and redirects are mistakes of the job; any ot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import OrderedDict
@@ -66,6 +67,8 @@ class JudgeClient:
         self._requests = None if config.limits.requests_per_minute is None else Pace(config.limits.requests_per_minute)
         self._tokens = None if config.limits.tokens_per_minute is None else Pace(config.limits.tokens_per_minute)
         self._spending = Spending(budget=config.budget)
+        self._tokens_spent = asyncio.Event()
+        """Ends the waits of requests that will not be sent."""
         self._failures_in_row = 0
         self._jitter = random.Random(name)
         self._remembered: OrderedDict[bytes, str] = OrderedDict()
@@ -82,6 +85,7 @@ class JudgeClient:
             return Judgement(reward=self._name, text=known)
         judgement, count = Judgement(reward=self._name), _Count()
         try:
+            self._spending.check()
             async with self._slots:
                 answer = await self._answer(body, count)
         except BudgetSpentError as error:
@@ -108,26 +112,47 @@ class JudgeClient:
             ) from error
 
     async def _answer(self, body: bytes, count: _Count) -> Answer:
-        attempts = self._config.retries.attempts
+        attempts, pause_s = self._config.retries.attempts, 0.0
         while True:
-            await self._wait_for_limits(body)
-            self._spending.take_call()
+            await self._take_turn(body, pause_s)
             count.calls += 1
             try:
                 return await self._request(body)
             except _AgainError as error:
                 if count.calls >= attempts:
                     raise _QuestionError(f"{error} (request {count.calls} of {attempts}, the last one)") from error
-                await asyncio.sleep(self._pause_s(count.calls, error.after_s))
+                pause_s = self._pause_s(count.calls, error.after_s)
 
-    async def _wait_for_limits(self, body: bytes) -> None:
+    async def _take_turn(self, body: bytes, pause_s: float) -> None:
+        """Wait until a request may be sent, after ``pause_s`` at the earliest.
+
+        Raises:
+            BudgetSpentError: it may not, which is known before the wait, or when others have used the last tokens.
+        """
+        self._spending.take_call()
+        try:
+            await self._wait(pause_s)
+            await self._wait(self._reserved_s(body))
+        except BaseException:
+            self._spending.give_call_back()
+            raise
+
+    async def _wait(self, seconds: float) -> None:
+        """Raises BudgetSpentError at the moment when the last tokens are used."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._tokens_spent.wait()
+        self._spending.check_tokens()
+
+    def _reserved_s(self, body: bytes) -> float:
+        """Take a place behind all others that keep the pace; seconds until it is reached."""
         now_s = asyncio.get_running_loop().time()
         waits_s = [
             pace.reserve(units, now_s)
             for pace, units in ((self._requests, 1.0), (self._tokens, float(self._reserved_tokens(body))))
             if pace is not None
         ]
-        await asyncio.sleep(max(waits_s, default=0.0))
+        return max(waits_s, default=0.0)
 
     def _reserved_tokens(self, body: bytes) -> int:
         return len(body) // BYTES_PER_TOKEN + self._config.max_answer_tokens
@@ -181,7 +206,8 @@ class JudgeClient:
             said = " ".join(received.decode(errors="replace").split())[:_SHOWN_CHARACTERS]
             raise _QuestionError(f"{url} answered what is no {self._config.answers_with}: {said}") from error
         used = found.prompt_tokens + found.completion_tokens
-        self._spending.tokens += used
+        if self._spending.used(used):
+            self._tokens_spent.set()
         if self._tokens is not None and used:
             self._tokens.correct(used - self._reserved_tokens(body))
         if not found.text:

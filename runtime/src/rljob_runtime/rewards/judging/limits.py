@@ -43,17 +43,34 @@ class Spending:
     calls: int = 0
     tokens: int = 0
 
+    def check(self) -> None:
+        """Raise BudgetSpentError if there is no request left."""
+        if self.budget.calls is not None and self.calls >= self.budget.calls:
+            raise BudgetSpentError(f"the budget of {self.budget.calls} calls of this reward process is spent")
+        self.check_tokens()
+
+    def check_tokens(self) -> None:
+        """Raise BudgetSpentError if a request whose call is counted already may not be sent."""
+        if self.budget.tokens is not None and self.tokens >= self.budget.tokens:
+            raise BudgetSpentError(f"the budget of {self.budget.tokens} tokens of this reward process is spent: {self.tokens} were used")
+
     def take_call(self) -> None:
-        """Count a request that is about to be sent.
+        """Count a request that will be sent, before anything else is waited for: nobody waits for a call that another one has.
 
         Raises:
             BudgetSpentError: there is none left.
         """
-        if self.budget.calls is not None and self.calls >= self.budget.calls:
-            raise BudgetSpentError(f"the budget of {self.budget.calls} calls of this reward process is spent")
-        if self.budget.tokens is not None and self.tokens >= self.budget.tokens:
-            raise BudgetSpentError(f"the budget of {self.budget.tokens} tokens of this reward process is spent: {self.tokens} were used")
+        self.check()
         self.calls += 1
+
+    def give_call_back(self) -> None:
+        """A request that was counted is not sent."""
+        self.calls -= 1
+
+    def used(self, tokens: int) -> bool:
+        """Count tokens of an answer; whether there are none left."""
+        self.tokens += tokens
+        return self.budget.tokens is not None and self.tokens >= self.budget.tokens
 
     @property
     def fails_job(self) -> bool:

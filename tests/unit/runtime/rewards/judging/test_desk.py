@@ -16,10 +16,13 @@ from rljob_runtime.records import Judgement, RewardRequest
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.rewards.judging.config import Budget, JudgeConfig, Limits, ReaderConfig, Retries, Served
 from rljob_runtime.rewards.judging.desk import JudgeDesk, question_of
+from rljob_runtime.rewards.judging.limits import Pace
 from tests.support.judge_endpoint import JudgeEndpoint, Reply
 from tests.support.ports import free_port
 from tests.support.records import make_prompt
 
+NEVER_S = 3600.0
+"""A turn that no test waits for."""
 QUICK = Retries(attempts=3, min_backoff_s=0.001, max_backoff_s=0.01)
 
 
@@ -154,6 +157,37 @@ def test_a_budget_ends_the_job_or_the_samples() -> None:
         with desk(judge(endpoint.url, budget=Budget(calls=2, on_exhausted=BudgetEnd.ON_ERROR), limits=one_by_one)) as ask:
             assert [j.error is None for j in ask("a", "b", "c")] == [True, True, False]
         assert len(endpoint.requests) == 4
+
+
+@pytest.mark.parametrize("budget", [Budget(calls=2), Budget(tokens=8)], ids=["calls", "tokens"])  # an answer takes 4
+@pytest.mark.parametrize("limits", [Limits(requests_per_minute=1), Limits(tokens_per_minute=1)], ids=["requests", "tokens"])
+def test_nobody_waits_for_the_pace_of_a_judge_whose_budget_is_spent(
+    budget: Budget, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this pace the second request's turn would be in a minute, and that of the last one in an hour."""
+    monkeypatch.setattr(Pace, "reserve", lambda self, units, now_s: NEVER_S if endpoint.requests[1:] else 0.0)
+    with (
+        JudgeEndpoint(always(Reply(text="1"))) as endpoint,
+        desk(judge(endpoint.url, budget=replace(budget, on_exhausted=BudgetEnd.ON_ERROR), limits=limits)) as ask,
+    ):
+        assert [judgement.error for response in "ab" for judgement in ask(response)] == [None, None]
+        late = ask(*(str(n) for n in range(100)))
+        assert all(j.calls == 0 and j.error is not None and "is spent" in j.error for j in late)
+        assert len(endpoint.requests) == 2
+
+
+def test_requests_that_wait_for_their_pace_end_with_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = itertools.count()
+    monkeypatch.setattr(Pace, "reserve", lambda self, units, now_s: NEVER_S if next(order) else 0.0)
+    with (
+        JudgeEndpoint(always(Reply(text="1"))) as endpoint,
+        desk(
+            judge(endpoint.url, budget=Budget(tokens=4, on_exhausted=BudgetEnd.ON_ERROR), limits=Limits(in_flight=2, requests_per_minute=1))
+        ) as ask,
+    ):
+        first, *others = ask(*"abcde")
+        assert (first.text, first.error) == ("1", None)
+        assert [(j.calls, "is spent" in (j.error or "")) for j in others] == [(0, True)] * 4
 
 
 def test_equal_questions_are_asked_once_where_answers_are_remembered() -> None:

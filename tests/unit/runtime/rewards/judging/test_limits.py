@@ -39,6 +39,10 @@ def test_a_budget_ends_with_what_was_spent() -> None:
     spending.take_call()
     with pytest.raises(BudgetSpentError, match="budget of 2 calls"):
         spending.take_call()
+    spending.give_call_back()  # not sent
+    spending.take_call()
+    with pytest.raises(BudgetSpentError, match="budget of 2 calls"):
+        spending.take_call()
     spending = Spending(budget=Budget(tokens=10))
     spending.take_call()
     spending.tokens += 12
