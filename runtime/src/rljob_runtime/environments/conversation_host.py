@@ -113,11 +113,16 @@ class ConversationHost:
         return next((pool.sandbox for pool in self._pools()), "")
 
     def begin(self, key: str, seed: int) -> None:
-        """Begin an episode; its first turn is delivered."""
-        self._members[key] = member = _Member(
-            key=key, conversation=Conversation(self._tasks.of(seed), self._rules), asked_s=time.perf_counter()
-        )
-        self._over(member, member.conversation.begin(), is_reset=True)
+        """Begin an episode; its first turn is delivered, or what went wrong."""
+        asked_s = time.perf_counter()
+        try:
+            member = _Member(key=key, conversation=Conversation(self._tasks.of(seed), self._rules), asked_s=asked_s)
+            turn = member.conversation.begin()
+        except Exception as error:  # noqa: BLE001 - a task that cannot be made must not end the others' episodes
+            self._failed(key, f"the task of seed {seed}: {type(error).__name__}: {error}", counts=True)
+            return
+        self._members[key] = member
+        self._over(member, turn, is_reset=True)
 
     def step(self, key: str, action: str) -> None:
         """Act in an episode; the turn is delivered."""
@@ -160,10 +165,10 @@ class ConversationHost:
             next_step = advance()
         except ConversationError as error:
             # Processes that hung or died are counted where that happens.
-            self._failed(member, str(error), counts=error.failure is Failure.RAISED)
+            self._failed(member.key, str(error), counts=error.failure is Failure.RAISED)
             return
         except Exception as error:  # noqa: BLE001 - what one response leads to must not end the others' episodes
-            self._failed(member, f"{type(error).__name__}: {error}", counts=True)
+            self._failed(member.key, f"{type(error).__name__}: {error}", counts=True)
             return
         if isinstance(next_step, Turn):
             self._over(member, next_step, is_reset=False)
@@ -172,9 +177,9 @@ class ConversationHost:
         for request in next_step:
             self._pool_of(request.work).submit(_Ticket(member=member, request=request), request.work, request.limit_s)
 
-    def _failed(self, member: _Member, why: str, *, counts: bool) -> None:
+    def _failed(self, key: str, why: str, *, counts: bool) -> None:
         self.counters.failures[Failure.RAISED] += counts
-        self._deliver(Outcome(key=member.key, error=f"environment {self._config.name!r}: {why}"))
+        self._deliver(Outcome(key=key, error=f"environment {self._config.name!r}: {why}"))
 
     def _answered(self, ticket: object, answer: Answer) -> None:
         assert isinstance(ticket, _Ticket)

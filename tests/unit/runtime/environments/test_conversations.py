@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from rljob_runtime.environments.codec import PromptSettings
+from rljob_runtime.environments.conversation_tasks import Tasks
 from rljob_runtime.environments.messages import EpisodeAction, StopReason
 from rljob_runtime.errors import EnvironmentSetupError
 from tests.support.chat_tokenizers import chat_tokenizer
@@ -218,6 +219,29 @@ def test_tasks_of_reasoning_gym_score_themselves(make_player) -> None:
     player.act("e1", call("calculator", expression=question.removesuffix(" =")))
     player.act("e1", player.wait("e1", 2).observation)
     assert player.wait("e1", 3).done
+
+
+def test_a_task_that_cannot_be_made_ends_its_own_episode(make_player, monkeypatch) -> None:
+    """Entries of reasoning-gym are made when an episode begins, with whatever parameters the manifest has."""
+    made = Tasks.of
+
+    def of(self, seed):
+        if seed == 1:
+            raise ValueError("empty range for randrange()")
+        return made(self, seed)
+
+    monkeypatch.setattr(Tasks, "of", of)
+    player = make_player("ToolUse", {"tools": [{"type": "Calculator"}]})
+    player.start("good", seed=0)
+    player.start("bad", seed=1)
+    failed = player.wait("bad")
+    assert (failed.done, failed.stop) == (True, StopReason.ERROR)
+    assert failed.error.endswith("environment 'lake': the task of seed 1: ValueError: empty range for randrange()")
+    player.wait("good")
+    player.act("good", "\\boxed{42}")
+    assert player.wait("good", 2).reward == 1.0
+    assert player.play("later", ["\\boxed{42}"])[-1].reward == 1.0
+    assert player.worker.metrics()["raised"] == 1.0
 
 
 def test_calls_in_tags(make_player) -> None:
