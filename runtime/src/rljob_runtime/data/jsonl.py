@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from rljob_runtime.data.config import JsonlSource
+from rljob_runtime.data.surrogates import half_pair
 from rljob_runtime.errors import DataError
 
 MAX_REPORTED_LINES = 10
@@ -65,6 +66,11 @@ def _parse_line(line: bytes, source: JsonlSource) -> Row | str:
         return f"not JSON: {error.msg} at column {error.colno}"
     if not isinstance(value, dict):
         return f"a JSON {_kind(value)}, not an object; expected for example {_example(source)}"
+    return half_pair(line, value) or _row(value, source)
+
+
+def _row(value: dict[str, object], source: JsonlSource) -> Row | str:
+    """Return the row of an object, or what is wrong with it."""
     if source.prompt_field not in value:
         return _missing("prompt_field", source.prompt_field, value)
     question = value.pop(source.prompt_field)
@@ -81,9 +87,10 @@ def _parse_line(line: bytes, source: JsonlSource) -> Row | str:
     if source.tag_field is not None:
         if source.tag_field not in value:
             return _missing("tag_field", source.tag_field, value)
-        tag = value[source.tag_field]
-        if not isinstance(tag, str) or not tag:
-            return f"field {source.tag_field!r} is {_shown(tag)}; it must be non-empty text"
+        given = value[source.tag_field]
+        if not isinstance(given, str) or not given:
+            return f"field {source.tag_field!r} is {_shown(given)}; it must be non-empty text"
+        tag = given
     return Row(question=question, answer=str(answer), tag=tag, metadata=value)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rljob_runtime.data.surrogates import half_pair
 from rljob_runtime.errors import EnvironmentSetupError
 
 _MAX_REPORTED = 5
@@ -18,7 +19,7 @@ class TaskFile:
         """Read it.
 
         Raises:
-            EnvironmentSetupError: it cannot be read, is empty, or has lines that are no JSON objects.
+            EnvironmentSetupError: it cannot be read, is empty, or has lines that are no JSON objects or hold what is no character.
         """
         self._rows = [] if path is None else _rows(path)
 
@@ -41,10 +42,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
+        if not isinstance(row, dict):
             bad.append(str(number))
+        elif (problem := half_pair(line, row)) is not None:
+            raise EnvironmentSetupError(f"harness.tasks: line {number} of {path}: {problem}")
+        else:
+            rows.append(row)
     if bad:
         shown = ", ".join(bad[:_MAX_REPORTED])
         raise EnvironmentSetupError(f"harness.tasks: {len(bad)} of {len(lines)} lines of {path} are no JSON objects, such as line {shown}")

@@ -24,6 +24,17 @@ BROKEN = {
     + b"y" * 60
     + b'"}}\n{"question": "a", "answer": true}\n',
     "not-utf8": GOOD.encode() + b'\n{"question": "caf\xe9", "answer": "1"}\n',
+    "half-surrogate-pairs": rb'{"question": "\ud83d\ude00 is whole", "answer": "\\ud800 is six letters"}'
+    + b"\n"
+    + rb'{"question": "a \ud800 b", "answer": "1"}'
+    + b"\n"
+    + rb'{"question": "a", "answer": "\uDFFF"}'
+    + b"\n"
+    + rb'{"question": "a", "answer": "1", "tests": [1, {"in": "\ude00\ud83d"}]}'
+    + b"\n"
+    + rb'{"question": "a", "answer": "1", "\uDbff": 1}'
+    + b"\n"
+    + b'{"question": "a \xed\xa0\x80", "answer": "1"}\n',
     "many-bad-lines": b"oops\n" * 14 + GOOD.encode(),
 }
 

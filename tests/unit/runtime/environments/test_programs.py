@@ -255,12 +255,14 @@ def test_a_function_gives_the_reward(make, tmp_path) -> None:
         ({"tasks": Path("/nowhere/tasks.jsonl")}, "harness.tasks: /nowhere/tasks.jsonl cannot be read"),
         ({"tasks": Path("bad.jsonl")}, "1 of 2 lines of .* are no JSON objects, such as line 2"),
         ({"tasks": Path("empty.jsonl")}, "holds no tasks"),
+        ({"tasks": Path("half.jsonl")}, r"line 2 of .*half.jsonl: field 'a' has \\udfff, half of a surrogate pair"),
     ],
 )
 def test_what_is_of_no_use_is_found_at_the_start(make, tmp_path, monkeypatch, harness, message) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "half.jsonl").write_text('{"a": "\\ud83d\\ude00"}\n{"a": [{"b": "\\udfff"}]}\n')
     (tmp_path / "scores.py").write_text(SCORES)
     with pytest.raises(EnvironmentSetupError, match=message):
         make(harness=harness)
