@@ -146,6 +146,7 @@ class WeightPublisher:
 
         Raises:
             WeightSyncError: the deadline passed, or an engine refused, or serves another version.
+            DeadlineError: a worker's own deadline passed before.
         """
         async with self._moving:
             started = time.monotonic()
@@ -227,11 +228,13 @@ class WeightPublisher:
         """Move the trainer's weights to the engines of a link."""
         self._prepared = False  # whatever breaks off, both ends are made again and all is sent
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as limit:
                 if prepare:
                     await self._prepare(link)
                 served = await self._sent(link, version)
         except TimeoutError as error:
+            if not limit.expired():  # of a call, of the transport or a library: it says itself what was late
+                raise
             size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "

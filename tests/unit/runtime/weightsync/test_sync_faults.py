@@ -13,13 +13,13 @@ import pytest
 
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
-from rljob_runtime.errors import CorruptedWeightsError, EngineDiedError, WeightSyncError, WorkerLostError
+from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, EngineDiedError, WeightSyncError, WorkerLostError
 from rljob_runtime.records import Bucket
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.parcel import Parcel
 from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
-from rljob_runtime.weightsync.transport import ByteArray, TransportSettings, make_end
+from rljob_runtime.weightsync.transport import ByteArray, SyncLink, TransportSettings, make_end
 from rljob_runtime.weightsync.transports.collective import Broadcast, NcclTransport, TcpTransport
 from rljob_runtime.weightsync.transports.ipc import Export, IpcTransport
 from rljob_runtime.weightsync.transports.object_store import ObjectStoreTransport
@@ -304,6 +304,21 @@ async def test_a_trainer_that_fails_half_way_leaves_engines_that_take_the_next_s
     assert [engine.version() for engine in setting.engines] == [1, 1]
     await setting.publish(3)
     assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("the user's own lock"), DeadlineError("bucket 2 did not end in time")], ids=["plain", "own"]
+)
+async def test_a_timeout_of_the_transport_is_not_told_as_the_deadline_of_the_sync(error: TimeoutError) -> None:
+    class Late(ObjectStoreTransport):
+        async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+            raise error
+
+    setting = Setting(Late, None)
+    with pytest.raises(TimeoutError) as found:
+        await setting.publish(1)
+    assert found.value is error
+    setting.stop()
 
 
 async def test_sparse_syncs_report_the_bytes_that_travelled() -> None:
