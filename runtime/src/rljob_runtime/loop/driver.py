@@ -51,12 +51,13 @@ from rljob_runtime.loop.step_metrics import generated_tokens, group_metrics, rol
 from rljob_runtime.loop.step_times import StepTimes
 from rljob_runtime.loop.supervisor import EngineSupervisor
 from rljob_runtime.loop.updates import Updates
-from rljob_runtime.loop.watching import run_beside, watch_workers
+from rljob_runtime.loop.validating import Validating
+from rljob_runtime.loop.watching import beside, run_beside, watch_workers
 from rljob_runtime.loop.workers import JobWorkers
 from rljob_runtime.offload.worker_group import lease_owner
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.scheduler import RolloutCounters, RolloutScheduler
-from rljob_runtime.overlap.validation import Validated, Validator
+from rljob_runtime.overlap.validation import Validator
 from rljob_runtime.records import StepRecord, Trajectory
 from rljob_runtime.report import Decode, Level, Reporter
 from rljob_runtime.weightsync.probe import ProbeReport
@@ -64,8 +65,6 @@ from rljob_runtime.weightsync.publisher import SyncReport, WeightPublisher
 
 READY_S = 0.05
 """For a batch that is whole to be taken."""
-LOOK_S = 1.0
-"""How often a wait for a validation looks whether engines are left."""
 NO_DEADLINE_S = 366 * 24 * 3600.0
 """Stands for no ``activeDeadlineSeconds``."""
 
@@ -145,7 +144,15 @@ class Driver:
             saved_step=start_step or None,
         )
         self._step_ended_s = 0.0
-        self._validating: asyncio.Task[Validated] | None = None
+        self._validating = Validating(
+            validator=parts.validator,
+            total_steps=config.total_steps,
+            fleet=parts.scheduler.fleet,
+            supervisor=parts.supervisor,
+            judging=parts.judging,
+            publisher=parts.publisher,
+            reporter=parts.reporter,
+        )
         self._displaced = False
         """Whether judges have been on the engines' devices since the last sync."""
 
@@ -167,8 +174,7 @@ class Driver:
             await self._saver.rescue(self._reported_step)
             raise
         finally:
-            if self._validating is not None:
-                self._validating.cancel()
+            await self._validating.close()
             await asyncio.to_thread(self._parts.journal.close)
 
     async def _train(self) -> None:
@@ -208,7 +214,7 @@ class Driver:
         groups: list[Group] | None = None
         while True:
             async with self._generating():
-                self._begin_validation()
+                self._validating.begin(self._step)
                 if groups is None:
                     groups = await self._take()
                     outcome.taken_s = time.monotonic()
@@ -218,12 +224,12 @@ class Driver:
                     return groups
                 if groups is not None or self._awaits_scores:  # the engines leave
                     outcome.probe = outcome.probe or await self._probe(self._step)
-                validated = await self._end_validation() if groups is not None else None
+                validated = await self._validating.end() if groups is not None else None
             if groups is None and self._displaced:
                 groups = await self._take(READY_S)
                 outcome.taken_s = time.monotonic()
-            if groups is not None and validated is None and (self._validating is None or self._validating.done()):
-                validated = await self._end_validation()
+            if groups is not None and validated is None and self._validating.can_be_taken:
+                validated = await self._validating.end()
             if groups is not None and validated is not None:
                 outcome.validated = validated
                 return groups
@@ -262,7 +268,7 @@ class Driver:
             yield
             await scheduler.pause(self._leased_engines, f"training of step {self._step + 1}", at_once=self._stop.is_set())
         await self._parts.supervisor.free_devices()
-        if judging is not None and not self._stop.is_set() and (self._step < self._config.total_steps or self._validating is not None):
+        if judging is not None and not self._stop.is_set() and (self._step < self._config.total_steps or self._validating.runs):
             self._displaced |= await judging.phase(self._step + 1)
 
     async def _publish_first(self) -> None:
@@ -315,6 +321,18 @@ class Driver:
             self._parts.reporter.event(warning, Level.WARNING)
         return report
 
+    def _probing(self, version: int) -> AbstractAsyncContextManager[asyncio.Task[ProbeReport | None] | None]:
+        """The probe of ``version``, beside the update in the block, which waits for nothing of it to begin; None where it was made before.
+
+        It ends with the block: a probe that goes on would meet the next sync, and its error would be nobody's.
+        """
+        if self._leased_engines:
+            return nullcontext()
+        reporter = self._parts.reporter
+        return beside(
+            self._probe(version), lambda error: reporter.event(f"the probe of weights v{version} failed as well: {error}", Level.WARNING)
+        )
+
     async def _take(self, at_most_s: float | None = None) -> list[Group] | None:
         """The next batch, or None: the run is to stop, an engine or judges need shared devices, or ``at_most_s`` have passed."""
         take = asyncio.ensure_future(
@@ -350,25 +368,23 @@ class Driver:
         times = StepTimes(self._step_ended_s, taken_s=outcome.taken_s, ready_s=time.monotonic())
         prepared = await self._parts.batches.build(groups, version)
         times.scored_s = time.monotonic()
-        probing = None  # must pass before anything is kept
-        if not self._leased_engines:
-            probing = asyncio.ensure_future(self._probe(version))  # beside the update, which waits for nothing of it to begin
-        critic = await self._updates.begin_critic(prepared, version)
-        async with self._parts.workers.trainer.leased(version + 1):
-            await self._parts.publisher.retire()
-            outcome.trained = await self._updates.train(prepared, critic, version)
-            if probing is not None:
-                outcome.probe = await probing
-            times.trained_s = time.monotonic()
-            self._step = version + 1
-            self._parts.scheduler.trained(groups)
+        async with self._probing(version) as probing:
+            critic = await self._updates.begin_critic(prepared, version)
+            async with self._parts.workers.trainer.leased(version + 1):
+                await self._parts.publisher.retire()
+                outcome.trained = await self._updates.train(prepared, critic, version)
+                if probing is not None:  # must pass before anything is kept
+                    outcome.probe = await probing
+                times.trained_s = time.monotonic()
+                self._step = version + 1
+                self._parts.scheduler.trained(groups)
         every = self._config.checkpoint_every_steps
         due = every and self._step % every == 0 and self._step < self._config.total_steps
         if due:
             await self._saver.begin(self._step, self._state)
         times.saved_s = time.monotonic()
         async with self._judged():
-            outcome.validated |= await self._end_validation() or {}  # each version is validated whole
+            outcome.validated |= await self._validating.end() or {}  # each version is validated whole
         times.validated_s = time.monotonic()
         outcome.sync = await self._publish(self._step)
         times.synced_s = self._step_ended_s = time.monotonic()
@@ -386,48 +402,18 @@ class Driver:
     def _judged(self) -> AbstractAsyncContextManager[None]:
         """The validation under way can be scored inside the block, where judges share devices with others than engines."""
         judging = self._parts.judging
-        return nullcontext() if judging is None or self._validating is None else judging.beside(self._step)
-
-    def _begin_validation(self) -> None:
-        """Validate the weights just published, when due, beside whatever follows."""
-        if self._parts.validator is not None and self._validation_due and self._validating is None:
-            self._validating = asyncio.ensure_future(self._parts.validator.run(self._step))
-
-    @property
-    def _validation_due(self) -> bool:
-        validator = self._parts.validator
-        return validator is not None and validator.config.due(self._step, last=self._config.total_steps)
-
-    async def _end_validation(self) -> dict[str, float] | None:
-        """Metrics of the validation under way; empty when there is none, or none can end; None: an engine or judges need the devices."""
-        if self._validating is None:
-            return {}
-        parts = self._parts
-        while not self._validating.done():
-            await asyncio.wait({self._validating}, timeout=LOOK_S)
-            if self._validating.done():
-                break
-            if parts.supervisor.wanted.is_set() or (parts.judging is not None and parts.judging.holds_up):
-                return None
-            if parts.publisher.is_awaited and not parts.scheduler.fleet.serves:
-                self._validating.cancel()
-                self._validating = None
-                lost = "the last engine was lost, and the trainer has newer weights already"
-                parts.reporter.event(f"the validation under way is given up: {lost}", Level.WARNING)
-                return {}
-        validating, self._validating = self._validating, None
-        return (await validating).metrics
+        return nullcontext() if judging is None or not self._validating.runs else judging.beside(self._step)
 
     async def _validate_last(self) -> dict[str, float]:
         """Metrics of the last weights, for the record of the last step."""
-        if not self._validation_due:
+        if not self._validating.is_due(self._step):
             return {}
         while True:
             async with self._generating():
-                self._begin_validation()
-                metrics = await self._end_validation()
-            if metrics is None and self._validating is not None and self._validating.done():
-                metrics = await self._end_validation()
+                self._validating.begin(self._step)
+                metrics = await self._validating.end()
+            if metrics is None and self._validating.runs and self._validating.can_be_taken:
+                metrics = await self._validating.end()
             if metrics is not None:
                 return metrics
 

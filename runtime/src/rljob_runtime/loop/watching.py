@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.errors import BrokenGroupError
+
+ResultT = TypeVar("ResultT")
 
 NAMED_WITHIN_S = 5.0
 """How long a broken process group waits for the rank that ended to become known: Ray tells of a process within a second or two."""
@@ -33,6 +36,23 @@ async def run_beside(main: Coroutine[Any, Any, None], background: Sequence[Corou
         for task in (main_task, *others):
             task.cancel()
         await asyncio.gather(main_task, *others, return_exceptions=True)
+
+
+@asynccontextmanager
+async def beside(coroutine: Coroutine[Any, Any, ResultT], lost: Callable[[Exception], None]) -> AsyncIterator[asyncio.Task[ResultT]]:
+    """A task beside the block, which awaits it; where the block fails it ends with it.
+
+    ``lost`` gets the error of a task that had failed by then, when the block raises another one.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        yield task
+    except BaseException as error:
+        task.cancel()
+        (found,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(found, Exception) and found is not error:
+            lost(found)
+        raise
 
 
 async def watch_workers(workers: Sequence[Worker], on_drain: Callable[[str], None]) -> None:

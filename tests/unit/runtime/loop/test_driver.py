@@ -15,6 +15,7 @@ from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.errors import CheckpointError, EngineLostError, Evicted, Interrupted, SupersededError, WeightSyncError, WorkerLostError
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
+from rljob_runtime.journal.writing import JournalWriter
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.loop.driver import Driver, LoopConfig
 from rljob_runtime.loop.judging import Judging
@@ -27,7 +28,7 @@ from rljob_runtime.packed import RewardBatch
 from rljob_runtime.records import GenerationRequest, RewardResult, Sampling
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunInfo
 from rljob_runtime.weightsync.probe import ProbeLimits
-from rljob_runtime.weightsync.publisher import ProbeConfig
+from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from tests.support.fake_workers import CountingPrompts, CountingTrainer, ScriptedRewards, ServingEngine
 from tests.support.job_workers import make_job_workers
 from tests.support.loop_parts import make_parts
@@ -496,6 +497,47 @@ def test_the_probe_catches_an_engine_whose_weights_differ(tmp_path: Path) -> Non
     with pytest.raises(WeightSyncError, match=r"after publishing v3 engine-0 and the trainer disagree by 0\.00.*, more than 2 times what"):
         run.drive()
     assert [m["step"] for m in run.metrics()] == [1, 2, 3]
+
+
+def test_the_probe_beside_an_update_ends_with_the_update_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    ended = []
+
+    async def probe(self: WeightPublisher, version: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("probe")
+
+    def die(step: int) -> None:
+        raise WorkerLostError("trainer-0", "signal 9", "trainer.log")
+
+    monkeypatch.setattr(WeightPublisher, "probe", probe)
+    close = JournalWriter.close
+    monkeypatch.setattr(JournalWriter, "close", lambda self: ended.append("run") or close(self))
+    run.trainer.on_step = die
+    with pytest.raises(WorkerLostError, match="trainer-0"):
+        run.drive()
+    assert ended == ["probe", "run"]
+
+
+def test_a_probe_that_failed_before_the_update_did_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+
+    async def probe(self: WeightPublisher, version: int) -> None:
+        raise WeightSyncError("engine-0 and the trainer disagree")
+
+    def die(step: int) -> None:
+        raise WorkerLostError("trainer-0", "signal 9", "trainer.log")
+
+    monkeypatch.setattr(WeightPublisher, "probe", probe)
+    run.trainer.on_step = die
+    with pytest.raises(WorkerLostError, match="trainer-0"):
+        run.drive()
+    assert (
+        "the probe of weights v0 failed as well: engine-0 and the trainer disagree"
+        in (tmp_path / "run" / "logs" / "events.jsonl").read_text()
+    )
 
 
 def test_only_complete_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> None:
