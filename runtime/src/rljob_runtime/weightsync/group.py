@@ -15,6 +15,7 @@ up at their deadline, or once the store says that the meeting is over.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import queue
@@ -28,7 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rljob_runtime.errors import DeadlineError, WeightSyncError
+from rljob_runtime.cluster.ports import listening
+from rljob_runtime.errors import ClusterError, DeadlineError, WeightSyncError
 
 C10D: Any = dist
 """Torch's annotations leave out its stores, and options of its groups."""
@@ -57,8 +59,8 @@ class Meeting:
     """Trainer rank that sends; member 0."""
     host: str
     """Address of the sender."""
-    port: int
-    """Free there; of the store."""
+    port: int = 0
+    """Of the store; known once the sender listens there."""
     num_members: int
     """With the sender."""
     join_s: float
@@ -172,17 +174,22 @@ class Outbox:
         """Open the meeting; the group is formed once something is to be sent.
 
         Raises:
-            WeightSyncError: the address or port cannot be used.
+            WeightSyncError: the address cannot be listened on.
         """
-        self._meeting, self._device = meeting, device
-        with _as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host} port {meeting.port}"):
-            self._store = _tcp_store(meeting, is_master=True)
+        self._device = device
+        with _as_sync_errors(f"trainer rank {meeting.sender} cannot listen on {meeting.host}"):
+            self._meeting, self._store = _opened(meeting)
         self._waiting: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD)
         self._fault: WeightSyncError | DeadlineError | None = None
         self._thread = threading.Thread(target=self._run, name=f"rljob-group-{meeting.sender}", daemon=True)
         self._thread.start()
         self._put = 0
+
+    @property
+    def meeting(self) -> Meeting:
+        """With the port that it listens on."""
+        return self._meeting
 
     def room(self) -> WeightSyncError | DeadlineError | None:
         """Wait until there is room for one more tensor; what broke the group, if something did.
@@ -322,7 +329,17 @@ def _store(meeting: Meeting) -> Any:
         return _tcp_store(meeting, is_master=False)
 
 
-def _tcp_store(meeting: Meeting, *, is_master: bool) -> Any:
+def _opened(meeting: Meeting) -> tuple[Meeting, Any]:
+    """The meeting with its port, and its store, which listens there from the moment when the port is chosen.
+
+    A port that is only known to be free can be another process's, or another sender's of this machine, when torch listens on it.
+    """
+    with listening(meeting.host) as listener:
+        meeting = dataclasses.replace(meeting, port=listener.getsockname()[1])
+        return meeting, _tcp_store(meeting, is_master=True, master_listen_fd=os.dup(listener.fileno()))  # the store closes what it gets
+
+
+def _tcp_store(meeting: Meeting, *, is_master: bool, **more: Any) -> Any:
     return C10D.TCPStore(
         meeting.host,
         meeting.port,
@@ -330,6 +347,7 @@ def _tcp_store(meeting: Meeting, *, is_master: bool) -> Any:
         wait_for_workers=False,
         timeout=_time(min(STORE_TIMEOUT_S, meeting.join_s)),
         use_libuv=False,
+        **more,
     )
 
 
@@ -344,7 +362,7 @@ def _as_sync_errors(what: str) -> Iterator[None]:
         yield
     except (WeightSyncError, DeadlineError):
         raise
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ClusterError) as error:
         raise WeightSyncError(f"{what}: {error}") from error
 
 

@@ -214,9 +214,10 @@ class SyncLink:
         """Those that are not known to be lost."""
         return self._engines
 
-    async def trainer_address(self, rank: int) -> tuple[str, int]:
-        """Where a trainer rank is on the network, and a free port there."""
-        return await self._trainers[rank].address(self.timeout_s)
+    async def trainer_host(self, rank: int) -> str:
+        """Where a trainer rank is on the network."""
+        host, _ = await self._trainers[rank].address(self.timeout_s)
+        return host
 
     def leave_out(self, engine: int) -> None:
         """An engine is lost, as somebody else found out."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from rljob_runtime.cluster import inprocess
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.records import Bucket
@@ -209,6 +211,16 @@ async def syncs(make: Make, ranks: int, num_engines: int, size: int, dense_above
 def test_dense_syncs(make: Make, ranks: int, engines: int, size: int) -> None:
     for while_generating in (False, True):
         assert asyncio.run(syncs(make, ranks, engines, size, None, while_generating=while_generating)) == [MANIFEST.total_bytes] * 5
+
+
+@pytest.mark.parametrize("make", [TcpTransport, NcclTransport])
+def test_a_port_that_was_free_may_be_taken_before_a_sender_listens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another job, or by another sender of this machine, as here: nothing falls back to the slow way."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(inprocess, "group_port", lambda host: other.getsockname()[1])
+        assert asyncio.run(syncs(make, 2, 1, 1, None, while_generating=False)) == [MANIFEST.total_bytes] * 5
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["one process", "tensor parallel 2"])

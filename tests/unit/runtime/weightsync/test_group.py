@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from typing import Any
 
@@ -17,17 +16,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def meeting() -> Meeting:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
-    return Meeting(name=uuid.uuid4().hex, sender=0, host="127.0.0.1", port=port, num_members=3, join_s=HANG_S, timeout_s=HANG_S)
+def store() -> Any:
+    """Where the members meet."""
+    return C10D.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
 
 
 @pytest.fixture
-def store(meeting: Meeting) -> Any:
-    """Where its members meet."""
-    return C10D.TCPStore(meeting.host, meeting.port, is_master=True, wait_for_workers=False, use_libuv=False)
+def meeting(store: Any) -> Meeting:
+    return Meeting(name=uuid.uuid4().hex, sender=0, host="127.0.0.1", port=store.port, num_members=3, join_s=HANG_S, timeout_s=HANG_S)
 
 
 def test_who_comes_when_it_is_over_leaves_without_being_seen(meeting: Meeting, store: Any) -> None:

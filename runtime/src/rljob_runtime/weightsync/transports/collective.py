@@ -58,9 +58,10 @@ class CollectiveTransport(TestedTransport):
         meetings = await self._agreed(link, 1 + sum(len(range(*seat)) for seat in seats.values()))
         sender = {"meetings": meetings, "on_device": self.on_device, "dense_above": self._settings.dense_above}
         await link.trainers_done(link.on_trainers("prepare_sender", f"{__name__}:{BroadcastSender.__name__}", link.manifest, sender))
-        self._meetings = await asyncio.to_thread(Meetings, tuple(meetings.values()))
         packed = await link.trainers_done(link.on_trainers("send_weights", TEST_VERSION, TEST_PART))
         tests = [parcel for parcel in packed if parcel is not None]
+        opened = tuple(test.payload.meeting for test in tests if isinstance(test.payload, Broadcast))  # whose ports the senders have chosen
+        self._meetings = await asyncio.to_thread(Meetings, opened)
         made = {}
         for index, engine in link.engines.items():
             receiver = {
@@ -81,15 +82,13 @@ class CollectiveTransport(TestedTransport):
         return seats
 
     async def _agreed(self, link: SyncLink, num_members: int) -> dict[int, Meeting]:
-        """Where the group of each sender meets."""
+        """Where the group of each sender meets, but for the port."""
         found = {}
         for rank in shared_out(link.manifest, self._settings.senders)[0]:
-            host, port = await link.trainer_address(rank)
             found[rank] = Meeting(
                 name=uuid.uuid4().hex,
                 sender=rank,
-                host=host,
-                port=port,
+                host=await link.trainer_host(rank),
                 num_members=num_members,
                 join_s=self._test_s(link),
                 timeout_s=link.timeout_s,
@@ -187,15 +186,15 @@ class BroadcastSender:
         self._source = source
         self._parts = shared_out(manifest, list(meetings))
         self._device = device_here() if on_device else HOST
-        self._meeting = meetings.get(source.rank)
-        self._outbox = None if self._meeting is None else Outbox(self._meeting, self._device)
+        meeting = meetings.get(source.rank)
+        self._outbox = None if meeting is None else Outbox(meeting, self._device)
         self._delta = None if dense_above is None else DeltaEncoder(dense_above)
 
     def send(self, version: int, part: int) -> Parcel | None:
         """Put its bucket on its way, on a sender that has one; None elsewhere."""
         owned = self._parts[part]
         bucket = owned.get(self._source.rank)
-        if bucket is None or self._outbox is None or self._meeting is None:
+        if bucket is None or self._outbox is None:
             self._source.pack_buckets(owned)
             return None
         fault = self._outbox.room()
@@ -213,7 +212,7 @@ class BroadcastSender:
             data = as_byte_tensor(sparse)
         proof = fingerprint(data)
         sent = Broadcast(
-            meeting=self._meeting,
+            meeting=self._outbox.meeting,
             sequence=self._outbox.put(data),
             size_bytes=data.numel(),
             sent_checksum=proof,
