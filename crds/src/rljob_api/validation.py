@@ -17,6 +17,7 @@ from rljob_api import planner
 from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.planning.plan import Plan
 from rljob_api.reading import manifest
+from rljob_api.roles import TRAITS
 from rljob_api.rules import (
     algorithm,
     cluster,
@@ -112,8 +113,10 @@ def _examined(
 
 
 def _memory(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served | None) -> list[FieldError]:
-    """What does not fit; the estimate is only made where there is something to check."""
-    shared = any(len(component.devices) < sum(len(p.devices) for p in component.processes) for component in plan.components)
+    """What does not fit; the estimate is only made where there is something to check: sizes, or engines that share a device."""
+    engines = [component for component in plan.components if TRAITS[component.role].has_engine]
+    held = [len(process.devices) for component in engines for process in component.processes]
+    shared = sum(held) > len({device for component in engines for device in component.devices})
     if shape is None and spec.model.parameter_count is None and not shared:
         return []
     from rljob_api import memory

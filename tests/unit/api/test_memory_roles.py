@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from rljob_api import memory, planner
+from rljob_api.errors import SpecInvalidError
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.nodes import NodeGroup
+from rljob_api.validation import check
 from tests.unit.api.manifests import manifest
 from tests.unit.api.model_configs import CONFIGS, QWEN25_7B
 
@@ -330,3 +332,32 @@ def test_routes_of_experts_lie_in_the_memory_of_the_trainers_node(device_resourc
     many = memory.shape_from_config({**mixture, "num_experts": 129})
     (node,) = [pool for pool in memory.estimate(spec, plan, many).pools if pool.kind is memory.PoolKind.NODE]
     assert sum(term.num_bytes for phase in node.phases for term in phase.terms if term.need.name == "routes of a step") == 8 * tokens * 6
+
+
+@pytest.mark.parametrize(
+    ("judge", "residency", "refused"),
+    [
+        pytest.param({"memoryFraction": 0.21}, "Resident", True, id="too much together"),
+        pytest.param({"memoryFraction": 0.2}, "Resident", False, id="exactly the whole"),
+        pytest.param({"memoryFraction": 0.21}, "Switching", False, id="the judge makes room"),
+        pytest.param({"kvCacheBytes": 1 << 30}, "Resident", False, id="a judge with a cache of its own size"),
+    ],
+)
+def test_engines_on_one_device_are_compared_without_sizes(judge: dict[str, object], residency: str, refused: bool) -> None:
+    document = manifest()
+    spec = document["spec"]
+    spec["nodeGroups"][0]["deviceResource"] = "nvidia.com/gpu"
+    place = {"role": "Judge", "placement": {"ranks": "1"}, "model": {"path": "owner/judge"}, "engine": judge}
+    spec["components"].append({"name": "grader", **place})
+    spec["rewards"] = [
+        {"name": "graded", "type": "LLMJudge", "judge": {"component": "grader", "template": "{response}", "parser": {"field": "score"}}}
+    ]
+    spec["offload"] = {"residency": residency}
+    if not refused:
+        assert check(document)
+        return
+    with pytest.raises(SpecInvalidError) as caught:
+        check(document)
+    (problem,) = caught.value.errors
+    assert problem.path == "spec.components[3].engine.memoryFraction"
+    assert "actor_infer 0.8 + grader 0.21 = 1.01 of its memory" in problem.problem

@@ -35,7 +35,7 @@ from rljob_api.memory.model import (
     Term,
 )
 from rljob_api.memory.shape import ModelShape
-from rljob_api.memory.situations import Resident, Situation, situations
+from rljob_api.memory.situations import Resident, Situation, engine_situations, situations
 from rljob_api.memory.training_needs import PolicyNeeds
 from rljob_api.memory.units import show_bytes, show_count
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
@@ -67,7 +67,7 @@ def estimate(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Serv
     """
     served = served_shapes(spec) if served is None else served
     seen = situations(plan, served)
-    fractions = tuple(_shared_fractions(spec, seen[0]))
+    fractions = tuple(_shared_fractions(spec, engine_situations(plan)))
     if shape is None:
         notes = ("the size of the model is not known: set spec.model.parameterCount",)
         return MemoryEstimate(shape=None, pools=(), capacities=(), shared_fractions=fractions, notes=notes)
@@ -154,7 +154,10 @@ def _engine(spec: RLJobSpec, index: int) -> Engine:
 
 
 def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Iterator[SharedFraction]:
-    """Devices whose engines' shares add up to more than the whole; a judge that makes room for others is not there with them."""
+    """Devices whose engines' shares add up to more than the whole; a judge that makes room for others is not there with them.
+
+    Judges alone are compared by ``rljob_api.rules.judges``: they are on a device together also where they switch.
+    """
     switching = spec.offload.residency is Residency.SWITCHING
     cuda = {group.name for group in spec.node_groups if group.on_accelerators}
     for situation in on_devices:
@@ -165,7 +168,7 @@ def _shared_fractions(spec: RLJobSpec, on_devices: Sequence[Situation]) -> Itera
             and not (traits.has_own_model and switching)
             and (engine := _engine(spec, index)).kv_cache_bytes is None
         ]
-        several = sum(count for _, _, count in engines) > 1
+        several = sum(count for _, _, count in engines) > 1 and any(spec.components[i].role is not Role.JUDGE for i, _, _ in engines)
         if situation.group in cuda and several and sum(share * count for _, share, count in engines) > 1 + _ROUNDING:
             index, value, _ = engines[-1]
             yield SharedFraction(

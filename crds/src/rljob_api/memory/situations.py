@@ -6,7 +6,7 @@ Time grows with the number of processes and their devices, memory with that of d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.memory.known_shapes import Served
@@ -74,6 +74,21 @@ class _Chain:
 
 def situations(plan: Plan, served: Served) -> tuple[list[Situation], list[Situation]]:
     """(of devices, of nodes) that hold a model of known size: the job's, or one of ``served``, by component."""
+
+    def is_known(component: PlannedComponent) -> bool:
+        traits = TRAITS[component.role]
+        return traits.holds_model and (not traits.has_own_model or component.name in served)
+
+    return _situations(plan, is_known)
+
+
+def engine_situations(plan: Plan) -> list[Situation]:
+    """Of devices that hold engines, whether the size of their models is known or not."""
+    return _situations(plan, lambda component: TRAITS[component.role].has_engine)[0]
+
+
+def _situations(plan: Plan, counts: Callable[[PlannedComponent], bool]) -> tuple[list[Situation], list[Situation]]:
+    """(of devices, of nodes) with processes of the components that count."""
     chain = _Chain()
     empty = {node.group: chain.start(node.group) for node in plan.nodes}
     groups = [empty[node.group] for node in plan.nodes]
@@ -81,7 +96,7 @@ def situations(plan: Plan, served: Served) -> tuple[list[Situation], list[Situat
     nodes: dict[int, int] = {}
     for index, component in enumerate(plan.components):
         traits = TRAITS[component.role]
-        if not traits.holds_model or (traits.has_own_model and component.name not in served):
+        if not counts(component):
             continue
         for first, alike in _alike(component, traits.publishes_weights):
             on_devices: dict[int, int] = {}
