@@ -49,6 +49,11 @@ def show(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_VALUE else f"{text[: MAX_SHOWN_VALUE - 3]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``, ``3 processes``, ``1,024 devices``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def field_error(path: str, value: object, problem: str, remedy: str) -> FieldError:
     """A problem about a value that is still plain data; None when there is no value to show, or it must not be shown."""
     return FieldError(path=path, value=None if value is None else show(value), problem=problem, remedy=remedy)

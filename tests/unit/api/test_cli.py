@@ -72,8 +72,21 @@ def test_standard_input() -> None:
     ("arguments", "message"),
     [
         (("validate", "nowhere.yaml"), "nowhere.yaml: no such file"),
-        (("plan", "."), "cannot be read"),
+        (("plan", "."), ".: is a folder, a file is needed; give the path of a job file"),
         (("explain", "spec.rolout"), "did you mean spec.rollout?"),
+        (("explain", "spec.nodeGroups[0].nods"), "no field is called spec.nodeGroups[0].nods; did you mean spec.nodeGroups[].nodes?"),
+        (("explain", "spec.components[0].engine.memory_fraction"), "did you mean spec.components[].engine.memoryFraction?"),
+        (("explain", "spec.training.clipLow"), "did you mean spec.algorithm.policyLoss.clipLow?"),
+        (("explain", "spec.validation.frequency"), "spec.validation has everySteps, atStart"),
+        (("explain", "spec.rewards[1].parameters.digits"), "spec.rewards[].parameters is a free-form map"),
+        (("explain", "spec.seed.first"), "spec.seed has no fields below it: integer"),
+        (("explain", "xyzzy"), "start with rljob explain spec"),
+        (("convert", "--from", "roll", QUICKSTART, "--name", "Math_GRPO"), "--name Math_GRPO: is not the name of a job; use lower-case"),
+        (("convert", "--from", "roll", QUICKSTART, "--name", "a" * 44), "has 44 characters, at most 43 are allowed"),
+        (("convert", "--from", "rlinf", "nowhere"), "nowhere: no such file; give the path of a RLinf configuration"),
+        (("conformance", "--jsonl", "nowhere"), "nowhere: no such file; give the path of a JSONL file of cases"),
+        (("sweep", "nowhere.yaml"), "nowhere.yaml: no such file; give the path of a sweep"),
+        (("sweep", "."), ".: is a folder, a file is needed; give the path of a sweep"),
         (("run", QUICKSTART, "--overwrite", "--resume"), "contradict"),
         (("run", "nowhere.yaml"), "no such file"),
         (("plan", QUICKSTART, "--output", "xml"), "xml"),
@@ -84,6 +97,42 @@ def test_wrong_arguments_exit_2_and_say_why(arguments: tuple[str, ...], message:
     result = rljob(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert "Errno" not in result.stderr
+
+
+def test_explain_takes_paths_as_people_write_them() -> None:
+    for written, path in (
+        ("spec.nodeGroups[0].nodes", "spec.nodeGroups[].nodes"),
+        ("spec.nodeGroups[].nodes", "spec.nodeGroups[].nodes"),
+        ("spec.components[actor_train].role", "spec.components[].role"),
+        ("rollout.promptsPerStep", "spec.rollout.promptsPerStep"),
+        ("spec.rollout.", "spec.rollout"),
+    ):
+        assert rljob("explain", written).stdout.startswith(f"{path}  ("), written
+
+
+def test_a_sweep_whose_job_cannot_be_read_says_who_names_it(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("job: absent.yaml\nmatrix: {spec.seed: [0, 1]}\n")
+    missing = rljob("sweep", str(sweep))
+    assert (missing.exit_code, missing.stderr.startswith(f"{tmp_path}/absent.yaml: no such file; `job` of {sweep} names it; ")) == (2, True)
+    (tmp_path / "absent.yaml").write_bytes(b"\xff")
+    assert "absent.yaml: is not UTF-8 text (byte 0); save it as UTF-8" in rljob("sweep", str(sweep)).stderr
+
+
+def test_a_run_without_its_job_is_named_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / ".rljob-run").touch()
+    result = rljob("describe", str(tmp_path))
+    assert (result.exit_code, f"{tmp_path}/spec.yaml: no such file; " in result.stderr) == (2, True)
+
+
+def test_a_model_that_cannot_be_written_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*_: object, **__: object) -> TinySummary:
+        raise PermissionError(13, "Permission denied", "/nope/.x.tmp")
+
+    monkeypatch.setattr(model, "make_tiny_model", refused)
+    assert model.make_with_progress(Path("/nope/x"), size="fresh", seed=0) == 3
+    assert capsys.readouterr().err.strip() == "/nope/x: cannot be made: Permission denied; name a folder where this user may write"
 
 
 def test_an_invalid_manifest_is_not_run(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rljob_api import naming, paths
+from rljob_api.errors import counted
 from rljob_api.rules.engine_arguments import OWN_ARGUMENTS
 from rljob_api.v1alpha1.base import ENV_NAME_PATTERN
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND
@@ -244,7 +245,7 @@ def whole_steps(source: Source, parts: paths.Parts, ratio: float | None, steps: 
     if ratio is None:
         return None
     result = round(ratio * steps)
-    source.differs(parts, f"becomes {result} of {steps} steps")
+    source.differs(parts, f"becomes {result} of {counted(steps, 'step')}")
     return result
 
 

@@ -248,8 +248,12 @@ def _package(entry: _Entry, file: _File, group: str, text: str) -> paths.Parts:
 def _read(found: Path, name: str) -> str:
     try:
         return found.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecInvalidError([FieldError(path=name, problem=f"cannot be read: {error}", remedy="is it a text file?")]) from error
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text (byte {error.start})"
+        raise SpecInvalidError([FieldError(path=name, problem=problem, remedy="save it as UTF-8")]) from error
+    except OSError as error:
+        problem, remedy = f"cannot be read: {error.strerror}", "make it a readable text file"
+        raise SpecInvalidError([FieldError(path=name, problem=problem, remedy=remedy)]) from error
 
 
 def _document(text: str, name: str) -> yaml_text.YamlDocument | None:

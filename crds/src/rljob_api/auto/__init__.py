@@ -17,7 +17,7 @@ from rljob_api import memory
 from rljob_api.auto.candidates import Candidate, Candidates, Kind
 from rljob_api.auto.cost import Basis, Cost, CostModel, Use
 from rljob_api.auto.request import Request, is_auto, read
-from rljob_api.errors import FieldError
+from rljob_api.errors import FieldError, counted
 from rljob_api.planning.explicit import plan_or_errors as explicit_plan
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Role
@@ -169,7 +169,8 @@ def _no_choice(request: Request, maker: Candidates, rejected: Sequence[Rejected]
     path, value = f"spec.components[{index}].placement.mode", '"Auto"'
     who = " and ".join(request.spec.components[i].name for i in sorted(request.auto.values()))
     if rejected:
-        problem = f"finds no placement of {who} that fits, {len(rejected)} were tried; the best of them: {rejected[0].reason}"
+        tried = f"{counted(len(rejected), 'placement')} {'was' if len(rejected) == 1 else 'were'} tried"
+        problem = f"finds no placement of {who} that fits, {tried}; the best of them: {rejected[0].reason}"
         return FieldError(path=path, value=value, problem=problem, remedy="ask for more or larger devices, or reduce what is named there")
     free = ", ".join(f"{group.name} has {group.num_free}" for group in request.groups)
     needs = []

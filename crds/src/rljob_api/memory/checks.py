@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 
-from rljob_api.errors import FieldError, show
+from rljob_api.errors import FieldError, counted, show
 from rljob_api.memory.estimating import TIGHT_SHARE, estimate
 from rljob_api.memory.known_shapes import Served, shape_of
 from rljob_api.memory.model import KVCapacity, MemoryEstimate, PhaseEstimate, PoolEstimate, PoolKind, Term
@@ -97,7 +97,7 @@ def _crowded_caches(memory: MemoryEstimate) -> Iterator[FieldError]:
         if cache.tokens is not None and cache.full_sequences and cache.tokens < wanted:
             yield FieldError(
                 path=cache.path,
-                problem=f"{cache.component} {_holds(cache)}; {cache.wanted_sequences} requests of {cache.mean_tokens:,} tokens "
+                problem=f"{cache.component} {_holds(cache)}; {counted(cache.wanted_sequences, 'request')} of {cache.mean_tokens:,} tokens "
                 f"(the prompt and half a response) are {wanted:,}, so that some will wait or be computed again",
                 remedy=f"{_CACHE_REMEDY}, or lower engine.maxRunningRequests to {max(1, cache.tokens // cache.mean_tokens)}",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rljob_api.errors import counted
 from rljob_api.memory.checks import arithmetic, where
 from rljob_api.memory.model import KVCapacity, MemoryEstimate, PoolEstimate
 from rljob_api.memory.units import show_bytes, show_count
@@ -113,9 +114,9 @@ def _peaks(pools: Sequence[PoolEstimate]) -> list[str]:
 
 def _capacity(cache: KVCapacity) -> str:
     size = f"{cache.component} KV cache per device of {cache.group}: {show_bytes(cache.kv_bytes)} ({cache.formula})"
-    if cache.tokens is None:
+    if cache.tokens is None or cache.full_sequences is None:
         return size
-    return f"{size}, {cache.tokens:,} tokens, {cache.full_sequences:,} full requests of {cache.full_tokens:,} tokens"
+    return f"{size}, {cache.tokens:,} tokens, {counted(cache.full_sequences, 'full request')} of {cache.full_tokens:,} tokens"
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

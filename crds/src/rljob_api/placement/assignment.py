@@ -161,3 +161,8 @@ def _listed(units: Sequence[int]) -> str:
 def shifted(units: tuple[int, ...], offset: int) -> tuple[int, ...]:
     """Every unit plus ``offset``."""
     return (units[0] + offset,) if len(units) == 1 else tuple([unit + offset for unit in units])
+
+
+def available_ranks(count: int) -> str:
+    """``the 8 available ranks are 0-7``; at least one is."""
+    return "the 1 available rank is 0" if count == 1 else f"the {count} available ranks are 0-{count - 1}"

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from rljob_api.errors import PlacementError, show
+from rljob_api.placement.assignment import available_ranks
 
 MAX_DEVICES = 1_000_000
 """Entries a mapping may have, checked before any list is made."""
@@ -43,7 +44,7 @@ def parse(text: str, num_available: int) -> tuple[int, ...]:
     seen: set[int] = set()
     for rank in ranks:
         if rank < 0 or rank >= num_available:
-            there = f"the {num_available} available ranks are 0-{num_available - 1}" if num_available else "there are no devices"
+            there = available_ranks(num_available) if num_available else "there are no devices"
             raise PlacementError(
                 "R3",
                 f"device rank {rank} does not exist, {there}",

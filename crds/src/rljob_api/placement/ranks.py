@@ -24,8 +24,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob_api.errors import PlacementError, show
-from rljob_api.placement.assignment import check_amount
+from rljob_api.errors import PlacementError, counted, show
+from rljob_api.placement.assignment import available_ranks, check_amount
 
 _INT = re.compile(r"[0-9]{1,9}")
 _EXAMPLES = 'write for example "0-3", "0,2,4-7" or "all"'
@@ -232,7 +232,7 @@ class _Evaluator:
         if len(units) % len(ranks) and len(ranks) < len(units):
             raise PlacementError(
                 "P14",
-                f"part {show(part)} has {len(units)} {self._unit_name} ranks, which its {len(ranks)} processes do not divide",
+                f"part {show(part)} has {counted(len(units), f'{self._unit_name} rank')}, which its {len(ranks)} processes do not divide",
                 "give every process as many units",
             )
         for each in (resources, written):
@@ -256,11 +256,7 @@ class _Evaluator:
     def _existing(self, ranks: RankRange) -> range:
         if ranks.end >= self._num_available:
             beyond = ranks.start if ranks.start >= self._num_available else ranks.end
-            there = (
-                "there are none"
-                if not self._num_available
-                else f"the {self._num_available} available ranks are 0-{self._num_available - 1}"
-            )
+            there = "there are none" if not self._num_available else available_ranks(self._num_available)
             raise PlacementError(
                 "P4",
                 f"{self._unit_name} rank {beyond} does not exist, {there}",

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from operator import attrgetter
 
-from rljob_api.errors import FieldError, PlacementError, show
+from rljob_api.errors import FieldError, PlacementError, counted, show
 from rljob_api.placement import device_mapping, ranks
 from rljob_api.placement.assignment import NodeShare, shares, shifted, strided
 from rljob_api.placement.topology import ACCELERATOR, Selection, Topology
@@ -185,7 +185,7 @@ class ComponentPlanner:
             if len(units) != self._size:
                 raise PlacementError(
                     "D3",
-                    f"gives process {rank} {len(units)} devices, which differs from {self._size}, {self._size_source()}",
+                    f"gives process {rank} {counted(len(units), 'device')}, which differs from {self._size}, {self._size_source()}",
                     "leave the process ranks out, or let them agree",
                 )
         held = Counter(unit for units in processes for unit in units)
@@ -221,7 +221,7 @@ class ComponentPlanner:
             near = f"{low} or {low + size}" if low else f"{size}"
             raise PlacementError(
                 "P14",
-                f"selects {len(chosen)} devices, which the engine's {size} devices per process do not divide",
+                f"selects {counted(len(chosen), 'device')}, which the engine's {size} devices per process do not divide",
                 f"select {near} devices, or change engine.tensorParallelSize",
             )
         return list(zip(*[iter(chosen)] * size, strict=True))

@@ -33,7 +33,7 @@ from enum import StrEnum
 from heapq import heapreplace
 
 from rljob_api.adapters import serves_adapters
-from rljob_api.errors import PlacementError
+from rljob_api.errors import PlacementError, counted
 from rljob_api.planning.plan import Plan, PlannedComponent
 from rljob_api.v1alpha1.components import EngineType, Role
 from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, Senders, SyncBackend
@@ -116,15 +116,16 @@ class EngineLayout:
         if not self.engines or tensor < 1 or pipeline < 1:
             raise PlacementError(
                 CHECK,
-                f"weights go to {len(self.engines)} engines of tensor parallel size {tensor} and pipeline parallel size {pipeline}",
+                f"weights go to {counted(len(self.engines), 'engine')} "
+                f"of tensor parallel size {tensor} and pipeline parallel size {pipeline}",
                 "give at least 1 for each",
             )
         for index, devices in enumerate(self.engines):
             if len(devices) != tensor * pipeline:
                 raise PlacementError(
                     CHECK,
-                    f"engine {index} has {len(devices)} devices, but tensor parallel size {tensor} * pipeline parallel size {pipeline} "
-                    f"needs {tensor * pipeline}",
+                    f"engine {index} has {counted(len(devices), 'device')}, but tensor parallel size {tensor} * "
+                    f"pipeline parallel size {pipeline} needs {tensor * pipeline}",
                     "change the rollout's placement or the engine's parallel sizes",
                 )
 

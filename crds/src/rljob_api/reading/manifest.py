@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import paths
-from rljob_api.errors import FieldError, SpecInvalidError, did_you_mean, show
-from rljob_api.reading import yaml_text
+from rljob_api.errors import FieldError, SpecInvalidError, counted, did_you_mean, show
+from rljob_api.reading import meant, yaml_text
 from rljob_api.v1alpha1.base import PATTERN_WORDS
 from rljob_api.v1alpha1.rljob import KIND, RLJob
 
@@ -152,7 +152,8 @@ def arrange(document: Document, errors: Iterable[FieldError], surplus: int = 0) 
 
 
 def _and_more(count: int) -> FieldError:
-    return FieldError(path="", problem=f"{count} more problems are not listed", remedy="fix the first ones")
+    problem = f"{counted(count, 'more problem')} {'is' if count == 1 else 'are'} not listed"
+    return FieldError(path="", problem=problem, remedy="fix the first ones")
 
 
 def _line(document: Document, path: str) -> int | None:
@@ -237,19 +238,32 @@ def _meant_key(parts: paths.Parts) -> str | None:
     return folded.get(key.replace("_", "").replace("-", "").lower()) or (near[0] if near else None)
 
 
+def _field(item: Any) -> str:
+    """Name of the field that an error is about."""
+    return next((part for part in reversed(item["loc"]) if isinstance(part, str)), "")
+
+
 def _text_expected(context: Mapping[str, object], item: Any) -> Words:
     value = item["input"]
     if value is None:
         return "is empty, text is expected", "write a value or remove the line"
+    if isinstance(value, list) and (text := meant.text_of_list(_field(item), value)) is not None:
+        return "is a list, text is expected", f"write {text}"
     return f"is {_kind(value)}, text is expected", "write it in quotes" if isinstance(value, (int, float)) else "write text"
 
 
 def _whole_number_expected(context: Mapping[str, object], item: Any) -> Words:
-    return f"is {_kind(item['input'])}, a whole number is expected", _without_quotes(item["input"], "write a number such as 8")
+    unit, number = meant.unit_of(_field(item)), meant.number(_field(item), item["input"])
+    example = {"bytes": "write a number such as 4294967296 for 4Gi", "seconds": "write a number such as 300 for 5 minutes"}
+    problem = f"is {_kind(item['input'])}, a whole number{f' of {unit}' if unit else ''} is expected"
+    remedy = example.get(unit, "write a number such as 8") if number is None else f"write {number}"
+    return problem, _without_quotes(item["input"], remedy)
 
 
 def _number_expected(context: Mapping[str, object], item: Any) -> Words:
-    return f"is {_kind(item['input'])}, a number is expected", _without_quotes(item["input"], "write a number such as 0.5")
+    unit, number = meant.unit_of(_field(item)), meant.number(_field(item), item["input"])
+    problem = f"is {_kind(item['input'])}, a number{f' of {unit}' if unit else ''} is expected"
+    return problem, _without_quotes(item["input"], "write a number such as 0.5" if number is None else f"write {number}")
 
 
 def _without_quotes(value: object, otherwise: str) -> str:
@@ -272,7 +286,7 @@ def _map_expected(context: Mapping[str, object], item: Any) -> Words:
 def _choice(context: Mapping[str, object], item: Any) -> Words:
     choices = re.findall("'([^']*)'", str(context["expected"]))
     value = str(item["input"])
-    remedy = did_you_mean(value, choices) or "write one of them"
+    remedy = meant.algorithm(tuple(item["loc"]), value) or did_you_mean(value, choices) or "write one of them"
     if len(choices) == 1:
         return f"must be {choices[0]}", f"write {choices[0]}"
     return f"is not one of {', '.join(choices)}", remedy

@@ -201,7 +201,9 @@ def convert(
         job_file.fail(
             "--devices-per-node: is for RLinf's files; a ROLL file has num_gpus_per_node: change it there, or leave the option out"
         )
-    text = job_file.read(file)
+    if name is not None:
+        _check_name(name)
+    text = job_file.read(file, f"give the path of a {'ROLL' if framework is Framework.ROLL else 'RLinf'} configuration")
     folder = None if file == "-" else Path(file).parent
     from rljob_api.errors import SpecInvalidError
     from rljob_runtime.commands.convert import convert_file
@@ -232,7 +234,8 @@ def conformance(
     """
     from rljob_convert.conformance.answers import run_lines
 
-    for result in run_lines(job_file.read(str(jsonl)).removesuffix("\n").split("\n")):
+    text = job_file.read(str(jsonl), "give the path of a JSONL file of cases (docs/placement.md)")
+    for result in run_lines(text.removesuffix("\n").split("\n")):
         typer.echo(result)
 
 
@@ -258,26 +261,14 @@ def explain(path: Annotated[str, typer.Argument(metavar="PATH", help="A field, s
 
     Exit codes: 0 success, 2 no such field.
     """
-    import difflib
+    from rljob_runtime.commands import explain_field
+    from rljob_runtime.errors import SetupError
 
-    from rljob_api.crd import reference
-
-    wanted = path.replace("[]", "")
-    fields = {known.replace("[]", ""): doc for known, doc in reference.index().items()}
-    if wanted not in fields:
-        near = difflib.get_close_matches(wanted, fields, n=1, cutoff=0.5)
-        job_file.fail(f"no field is called {path}; " + (f"did you mean {near[0]}?" if near else "start with rljob explain spec"))
-    doc = fields[wanted]
-    facts = [doc.type, *(["required"] if doc.is_required else []), *([f"default {doc.default}"] if doc.default else []), doc.bounds]
-    typer.echo(f"{doc.path}  ({', '.join(fact for fact in facts if fact)})\n\n{doc.description}")
-    if doc.choices:
-        typer.echo(f"\nOne of: {', '.join(doc.choices)}")
-    inside = [known for known in fields if known.rpartition(".")[0] == wanted]
-    if inside:
-        typer.echo("")
-    width = max((len(known.rpartition(".")[2]) for known in inside), default=0)
-    for known in inside:
-        typer.echo(f"  {known.rpartition('.')[2]:<{width}}  {fields[known].description.splitlines()[0]}")
+    try:
+        for line in explain_field.lines(path):
+            typer.echo(line)
+    except SetupError as error:
+        job_file.fail(str(error))
 
 
 @app.command()
@@ -436,6 +427,19 @@ def _measured(checked: CheckedJob, summary: Path, file: str) -> CheckedJob:
         job_file.fail(f"--measured: {error}")
     except SpecInvalidError as error:
         job_file.fail(job_file.problems(file, error))
+
+
+def _check_name(name: str) -> None:
+    """A name that Kubernetes would refuse ends the command."""
+    import re
+
+    from rljob_api.naming import MAX_JOB_NAME
+    from rljob_api.v1alpha1.base import JOB_NAME_PATTERN, PATTERN_WORDS
+
+    if re.fullmatch(JOB_NAME_PATTERN, name) is None:
+        job_file.fail(f"--name {name}: is not the name of a job; use {PATTERN_WORDS[JOB_NAME_PATTERN]}, at most {MAX_JOB_NAME} characters")
+    if len(name) > MAX_JOB_NAME:
+        job_file.fail(f"--name {name}: has {len(name)} characters, at most {MAX_JOB_NAME} are allowed; use a shorter one")
 
 
 def _simulate(checked: CheckedJob, output: PlanFormat, device: str | None, mean_response: int | None, run: Path | None) -> None:

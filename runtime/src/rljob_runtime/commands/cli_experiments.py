@@ -81,6 +81,7 @@ def sweep(
         job_file.fail("--namespace and --context are for kubectl; add --apply")
     from rich.console import Console
 
+    from rljob_api.errors import counted
     from rljob_runtime.commands import compare as comparing
     from rljob_runtime.commands import sweep as command
     from rljob_runtime.commands.kubectl import Kubectl
@@ -93,7 +94,7 @@ def sweep(
             return
         if manifests is not None:
             written = command.write_manifests(found, manifests)
-            console.print(f"wrote {len(written)} manifests to {manifests}", markup=False)
+            console.print(f"wrote {counted(len(written), 'manifest')} to {manifests}", markup=False)
             if apply:
                 console.print(command.apply(written, Kubectl(namespace=namespace, context=context)), markup=False, end="")
             console.print(command.compare_command(found, namespace), markup=False, soft_wrap=True)
@@ -115,17 +116,15 @@ def sweep(
 
 def _read(file: Path, queue: str | None) -> Sweep:
     """The sweep; problems are printed and end the command."""
-    from rljob_api.errors import SpecInvalidError
+    from rljob_api.errors import SpecInvalidError, counted
     from rljob_runtime.commands import sweep_file
+    from rljob_runtime.errors import SetupError
     from rljob_runtime.job.model_shape import read_config, read_shape
 
     try:
         return sweep_file.read(file, shape_of=read_shape, config_of=read_config, queue=queue)
     except SpecInvalidError as error:
-        count = len(error.errors)
-        job_file.fail(
-            "\n".join([f"{file} is not valid, {count} problem{'' if count == 1 else 's'}:", *(f"  {problem}" for problem in error.errors)])
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        where = getattr(error, "filename", None) or file
-        job_file.fail(f"{where}: cannot be read: {error}; give the path of a sweep, which names a job beside it")
+        head = f"{file} is not valid, {counted(len(error.errors), 'problem')}:"
+        job_file.fail("\n".join([head, *(f"  {problem}" for problem in error.errors)]))
+    except SetupError as error:
+        job_file.fail(str(error))

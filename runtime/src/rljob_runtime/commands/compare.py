@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from rljob_api.errors import counted
+from rljob_runtime.commands.files import read_text
 from rljob_runtime.commands.show_run import open_run
 from rljob_runtime.errors import SetupError
 from rljob_runtime.report.comparison import Comparison, Run, compare
@@ -48,9 +50,9 @@ def _run(path: Path) -> Run:
 
 def _manifest(folder: RunFolder) -> dict[str, object]:
     try:
-        found = yaml.safe_load(folder.spec_yaml.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise SetupError(f"{folder.spec_yaml}: cannot be read ({error}); it says what the run's job was") from error
+        found = yaml.safe_load(read_text(folder.spec_yaml, "it says what the run's job was: give another run, or make this one again"))
+    except yaml.YAMLError as error:
+        raise SetupError(f"{folder.spec_yaml}: is not YAML ({error}); it says what the run's job was") from error
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
         raise SetupError(f"{folder.spec_yaml}: holds no job; it says what the run's job was")
     return found
@@ -79,7 +81,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for title in ("", "VARIANT", "SEEDS", "RUNS"):
         names.add_column(title, overflow="fold")
     for letter, variant in zip(_letters(len(labels)), comparison.variants, strict=True):
-        runs = ", ".join(f"{run.label} ({run.status}, {len(run.table.steps)} steps)" for run in variant.runs)
+        runs = ", ".join(f"{run.label} ({run.status}, {counted(len(run.table.steps), 'step')})" for run in variant.runs)
         names.add_row(letter, Text(variant.label), ", ".join(str(run.seed) for run in variant.runs), Text(runs))
     console.print(names)
     console.print()

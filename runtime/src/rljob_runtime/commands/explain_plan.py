@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.auto import LAST_RESORT, Basis, Candidate, Choice, Kind, choose, is_auto
+from rljob_api.errors import counted
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.components import Placement, Role
 from rljob_api.validation import CheckedJob, check
@@ -232,7 +233,7 @@ def _rejections(choice: Choice) -> Iterator[str]:
     for reason, count in list(counts.items())[:MAX_REASONS]:
         yield f"Left out ({count}): {reason}."
     if len(counts) > MAX_REASONS:
-        yield f"{len(counts) - MAX_REASONS} more reasons: --output json lists them."
+        yield f"{counted(len(counts) - MAX_REASONS, 'more reason')}: --output json has all."
 
 
 def _in_ms(choice: Choice) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from rljob_runtime.commands.files import cause, read_text
+from rljob_runtime.errors import SetupError
 from rljob_runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -33,17 +35,14 @@ def write(path: Path, text: str) -> None:
     typer.echo(f"wrote {path}", err=True)
 
 
-def read(file: str) -> str:
-    """Text of the file or of standard input; a file that cannot be read ends the command."""
+def read(file: str, remedy: str = "give the path of a job file, for example examples/quickstart.yaml") -> str:
+    """Text of the file or of standard input; a file that cannot be read ends the command, with the remedy."""
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        fail(f"{file}: no such file; give the path of a job file, for example examples/quickstart.yaml")
-    except OSError as error:
-        fail(f"{file}: cannot be read: {error.strerror}; give the path of a job file")
+        return sys.stdin.buffer.read().decode("utf-8-sig") if file == "-" else read_text(Path(file), remedy)
     except UnicodeDecodeError as error:
-        fail(f"{file}: is not UTF-8 text (byte {error.start}); save it as UTF-8")
+        fail(f"standard input {cause(error)}; save it as UTF-8")
+    except SetupError as error:
+        fail(str(error))
 
 
 def checked(file: str, name: str | None, *, runnable: bool = True) -> CheckedJob:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.v1alpha1.status import StepMilliseconds
 from rljob_runtime import errors
 from rljob_runtime.commands.advice import ADVICE
+from rljob_runtime.commands.files import read_text
 from rljob_runtime.commands.show_run import open_run
 from rljob_runtime.errors import RuntimeFault
 from rljob_runtime.report.display import StepView, view_of
@@ -160,7 +161,7 @@ def describe_run(path: Path, console: Console) -> None:
         lines.append(("progress", f"step {view.step} of {total}, reward {view.reward:.3f}, {format_count(view.tokens_per_s)} tokens/s"))
         shares = ", ".join(f"{phase} {format_percent(share)}" for phase, share in view.phases)
         lines.append(("time", f"{format_seconds(view.step_s)} a step: {shares}; rljob timeline {path} has the workers"))
-    spec_yaml = folder.spec_yaml.read_text(encoding="utf-8")
+    spec_yaml = read_text(folder.spec_yaml, "the run's job is in it; give another run")
     lines += [("faster", text) for text in advice(spec_yaml, typical(load_metrics(folder.metrics_jsonl)))]
     warnings = [str(row.get("text")) for row in iter_rows(folder.events_jsonl) if row.get("level") == "warning"]
     lines += [("warning", text) for text in warnings[-3:]]
@@ -182,7 +183,7 @@ def total_steps(folder: RunFolder) -> int:
     """spec.training.steps of a run."""
     import yaml
 
-    return int(yaml.safe_load(folder.spec_yaml.read_text(encoding="utf-8"))["spec"]["training"]["steps"])
+    return int(yaml.safe_load(read_text(folder.spec_yaml, "the run's job is in it; give another run"))["spec"]["training"]["steps"])
 
 
 def _progress(progress: Mapping[str, Any]) -> str:

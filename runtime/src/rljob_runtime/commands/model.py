@@ -47,6 +47,10 @@ def make_with_progress(out: Path, *, size: str, seed: int, task: str = "sums") -
             bar.stop()
             sys.stderr.write(f"{error}\n")
             return ExitCode.FAILED
+        except OSError as error:  # making it reads nothing of the user's
+            bar.stop()
+            sys.stderr.write(f"{out}: cannot be made: {error.strerror or error}; name a folder where this user may write\n")
+            return ExitCode.FAILED
     sys.stdout.write(f"{_sentence(summary)}\n")
     return ExitCode.OK
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from rljob_runtime.commands.files import read_text
 from rljob_runtime.errors import SetupError
 from rljob_runtime.report.folder import RunFolder
 from rljob_runtime.report.jsonl import Row, iter_rows
@@ -82,7 +83,7 @@ def _newest_step(folder: RunFolder) -> str:
     *_, last = None, *iter_rows(folder.metrics_jsonl)
     if last is None:
         return "no step is done yet"
-    spec = yaml.safe_load(folder.spec_yaml.read_text())["spec"]
+    spec = yaml.safe_load(read_text(folder.spec_yaml, "the run's job is in it; give another run"))["spec"]
     return plain_line(view_of([record_of(last)]), spec["training"]["steps"])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api import memory
+from rljob_api.errors import counted
 from rljob_api.memory import MemoryEstimate, PoolKind
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.validation import CheckedJob
@@ -173,7 +174,7 @@ def sentences(simulation: Simulation) -> Iterator[str]:
     found, layout = simulation.finding, simulation.finding.simulated.layout
     outcome, world = found.outcome, found.simulated.world
     where = "the same devices in turn" if layout.shares_devices else f"{layout.trainer_devices} + {layout.rollout_devices} devices"
-    yield f"Simulation of {simulation.name}: Trainer and {layout.engines} engines on {where}, in virtual time"
+    yield f"Simulation of {simulation.name}: Trainer and {counted(layout.engines, 'engine')} on {where}, in virtual time"
     yield f"  seconds from {found.simulated.basis}"
     sync_s = world.sync_s + world.sync_hidden_s
     yield (

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rljob_api.validation import CheckedJob
+from rljob_runtime.commands.files import read_text
 from rljob_runtime.commands.kubectl import Kubectl
 from rljob_runtime.commands.sweep_file import Point, Sweep
 from rljob_runtime.errors import Interrupted, RuntimeFault, SetupError
@@ -78,7 +79,7 @@ def state_of(folder: Path, job: CheckedJob) -> State:
         raise SetupError(f"{folder}: is not empty and holds no run; move it away, or give another --run-dir")
     if run.spec_yaml.exists():
         wanted = job.job.model_dump(mode="json", by_alias=True, exclude_none=True)
-        if (held := yaml.safe_load(run.spec_yaml.read_text(encoding="utf-8"))) != wanted:
+        if (held := yaml.safe_load(read_text(run.spec_yaml, "move the folder away, or give another --run-dir"))) != wanted:
             raise SetupError(
                 f"{folder}: holds a run of another job ({_first_difference(held, wanted)}); move it away, or give another --run-dir"
             )

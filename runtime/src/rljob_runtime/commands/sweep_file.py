@@ -30,6 +30,7 @@ from rljob_api.naming import MAX_JOB_NAME
 from rljob_api.reading import manifest, yaml_text
 from rljob_api.rules.model import ConfigReader
 from rljob_api.validation import CheckedJob, check
+from rljob_runtime.commands.files import read_text
 
 if TYPE_CHECKING:
     from rljob_api.memory import ShapeReader
@@ -79,16 +80,17 @@ def read(path: Path, *, shape_of: ShapeReader, config_of: ConfigReader, queue: s
 
     Raises:
         SpecInvalidError: with every problem of the file, else of the job and of all points.
-        OSError, UnicodeDecodeError: a file cannot be read.
+        SetupError: a file cannot be read.
     """
-    documents = yaml_text.load(path.read_text(encoding="utf-8-sig"))
+    documents = yaml_text.load(read_text(path, "give the path of a sweep, which names a job beside it (docs/compare.md)"))
     data = documents[0].data if len(documents) == 1 else None
     if not isinstance(data, dict):
         raise SpecInvalidError([_error("", None, "is not one YAML mapping", f"write the keys {', '.join(KEYS)}")])
     if problems := [*_shape_problems(data)]:
         raise SpecInvalidError(problems)
     job_file = path.parent / data["job"]
-    base: Json = dict(manifest.read(job_file.read_text(encoding="utf-8-sig")).data)
+    text = read_text(job_file, f"`job` of {path} names it; write the path of a job file, which starts at the folder of the sweep")
+    base: Json = dict(manifest.read(text).data)
     if queue is not None:
         base = {**base, "spec": {**base.get("spec", {}), "queue": {**base.get("spec", {}).get("queue", {}), "name": queue}}}
     matrix, left_out = data["matrix"], data.get("exclude", [])

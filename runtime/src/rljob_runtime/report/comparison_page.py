@@ -9,6 +9,7 @@ from html import escape
 from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from rljob_api.errors import counted
 from rljob_runtime.report.charts import MAX_POINTS, OTHER_COLOURS, SERIES_COLOURS, SMOOTH_STEPS, Chart, base_figure, rounded, running_mean
 from rljob_runtime.report.comparison import Cell, Comparison, Measure, Run, Variant
 from rljob_runtime.report.html import PAGE_STYLE, cards
@@ -73,7 +74,7 @@ def _variants(variants: Sequence[Variant]) -> str:
 
 
 def _state(run: Run) -> str:
-    return f"{run.label} ({run.status}, {len(run.table.steps)} steps)"
+    return f"{run.label} ({run.status}, {counted(len(run.table.steps), 'step')})"
 
 
 def _results(comparison: Comparison) -> str:

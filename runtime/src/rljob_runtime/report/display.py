@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from rljob_api.errors import counted
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report.jsonl import Clock
 from rljob_runtime.report.names import PHASES
@@ -179,7 +180,9 @@ class PlainDisplay:
     def started(self, info: RunInfo, folder: Path, resumed_step: int | None) -> None:
         """Two lines: what runs, and where its files are."""
         self._total_steps = info.total_steps
-        self._line(f"{info.job_name}: {info.model}, {info.algorithm}, {info.total_steps} steps, seed {info.seed}, {info.devices}")
+        self._line(
+            f"{info.job_name}: {info.model}, {info.algorithm}, {counted(info.total_steps, 'step')}, seed {info.seed}, {info.devices}"
+        )
         self._line(f"files in {folder}" + (f", resumed after step {resumed_step}" if resumed_step is not None else ""))
 
     def history(self, records: Sequence[StepRecord]) -> None:

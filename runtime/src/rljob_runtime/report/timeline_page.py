@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from html import escape
 
+from rljob_api.errors import counted
 from rljob_runtime.report.text import format_percent, format_seconds
 from rljob_runtime.report.timeline import Lane, Timeline
 from rljob_runtime.report.timeline_script import SCRIPT
@@ -63,7 +64,7 @@ def page(timeline: Timeline) -> str:
         else f"steps {timeline.first_step} to {timeline.last_step}"
     )
     length_s = timeline.end_s - timeline.start_s
-    lead = f"{steps} of {timeline.steps_in_run}, {format_seconds(length_s)}; {len(timeline.lanes) - 1} workers"
+    lead = f"{steps} of {timeline.steps_in_run}, {format_seconds(length_s)}; {counted(len(timeline.lanes) - 1, 'worker')}"
     data = json.dumps(_data(timeline), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return "\n".join(
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.errors import counted
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.source import Source
@@ -317,7 +318,7 @@ def _warmup(source: Source, steps: int, most: int) -> int | None:
                 if source.has(*ratio):
                     source.drop(ratio, f"{where[-1]} {number} counts")
             if number > most:
-                source.differs(where, f"is cut to {most} of the {steps} steps of the job")
+                source.differs(where, f"is cut to {most} of the {counted(steps, 'step')} of the job")
             return min(number, most)
     for where in (("actor", "lr_sched", "lr_warmup_fraction"), (*optim, "lr_warmup_steps_ratio")):
         ratio_value = source.number(*where, high=1.0)
@@ -380,7 +381,7 @@ def _micro_batch(source: Source, context: int) -> int | None:
         return None
     tokens = min(-(-size * length // context), 100_000_000)
     shared = "" if context == 1 else f" on each of {context} devices"
-    text = f"{size} sequences of full length become at most {tokens} tokens per pass{shared}"
+    text = f"{counted(size, 'sequence')} of full length {'becomes' if size == 1 else 'become'} at most {tokens} tokens per pass{shared}"
     source.differs(size_at, text, "check training.microBatchTokens")
     return tokens
 

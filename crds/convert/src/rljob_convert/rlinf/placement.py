@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rljob_api import paths
-from rljob_api.errors import PlacementError
+from rljob_api.errors import PlacementError, counted
 from rljob_api.placement import ranks
 from rljob_api.placement.topology import CLUSTER, NODE, RESERVED_GROUPS
 from rljob_convert import common
@@ -171,7 +171,7 @@ def _undefined_groups(source: Source, entries: Sequence[Entry], groups: dict[str
         nodes += range(total, total + wanted - len(nodes))
         total += max(0, wanted - len([node for node in nodes if node < total]))
         group = Group(label=label, where=entry.where, nodes=nodes)
-        what = f"{wanted} node{'s' if wanted > 1 else ''} of {devices} devices"
+        what = f"{counted(wanted, 'node')} of {counted(devices, 'device')}"
         if is_robot:
             group.hardware_type = "Robot"
             group.pieces = [(nodes[0], {}) for _ in range(min(last + 1, 1024))]
@@ -209,7 +209,9 @@ def _component(source: Source, entry: Entry, cluster: Cluster, placed: Placed) -
         _about(source, entry, NoteKind.DIFFERENT, f"{entry.name}: becomes an Environment, the role of all other workers", "check its role")
     if entry.role == "Reward" and (not entry.labels or entry.labels[0] != NODE):
         workers = placed.workers[entry.name]
-        _about(source, entry, NoteKind.DIFFERENT, f"{entry.name}: rewards run on CPU, {workers} workers round the nodes instead", "")
+        _about(
+            source, entry, NoteKind.DIFFERENT, f"{entry.name}: rewards run on CPU, {counted(workers, 'worker')} round the nodes instead", ""
+        )
         names = [] if not entry.labels or entry.labels[0] in RESERVED_GROUPS else [run.name for run in cluster.of(entry.labels)]
         placement = compact({"nodeGroups": list(dict.fromkeys(names)), "workers": workers})
     else:

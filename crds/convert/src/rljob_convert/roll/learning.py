@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.errors import counted
 from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.source import Source
@@ -43,7 +44,9 @@ def batch(source: Source, *, is_agentic: bool) -> Batch:
         if source.has("rollout_batch_size"):
             left = f", {size % samples} trajectories are left out" if size % samples else ""
             source.differs(
-                ("rollout_batch_size",), f"{size} trajectories become {prompts} prompts of {samples} samples each{left}", "check both"
+                ("rollout_batch_size",),
+                f"{size} trajectories become {counted(prompts, 'prompt')} of {counted(samples, 'sample')} each{left}",
+                "check both",
             )
     prompt_tokens, response_tokens = _lengths(source, is_agentic=is_agentic)
     return Batch(prompts=prompts, samples=samples, prompt_tokens=prompt_tokens, response_tokens=response_tokens)
@@ -144,7 +147,7 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
     most = common.most_warmup(max(0, steps - alone), schedule)
     if warmup is not None and warmup > most:
         place = "warmup_steps" if source.peek(*_ARGS, "warmup_steps") else "warmup_ratio"
-        source.differs((*_ARGS, place), f"is cut to {most} of the {steps} steps of the job")
+        source.differs((*_ARGS, place), f"is cut to {most} of the {counted(steps, 'step')} of the job")
         warmup = most
     tensor = source.integer(*_CONFIG, "tensor_model_parallel_size", low=1, high=64) or 1
     context = _context_parallel(source)
@@ -285,7 +288,10 @@ def _micro_batch(source: Source, numbers: Batch, context: int) -> int | None:
         return None
     tokens = min(-(-per_device * (numbers.prompt_tokens + numbers.response_tokens) // context), 100_000_000)
     shared = "" if context == 1 else f" on each of {context} devices"
+    become = "becomes" if per_device == 1 else "become"
     source.differs(
-        where, f"{per_device} sequences of full length become at most {tokens} tokens per pass{shared}", "check training.microBatchTokens"
+        where,
+        f"{counted(per_device, 'sequence')} of full length {become} at most {tokens} tokens per pass{shared}",
+        "check training.microBatchTokens",
     )
     return tokens
