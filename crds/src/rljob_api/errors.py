@@ -73,20 +73,25 @@ class ApiError(Exception):
 class SpecInvalidError(ApiError, ValueError):
     """Raised when a manifest is wrong; caught by the CLI (exit 2), the driver and the operator (condition Accepted=False)."""
 
-    def __init__(self, errors: Iterable[FieldError]) -> None:
+    def __init__(self, errors: Iterable[FieldError], unchecked: str | None = None) -> None:
         """Keep all problems, in the order they should be read; at least one.
+
+        Args:
+            errors: the problems.
+            unchecked: a sentence about checks that were not made because of them; None where all were.
 
         Raises:
             ValueError: ``errors`` is empty.
         """
         self.errors = tuple(errors)
+        self.unchecked = unchecked
         if not self.errors:
             raise ValueError("SpecInvalidError needs at least one FieldError")
-        super().__init__(self.errors)
+        super().__init__(self.errors, unchecked)
 
     def __str__(self) -> str:
-        """One line per problem."""
-        return "\n".join(str(error) for error in self.errors)
+        """One line per problem, and one about what was not checked."""
+        return "\n".join([*map(str, self.errors), *([self.unchecked] if self.unchecked else [])])
 
 
 class PlacementError(ApiError, ValueError):

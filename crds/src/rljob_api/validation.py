@@ -1,10 +1,11 @@
 """All checks of a manifest, and the one entry :func:`check` that CLI, local run and driver use.
 
-Two stages; the second needs the types of the first, each reports all it finds. Where only keys are unknown both report:
+Two stages; the second needs the types of the first, each reports all it finds. Where only keys are unknown both report. What was not
+checked because of what comes before is said at the end of the problems:
 
 1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
-   (:mod:`rljob_api.planner`), what fits (:mod:`rljob_api.memory`).
+   (:mod:`rljob_api.planner`); where there is one, rules that need it, and what fits (:mod:`rljob_api.memory`).
 """
 
 from __future__ import annotations
@@ -81,12 +82,28 @@ def check(
         SpecInvalidError: with every problem, in the order of the manifest, with lines when ``source`` is text.
     """
     document = manifest.read(source, name=name) if isinstance(source, str) else manifest.Document(data=dict(source))
-    job, unknown = manifest.to_job_with_unknown_keys(document)
+    try:
+        job, unknown = manifest.to_job_with_unknown_keys(document)
+    except SpecInvalidError as error:
+        raise SpecInvalidError(error.errors, _unchecked_without_types(len(error.errors))) from None
     shape, served = _shapes(job.spec, shape_of)
     plan, errors, not_yet = _examined(job.spec, shape, served, config_of)
     if plan is None or unknown or errors or (runnable and not_yet):
-        raise SpecInvalidError(manifest.arrange(document, [*unknown, *errors, *not_yet]))
+        unchecked = _unchecked_without_plan() if plan is None else None
+        raise SpecInvalidError(manifest.arrange(document, [*unknown, *errors, *not_yet]), unchecked)
     return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape, served=served)
+
+
+def _unchecked_without_types(num_problems: int) -> str:
+    """Of a manifest that is no job yet."""
+    fixed = "this problem is" if num_problems == 1 else "these problems are"
+    number = len(RULES) + len(PLAN_RULES) + 2
+    return f"{number} more checks (of fields against each other, placement, memory) are made once {fixed} fixed"
+
+
+def _unchecked_without_plan() -> str:
+    """Of a job whose processes have no place."""
+    return f"{len(PLAN_RULES) + 1} more checks (of settings against the placement, memory) are made once the placement is possible"
 
 
 def _shapes(spec: RLJobSpec, shape_of: ShapeReader | None) -> tuple[ModelShape | None, Served | None]:

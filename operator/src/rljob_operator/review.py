@@ -48,23 +48,28 @@ def review(request: Mapping[str, Any], known: Known = everything) -> dict[str, A
         return allowed
     if not admission.is_managed(views.job_view(new)):
         return {**allowed, "warnings": [UNMANAGED]}
-    problems = problems_of(new, known)
+    problems, unchecked = _checked(new, known)
     if problems and old:
         stored = set(problems_of(old, known))
         problems = [problem for problem in problems if problem not in stored]
     if problems:
-        status = {"code": 422, "reason": "Invalid", "message": admission.problems_text(problems)}
+        status = {"code": 422, "reason": "Invalid", "message": admission.problems_text(problems, unchecked)}
         return {**allowed, "allowed": False, "status": status}
     return allowed if old or new["spec"].get("storage") else {**allowed, "warnings": [NO_STORAGE]}
 
 
 def problems_of(job: Mapping[str, Any], known: Known = everything) -> list[str]:
     """The problems of an RLJob as the operator words them in condition Accepted."""
+    return _checked(job, known)[0]
+
+
+def _checked(job: Mapping[str, Any], known: Known) -> tuple[list[str], str | None]:
+    """The problems of an RLJob, and what was not checked because of them."""
     metadata = job["metadata"]
     name = metadata.get("name") or f"{metadata.get('generateName', '')}{NAME_TO_COME}"
     named = {"name": name, "namespace": metadata.get("namespace") or "default"}
     try:
         validation.check({"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": known(job.get("spec") or {})})
     except SpecInvalidError as error:
-        return [str(problem) for problem in error.errors]
-    return []
+        return [str(problem) for problem in error.errors], error.unchecked
+    return [], None

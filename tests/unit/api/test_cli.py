@@ -63,6 +63,40 @@ def test_validate_lists_every_problem_with_its_line(tmp_path: Path) -> None:
     assert "spec.training.warmupSteps: 101: is more than" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [
+        pytest.param(
+            {"seed": "one"}, "checks (of fields against each other, placement, memory) are made once this problem is fixed", id="type"
+        ),
+        pytest.param({"seed": "one", "suspend": 1}, "memory) are made once these problems are fixed", id="types"),
+        pytest.param(
+            {"ranks": "7"}, "checks (of settings against the placement, memory) are made once the placement is possible", id="place"
+        ),
+        pytest.param({"training": {"miniBatches": 5}}, None, id="rule"),
+        pytest.param({"sead": 1}, None, id="key"),
+    ],
+)
+def test_checks_that_had_to_wait_are_counted_in_the_last_line(changes: dict[str, object], last: str | None, tmp_path: Path) -> None:
+    document = manifest()
+    if ranks := changes.pop("ranks", None):
+        document["spec"]["components"][0]["placement"]["ranks"] = ranks
+    document["spec"].update(changes)
+    stderr = rljob("validate", "-", stdin=json.dumps(document)).stderr
+    with pytest.raises(SpecInvalidError) as caught:
+        check(document)
+    assert str(caught.value).splitlines()[-1] == (caught.value.unchecked or str(caught.value.errors[-1]))
+    if last is None:
+        assert "more checks" not in stderr
+        return
+    number, _, words = stderr.splitlines()[-1].partition(" more ")
+    assert words.endswith(last)
+    assert int(number) > 5
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    (tmp_path / "sweep.yaml").write_text("job: job.yaml\nmatrix: {spec.training.steps: [1, 2]}\n")
+    assert rljob("sweep", str(tmp_path / "sweep.yaml")).stderr.splitlines()[-1].partition(" more ")[2] == words
+
+
 def test_standard_input() -> None:
     assert rljob("validate", "-", stdin=json.dumps(manifest())).stdout.startswith("OK case: ")
     assert rljob("validate", "-", stdin="[").stderr.startswith("standard input is not valid, 1 problem:")

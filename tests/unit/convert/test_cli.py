@@ -31,6 +31,9 @@ def test_manifest_and_notes_are_apart() -> None:
     assert "Dropped (" in result.stderr
     problems = rljob("--from", "rlinf", str(cases.FOLDER / "rlinf-doc-groups.yaml"))
     assert "Left to do before rljob run" in problems.stderr
+    assert "more checks" not in problems.stderr
+    impossible = rljob("--from", "roll", "-", stdin="actor_train: {device_mapping: '[0, 0]'}\n")
+    assert impossible.stderr.endswith(" are made once the placement is possible\n")
 
 
 def test_a_job_that_runs_as_it_is_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.vocabulary import Reason
 from rljob_operator.events import events
 from tests.support.operator_scene import Scene, child, failed_log, scene
@@ -12,6 +13,13 @@ def emitted(before: Scene, after: Scene, seconds: float = 60) -> list[tuple[str,
     found = events(before.job.status, after.render(seconds))
     assert all(event.message for event in found)
     return [("Warning" if event.is_warning else "Normal", event.reason) for event in found]
+
+
+def test_an_invalid_job_is_told_what_was_not_checked() -> None:
+    error = SpecInvalidError([FieldError(path="spec.seed", problem="is text", remedy="write a number")], "9 more checks wait")
+    status = scene().invalid(error).render(60)
+    (accepted,) = [condition for condition in status["conditions"] if condition["type"] == "Accepted"]
+    assert accepted["message"] == "spec.seed: is text; write a number\n9 more checks wait"
 
 
 def test_a_life_in_events() -> None:

@@ -37,10 +37,18 @@ def test_a_job_without_storage_is_allowed_with_a_warning():
 def test_a_bad_job_is_refused_with_all_problems_in_the_words_of_the_condition():
     answer = asked(changed(BAD, training={"steps": 5, "warmupSteps": 6}))
     assert (answer["allowed"], answer["status"]["code"], answer["status"]["reason"]) == (False, 422, "Invalid")
-    lines = answer["status"]["message"].splitlines()
+    *lines, last = answer["status"]["message"].splitlines()
     assert len(lines) >= 2
     assert all(line.startswith("spec.") for line in lines)
-    assert answer["status"]["message"] == admission.problems_text(review.problems_of(changed(BAD, training={"steps": 5, "warmupSteps": 6})))
+    assert last.endswith("are made once the placement is possible")
+    problems = review.problems_of(changed(BAD, training={"steps": 5, "warmupSteps": 6}))
+    assert answer["status"]["message"] == admission.problems_text(problems, last)
+
+
+def test_a_job_of_wrong_types_is_refused_with_what_was_not_checked():
+    first, last = asked(changed(GOOD, seed="one"))["status"]["message"].splitlines()
+    assert first.startswith('spec.seed: "one": is text')
+    assert last.endswith("are made once this problem is fixed")
 
 
 def test_only_new_problems_stand_in_the_way_of_a_change():

@@ -85,11 +85,17 @@ def convert(
 
 def problems(converted: Converted) -> tuple[FieldError, ...]:
     """What stands between the manifest and a run, as ``rljob validate`` says it: empty for a job that runs as it is."""
+    error = refusal(converted)
+    return () if error is None else error.errors
+
+
+def refusal(converted: Converted) -> SpecInvalidError | None:
+    """How the manifest is refused; None for a job that runs as it is."""
     try:
         check(converted.manifest)
     except SpecInvalidError as error:
-        return error.errors
-    return ()
+        return error
+    return None
 
 
 def report(converted: Converted) -> str:

@@ -24,7 +24,7 @@ def accepted(situation: Situation, failure: Failure | None = None) -> ConditionV
     """Condition Accepted; ``failure`` is that of the current attempt, if it failed."""
     checked = situation.observed.checked
     if isinstance(checked, SpecInvalidError):
-        message = problems_text([str(error) for error in checked.errors])
+        message = problems_text([str(error) for error in checked.errors], checked.unchecked)
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.SPEC_INVALID, message=message)
     if situation.changed_fields:
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.SPEC_CHANGED, message=changed_text(situation))
@@ -45,8 +45,10 @@ def changed_text(situation: Situation) -> str:
     )
 
 
-def problems_text(problems: list[str], limit: int = MAX_MESSAGE) -> str:
-    """One problem per line in at most ``limit`` characters; the last line counts those left out."""
+def problems_text(problems: list[str], unchecked: str | None = None, limit: int = MAX_MESSAGE) -> str:
+    """One problem per line in at most ``limit`` characters; a line counts those left out, the last one says what was not checked."""
+    if unchecked is not None:
+        return f"{problems_text(problems, limit=limit - len(unchecked) - 1)}\n{unchecked}"
     text = "\n".join(problems)
     if len(text) <= limit:
         return text

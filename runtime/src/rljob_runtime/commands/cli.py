@@ -100,9 +100,10 @@ class ModelTask(StrEnum):
 
 @app.command()
 def validate(file: JobFile, name: JobName = None) -> None:
-    """Check a job and report every problem at once.
+    """Check a job and report its problems together.
 
-    Checks types, unknown fields, rules between fields, and placement. Starts nothing and needs no device.
+    Checks types and unknown fields, then rules between fields, placement, and memory; where the first leave no job to check, the last line
+    says how many checks wait. Starts nothing and needs no device.
 
     Exit codes: 0 valid, 2 invalid.
     """

@@ -125,6 +125,7 @@ def _read(file: Path, queue: str | None) -> Sweep:
         return sweep_file.read(file, shape_of=read_shape, config_of=read_config, queue=queue)
     except SpecInvalidError as error:
         head = f"{file} is not valid, {counted(len(error.errors), 'problem')}:"
-        job_file.fail("\n".join([head, *(f"  {problem}" for problem in error.errors)]))
+        last = [error.unchecked] if error.unchecked else []
+        job_file.fail("\n".join([head, *(f"  {problem}" for problem in error.errors), *last]))
     except SetupError as error:
         job_file.fail(str(error))

@@ -59,12 +59,15 @@ def convert_file(
 
 def _print_problems(converted: conversion.Converted) -> None:
     """What is left to do, on standard error."""
-    problems = conversion.problems(converted)
-    if not problems:
+    refusal = conversion.refusal(converted)
+    if refusal is None:
         typer.echo("The manifest is valid: rljob plan shows where everything runs.", err=True)
         return
+    problems = refusal.errors
     typer.echo(f"Left to do before rljob run ({len(problems)}):", err=True)
     for problem in problems[:MAX_PROBLEMS]:
         typer.echo(f"  {problem}", err=True)
     if len(problems) > MAX_PROBLEMS:
         typer.echo(f"  and {len(problems) - MAX_PROBLEMS} more, see rljob validate", err=True)
+    if refusal.unchecked:
+        typer.echo(refusal.unchecked, err=True)

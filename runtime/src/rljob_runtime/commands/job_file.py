@@ -82,4 +82,4 @@ def problems(file: str, error: SpecInvalidError) -> str:
     count = len(error.errors)
     lines = [f"{where} is not valid, {count} problem{'' if count == 1 else 's'}:"]
     lines += [f"  {f'line {problem.line}: ' if problem.line and problem.path else ''}{problem}" for problem in error.errors]
-    return "\n".join(lines)
+    return "\n".join([*lines, *([error.unchecked] if error.unchecked else [])])

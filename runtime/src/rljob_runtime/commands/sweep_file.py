@@ -220,14 +220,16 @@ def _checked(points: Sequence[Point], shape_of: ShapeReader, config_of: ConfigRe
     """
     checked: list[CheckedJob] = []
     found: dict[FieldError, list[Point]] = {}
+    unchecked: str | None = None
     for point in points:
         try:
             checked.append(check(point.manifest, shape_of=shape_of, config_of=config_of))
         except SpecInvalidError as error:
+            unchecked = unchecked or error.unchecked
             for problem in error.errors:
                 found.setdefault(problem, []).append(point)
     if found:
-        raise SpecInvalidError([_located(problem, having, len(points)) for problem, having in found.items()])
+        raise SpecInvalidError([_located(problem, having, len(points)) for problem, having in found.items()], unchecked)
     return tuple(checked)
 
 

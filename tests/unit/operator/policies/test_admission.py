@@ -18,3 +18,10 @@ def test_a_single_long_problem_uses_all_of_the_limit() -> None:
     text = problems_text(["x" * 9000] * 5, limit=200)
     assert len(text) == 200
     assert text.endswith("x...\n... and 4 more problems")
+
+
+def test_what_was_not_checked_is_said_last_within_the_limit() -> None:
+    assert problems_text(["a"], "9 more checks wait") == "a\n9 more checks wait"
+    text = problems_text(["a" * 30, "b" * 30], "9 more checks wait", limit=79)
+    assert text == "a" * 30 + "\n... and 1 more problem\n9 more checks wait"
+    assert len(text) <= 79
