@@ -44,6 +44,9 @@ CHECKS = (
     Check(name="checkpoint", entry="trainer:check_checkpoint", needs=TRAINER, expected_s=25),
     Check(name="probe", entry="trainer:check_probe", needs=TRAINER, expected_s=15),
     Check(name="engine", entry="engine:check", needs=(*TRAINER, "vllm"), expected_s=60),
+    Check(name="adapters", entry="trainer:check_adapters", needs=TRAINER, expected_s=40),
+    Check(name="mixture", entry="trainer:check_mixture", needs=TRAINER, expected_s=60),
+    Check(name="sglang", entry="engine:check_sglang", needs=(*TRAINER, "aiohttp"), expected_s=90),
 )
 FAULTS = (RuntimeError, OSError, ValueError, ImportError, AssertionError)
 """What a check may end with: of torch and of this project, RuntimeFault included. Anything else is a fault of this program."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from rljob_api.v1alpha1.components import Role
 from rljob_api.validation import check
 
 LORA_RANK = 16
+TYPE: Mapping[str, Any] = {"model_type": "qwen2"}
+"""Where a model's configuration names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class Estimate:
 
 def shape_of(model: Model) -> ModelShape:
     """Its sizes."""
-    return shape_from_config({"model_type": "qwen2", **model.config})
+    return shape_from_config({**TYPE, **model.config})
 
 
 def estimate(model: Model, scale: Scale, *, lora: bool) -> Estimate:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from bench.gpu_check.estimate import LORA_RANK, shape_of
+from bench.gpu_check.estimate import LORA_RANK, TYPE, shape_of
 from bench.gpu_check.scale import Model, Scale
 from rljob_runtime.records import TrainBatch
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
@@ -44,7 +44,7 @@ def folder_of(model: Model, scale: Scale) -> Path:
         require(2 * parameters, shutil.disk_usage(scale.folder).free, f"model {model.name} in {scale.folder}")
         torch.manual_seed(0)
         with scale.device:
-            made = AutoModelForCausalLM.from_config(Qwen2Config(**model.config), dtype=torch.bfloat16)
+            made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TYPE, **model.config}), dtype=torch.bfloat16)
         folder = scale.folder / f"model-{len(scale.written)}"
         made.save_pretrained(folder)
         scale.written[key] = folder

@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A dense decoder with random weights."""
+    """A decoder with random weights."""
 
     name: str
     config: Mapping[str, Any]
-    """Of transformers' Qwen2Config, as published for Qwen2.5."""
+    """Of transformers' Qwen2Config, as published for Qwen2.5; with ``model_type`` of that type's."""
     checkpointing: bool
     """Whether decoder layers are computed again in the backward pass."""
 
@@ -29,7 +29,8 @@ class Scale:
     dtype: str
     """Of the trainer's and the engine's arithmetic."""
     models: tuple[Model, ...]
-    """The smallest first."""
+    """Dense ones, the smallest first."""
+    mixture: Model
     matrix: int
     """Rows and columns of the matrix product."""
     copied_bytes: int
@@ -85,12 +86,23 @@ TINY = _qwen(128, 2, 4, 2, 256, 512)
 """Heads of 32: vLLM's CPU attention takes no smaller ones."""
 
 
+def _mixture(base: Mapping[str, Any], *, experts: int, width: int, each: int, head_dim: int) -> Model:
+    sizes = {"num_experts": experts, "moe_intermediate_size": width, "num_experts_per_tok": each, "head_dim": head_dim}
+    return Model(name="mixture", config={**base, **sizes, "model_type": "qwen3_moe", "norm_topk_prob": True}, checkpointing=True)
+
+
+GPU_MIXTURE = _mixture(_qwen(2048, 8, 32, 4, 6144, tied=False), experts=64, width=768, each=8, head_dim=128)
+"""The widths of Qwen3-30B-A3B with 8 of its 48 layers and half of its experts, so that one device holds its moments."""
+CPU_MIXTURE = _mixture(TINY, experts=4, width=128, each=2, head_dim=32)
+
+
 def gpu(folder: Path) -> Scale:
     """For the first CUDA device."""
     return Scale(
         device=torch.device("cuda", 0),
         dtype="bfloat16",
         models=GPU_MODELS,
+        mixture=GPU_MIXTURE,
         matrix=8192,
         copied_bytes=2 << 30,
         state_bytes=4 << 30,
@@ -111,6 +123,7 @@ def cpu(folder: Path) -> Scale:
         device=torch.device("cpu"),
         dtype="float32",  # many processors have no bfloat16
         models=tuple(Model(name=model.name, config=TINY, checkpointing=model.checkpointing) for model in GPU_MODELS),
+        mixture=CPU_MIXTURE,
         matrix=128,
         copied_bytes=4 << 20,
         state_bytes=4 << 20,

@@ -26,9 +26,10 @@ STATE_TOLERANCE = 0.02
 PEAK_TOLERANCE = 0.10
 CPU_PEAK_TOLERANCE = 0.35
 """At CPU size a step's few temporaries, which the estimate leaves out, are not small against the rest."""
-MFU = {"0.5B": 0.20, "1.5B": 0.28, "3B": 0.30, "7B": 0.30}
+MFU = {"train-0.5B": 0.20, "train-1.5B": 0.28, "train-3B": 0.30, "train-7B": 0.30, "adapters": 0.20, "mixture": 0.05}
 """Of the measured matrix product; a small model has small products and a large head. torchtitan: 33 to 39 % of the data sheet for 8B."""
-FORWARD_MFU = 0.30
+FORWARD_MFU = {"mixture": 0.05}
+MOST_FORWARD_MFU = 0.30
 PROBE_LENGTHS = 8
 
 
@@ -41,15 +42,25 @@ def check_of(index: int) -> Callable[[Scale], Iterator[Line]]:
     return check
 
 
-def _size(name: str, model: Model, scale: Scale) -> Iterator[Line]:
-    """All lines of one size; with adapters where the whole model does not fit the device, and always for the largest at CPU size."""
+def check_adapters(scale: Scale) -> Iterator[Line]:
+    """All lines of the second size with adapters."""
+    yield from _size("adapters", scale.models[1], scale, adapters=True)
+
+
+def check_mixture(scale: Scale) -> Iterator[Line]:
+    """All lines of a mixture of experts."""
+    yield from _size("mixture", scale.mixture, scale)
+
+
+def _size(name: str, model: Model, scale: Scale, *, adapters: bool = False) -> Iterator[Line]:
+    """All lines of one size; with adapters too where the whole model does not fit the device, and for the largest at CPU size."""
     wanted = estimate(model, scale, lora=False)
-    lora = not fits(wanted, scale) if scale.on_cuda else model is scale.models[-1]
+    lora = adapters or (not fits(wanted, scale) if scale.on_cuda else model is scale.models[-1])
     if lora:
         wanted = estimate(model, scale, lora=True)
     if not fits(wanted, scale):
         require(wanted.peak_bytes, _total_bytes(scale), f"training {model.name} with adapters on {scale.device}")
-    note = "adapters alone are trained: all weights do not fit" if lora and scale.on_cuda else "adapters alone" if lora else ""
+    note = "" if not lora else "adapters alone are trained: all weights do not fit" if scale.on_cuda and not adapters else "adapters alone"
     with policy(model, scale, lora=lora, learning_rate=1e-5) as worker:
         yield from _steps(name, worker, scale, model, wanted, lora=lora, note=note)
     if scale.on_cuda and model is not scale.models[0]:
@@ -73,7 +84,7 @@ def _steps(name: str, worker: PolicyWorker, scale: Scale, model: Model, wanted: 
         "TFLOP/s",
         limit=limit / 1e12,
         limit_name="matrix product",
-        at_least=scale.speed(MFU[model.name]),
+        at_least=scale.speed(MFU[name]),
     )
     gib = 2**30
     tolerance = PEAK_TOLERANCE if scale.on_cuda else CPU_PEAK_TOLERANCE
@@ -105,7 +116,7 @@ def _steps(name: str, worker: PolicyWorker, scale: Scale, model: Model, wanted: 
         "TFLOP/s",
         limit=limit / 1e12,
         limit_name="matrix product",
-        at_least=scale.speed(FORWARD_MFU),
+        at_least=scale.speed(FORWARD_MFU.get(name, MOST_FORWARD_MFU)),
     )
 
 

@@ -15,6 +15,7 @@ from rljob_api.vocabulary import LayerCompilation
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training import compiling, model
 from rljob_runtime.training.config import LoraConfig, PolicyConfig
+from rljob_runtime.training.lora import add_adapters
 from tests.integration.test_trainer import gradients, make_batch, make_group_batch
 from tests.integration.test_training_memory import build
 from tests.support.trainers import StartPolicy, one_at_a_time, policy, save_model, tiny_qwen2
@@ -61,6 +62,26 @@ def test_compiled_layers_compute_the_same(
     counters.clear()
     assert_the_same(start, **settings)
     assert counters["frames"]["ok"] == counters["frames"]["total"] > 0
+
+
+def test_numbers_of_modules_are_constants_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As inputs they are tensors on the CPU, for which torch compiles C++ code on a GPU too."""
+    inputs: list[torch.Tensor] = []
+
+    def noted(graph: torch.fx.GraphModule, given: list[torch.Tensor]) -> torch.fx.GraphModule:
+        inputs.extend(entry for entry in given if isinstance(entry, torch.Tensor))
+        return graph
+
+    dense = build(CONFIGS["qwen2"]).requires_grad_(False)
+    layers = dense.model.layers
+    add_adapters(layers, LoraConfig(rank=2, alpha=4.0), seed=0)
+    monkeypatch.setattr(torch._dynamo.config, "specialize_float", False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=noted))
+    torch._dynamo.reset()
+    compiling.compile_layers(layers)
+    dense(torch.arange(7)[None]).logits.sum().backward()
+    assert inputs
+    assert [entry for entry in inputs if entry.dim() == 0] == []
 
 
 def test_dense_models_are_compiled_on_a_gpu_and_mixtures_are_not() -> None:

@@ -97,7 +97,7 @@ def test_senseless_options_are_refused(wrong, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
 def test_every_line_at_cpu_size(tmp_path: Path, capsys):
-    names = [check.name for check in CHECKS if check.name != "engine"]
+    names = [check.name for check in CHECKS if check.name not in ("engine", "sglang")]
     files = ("--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "out.md"), "--folder", str(tmp_path))
     code = main([*(word for name in names for word in ("--only", name)), *files])
     found = json.loads((tmp_path / "out.json").read_text())
@@ -122,11 +122,12 @@ def test_torch_alone_is_enough_for_what_needs_no_more():
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
-def test_the_engine_sleeps_and_wakes_at_cpu_size(tmp_path: Path):
-    assert main(["--only", "engine", "--json", str(tmp_path / "out.json")]) == 0
+@pytest.mark.parametrize(("check", "engine"), [("engine", "vLLM"), ("sglang", "SGLang")])
+def test_an_engine_sleeps_and_wakes_at_cpu_size(check: str, engine: str, tmp_path: Path):
+    assert main(["--only", check, "--json", str(tmp_path / "out.json")]) == 0
     found = json.loads((tmp_path / "out.json").read_text())
     whats = [line["what"] for line in found["lines"]]
-    assert any("vLLM against the trainer" in what for what in whats)
+    assert any(f"{engine} against the trainer" in what for what in whats)
     assert any("waking up" in what for what in whats)
 
 

@@ -50,9 +50,13 @@ def compiles_layers(model: PreTrainedModel, config: PolicyConfig, device: torch.
 def compile_layers(layers: Sequence[nn.Module]) -> None:
     """Compile in place, which the first passes then do: tens of seconds.
 
+    Numbers of modules, such as the scale of adapters, become constants in this process. By default torch passes them in as tensors on the
+    CPU, which on a GPU makes it compile C++ code beside each layer's kernels, with headers and a compiler that the image lacks.
+
     Args:
         layers: decoder layers, before ``fully_shard``.
     """
+    torch._dynamo.config.specialize_float = True
     make: Any = torch.compile  # whose declared overloads lack recompile_limit
     for layer in layers:
         layer.forward = make(layer.forward, dynamic=True, recompile_limit=MOST_VARIANTS)
