@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api import auto, planner, validation
+from rljob_api import auto, memory, planner, validation
 from rljob_api.auto.candidates import Candidates
 from rljob_api.auto.cost import CostModel
 from rljob_api.auto.request import Request, read
@@ -17,6 +17,7 @@ from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import PlacementChoice, Role
 from tests.support.cost import within
 from tests.unit.api.manifests import manifest
+from tests.unit.api.model_configs import LLAMA_70B, QWEN25_05B, QWEN25_7B
 
 Document = dict[str, Any]
 
@@ -289,6 +290,59 @@ def test_residents_share_where_their_sum_fits(fraction: float, kind: auto.Kind) 
     assert choice.chosen.kind is kind
     assert choice.chosen.cost.switch_s == 0
     assert validation.check(document).plan.mode.lower() == kind
+
+
+def half_a_billion(memory_text: str, devices: int) -> Document:
+    """Qwen 2.5 0.5B, of which the spec says the number of parameters alone; sharing is cheap, and 0.4 of a device is the engine's."""
+    roles = open_roles()
+    roles[1]["engine"] = {"memoryFraction": 0.4}
+    model = {"path": "m", "dtype": "bfloat16", "parameterCount": memory.shape_from_config(QWEN25_05B).parameters}
+    return job([group("a", 1, devices, deviceMemory=memory_text)], roles, model=model, **CHEAP_TO_SHARE)
+
+
+@pytest.mark.parametrize(("memory_text", "kind"), [("28Gi", auto.Kind.DISAGGREGATED), ("64Gi", auto.Kind.COLLOCATED)])
+def test_sharing_leaves_room_for_what_a_number_of_parameters_does_not_say(memory_text: str, kind: auto.Kind) -> None:
+    """Activations of 24 layers are 14.8 GiB beside 9 of states and 11 of the engine: the real config.json refuses what the count allows."""
+    document = half_a_billion(memory_text, 2)
+    choice = chosen(document)
+    assert (choice.chosen.kind, choice.doubt) == (kind, None)
+    assert validation.check(document, runnable=False, shape_of=lambda _: memory.shape_from_config(QWEN25_05B)).plan
+    doubted = [r for r in choice.rejected if auto.UNSAID in r.reason]
+    assert [r.candidate is not None and r.candidate.kind for r in doubted] == [auto.Kind.COLLOCATED] * (kind is not auto.Kind.COLLOCATED)
+    assert all("spec.nodeGroups[0].deviceMemory: " in r.reason and " x 21 layers" in r.reason for r in doubted)
+
+
+def test_sharing_that_may_not_fit_is_chosen_where_nothing_else_exists_and_says_so() -> None:
+    choice = chosen(half_a_billion("28Gi", 1))
+    assert choice.chosen.kind is auto.Kind.COLLOCATED
+    assert choice.doubt is not None
+    assert auto.UNSAID in choice.doubt
+    assert chosen(half_a_billion("64Gi", 1)).doubt is None
+
+
+@pytest.mark.parametrize("config", [QWEN25_05B, QWEN25_7B, LLAMA_70B], ids=["0.5B", "7B", "70B"])
+def test_a_usual_model_needs_about_what_real_ones_do(config: Document) -> None:
+    roles = open_roles()
+    for role in roles:
+        role["placement"] = {"ranks": "0-7"}
+    roles[1]["engine"] = {"memoryFraction": 0.3}
+    spec = spec_of(job([group("a", 1, 8, deviceMemory="80Gi")], roles, model={"path": "m", "dtype": "bfloat16"}))
+    plan, real = planner.plan(spec), memory.shape_from_config(config)
+
+    def peak(shape: memory.ModelShape) -> int:
+        return max(pool.peak.num_bytes for pool in memory.estimate(spec, plan, shape).pools if pool.kind is memory.PoolKind.DEVICE)
+
+    assert 0.9 < peak(memory.usual_shape(real.parameters)) / peak(real) < 1.25
+    assert peak(memory.shape_from_count(real.parameters)) / peak(real) < 0.7, "what is left out is what this is for"
+
+
+@pytest.mark.parametrize("parameters", [1, 1000, 10**5, 10**8, 10**14])
+def test_a_usual_model_of_any_size(parameters: int) -> None:
+    shape = memory.usual_shape(parameters)
+    assert shape.parameters == parameters
+    assert shape.decoder is not None
+    counted = shape.decoder.num_layers * shape.decoder.layer_parameters + shape.decoder.root_parameters
+    assert counted <= max(parameters, 70_000), "64 wide is the smallest"
 
 
 def test_sharing_where_nothing_else_exists() -> None:

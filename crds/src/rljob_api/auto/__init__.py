@@ -21,15 +21,21 @@ from rljob_api.errors import FieldError, counted
 from rljob_api.planning.explicit import plan_or_errors as explicit_plan
 from rljob_api.planning.plan import Plan
 from rljob_api.v1alpha1.components import Role
+from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
-__all__ = ["LAST_RESORT", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
+__all__ = ["LAST_RESORT", "UNSAID", "Basis", "Candidate", "Choice", "Cost", "Kind", "Rejected", "Use", "choose", "is_auto", "resolve"]
 
 LAST_RESORT = (
     "components would stay on the same devices, and the spec does not say whether they fit; set model.parameterCount and "
     "nodeGroups[].deviceMemory (on CPU resources.memory), or offload.residency: Switching"
 )
 """Why sharing is not chosen by its cost."""
+UNSAID = (
+    "components would stay on the same devices, where model.parameterCount leaves activations, logits and caches unsaid; with those of a "
+    "usual model of that size"
+)
+"""Why sharing is not chosen where the number of parameters alone would allow it."""
 MAX_PLANNED = 64
 """Candidates that are planned to see whether they fit, at most."""
 MAX_PLANNED_SIZE = 200_000
@@ -58,6 +64,8 @@ class Choice:
     rejected: tuple[Rejected, ...]
     spec: RLJobSpec
     """With the chosen placements, all explicit."""
+    doubt: str | None = None
+    """Why the chosen placement may not fit, although no other is left; None where nothing speaks against it."""
 
 
 def resolve(spec: RLJobSpec) -> RLJobSpec | list[FieldError]:
@@ -92,6 +100,8 @@ def choose(spec: RLJobSpec, *, with_runner_up: bool = True) -> Choice | list[Fie
     if chosen is None:
         return [_no_choice(request, maker, selection.rejected)]
     runner_up = next(fitting, None) if with_runner_up else None
+    if runner_up is not None and runner_up.position in selection.doubts:
+        runner_up = None
     unproven = [Rejected(candidate=c, reason=LAST_RESORT) for c in candidates if c.is_last_resort]
     tight = [Rejected(candidate=None, reason=reason) for reason in maker.too_tight]
     return Choice(
@@ -102,6 +112,7 @@ def choose(spec: RLJobSpec, *, with_runner_up: bool = True) -> Choice | list[Fie
         candidates=candidates,
         rejected=(*selection.rejected, *unproven, *tight),
         spec=explicit(request, chosen),
+        doubt=LAST_RESORT if chosen.is_last_resort else selection.doubts.get(chosen.position),
     )
 
 
@@ -125,9 +136,12 @@ class _Selection:
         self._num_planned = 0
         self._planned_size = 0
         self.rejected: list[Rejected] = []
+        self.doubts: dict[int, str] = {}
+        """By position of a candidate: why it may not fit although the number of parameters alone does not speak against it."""
+        self._doubtful: list[Candidate] = []
 
     def fitting(self, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-        """Candidates that fit. One with a smaller Trainer where a larger one did not fit comes after all others."""
+        """Candidates that fit. One with a smaller Trainer where a larger one did not fit comes after all others, doubtful ones last."""
         postponed: list[Candidate] = []
         for candidate in candidates:
             if any(_needs_no_less(candidate, other.candidate) for other in self.rejected if other.candidate is not None):
@@ -137,6 +151,7 @@ class _Selection:
         for candidate in postponed:
             if self._fits(candidate):
                 yield candidate
+        yield from self._doubtful
 
     def _fits(self, candidate: Candidate) -> bool:
         if candidate.beside is None and not self._memory_known:
@@ -150,7 +165,24 @@ class _Selection:
         problems = memory.problems_of(spec, plan) if isinstance(plan, Plan) else plan
         if problems:
             self.rejected.append(Rejected(candidate=candidate, reason=f"{problems[0].path}: {problems[0].problem}"))
-        return not problems
+        doubt = self._doubt(candidate, spec, plan) if isinstance(plan, Plan) and not problems else None
+        if doubt is not None:
+            self._doubtful.append(candidate)
+            self.doubts[candidate.position] = doubt
+            self.rejected.append(Rejected(candidate=candidate, reason=doubt))
+        return not problems and doubt is None
+
+    def _doubt(self, candidate: Candidate, spec: RLJobSpec, plan: Plan) -> str | None:
+        """What a usual model of so many parameters would lack where components stay on the same devices.
+
+        The sizes of the real one are not known here, and its config.json may be readable only where the job runs.
+        """
+        parameters = spec.model.parameter_count
+        if candidate.kind is not Kind.COLLOCATED or parameters is None or spec.offload.residency is not Residency.RESIDENT:
+            return None
+        estimate = memory.estimate(spec, plan, memory.usual_shape(parameters))
+        found = [*memory.problems(estimate), *memory.tight(estimate)]
+        return f"{found[0].path}: {UNSAID}: {found[0].problem}" if found else None
 
 
 def _needs_no_less(candidate: Candidate, other: Candidate) -> bool:

@@ -11,12 +11,13 @@ where each comes from. An estimate leaves out fragmentation, so that what is abo
 with processes and their devices, text with distinct situations.
 """
 
-from rljob_api.memory.checks import problems, problems_of, warnings
+from rljob_api.memory.checks import problems, problems_of, tight, warnings
 from rljob_api.memory.estimating import chosen_reduction, estimate, process_needs
 from rljob_api.memory.known_shapes import Served, ShapeReader, declared, served_shapes, shape_of
 from rljob_api.memory.model import Kind, KVCapacity, MemoryEstimate, Need, Phase, PhaseEstimate, PoolEstimate, PoolKind, Term
 from rljob_api.memory.rendering import as_document, as_rows, as_text, peak_rows
 from rljob_api.memory.shape import DecoderShape, ModelShape, shape_from_config, shape_from_count
+from rljob_api.memory.usual_shape import usual_shape
 
 __all__ = [
     "DecoderShape",
@@ -46,5 +47,7 @@ __all__ = [
     "shape_from_config",
     "shape_from_count",
     "shape_of",
+    "tight",
+    "usual_shape",
     "warnings",
 ]

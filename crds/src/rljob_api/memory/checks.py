@@ -38,7 +38,7 @@ def problems(memory: MemoryEstimate) -> list[FieldError]:
 
 def warnings(memory: MemoryEstimate) -> list[FieldError]:
     """What works but is tight: pools above :data:`TIGHT_SHARE`, KV caches in which requests will wait for each other."""
-    return [*_tight(memory), *_crowded_caches(memory)]
+    return [*tight(memory), *_crowded_caches(memory)]
 
 
 def _fractions(memory: MemoryEstimate) -> Iterator[FieldError]:
@@ -68,7 +68,8 @@ def _overfull(memory: MemoryEstimate) -> Iterator[FieldError]:
             yield FieldError(path=worst.limit_path, value=_limit(worst), problem=problem, remedy=_remedy(worst))
 
 
-def _tight(memory: MemoryEstimate) -> Iterator[FieldError]:
+def tight(memory: MemoryEstimate) -> Iterator[FieldError]:
+    """Pools that fit, but above :data:`TIGHT_SHARE`."""
     for pools in _by_limit(memory.pools):
         worst, limit = pools[0], pools[0].limit_bytes
         if limit is not None and TIGHT_SHARE * limit < worst.peak.num_bytes <= limit:

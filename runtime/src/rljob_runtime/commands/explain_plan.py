@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_api.auto import LAST_RESORT, Basis, Candidate, Choice, Kind, choose, is_auto
+from rljob_api.auto import UNSAID, Basis, Candidate, Choice, Kind, choose, is_auto
 from rljob_api.errors import counted
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.v1alpha1.components import Placement, Role
@@ -93,10 +93,11 @@ def as_yaml(choice: Choice) -> str:
 
 def as_json(choice: Choice) -> str:
     """The whole choice with every candidate, the preferred first."""
-    reasons = {id(rejected.candidate): rejected.reason for rejected in choice.rejected if rejected.candidate is not None}
+    reasons = {id(rejected.candidate): rejected.reason for rejected in choice.rejected if rejected.candidate not in (None, choice.chosen)}
     document = {
         "basis": choice.basis.value,
         "chosen": _position(choice, choice.chosen),
+        "doubt": choice.doubt,
         "runnerUp": None if choice.runner_up is None else _position(choice, choice.runner_up),
         "candidates": [_as_data(choice, candidate, reasons.get(id(candidate))) for candidate in choice.candidates],
         "leftOut": [rejected.reason for rejected in choice.rejected if rejected.candidate is None],
@@ -146,8 +147,8 @@ def _sentences(choice: Choice) -> Iterator[str]:
     else:
         where = "; ".join(_described(choice, choice.runner_up, role) for role in choice.request.auto)
         yield f"Runner-up: {choice.runner_up.kind}, {where}: {_compared(choice.chosen, choice.runner_up)}."
-    if chosen.is_last_resort:
-        yield f"There are too few devices for any other, and it may not fit: {LAST_RESORT}."
+    if choice.doubt is not None:
+        yield f"There are too few devices for any other, and it may not fit: {choice.doubt}."
 
 
 def _eligible(choice: Choice) -> list[Candidate]:
@@ -222,7 +223,7 @@ def _mark(choice: Choice, candidate: Candidate) -> str:
         return "chosen"
     if candidate is choice.runner_up:
         return "runner-up"
-    if candidate.is_last_resort:
+    if candidate.is_last_resort or any(r.candidate is candidate and UNSAID in r.reason for r in choice.rejected):
         return "may not fit"
     return "does not fit" if any(rejected.candidate is candidate for rejected in choice.rejected) else ""
 

@@ -231,3 +231,24 @@ def test_runs_that_say_nothing(tmp_path: Path, spoil: Callable[[Path], None], pr
 def test_a_copied_run_folder_is_enough(tmp_path: Path) -> None:
     shutil.copytree(write_run(tmp_path / "run").parent, tmp_path / "elsewhere")
     assert measured.read(tmp_path / "elsewhere" / "summary.json") == measured.read(tmp_path / "run" / "summary.json")
+
+
+@pytest.mark.parametrize(("devices", "words"), [(1, "and it may not fit: spec.nodeGroups[0].deviceMemory: "), (2, "Left out (1): ")])
+def test_sharing_that_may_not_fit_is_explained(devices: int, words: str, tmp_path: Path) -> None:
+    document = manifest()
+    spec = document["spec"]
+    spec["nodeGroups"][0] |= {"deviceResource": "nvidia.com/gpu", "devicesPerNode": devices, "deviceMemory": "28Gi"}
+    spec["model"] |= {"parameterCount": 494_032_768, "dtype": "bfloat16"}
+    spec["measured"] = {"rolloutDevices": 1, "trainerDevices": 1, "generateSeconds": 100, "trainSeconds": 100}
+    for component in spec["components"][:2]:
+        component["placement"] = {"mode": "Auto"}
+    spec["components"][1]["engine"] = {"memoryFraction": 0.4}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(document))
+    text = rljob("plan", str(file), "--explain").stdout
+    assert words in text
+    assert "where model.parameterCount leaves activations, logits and caches unsaid; with those of a usual model of that size: " in text
+    assert ("may not fit " in text) == (devices == 2), "in the table where another is chosen"
+    found = json.loads(rljob("plan", str(file), "--explain", "-o", "json").stdout)
+    chosen = found["candidates"][found["chosen"]]
+    assert (chosen["rejected"], found["runnerUp"], bool(found["doubt"])) == (None, None, devices == 1)
