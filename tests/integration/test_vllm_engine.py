@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import Qwen2ForCausalLM
 
 from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
-from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, WeightSyncError
+from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
 from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import pack
@@ -341,3 +342,26 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
         push_shared(engine, model, 3)
         probe = (5, 17, 33, 8, 9, 10)
         assert engine.score([probe], TIMEOUT_S)[0] == pytest.approx(expected_scores(model, probe), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("bucket 0 of weights v-1 (64 bytes) from trainer rank 1 cannot be opened on cuda:0: CUDA error: invalid argument", WeightSyncError),
+        ("CUDA error: an illegal memory access was encountered", RuntimeFault),
+        ("member 1 of 2 of the group of trainer rank 0: broadcast 3 of 64 bytes broke off: NCCL error: remote process exited", WeightSyncError),
+        ("NCCL error: unhandled system error", RuntimeFault),
+    ],
+)
+def test_what_another_process_does_not_lend_costs_a_sync_and_what_the_device_says_the_engine(said: str, kind: type[Exception]) -> None:
+    from rljob_runtime.engine.vllm.updating import WeightUpdates
+
+    class Core:
+        """All its ranks say the same."""
+
+        def collective_rpc(self, *_: object) -> None:
+            raise RuntimeError(said)
+
+    with pytest.raises(RuntimeFault) as found:
+        WeightUpdates(Core(), lambda: False).test((), time.monotonic() + TIMEOUT_S)
+    assert type(found.value) is kind

@@ -226,7 +226,10 @@ class Outbox:
                 del data
                 self._room.release()
         except (WeightSyncError, DeadlineError) as error:
-            self._fault = error
+            self._fault = type(error)(str(error))  # without its frames, which would keep the bucket
+            self._room.release()
+        except Exception as error:  # noqa: BLE001 - nobody else hears of it, and the sender would wait for room until its deadline
+            self._fault = WeightSyncError(f"trainer rank {self._meeting.sender}: {type(error).__name__}: {error}")
             self._room.release()
         finally:
             if member is not None:
@@ -263,34 +266,26 @@ _joining = threading.Lock()
 
 
 def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
-    """This process's membership; at the first call it joins, and leaves the meeting that was there before.
+    """This process's membership; at the first call it joins, and leaves the meetings of the sender that were there before.
+
+    Of whatever rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep what it has on the
+    device.
 
     Raises:
         DeadlineError, WeightSyncError: as of :class:`Member`.
     """
     key = (meeting.sender, rank)
     with _joining:
-        before = _joined.get(key)
-        if before is not None and before[0] == meeting.name:
-            return before[1]
-        _joined.pop(key, None)
-    if before is not None:
-        before[1].close()
+        if (known := _joined.get(key)) is not None and known[0] == meeting.name:
+            return known[1]
+        over = [at for at, (name, _) in _joined.items() if at[0] == meeting.sender and name != meeting.name]
+        left = [_joined.pop(at)[1] for at in over]
+    for one in left:
+        one.close()
     member = Member(meeting, rank, device)
     with _joining:
         _joined[key] = meeting.name, member
     return member
-
-
-def leave(meeting: Meeting, rank: int) -> None:
-    """This process leaves a meeting, if it is still in it."""
-    with _joining:
-        name, member = _joined.get((meeting.sender, rank), ("", None))
-        if name != meeting.name:
-            return
-        del _joined[meeting.sender, rank]
-    if member is not None:
-        member.close()
 
 
 def _dropped(held: list[Any]) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ByteArray = npt.NDArray[np.uint8]
 CHANGED = "its bytes changed on the way"
 """How a corrupted bucket is known where an error comes as text alone, from another process of an engine."""
+NOT_OPENED = "cannot be opened on"
+"""The same of memory of another process that cannot be reached from here: what CUDA says of that is no end of the reader's device."""
 CHUNK_WORDS = 1 << 22
 """Of 8 bytes, summed at a time on a device: what a checksum takes beside the data."""
 

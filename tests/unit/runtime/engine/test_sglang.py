@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import json
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from rljob_runtime.errors import ModelError, RuntimeFault
 from rljob_runtime.offload.states import StateKind
 from rljob_runtime.records import GenerationRequest, Sampling, VersionSpan
 from rljob_runtime.weightsync.packing import plan_buckets
+from tests.support.pace import HANG_S
 from tests.support.records import ids, tokens
 
 MODEL = SimpleNamespace(vocab_size=100, num_attention_heads=4, num_key_value_heads=2, hidden_size=64, num_hidden_layers=3)
@@ -166,6 +169,25 @@ def test_a_bucket_travels_as_it_is() -> None:
     assert content["flattened_tensor"].numpy().tobytes() == data.tobytes()
     described = [(m.name, m.shape, m.dtype, m.start_idx, m.end_idx) for m in content["metadata"]]
     assert described == [("a", (2, 3), torch.float32, 0, 24), ("b", (5,), torch.bfloat16, 64, 74)]
+
+
+OPENS_ONE_AFTER_THE_OTHER = """
+import base64, json, pickle, sys
+for each in json.load(sys.stdin):
+    content = pickle.loads(base64.b64decode(each))  # and dropped before the next: nobody else holds the memory then
+    print(content["flattened_tensor"].sum().item())
+    del content
+"""
+
+
+def test_every_rank_can_open_a_bucket_after_the_others_have_let_go() -> None:
+    (bucket,) = plan_buckets([("a", "float32", (4,))], 10_000).buckets
+    data = shared(np.arange(bucket.size_bytes, dtype=np.uint8))
+    sent = json.dumps(update_body(bucket, data, 4, "12")["serialized_named_tensors"])
+    command = [sys.executable, "-c", OPENS_ONE_AFTER_THE_OTHER]
+    opened = subprocess.run(command, input=sent, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert opened.stdout.split() == ["120"] * 4, opened.stderr
+    assert data.sum().item() == 120
 
 
 def test_the_stand_in_for_kernels_is_seen_where_cpu_cores_compute_alone() -> None:

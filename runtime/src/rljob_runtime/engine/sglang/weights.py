@@ -45,9 +45,11 @@ def update_body(bucket: Bucket, data: torch.Tensor, ranks: int, weight_version: 
         )
         for slot in bucket.slots
     ]
-    payload = bytes(ForkingPickler.dumps({"flattened_tensor": data, "metadata": metadata}))
+    payload = {"flattened_tensor": data, "metadata": metadata}
     return {
-        "serialized_named_tensors": [base64.b64encode(payload).decode()] * ranks,
+        # Each pickle is one reference to the memory, which who opens it takes over: with one for all, the second rank that lets go removes
+        # the memory before the third has come.
+        "serialized_named_tensors": [base64.b64encode(bytes(ForkingPickler.dumps(payload))).decode() for _ in range(ranks)],
         "load_format": "flattened_bucket",
         "flush_cache": False,
         "weight_version": weight_version,

@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rljob_runtime.engine.vllm.weight_receiver import fetch_tests
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError
-from rljob_runtime.weightsync.parcel import CHANGED, Remote
+from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 from rljob_runtime.weightsync.transports.tested import TEST_VERSION
 
@@ -114,7 +114,11 @@ class WeightUpdates:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text."""
+    """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text.
+
+    Not so where a handle of another process's memory was refused, as between containers that share no IPC namespace: weights go another way
+    then. Of a device that is broken already the next call says so.
+    """
     text = str(error)
-    errors = DEVICE_ERRORS[:1] if OF_TRANSPORT in text else DEVICE_ERRORS
+    errors = () if NOT_OPENED in text else DEVICE_ERRORS[:1] if OF_TRANSPORT in text else DEVICE_ERRORS
     return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(known in text for known in errors)

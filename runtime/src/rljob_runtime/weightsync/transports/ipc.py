@@ -29,7 +29,7 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import Bucket, WeightManifest
 from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.group import device_here
-from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
+from rljob_runtime.weightsync.parcel import NOT_OPENED, Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.transport import Shapes, SyncLink, TransportSettings, WeightSource
 from rljob_runtime.weightsync.transports.tested import TEST_PART, TEST_VERSION, TestedTransport
 
@@ -150,7 +150,7 @@ class Export(Remote):
         try:
             data = _opened(self.exports[process], device)
         except (RuntimeError, OSError, EOFError) as error:
-            raise WeightSyncError(f"{self.what} cannot be opened on {device}: {error}") from error
+            raise WeightSyncError(f"{self.what} {NOT_OPENED} {device}: {error}") from error
         compare(fingerprint(data), self.sent_checksum, self.what)
         return data
 
