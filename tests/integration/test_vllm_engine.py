@@ -347,9 +347,15 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("bucket 0 of weights v-1 (64 bytes) from trainer rank 1 cannot be opened on cuda:0: CUDA error: invalid argument", WeightSyncError),
+        (
+            "bucket 0 of weights v-1 from trainer rank 1 cannot be opened on cuda:0: CUDA error: invalid argument",
+            WeightSyncError,
+        ),
         ("CUDA error: an illegal memory access was encountered", RuntimeFault),
-        ("member 1 of 2 of the group of trainer rank 0: broadcast 3 of 64 bytes broke off: NCCL error: remote process exited", WeightSyncError),
+        (
+            "member 1 of 2 of the group of trainer rank 0: broadcast 3 broke off: NCCL error: remote process exited",
+            WeightSyncError,
+        ),
         ("NCCL error: unhandled system error", RuntimeFault),
     ],
 )

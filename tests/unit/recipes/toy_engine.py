@@ -31,6 +31,7 @@ class ToyAdapter:
     package: str = "json"
     concurrency: int = 2
     releases: frozenset[StateKind] = frozenset()
+    leaves_alone: bool = False
     spares_lost: bool = False
 
     def lacking(self) -> str | None:

@@ -41,6 +41,10 @@ class EngineAdapter(Protocol):
         """What an engine can take off its devices between two phases; an engine that shares devices needs weights and cache here."""
 
     @property
+    def leaves_alone(self) -> bool:
+        """Whether nothing else may be allocated on its accelerators while it gives memory back, because it measures what is free there."""
+
+    @property
     def spares_lost(self) -> bool:
         """Restart policy: whether the job goes on when one is lost, replaced or without it; else its loss ends the attempt."""
 

@@ -13,7 +13,7 @@ policy workers start first and release their devices before engines start. Engin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
@@ -23,23 +23,23 @@ from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.quantities import rounded_down
 from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJobSpec
-from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
+from rljob_api.v1alpha1.components import ComponentOffload, Engine, OffloadPolicy
+from rljob_api.v1alpha1.nodes import DeviceType
 from rljob_api.v1alpha1.operations import Residency
 from rljob_runtime.cluster.protocol import Worker, gather_all
 from rljob_runtime.engine.protocol import EngineResidenceError
+from rljob_runtime.engine.registry import engine_adapter
 from rljob_runtime.errors import OffloadError
 from rljob_runtime.job.roles import ROLES, DeviceUse, LeaseUnit
-from rljob_runtime.job.worker_settings import component_spec
+from rljob_runtime.job.worker_settings import component_spec, device_type
 from rljob_runtime.loop.driver import NO_DEADLINE_S
 from rljob_runtime.loop.saving import IO_TIMEOUT_S
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.clients import ClientProcess, DeviceClient, Sizes, StateMover, estimated, local_devices, policies
-from rljob_runtime.offload.plan import Device
+from rljob_runtime.offload.plan import UNKNOWN_BYTES, Device
 from rljob_runtime.offload.records import SwitchRecord
 from rljob_runtime.offload.states import StateKind, SwitchReport
 
-UNKNOWN_BYTES = 1 << 60
-"""Budget of a device of unknown memory, or whose processes' sizes are not known: then every idle component releases it."""
 GRACE_S = 10.0
 """How much longer than an engine's own deadline its answer may take."""
 
@@ -169,6 +169,8 @@ def lease_devices(
             units = [(component.name, leased)]
         for name, workers in units:
             client = _client(spec, component, name, workers, sizes, budgets)
+            if _leaves_alone(spec, component) and any(device_type(spec, plan, process) is not DeviceType.CPU for process, _ in workers):
+                client = replace(client, leaves_alone=True)
             stays = ROLES[component.role].lease is LeaseUnit.COMPONENT and not resident
             arbiter.add(client, resident=_staying(spec, component) & client.kinds if stays else None)
             clients.setdefault(component.name, []).append(name)
@@ -286,6 +288,18 @@ def _client(
     if any(budgets[device] == UNKNOWN_BYTES for process in processes for device in process.devices):
         wanted = {kind: OffloadPolicy.ALWAYS if policy is OffloadPolicy.AUTO else policy for kind, policy in wanted.items()}
     return DeviceClient(name=name, processes=tuple(processes), policies=wanted, rederivable=description.rederived_kinds)
+
+
+def _leaves_alone(spec: RLJobSpec, component: PlannedComponent) -> bool:
+    """Whether nothing may come to a component's accelerators while it leaves them.
+
+    vLLM's workers, servers of judges among them, end with an error where less memory is free after they fell asleep than before, whoever
+    took it.
+    """
+    description = ROLES[component.role]
+    if description.lease is not LeaseUnit.PROCESS:
+        return description.serves
+    return engine_adapter((component_spec(spec, component.name).engine or Engine()).type).leaves_alone
 
 
 def _client_process(

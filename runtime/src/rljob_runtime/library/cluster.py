@@ -30,14 +30,13 @@ from rljob_runtime.cluster.protocol import Worker as RunningWorker
 from rljob_runtime.cluster.protocol import WorkerSpec
 from rljob_runtime.errors import SetupError
 from rljob_runtime.job import worker_settings
-from rljob_runtime.job.device_sharing import UNKNOWN_BYTES
 from rljob_runtime.library import pickled
 from rljob_runtime.library.event_loop import LoopThread
 from rljob_runtime.library.manifests import Spec, read
 from rljob_runtime.library.worker import WorkerPlace
 from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.clients import policies
-from rljob_runtime.offload.plan import Device
+from rljob_runtime.offload.plan import UNKNOWN_BYTES, Device
 from rljob_runtime.offload.states import StateKind
 
 DEFAULT_TIMEOUT_S = 600.0

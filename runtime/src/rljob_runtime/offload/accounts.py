@@ -161,6 +161,7 @@ class ClientAccount:
             stays={kind: why for kind in process.on_device if (why := self._why_stays(process, kind))},
             leaving=frozenset(self.leaving),
             free_to_drop=CONTENT_FREE | self.spec.rederivable,
+            leaves_alone=self.spec.leaves_alone,
             last_used=self.last_used,
             queued=self.queued > 0,
         )

@@ -69,6 +69,8 @@ class DeviceClient:
     """When a kind leaves; Auto where a kind is not listed."""
     rederivable: frozenset[StateKind] = frozenset()
     """Kinds beside KV cache and gradients that need no copy when they leave, such as an engine's weights that a sync writes anyway."""
+    leaves_alone: bool = False
+    """Whether nothing may come to its devices while it gives something up."""
 
     @property
     def kinds(self) -> frozenset[StateKind]:

@@ -8,7 +8,8 @@
                                                          ...
 
 All moves of a wave run at the same time and a wave begins when the one before has ended, so copies go both ways at once. RESIDENT: what
-is loaded in a wave fits beside everything that is still there at its start, also beside what leaves in the same wave.
+is loaded in a wave fits beside everything that is still there at its start, also beside what leaves in the same wave. Where that is not
+known, and where an engine measures its device while it leaves, what leaves is gone before anything comes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ DROPPED = 2
 """Place in that order of any other kind that needs no copy."""
 LOAD_ORDER: tuple[StateKind, ...] = (StateKind.PARAMS, StateKind.OTHER, StateKind.OPTIMIZER, StateKind.GRADS, StateKind.KV_CACHE)
 """Weights first, a KV cache takes what is left."""
+UNKNOWN_BYTES = 1 << 60
+"""Budget of a device of unknown memory, or whose processes' sizes are not known: everything idle leaves it, before anything comes."""
 SHOWN_DEVICES = 3
 """Devices whose arithmetic an error spells out."""
 
@@ -74,6 +77,8 @@ class ProcessState:
     """Kinds that leave whether or not room is needed."""
     free_to_drop: frozenset[StateKind] = frozenset()
     """Kinds that are not copied when they leave."""
+    leaves_alone: bool = False
+    """Whether nothing may come to its devices while it gives something up."""
     last_used: int = 0
     """Grows with every lease of the client."""
     queued: bool = False
@@ -194,7 +199,8 @@ def plan_switch(budget_bytes: Mapping[Device, int], processes: Sequence[ProcessS
             raise NoRoomError(_arithmetic(budget_bytes, short, processes, staying, request))
         leaving += evicted
     leaving.sort(key=lambda unit: unit.eviction_key)
-    return Switch(waves=tuple(_waves(room, leaving, coming)))
+    unknown = {device for device in room if budget_bytes[device] >= UNKNOWN_BYTES}
+    return Switch(waves=tuple(_waves(room, leaving, coming, unknown)))
 
 
 def _departures(processes: Iterable[ProcessState], request: SwitchRequest) -> tuple[list[_Unit], list[_Unit]]:
@@ -237,8 +243,16 @@ def _evictions(short: dict[Device, int], candidates: Iterable[_Unit]) -> list[_U
     return kept
 
 
-def _waves(room: dict[Device, int], outs: list[_Unit], ins: list[_Unit]) -> Iterable[Wave]:
-    """In each wave whatever fits comes; while something waits for room, processes give up one copied kind at a time, to overlap."""
+def _waves(room: dict[Device, int], outs: list[_Unit], ins: list[_Unit], unknown: set[Device]) -> Iterable[Wave]:
+    """In each wave whatever fits comes; while something waits for room, processes give up one copied kind at a time, to overlap.
+
+    Before the first of them goes what must not overlap with what comes to its devices.
+    """
+    first, outs = _apart(outs, ins, unknown)
+    if first:
+        yield Wave(offloads=_moves(first, Direction.OFFLOAD), loads=())
+    for unit in first:
+        _add(room, unit.process.devices, unit.num_bytes)
     while outs or ins:
         now, ins = _fitting(room, ins)
         gone, outs = _next_outs(outs) if ins else (outs, [])
@@ -247,6 +261,17 @@ def _waves(room: dict[Device, int], outs: list[_Unit], ins: list[_Unit]) -> Iter
         yield Wave(offloads=_moves(gone, Direction.OFFLOAD), loads=_moves(now, Direction.LOAD))
         for unit in gone:
             _add(room, unit.process.devices, unit.num_bytes)
+
+
+def _apart(outs: Iterable[_Unit], ins: Iterable[_Unit], unknown: set[Device]) -> tuple[list[_Unit], list[_Unit]]:
+    """(what must be gone before anything comes, the rest)."""
+    coming = {device for unit in ins for device in unit.process.devices}
+    first: list[_Unit] = []
+    rest: list[_Unit] = []
+    for unit in outs:
+        met = coming.intersection(unit.process.devices)
+        (first if met and (unit.process.leaves_alone or met & unknown) else rest).append(unit)
+    return first, rest
 
 
 def _fitting(room: dict[Device, int], ins: Iterable[_Unit]) -> tuple[list[_Unit], list[_Unit]]:

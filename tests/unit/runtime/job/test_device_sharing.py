@@ -223,6 +223,22 @@ def test_a_judge_on_shared_devices_starts_alone_and_is_a_client(
     assert [judge.group.name for judge in workers.leased_judges] == ["judge"] * (ranks != "3")
 
 
+@pytest.mark.parametrize(
+    ("group", "engine", "alone"),
+    [
+        (CUDA, {}, {"infer-0", "judge"}),
+        (CUDA, {"engine": {"type": "SGLang"}}, {"judge"}),
+        ({"name": "cores", "devicesPerNode": 4, "deviceType": "CPU"}, {}, set()),
+    ],
+)
+def test_what_measures_its_accelerator_leaves_it_alone(group: dict[str, Any], engine: dict[str, Any], alone: set[str]) -> None:
+    judge = component("judge", "Judge", "0", model={"path": "owner/judge"})
+    infer, train = component("infer", "Rollout", "0", **engine), component("train", "Trainer", "0")
+    spec, plan = planned(document(train, infer, judge, group=group, offload={"residency": "Switching"}))
+    workers, _ = leased(spec, plan, None)
+    assert {name for name, account in processes_of(workers.arbiter).items() if account.spec.leaves_alone} == alone
+
+
 def test_engines_that_share_a_device_among_themselves_alone_need_no_lease() -> None:
     engine = {"engine": {"memoryFraction": 0.4}}
     spec, plan = planned(document(component("train", "Trainer", "0"), component("infer", "Rollout", "1:0-1", **engine)))

@@ -6,6 +6,8 @@ import pytest
 
 from rljob_api.v1alpha1.components import OffloadPolicy
 from rljob_runtime.errors import DeadlineError, LeaseLostError, NoRoomError, OffloadError
+from rljob_runtime.offload.arbiter import DeviceArbiter
+from rljob_runtime.offload.plan import UNKNOWN_BYTES
 from rljob_runtime.offload.states import Residence, StateKind
 from rljob_runtime.report.names import require_registered
 from tests.support.arbiter_fakes import D0, D1, D2, GRADS, KV, OPTIMIZER, PARAMS, Memory, make_client
@@ -270,6 +272,23 @@ def test_metrics_and_records() -> None:
         assert {m.devices for r in world.records for m in r.moves} == {(D0,)}
         assert world.arbiter.take_metrics() == {"offload/waits_s": 0.0}
         await world.end()
+
+    play(scenario())
+
+
+def test_who_waits_for_devices_of_unknown_memory_comes_when_the_others_are_gone() -> None:
+    """Its switch takes away what is leaving anyway; nothing says that both fit at once, and here they do not."""
+
+    async def scenario() -> None:
+        world = World(16)
+        world.arbiter = DeviceArbiter({D0: UNKNOWN_BYTES})
+        for name, sizes in (("trainer", TRAINER), ("engine", ENGINE)):
+            world.add(name, sizes, policies=dict.fromkeys(sizes, ALWAYS), resident=())
+        first = asyncio.ensure_future(world.block("engine", 5))
+        await asyncio.sleep(1)
+        await world.block("trainer")
+        await first
+        await world.end()  # the memory has 16 bytes: all of the trainer, or the engine
 
     play(scenario())
 

@@ -1,6 +1,7 @@
 """Plans of switches: who leaves first, what overlaps, what cannot fit; no clock and no workers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rljob_api.v1alpha1.components import ComponentOffload, OffloadPolicy
 from rljob_api.v1alpha1.operations import Residency
 from rljob_runtime.errors import NoRoomError
 from rljob_runtime.offload.clients import Sizes, estimated, policies
-from rljob_runtime.offload.plan import Device, ProcessState, Switch, SwitchRequest, plan_switch
+from rljob_runtime.offload.plan import UNKNOWN_BYTES, Device, ProcessState, Switch, SwitchRequest, plan_switch
 from rljob_runtime.offload.states import StateKind
 from tests.support.arbiter_fakes import D0, D1, GRADS, KV, OPTIMIZER, OTHER, PARAMS
 
@@ -35,6 +36,33 @@ def shown(switch: Switch) -> list[str]:
         )
         for wave in switch.waves
     ]
+
+
+def test_an_engine_that_measures_its_device_leaves_before_anything_comes_there() -> None:
+    engine = process("engine", {PARAMS: 2, KV: 6}, "pa kv", free=frozenset({PARAMS}), leaves_alone=True)
+    reference = process("reference", {PARAMS: 3}, "pa")
+    trainer = process("trainer", {PARAMS: 4, OPTIMIZER: 8}, "", devices=(D0,))
+    both = frozenset({PARAMS, OPTIMIZER})
+    request = SwitchRequest(client="trainer", what="x", load=both)
+    assert shown(plan_switch({D0: 15}, [engine, reference, trainer], request)) == ["-engine kv_cache+params", "+trainer params+optimizer"]
+    assert shown(plan_switch({D0: 14}, [engine, reference, trainer], request)) == [
+        "-engine kv_cache+params",
+        "-reference params +trainer params",
+        "+trainer optimizer",
+    ]
+    elsewhere = process("trainer", {PARAMS: 4, OPTIMIZER: 8}, "", devices=(D1,))
+    leaving = replace(engine, leaving=frozenset({PARAMS, KV}))
+    assert shown(plan_switch({D0: 15, D1: 15}, [leaving, elsewhere], request)) == ["-engine kv_cache+params +trainer params+optimizer"]
+
+
+def test_where_the_room_is_not_known_what_leaves_is_gone_before_anything_comes() -> None:
+    leaving = frozenset({PARAMS, GRADS, OPTIMIZER})
+    trainer = process("trainer", {PARAMS: 4, GRADS: 4, OPTIMIZER: 8}, "pa gr op", leaving=leaving)
+    engine = process("engine", {PARAMS: 4, KV: 8}, "")
+    request = SwitchRequest(client="engine", what="x", load=frozenset({PARAMS, KV}))
+    waves = ["-trainer grads+optimizer+params", "+engine params+kv_cache"]
+    assert shown(plan_switch({D0: UNKNOWN_BYTES}, [trainer, engine], request)) == waves
+    assert shown(plan_switch({D0: 28}, [trainer, engine], request)) == ["-trainer grads+optimizer+params +engine params+kv_cache"]
 
 
 FULL = {PARAMS: 4, GRADS: 4, OPTIMIZER: 8, KV: 6, OTHER: 1}

@@ -28,6 +28,7 @@ class SglangAdapter:
     concurrency: int = 4
     """Collecting, submitting, watching, and one call of a weight sync."""
     releases: frozenset[StateKind] = ENGINE_KINDS
+    leaves_alone: bool = False
     spares_lost: bool = True
 
     def lacking(self) -> str | None:

@@ -30,6 +30,7 @@ class VllmAdapter:
     concurrency: int = 4
     """Collecting, submitting, watching, and one call of a weight sync."""
     releases: frozenset[StateKind] = ENGINE_KINDS
+    leaves_alone: bool = True
     spares_lost: bool = True
 
     def lacking(self) -> str | None:
