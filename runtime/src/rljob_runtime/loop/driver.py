@@ -347,7 +347,7 @@ class Driver:
         if (judging := self._parts.judging) is not None:
             breaks.append(asyncio.ensure_future(judging.wanted(self._is_generated)))
         try:
-            await asyncio.wait({take, *breaks}, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
+            await self._saver.until({take, *breaks}, at_most_s)
             if self._stop.is_set() or not take.done():
                 return None
             return take.result()

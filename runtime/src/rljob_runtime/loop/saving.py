@@ -4,6 +4,7 @@
 
     begin    the previous one is completed first; space is checked; every rank copies its state to host memory
     poll     after each step: the one under way counts once all ranks' files are durable and its step is in the metrics
+    until    the same again and again while the loop waits for the next batch, which can take longer than a step
     finish   waits for it, where nothing follows: the end of the run, an interruption
     rescue   the same where the run has failed, if its workers still answer
 
@@ -13,7 +14,8 @@ With ``asynchronous`` off ranks write from where their state is, and ``begin`` w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ IO_TIMEOUT_S = 1800.0
 """Deadline of writing or reading a checkpoint or a model on the trainer's side."""
 RESCUE_TIMEOUT_S = 60.0
 """How long a run that has failed waits for its last checkpoint."""
+POLL_S = 2.0
+"""Between two questions whether a checkpoint is on disk."""
 CALL_S = 30.0
 """For the answer of a worker to a question, on top of what it waits for itself."""
 
@@ -99,6 +103,19 @@ class Saver:
                 return
             pending.files[name] = _together(name, answers)
         await self._complete(pending)
+
+    async def until(self, done: Collection[asyncio.Future[Any]], at_most_s: float | None) -> None:
+        """Wait until one of ``done`` is, or ``at_most_s`` have passed, and complete the checkpoint under way meanwhile.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        ends_s = float("inf") if at_most_s is None else time.monotonic() + at_most_s
+        while not any(entry.done() for entry in done) and (left_s := ends_s - time.monotonic()) > 0:
+            pause_s = min(left_s, POLL_S if self._pending is not None else float("inf"))
+            await asyncio.wait(done, timeout=None if pause_s == float("inf") else pause_s, return_when=asyncio.FIRST_COMPLETED)
+            if not any(entry.done() for entry in done):
+                await self.poll()
 
     async def finish(self, timeout_s: float = IO_TIMEOUT_S) -> None:
         """Wait for the one under way and complete it. The report has to have its step.

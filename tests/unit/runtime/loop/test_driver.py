@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +17,7 @@ from rljob_runtime.errors import CheckpointError, EngineLostError, Evicted, Inte
 from rljob_runtime.journal.opening import open_journal
 from rljob_runtime.journal.replay import Bounds, StartingPoint
 from rljob_runtime.journal.writing import JournalWriter
+from rljob_runtime.loop import saving
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState, NoCheckpoints
 from rljob_runtime.loop.driver import Driver, LoopConfig
 from rljob_runtime.loop.judging import Judging
@@ -368,6 +370,33 @@ def test_a_checkpoint_that_is_still_written_is_resumed_from_only_once_it_is_whol
     state = run.store.choose("f").state
     assert state is not None
     assert state.step == STEPS
+
+
+def test_a_checkpoint_counts_while_the_next_batch_is_still_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not on disk when its step ends, and the next batch is scored only once it counts."""
+    monkeypatch.setattr(saving, "POLL_S", 0.01)
+    run = Run(tmp_path, every=1)
+    is_complete, complete, written, score = threading.Event(), CheckpointStore.complete, run.trainer.written_checkpoint, run.scores.score
+    asked: list[int] = []
+
+    def look(store: CheckpointStore, folder: Path, state: DriverState, files: Sequence[FileSum]) -> None:
+        complete(store, folder, state, files)
+        is_complete.set()
+
+    def at_the_second_time() -> tuple[FileSum, ...] | None:
+        asked.append(run.trainer.updates)
+        return written() if len(asked) > 1 else None
+
+    async def scored(batch: RewardBatch) -> list[RewardResult]:
+        if run.trainer.updates == 1:
+            await asyncio.to_thread(is_complete.wait, CONFIG.take_timeout_s)
+        return await score(batch)
+
+    monkeypatch.setattr(CheckpointStore, "complete", look)
+    monkeypatch.setattr(run.trainer, "written_checkpoint", at_the_second_time)
+    monkeypatch.setattr(run.scores, "score", scored)
+    run.drive()
+    assert asked[:2] == [1, 1]
 
 
 def test_a_checkpoint_whose_files_cannot_be_written_fails_the_run_and_leaves_the_former(tmp_path: Path) -> None:
