@@ -114,10 +114,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than cores, because tests of jobs wait for processes that start; fewer where memory is short."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More processes than cores, because tests wait for processes that start; fewer where memory is short. Slow tests compute more."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min(len(os.sched_getaffinity(0)) + 1, int(memory_gib / GIB_PER_PROCESS)))
+    more = 1 if config.getoption("markexpr") == "slow" else 2
+    return max(1, min(len(os.sched_getaffinity(0)) + more, int(memory_gib / GIB_PER_PROCESS)))
 
 
 @pytest.hookimpl(wrapper=True)
