@@ -116,7 +116,7 @@ def test_problems_are_told_where_they_are_made(cluster: rljob.Cluster) -> None:
         rljob.create_group(Plain).launch(closed.placements["a"])
     with pytest.raises(SetupError, match="runs already"):
         cluster.start()
-    with pytest.raises(rljob.RuntimeFault, match="cannot be read"):
+    with pytest.raises(rljob.RuntimeFault, match=r"^no/such/file\.yaml: cannot be read \(No such file or directory\); give the path"):
         rljob.run("no/such/file.yaml")
     with pytest.raises(SetupError, match="overwrite and resume"):
         rljob.run(SHARED, overwrite=True, resume=True)

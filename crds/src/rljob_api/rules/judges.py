@@ -6,6 +6,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from rljob_api import paths
 from rljob_api.errors import FieldError
 from rljob_api.errors import field_error as _error
 from rljob_api.planning.environment import device_type, node_group
@@ -138,9 +139,28 @@ def _parser(reward: Reward, parser: JudgeParser, path: str) -> Iterator[FieldErr
         yield _error(f"{path.removesuffix('.judge.parser')}.parameters", None, problem, "remove it")
     if parser.pattern is not None:
         yield from _pattern(parser.pattern, f"{path}.pattern")
-    if parser.minimum is not None and parser.maximum is not None and parser.minimum > parser.maximum:
-        problem = f"is above maximum, {parser.maximum:g}, so that every score is an error"
-        yield _error(f"{path}.minimum", parser.minimum, problem, "exchange them")
+    yield from _scores(parser, path)
+
+
+def _scores(parser: JudgeParser, path: str) -> Iterator[FieldError]:
+    """Bounds are those of numbers that the judge says; words have the scores that are given them, whatever their case."""
+    low, high = parser.minimum, parser.maximum
+    if parser.values and parser.function is None:
+        for field, bound in (("minimum", low), ("maximum", high)):
+            if bound is not None:
+                problem = "has no effect with values, which say the score of every word"
+                yield _error(f"{path}.{field}", bound, problem, "remove it, or remove values for a judge that says numbers")
+    elif low is not None and high is not None and low > high:
+        yield _error(f"{path}.minimum", low, f"is above maximum, {high:g}, so that every score is an error", "exchange them")
+    elif low is not None and low == high:
+        problem = "is as large as maximum, so that any other score is an error, and nothing is learned"
+        yield _error(f"{path}.minimum", low, problem, "write a smaller one, or a larger maximum")
+    first: dict[str, str] = {}
+    for word in parser.values:
+        same = first.setdefault(word.strip().casefold(), word)
+        if same != word:
+            problem = f"is the word {same!r} once more: neither case nor blanks around it count"
+            yield _error(paths.join((*paths.split(path), "values", word)), parser.values[word], problem, "remove one of them")
 
 
 def _pattern(pattern: str, path: str) -> Iterator[FieldError]:

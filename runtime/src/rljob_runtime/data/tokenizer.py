@@ -72,7 +72,8 @@ def tokenizer_files(folder: Path, *, code: bool) -> dict[str, bytes]:
     try:
         return {name: (folder / name).read_bytes() for name in small_files(names, code=code) if name != INDEX}
     except OSError as error:
-        raise ModelError(f"the tokenizer's files in {folder} cannot be read: {error}") from error
+        remedy = "make them readable for this user, or name another spec.model.tokenizerPath"
+        raise ModelError(f"the tokenizer's file {error.filename} cannot be read: {error.strerror}; {remedy}") from error
 
 
 def _is_qwen(folder: Path) -> bool:

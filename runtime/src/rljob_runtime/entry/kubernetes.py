@@ -128,7 +128,8 @@ def checked_job(spec_file: Path, run_folder: Path) -> tuple[CheckedJob, models.M
     try:
         text = spec_file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"the job's spec {spec_file} cannot be read: {error}; the operator mounts it into the head") from error
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise SetupError(f"the job's spec {spec_file} cannot be read: {why}; the operator mounts it into the head") from error
     checked = check(text, shape_of=read_shape, config_of=read_config)
     return checked, launch.preflight(checked.job.spec, None, models.recorded(run_folder, checked.job.spec))
 
@@ -221,7 +222,7 @@ def _claim(path: Path) -> None:
     try:
         pid_file.write(path)
     except OSError as error:
-        raise RuntimeFault(f"{path} cannot be written: {error}; the pod needs a writable /tmp") from error
+        raise RuntimeFault(f"{path} cannot be written: {error.strerror}; the pod needs a writable /tmp") from error
 
 
 def _stopped_early(state_folder: Path, number: int, frame: FrameType | None) -> None:

@@ -42,5 +42,6 @@ def read(spec: Spec) -> Given:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{path}: cannot be read ({error}); give the path of a job file, a manifest as a dict, or an RLJob") from error
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise SetupError(f"{path}: cannot be read ({why}); give the path of a job file, a manifest as a dict, or an RLJob") from error
     return Given(data=dict(manifest.read(text).data), folder=path.resolve().parent, text=text)

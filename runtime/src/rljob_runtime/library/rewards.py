@@ -92,4 +92,6 @@ def write(functions: Mapping[str, RewardFunction], folder: Path) -> None:
                 f"rewards[{name!r}] cannot be sent to the scoring processes: {error}; make inside the function what it refers to"
             ) from error
         except OSError as error:
-            raise RewardSetupError(f"{file_of(folder, name)}: cannot be written: {error.strerror}") from error
+            raise RewardSetupError(
+                f"{file_of(folder, name)}: cannot be written: {error.strerror}; make its folder writable for this user"
+            ) from error

@@ -191,3 +191,14 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
     assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == said
     both = said.splitlines()
     assert (tmp_path / "pod").read_text().splitlines() == [f"[driver] {line}" for line in both], "kubectl logs of the head shows it, too"
+
+
+def test_a_spec_that_is_not_mounted_is_named_with_the_cause_in_words(tmp_path: Path) -> None:
+    absent = tmp_path / "rljob.yaml"
+    words = f"the job's spec {absent} cannot be read: No such file or directory; the operator mounts it into the head"
+    with pytest.raises(errors.SetupError) as caught:
+        kubernetes.checked_job(absent, tmp_path)
+    assert str(caught.value) == words
+    absent.write_bytes(b"\xff")
+    with pytest.raises(errors.SetupError, match="cannot be read: it is not UTF-8 text; "):
+        kubernetes.checked_job(absent, tmp_path)
