@@ -28,7 +28,7 @@ BUILD = f"""
 import json, sys
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.vllm.arguments import parse
-from rljob_runtime.engine.vllm.loop import engine_args
+from rljob_runtime.engine.vllm.engine_args import engine_args
 values, problems = parse("extraArgs", {GIVEN!r})
 assert not problems, problems
 built = engine_args(EngineConfig(model_path=sys.argv[1], max_model_len=512, extra_args=values))

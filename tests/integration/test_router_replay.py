@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutput
 
 from rljob_runtime.engine.request_checks import RequestLimits
-from rljob_runtime.engine.vllm.loop import engine_args
+from rljob_runtime.engine.vllm.engine_args import engine_args
 from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.routes import ReturnedRoutes
 from rljob_runtime.errors import DataError, ModelError, RuntimeFault

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from rljob_api.dtypes import optimizer_state_bytes
 from rljob_api.memory.adapters import adapter_parameters
 from rljob_api.memory.model import Kind, Need, ProcessNeeds
-from rljob_api.memory.training_needs import MASTER_BYTES, PolicyNeeds, process_need
+from rljob_api.memory.process_needs import process_need
+from rljob_api.memory.training_needs import MASTER_BYTES, PolicyNeeds
 from rljob_api.memory.units import ceil_div, show_count
 
 

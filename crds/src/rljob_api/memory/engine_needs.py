@@ -38,7 +38,7 @@ LARGE_DEVICE_BYTES = 70 * GIB
 """From here on vLLM prefills :data:`LARGE_PREFILL_TOKENS` at once, else half of it (``EngineArgs`` of vLLM 0.32)."""
 LARGE_PREFILL_TOKENS = 16_384
 CPU_PREFILL_TOKENS = 8192
-"""As ``rljob_runtime.engine.vllm.loop.CPU_BATCHED_TOKENS``, which is raised to the longest request."""
+"""As ``rljob_runtime.engine.vllm.engine_args.CPU_BATCHED_TOKENS``, which is raised to the longest request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

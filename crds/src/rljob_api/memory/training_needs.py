@@ -21,10 +21,11 @@ from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
 from rljob_api.layer_compilation import compiles_layers
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
+from rljob_api.memory.process_needs import process_need
 from rljob_api.memory.shape import DecoderShape, ModelShape
 from rljob_api.memory.step_needs import routes, stepping
 from rljob_api.memory.sync_needs import largest_bucket, sync_buffers
-from rljob_api.memory.units import GIB, MIB, ceil_div, show_count
+from rljob_api.memory.units import MIB, ceil_div, show_count
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
@@ -33,19 +34,8 @@ MASTER_BYTES = 4
 """Bytes of one float32 number."""
 ONE_UNIT_BYTES = 32 * MIB
 """``rljob_runtime.training.model.ONE_UNIT_BYTES``: a model up to this size is gathered as a whole."""
-CUDA_PROCESS_BYTES = GIB
-"""CUDA context with its kernels (about 0.5 GiB) and NCCL's buffers, outside PyTorch's allocator."""
-CPU_PROCESS_BYTES = 700 * MIB
-"""A process that imported torch and transformers, without its model: 702 MiB resident, measured with torch 2.13."""
 
 MORE_SHARDS = "more devices for that component"
-
-
-def process_need(on_cuda: bool) -> Need:
-    """What a training process has whatever its model."""
-    if on_cuda:
-        return Need(kind=Kind.PROCESS, name="CUDA context and NCCL", formula="constant", num_bytes=CUDA_PROCESS_BYTES)
-    return Need(kind=Kind.PROCESS, name="Python with torch", formula="constant", num_bytes=CPU_PROCESS_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

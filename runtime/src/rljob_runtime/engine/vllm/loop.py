@@ -19,39 +19,32 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from vllm.config.weight_transfer import WeightTransferConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rljob_runtime.engine.expected_parameters import expected_parameters
 from rljob_runtime.engine.protocol import EngineConfig, EngineResidenceError, OnOffload
 from rljob_runtime.engine.residence import DISCARDED, EngineResidence, check_running, names
 from rljob_runtime.engine.stop_strings import StopFinder, decoder, reach
 from rljob_runtime.engine.tokenizer import load_tokenizer
 from rljob_runtime.engine.vllm import weight_receiver
+from rljob_runtime.engine.vllm.engine_args import engine_args
 from rljob_runtime.engine.vllm.memory import CpuMemory, CudaMemory, EngineMemory, Moved
 from rljob_runtime.engine.vllm.response import Response
 from rljob_runtime.engine.vllm.routes import routes_of
-from rljob_runtime.engine.vllm.sampling import MAX_LISTED, sampling_params
+from rljob_runtime.engine.vllm.sampling import sampling_params
 from rljob_runtime.engine.vllm.served_adapters import ADAPTER, install_empty, install_received, reload_model
 from rljob_runtime.engine.vllm.updating import WeightUpdates
 from rljob_runtime.errors import DeadlineError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.offload.states import MemorySnapshot, Residence, StateKind, SwitchReport
 from rljob_runtime.records import Completion, GenerationRequest, OnRunning, Sampling
-from rljob_runtime.weightsync.adapters import linear_layers
 from rljob_runtime.weightsync.parcel import Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 
 FINISH_REASONS: Mapping[FinishReason, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 SEED_RANGE = 2**63
 """torch generators take seeds below it."""
-CPU_BATCHED_TOKENS = 8192
-"""Tokens of one step on CPU, where a step holds whole prompts."""
-CPU_BLOCK_TOKENS = 128
-"""Of one block of keys and values: vLLM's default on CPU."""
 
 
 @dataclass(slots=True)
@@ -447,64 +440,3 @@ def _raise_if_past(deadline: float, what: str) -> None:
     """
     if time.monotonic() > deadline:
         raise DeadlineError(f"engine: the deadline passed before the {what} began; allow more time and call it again")
-
-
-def engine_args(config: EngineConfig) -> EngineArgs:
-    """The vLLM form of the config.
-
-    ``processed_logprobs`` are those of the very distribution that tokens are sampled from. Scheduling ahead (``async_scheduling``) is off
-    because a step in flight during an update would be labelled with the new version. On CPU prompts are computed whole: vLLM 0.32 rewinds
-    the random generator of a seeded request whose prompt it has computed in part, which torch's CPU generator does not support.
-    """
-    on_cpu = current_platform.is_cpu()
-    if on_cpu and config.release == "copy":
-        raise ModelError("release 'copy' needs vLLM's sleep mode, which CPU does not have; use 'discard' or 'never'")
-    if on_cpu and config.returns_routes and config.tensor_parallel_size > 1:
-        raise ModelError("returns_routes with tensor_parallel_size above 1: on CPU routes are read in the engine's own process; use 1")
-    if on_cpu and config.extra_args.get("enable_chunked_prefill"):
-        raise ModelError(f"{config.extra_args_path}.enable_chunked_prefill: true: on CPU prompts are computed whole; remove it")
-    own: dict[str, Any] = {
-        "model": config.model_path,
-        "skip_tokenizer_init": True,
-        "trust_remote_code": config.trust_remote_code,
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "load_format": config.load_format,
-        "max_model_len": config.max_model_len,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_batched_tokens or (max(CPU_BATCHED_TOKENS, config.max_model_len) if on_cpu else None),
-        "enable_chunked_prefill": not on_cpu,
-        "kv_cache_memory_bytes": config.kv_cache_bytes,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        # Inside an actor vLLM would start Ray actors of its own for the other shards, outside the plan.
-        "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
-        "enable_prefix_caching": config.enable_prefix_caching and not (on_cpu and (config.returns_routes or _fits_a_block(config))),
-        "enforce_eager": config.enforce_eager,
-        "enable_return_routed_experts": config.returns_routes and not on_cpu,  # on CPU StepRoutes reads them
-        "async_scheduling": False,
-        "enable_sleep_mode": not on_cpu and config.release != "never",
-        "logprobs_mode": "processed_logprobs",
-        "max_logprobs": MAX_LISTED,
-        "weight_transfer_config": WeightTransferConfig(backend=weight_receiver.BACKEND),
-        "disable_log_stats": True,
-        **_adapter_args(config),
-    }
-    return EngineArgs(**(own | dict(config.extra_args)))
-
-
-def _fits_a_block(config: EngineConfig) -> bool:
-    """Whether no sequence is longer than one block of the cache: prefixes are reused in whole blocks, so looking them up is useless."""
-    return config.max_model_len <= int(config.extra_args.get("block_size") or CPU_BLOCK_TOKENS)
-
-
-def _adapter_args(config: EngineConfig) -> dict[str, Any]:
-    """What makes room for adapters.
-
-    Layers are named also where all have adapters: vLLM would adapt the head too, whose CPU kernel cannot compute log-probs of prompts.
-    """
-    adapters = config.adapters
-    if adapters is None:
-        return {}
-    named = adapters.target_modules or linear_layers(expected_parameters(config.model_path, config.trust_remote_code))
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapters.slot_rank, "lora_target_modules": list(named)}

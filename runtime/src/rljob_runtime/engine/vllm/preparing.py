@@ -12,16 +12,18 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.executor.abstract import Executor
 
+import rljob_runtime.engine.vllm.loop  # noqa: F401 - what the engine's thread imports
 from rljob_runtime.engine.expected_parameters import expected_parameters
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.tokenizer import load_tokenizer
-from rljob_runtime.engine.vllm import loop, weight_receiver
+from rljob_runtime.engine.vllm import weight_receiver
+from rljob_runtime.engine.vllm.engine_args import engine_args
 
 
 def prepare(config: EngineConfig) -> None:
     """Do all of it; who calls it looks whether something of it has initialized CUDA all the same."""
     weight_receiver.register()
-    made = loop.engine_args(config).create_engine_config()
+    made = engine_args(config).create_engine_config()
     Executor.get_class(made)
     made.scheduler_config.get_scheduler_cls()
     load_tokenizer(config)
