@@ -16,7 +16,7 @@ from tests.unit.api.manifests import manifest
 JUDGE: dict[str, Any] = {
     "endpoint": {"url": "http://judge/v1/", "model": "m", "apiKeyEnv": "KEY"},
     "template": "{response}",
-    "parser": {"field": "score", "values": {"good": 1.0}, "minimum": 0.0, "maximum": 2.0},
+    "parser": {"field": "score", "minimum": 0.0, "maximum": 2.0},
     "limits": {"inFlight": 10, "requestsPerMinute": 30, "tokensPerMinute": 600},
     "budget": {"calls": 100, "tokens": 1001, "onExhausted": "OnError"},
     "sampling": {"max_tokens": 7},
@@ -52,6 +52,7 @@ def test_a_process_asks_with_its_share() -> None:
     assert [share.budget.tokens for share in shares] == [251, 250, 250, 250]
     assert {(share.limits.requests_per_minute, share.limits.tokens_per_minute) for share in shares} == {(7.5, 150.0)}
     assert (shares[0].url, shares[0].reader.json_field, shares[0].max_answer_tokens) == ("http://judge/v1", "score", 7)
+    assert (shares[0].reader.minimum, shares[0].reader.maximum) == (0.0, 2.0)
 
 
 def test_processes_of_all_reward_components_are_counted() -> None:
