@@ -150,7 +150,7 @@ TAIL = [
     "## What it is made of",
     "",
     "Seconds follow from operations, bytes and the data sheets in `runtime/src/rljob_runtime/simulation/devices.py`; the formulas are",
-    "in `costs.py` beside it. The shares of a peak that are reached are those that `mode: Auto` plans by: 40 % of the arithmetic in",
+    "in `costs.py` there. The fractions of peak that are reached are those that `mode: Auto` assumes: 40 % of the arithmetic in",
     "training, 15 % in decoding, 60 % of the memory's bandwidth, 20 GB/s and 8.25 GB/s of a weight sync inside and between nodes.",
     "Expect the order of things and what limits them, not seconds. Left out: rewards, validation, checkpoints, filters, redundant",
     "samples, episodes, failures.",

@@ -140,7 +140,7 @@ def test_every_field_that_is_named_exists(page: str) -> None:
         text = text.replace(section(text, title), "")
     named = set()
     for code in quoted(text):
-        if not re.search(r"[/=]|\.md$| x ", code):  # metrics, files, formulas
+        if not re.search(r"^rljob |[/=]|\.md$| x ", code):  # commands, metrics, files, formulas
             named |= set(re.findall(r"(?<![\w.-])(?<!: )([a-z]\w*(?:\.[a-z]\w*)*)(?=:|$|[,}])", code))
     assert {name for name in named if not is_field(name)} == set()
     assert len(named) >= 6

@@ -21,7 +21,7 @@ def test_the_program_prints_what_the_page_says() -> None:
     *lines, moved = done.stdout.splitlines()
     assert lines == re.findall(r"`(trainer [^`]*reference [^`]*)`", PAGE)
     weights = moment = 4_000_000
-    assert moved == f"{3 * 2 * weights + 2 * (weights + moment) + 2 * 2 * moment:.1f} bytes travelled", "as the sentence below adds up"
+    assert moved == f"{3 * 2 * weights + 2 * (weights + moment) + 2 * 2 * moment:.1f} bytes moved", "as the sentence below adds up"
     assert f"and {float(moved.split()[0]) / 1e6:.0f} MB:" in PAGE
 
 
