@@ -16,6 +16,7 @@ PLAIN = [
     "AWS_ACCESS_KEY_ID",
     "GOOGLE_APPLICATION_CREDENTIALS",
     "PASSWORDLESS",
+    "moe_token_dispatcher_type",
     "_",
 ]
 

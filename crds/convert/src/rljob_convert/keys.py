@@ -68,6 +68,20 @@ class KeyTable:
         node = self._node(parts)
         return node is not None and any(key != "" for key in node)
 
+    def drops_whole(self, parts: paths.Parts) -> bool:
+        """Whether a section that nothing read is one note: it has no field, nor has anything below it."""
+        exact, node = self.pattern(parts), self._node(parts)
+        if exact not in self.dropped or node is None:
+            return False
+        below = [child for key, child in node.items() if key != ""]
+        while below:
+            child = below.pop()
+            if isinstance(child, dict):
+                if child.get("") in self.mapped or child.get("") in self.dead:
+                    return False
+                below += [deeper for key, deeper in child.items() if key != ""]
+        return True
+
     def _node(self, parts: paths.Parts) -> dict[str, object] | None:
         node: object = self._tree
         for part in parts:
@@ -92,7 +106,8 @@ def _visit(source: Source, table: KeyTable, parts: paths.Parts, node: object, to
     if parts in source.used or parts in source.noted:
         return
     is_section = isinstance(node, (dict, list)) and bool(node)
-    if parts and parts not in touched and not (is_section and table.knows_below(parts)):
+    is_split = is_section and table.knows_below(parts) and not table.drops_whole(parts)
+    if parts and parts not in touched and not is_split:
         _account(source, table, parts, node)
     elif isinstance(node, dict):
         for key, value in node.items():
@@ -109,11 +124,11 @@ def _account(source: Source, table: KeyTable, parts: paths.Parts, node: object) 
     if dead is not None:
         source.drop(parts, f"{table.framework} itself ignores it: {dead}", "remove it")
         return
-    if exact in table.mapped and exact not in table.dropped:
+    if exact is not None and exact in table.mapped and exact not in table.dropped:
         if node is None:
             source.used.add(parts)
         else:
-            source.drop(parts, "has no effect together with the other settings of this file", "check the converted fields")
+            source.drop(parts, _without_use(table.mapped[exact]), "check the converted fields")
         return
     rule = next((table.dropped[p] for p in _ancestors(table, parts) if p in table.dropped), None)
     if rule is None or (exact is None and _near_miss(source, table, parts) and parts not in source.serving):
@@ -125,6 +140,12 @@ def _account(source: Source, table: KeyTable, parts: paths.Parts, node: object) 
         source.used.add(parts)
     else:
         source.drop(parts, rule.why, rule.remedy)
+
+
+def _without_use(target: str) -> str:
+    """Why a key that may become a field does not become one here."""
+    field = "" if target.startswith(("nothing", "which of")) else f", which have no use for {target}"
+    return f"has no effect with the other settings of this file{field}"
 
 
 def _ancestors(table: KeyTable, parts: paths.Parts) -> Iterator[str]:

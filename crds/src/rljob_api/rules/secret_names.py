@@ -8,8 +8,8 @@ from rljob_api.errors import FieldError, field_error
 
 _WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIAL", "CREDENTIALS"})
 _PAIRS = frozenset({("API", "KEY"), ("PRIVATE", "KEY"), ("ACCESS", "KEY")})
-_PLACES = frozenset({"FILE", "PATH", "DIR", "FOLDER", "NAME", "ID"})
-"""A name that ends so says where a secret is, not what it is."""
+_PLACES = frozenset({"FILE", "PATH", "DIR", "FOLDER", "NAME", "ID", "TYPE"})
+"""A name that ends so says where a secret is or of what kind, not what it is."""
 _FILES = frozenset({"GOOGLE_APPLICATION_CREDENTIALS"})
 """Names of files by convention."""
 
