@@ -150,7 +150,7 @@ class TestRoles:
     @pytest.mark.parametrize(
         ("rule", "advantage", "reward"),
         [
-            ("adv_type: reinpp_baseline, gamma: 0.9", {"estimator": "ReinforcePlusPlus", "gamma": 0.9}, {"center": "Group"}),
+            ("adv_type: reinpp_baseline, gamma: 0.9", {"estimator": "ReinforcePlusPlus"}, {"center": "Group"}),
             ("adv_type: rloo, normalize_advantages: true, gamma: 1.0", {"estimator": "RLOO", "whiten": True}, None),
             ("adv_type: raw, gamma: 0.9, gae_lambda: 0.9", {"estimator": "Reinforce"}, None),
             ("adv_type: grpo, gamma: 0.9, gae_lambda: 0.9", {"estimator": "GRPO"}, None),
@@ -227,7 +227,7 @@ critic:
             "learningRate": 1e-5,
             "minLearningRate": 1e-6,
             "schedule": "Linear",
-            "learningRateWarmupSteps": 4,
+            "learningRateWarmupSteps": 2,
             "beta1": 0.8,
             "beta2": 0.99,
             "epsilon": 1e-7,
@@ -236,7 +236,8 @@ critic:
             "valueClip": 0.5,
             "warmupSteps": 3,
         }
-        assert "lr_sched.min_lr counts" in notes(text, "critic.optim.min_lr")[0].why
+        assert "reads critic.lr_sched alone" in notes(text, "critic.optim.min_lr")[0].why
+        assert "a step has 2" in notes(text, "critic.lr_sched.lr_warmup_iters")[0].why
 
     @pytest.mark.parametrize(
         ("algorithm", "expected"),
@@ -265,7 +266,7 @@ critic:
 
     @pytest.mark.parametrize(("backend", "expected"), [("megatron", 2e-6), ("fsdp", 1e-6)])
     def test_each_backend_reads_the_end_of_its_schedule_elsewhere(self, backend: str, expected: float) -> None:
-        sections = "optim: {lr: 1.0e-5, min_lr: 1.0e-6}, lr_sched: {lr_decay_style: cosine, min_lr: 2.0e-6}"
+        sections = "optim: {lr: 1.0e-5, min_lr: 1.0e-6, lr_scheduler: cosine}, lr_sched: {lr_decay_style: cosine, min_lr: 2.0e-6}"
         assert spec_of(f"actor: {{training_backend: {backend}, {sections}}}")["training"]["minLearningRate"] == expected
 
     @pytest.mark.parametrize("word", ["actor: {model: {precision: bf16}}", ""])
@@ -317,6 +318,89 @@ critic:
         text += "algorithm: {group_size: 16, n_minibatches: 4}\ndata: {rollout_batch_size: 512}"
         assert spec_of(text)["rollout"]["promptsPerStep"] == 500
         assert "40 processes do not divide 512 * 16" in notes(text, "data.rollout_batch_size")[0].why
+
+    @pytest.mark.parametrize(
+        ("schedule", "warmup", "said"),
+        [
+            (
+                "training_backend: megatron, lr_sched: {lr_warmup_fraction: 0.01, lr_decay_iters: 10, lr_warmup_iters: 0}",
+                0,
+                "of the 10 optimizer updates",
+            ),
+            (
+                "training_backend: megatron, lr_sched: {lr_warmup_fraction: 0.5, lr_decay_iters: 100, lr_warmup_iters: 7}",
+                13,
+                "becomes 13 of 20 steps",
+            ),
+            ("training_backend: megatron, lr_sched: {lr_warmup_fraction: 0.0001}", 3, "of the 100000 optimizer updates"),
+            ("training_backend: megatron, lr_sched: {lr_warmup_iters: 6}, optim: {lr_warmup_steps: 9}", 2, "optimizer updates"),
+            ("training_backend: fsdp, lr_sched: {lr_warmup_fraction: 0.5}, optim: {lr_warmup_steps: 9}", 3, "a step has 4"),
+            ("training_backend: fsdp, optim: {lr_warmup_steps_ratio: 0.1, total_training_steps: 60}", 2, "of the 60 optimizer"),
+            ("training_backend: fsdp, optim: {lr_warmup_steps_ratio: 0.1}", 0, "of the 0 optimizer"),
+            ("training_backend: fsdp, lr_sched_sync_with_optim: false, optim: {lr_warmup_steps: 9}", 9, None),
+            ("optim: {lr_warmup_steps_ratio: 0.1}", 2, "of the 80 optimizer"),
+        ],
+    )
+    def test_warm_up_counts_updates_of_the_trainers_own_keys(self, schedule: str, warmup: int, said: str | None) -> None:
+        text = f"algorithm: {{n_minibatches: 4}}\nrunner: {{max_steps: 20}}\nactor: {{{schedule}}}"
+        assert spec_of(text)["training"]["warmupSteps"] == warmup
+        found = [
+            note.why for note in conversion.convert("rlinf", text).notes if (note.kind, "warmup" in note.path) == (NoteKind.DIFFERENT, True)
+        ]
+        assert [why for why in found if said and said in why] == found
+        assert bool(found) is (said is not None)
+
+    def test_keys_of_the_other_trainer_are_said_to_be_unread(self) -> None:
+        text = "actor: {training_backend: fsdp, lr_sched: {lr_decay_style: linear, lr_warmup_fraction: 0.5, min_lr: 1.0e-7}}"
+        assert not {"schedule", "warmupSteps", "minLearningRate"} & spec_of(text)["training"].keys()
+        for key in ("lr_decay_style", "lr_warmup_fraction", "min_lr"):
+            assert "reads actor.optim alone" in notes(text, f"actor.lr_sched.{key}")[0].why
+
+    @pytest.mark.parametrize(("end", "kind"), [(80, None), (50, NoteKind.DIFFERENT), (None, NoteKind.ASSUMED)])
+    def test_a_schedule_that_ends_elsewhere_is_said(self, end: int | None, kind: NoteKind | None) -> None:
+        given = "" if end is None else f", lr_decay_iters: {end}"
+        text = "algorithm: {n_minibatches: 4}\nrunner: {max_steps: 20}\n"
+        text += f"actor: {{training_backend: megatron, lr_sched: {{lr_decay_style: linear{given}}}}}"
+        assert [note.kind for note in notes(text, "actor.lr_sched.lr_decay_iters")] == ([] if kind is None else [kind])
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ("algorithm: {loss_agg_func: token-mean, training_batch_size_per_gpu: 1}", "SeqMeanTokenMean"),
+            ("algorithm: {loss_agg_func: token-mean}", "SeqMeanTokenMean"),
+            ("algorithm: {loss_agg_func: token-mean, training_batch_size_per_gpu: 4}", "TokenMean"),
+            ("algorithm: {loss_agg_func: token-mean}\nrunner: {enable_dynamic_batch_size: true}", "TokenMean"),
+            ("algorithm: {loss_agg_func: token-mean, use_valid_token_scale: true}", "TokenMean"),
+            ("algorithm: {loss_agg_func: token-mean, use_valid_token_scale: true}\nactor: {training_backend: fsdp}", "SeqMeanTokenMean"),
+            ("algorithm: {loss_agg_func: seq-mean-token-sum}", "SeqMeanTokenSum"),
+        ],
+    )
+    def test_a_mean_over_tokens_is_one_of_micro_batches(self, settings: str, expected: str) -> None:
+        assert spec_of(settings)["algorithm"]["policyLoss"]["aggregation"] == expected
+        exact = "use_valid_token_scale: true}" in settings and "fsdp" not in settings
+        assert bool(notes(settings, "algorithm.loss_agg_func")) is not (exact or expected == "SeqMeanTokenSum")
+
+    @pytest.mark.parametrize(("measured", "expected"), [("true", 0.01), ("false", None)])
+    def test_an_entropy_bonus_needs_the_entropy(self, measured: str, expected: float | None) -> None:
+        text = f"algorithm: {{entropy_bonus: 0.01, calculate_entropy: {measured}}}"
+        assert spec_of(text)["algorithm"].get("entropyCoefficient") == expected
+        assert bool(notes(text, "algorithm.entropy_bonus")) is (expected is None)
+
+    def test_defaults_that_are_not_rljobs_are_written_out(self) -> None:
+        text = "algorithm: {adv_type: gae, loss_type: actor}\ncritic: {optim: {lr: 1.0e-5}}\n"
+        text += "actor: {training_backend: fsdp, optim: {lr: 1.0e-6}}"
+        spec = spec_of(text)
+        assert spec["algorithm"]["advantage"]["lambda"] == 1.0
+        assert (spec["training"]["weightDecay"], spec["algorithm"]["critic"]["weightDecay"]) == (0.01, 0.01)
+        assert spec["algorithm"]["policyLoss"]["dualClip"] == 3.0
+        for path in ("algorithm.gae_lambda", "actor.optim.weight_decay", "critic.optim.weight_decay", "algorithm.clip_ratio_c"):
+            assert notes(text, path)[0].kind is NoteKind.ASSUMED
+
+    def test_texts_that_end_a_response(self) -> None:
+        assert spec_of("algorithm: {sampling_params: {stop: ['</search>', '</answer>']}}")["rollout"]["stopStrings"] == [
+            "</search>",
+            "</answer>",
+        ]
 
     @pytest.mark.parametrize(("bound", "expected"), [("3.0", 3.0), ("null", 0.0)])
     def test_a_dual_clip_that_is_off_stays_off(self, bound: str, expected: float) -> None:

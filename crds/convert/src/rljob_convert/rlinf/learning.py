@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_api.errors import counted
 from rljob_convert import common
 from rljob_convert.common import Section, compact
+from rljob_convert.rlinf.rates import FSDP, Clock, backend, rates
 from rljob_convert.source import Source
 
 _ESTIMATORS = {
@@ -22,7 +23,8 @@ _ESTIMATORS = {
     "reinforce_plus_plus": "ReinforcePlusPlus",
     "reinpp_baseline": "ReinforcePlusPlus",
 }
-_DISCOUNTING = ("GAE", "Reinforce", "ReinforcePlusPlus")
+_DISCOUNTING = ("GAE", "Reinforce")
+"""RLinf's reinpp sums up rewards without a discount (``compute_reinpp_advantages``)."""
 _LOSSES = {
     "actor": "PPO",
     "grpo": "PPO",
@@ -38,7 +40,8 @@ _AGGREGATIONS = {
     "seq-mean-token-sum": "SeqMeanTokenSum",
 }
 _PENALTIES = {"low_var_kl": "K3", "k3": "K3", "kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "abs": "Abs"}
-_SCHEDULES = {"constant": "Constant", "linear": "Linear", "cosine": "Cosine", "constant_with_warmup": "Constant"}
+_DEFAULT_DECAY = 0.01
+"""RLinf's weight decay where a file gives none, with either trainer."""
 DEFAULT_STEPS = 100
 MAX_TOP_K = 100_000
 """A larger topK is RLinf's way to say none: no vocabulary is so large that it would cut more than the rarest tokens."""
@@ -80,25 +83,58 @@ def algorithm(source: Source, *, has_critic: bool) -> Rule:
                     "clipLow": clip if low is None else low,
                     "clipHigh": clip if high is None else high,
                     "dualClip": _dual_clip(source),
-                    "aggregation": source.choice(_AGGREGATIONS, *where, "loss_agg_func"),
+                    "aggregation": _aggregation(source),
                 }
             ),
             "kl": kl,
-            "entropyCoefficient": source.number(*where, "entropy_bonus") or None,
+            "entropyCoefficient": _entropy(source),
         }
     )
     if estimator == "GAE" and not has_critic:
         source.differs((*where, "adv_type"), "needs a critic, and the file places none", "add a component with role: Critic")
-    if estimator == "GAE":
-        section = {**section, "critic": _critic(source)}
     return Rule(section=compact(section), kl_coefficient=kl.get("coefficient", 0.0))
 
 
 def _dual_clip(source: Source) -> float | None:
-    """RLinf's ``clip_ratio_c``, which is off where a file does not set it; RLJob's is 3 then."""
-    bound = source.number("algorithm", "clip_ratio_c", above=1.0, high=1000.0)
+    """RLinf's ``clip_ratio_c``; RLJob's default is 3.
+
+    Null switches it off; where a file has no such key, RLinf's FSDP trainer takes 3 (``fsdp_actor_worker.py``), and Megatron none.
+    """
+    where = ("algorithm", "clip_ratio_c")
+    bound = source.number(*where, above=1.0, high=1000.0)
     has_one = source.peek("algorithm", "loss_type") in (None, *(word for word, loss in _LOSSES.items() if loss in ("PPO", "GSPO")))
-    return 0.0 if bound is None and has_one and source.keys("algorithm") else bound
+    if bound is not None or not has_one or not source.keys("algorithm"):
+        return bound
+    if backend(source) == FSDP and "clip_ratio_c" not in source.keys("algorithm"):
+        return source.assume(where, 3.0, "default of RLinf's FSDP trainer", "write dualClip: 0 to switch it off")
+    return 0.0
+
+
+def _aggregation(source: Source) -> str | None:
+    """RLinf averages tokens within a micro-batch and then micro-batches, unless Megatron scales by ``use_valid_token_scale``."""
+    where, scale = ("algorithm", "loss_agg_func"), ("algorithm", "use_valid_token_scale")
+    aggregation = source.choice(_AGGREGATIONS, *where)
+    if backend(source) == FSDP and source.peek(*scale):
+        source.drop(scale, "RLinf's FSDP trainer does not read it")
+    elif source.flag(*scale) or aggregation != "TokenMean":
+        return aggregation
+    size, is_dynamic = source.peek("algorithm", "training_batch_size_per_gpu"), source.peek("runner", "enable_dynamic_batch_size")
+    if aggregation == "TokenMean" and not is_dynamic and size in (None, 1):
+        why = "becomes SeqMeanTokenMean: RLinf averages tokens within a micro-batch, which is one response here"
+        source.differs(where, why, "write TokenMean for the mean over all tokens of an update")
+        return "SeqMeanTokenMean"
+    if aggregation == "TokenMean":
+        source.differs(where, "is the mean over all tokens of an update, where RLinf averages within micro-batches, and then those")
+    return aggregation
+
+
+def _entropy(source: Source) -> float | None:
+    where = ("algorithm", "entropy_bonus")
+    bonus, measures = source.number(*where) or None, source.flag("algorithm", "calculate_entropy")
+    if bonus is not None and measures is False:
+        source.drop(where, "calculate_entropy is off, so RLinf adds none", "set algorithm.entropyCoefficient")
+        return None
+    return bonus
 
 
 def _advantage(source: Source, estimator: str) -> Section:
@@ -112,10 +148,15 @@ def _advantage(source: Source, estimator: str) -> Section:
         {
             "estimator": estimator,
             "gamma": None if gamma == 1 else gamma,
-            "lambda": source.number(*where, "gae_lambda", high=1.0) if estimator == "GAE" else None,
+            "lambda": _lambda(source) if estimator == "GAE" else None,
             "whiten": whiten if estimator == "GAE" else True if whiten and estimator != "ReinforcePlusPlus" else None,
         }
     )
+
+
+def _lambda(source: Source) -> float:
+    value = source.number("algorithm", "gae_lambda", high=1.0)
+    return source.assume(("algorithm", "gae_lambda"), 1.0, "RLinf's default") if value is None else value
 
 
 def _kl(source: Source, estimator: str) -> Section:
@@ -131,9 +172,11 @@ def _kl(source: Source, estimator: str) -> Section:
     return compact({"coefficient": in_rewards, "estimator": estimate, "placement": "Reward"}) if in_rewards else {}
 
 
-def _critic(source: Source) -> Section:
-    """The critic's own optimizer, in its section; ``actor.optim.value_lr`` where a file has none."""
-    optim, schedule = ("critic", "optim"), _schedule(source, "critic")
+def with_critic(source: Source, rule: Section, trained: Section) -> Section:
+    """The rule with the critic's own optimizer where values are estimated: its section, and ``actor.optim.value_lr`` without one."""
+    if rule["advantage"]["estimator"] != "GAE":
+        return rule
+    optim = ("critic", "optim")
     own, shared = source.number(*optim, "lr", above=0.0), ("actor", "optim", "value_lr")
     if own is not None and source.has(*shared):
         source.drop(shared, f"critic.optim.lr {own:g} counts")
@@ -142,21 +185,27 @@ def _critic(source: Source) -> Section:
     if clip is not None and source.has("algorithm", "value_clip"):
         source.drop(("algorithm", "value_clip"), f"value_cliprange {clip:g} counts, which the critic of LLMs reads")
     clip = source.number("algorithm", "value_clip", above=0.0) if clip is None else clip
-    return compact(
-        {
-            "learningRate": rate,
-            "minLearningRate": None if rate is None else _min_learning_rate(source, "critic", rate, schedule),
-            "schedule": schedule,
-            "learningRateWarmupSteps": _warmup_steps(source, "critic"),
-            "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
-            "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
-            "epsilon": source.number(*optim, "adam_eps", above=0.0),
-            "weightDecay": source.number(*optim, "weight_decay"),
-            "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
-            "valueClip": clip,
-            "warmupSteps": source.integer("algorithm", "critic_warmup_steps") or None,
-        }
-    )
+    clock = Clock(steps=trained["steps"], updates=trained.get("miniBatches", 1))
+    fields = {
+        "learningRate": rate,
+        **rates(source, "critic", rate, clock, "learningRateWarmupSteps"),
+        "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
+        "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
+        "epsilon": source.number(*optim, "adam_eps", above=0.0),
+        "weightDecay": _weight_decay(source, "critic"),
+        "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
+        "valueClip": clip,
+        "warmupSteps": source.integer("algorithm", "critic_warmup_steps") or None,
+    }
+    return compact({**rule, "critic": compact(fields)})
+
+
+def _weight_decay(source: Source, role: str) -> float | None:
+    """RLinf's default is written out where a file describes an optimizer without it."""
+    decay = source.number(role, "optim", "weight_decay")
+    if decay is None and source.keys(role, "optim"):
+        return source.assume((role, "optim", "weight_decay"), _DEFAULT_DECAY, "RLinf's default")
+    return decay
 
 
 def off_policy(source: Source, variant: str | None, updates: int) -> Section | None:
@@ -221,6 +270,7 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
             "topP": source.number(*params, "top_p", above=0.0, high=1.0),
             "topK": top_k if top_k is not None and 0 < top_k < MAX_TOP_K else None,
             "stopTokenIds": _stop_tokens(source),
+            "stopStrings": list(dict.fromkeys(source.texts(*params, "stop"))) if trains else None,
         }
     )
 
@@ -236,8 +286,8 @@ def _stop_tokens(source: Source) -> list[int]:
 
 def training(source: Source, generation: Section, processes: int) -> Section:
     """The trainer's settings; ``generation`` is the section rollout, ``processes`` the trainer's, 0 if not known."""
-    steps = _steps(source)
-    optim, schedule, rate = ("actor", "optim"), _schedule(source), source.number("actor", "optim", "lr", above=0.0)
+    steps, updates = _steps(source), _mini_batches(source, generation)
+    optim, rate = ("actor", "optim"), source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
     context = source.integer("actor", "model", "context_parallel_size", low=1, high=64) or 1
     found = source.peek("actor", "model", "expert_model_parallel_size")
@@ -246,15 +296,13 @@ def training(source: Source, generation: Section, processes: int) -> Section:
         {
             "steps": steps,
             "learningRate": rate,
-            "minLearningRate": None if rate is None else _min_learning_rate(source, "actor", rate, schedule),
-            "schedule": schedule,
-            "warmupSteps": _warmup(source, steps, common.most_warmup(steps, schedule)),
+            **rates(source, "actor", rate, Clock(steps=steps, updates=updates or 1), "warmupSteps"),
             "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
             "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
             "epsilon": source.number(*optim, "adam_eps", above=0.0),
-            "weightDecay": source.number(*optim, "weight_decay"),
+            "weightDecay": _weight_decay(source, "actor"),
             "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
-            "miniBatches": _mini_batches(source, generation),
+            "miniBatches": updates,
             "microBatchTokens": _micro_batch(source, context),
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": common.tensor_parallel(source, ("actor", "model", "tensor_model_parallel_size"), tensor, experts),
@@ -275,56 +323,6 @@ def _steps(source: Source) -> int:
     if epochs is not None:
         source.drop(("runner", "max_epochs"), "RLJob counts steps: epochs * prompts of the data / promptsPerStep", "set training.steps")
     return source.assume(("runner", "max_steps"), DEFAULT_STEPS, "the file does not bound the steps", "set training.steps")
-
-
-def _schedule(source: Source, role: str = "actor") -> str | None:
-    old, new = (role, "lr_sched", "lr_decay_style"), (role, "optim", "lr_scheduler")
-    first = source.choice(_SCHEDULES, *old)
-    second = source.choice(_SCHEDULES, *new)
-    if first is not None and second is not None and first != second:
-        source.drop(new, f"lr_sched.lr_decay_style counts, {first}")
-    return first or second
-
-
-def _min_learning_rate(source: Source, role: str, rate: float, schedule: str | None) -> float | None:
-    """Where the schedule ends: Megatron reads it from ``lr_sched``, FSDP from ``optim``."""
-    megatron = source.peek(role, "training_backend") == "megatron"
-    where, other = (role, "lr_sched", "min_lr"), (role, "optim", "min_lr")
-    where, other = (where, other) if megatron or not source.has(*other) else (other, where)
-    if source.has(*other):
-        source.drop(other, f"{'.'.join(where)} counts with training_backend {'megatron' if megatron else 'fsdp'}")
-    smallest = source.number(*where)
-    if not smallest:
-        return None
-    if schedule in (None, "Constant") or smallest > rate:
-        why = "the rate is constant" if schedule in (None, "Constant") else f"is above the learning rate {rate:g}"
-        source.drop(where, f"{why}, so no schedule ends there")
-        return None
-    return smallest
-
-
-def _warmup_steps(source: Source, role: str) -> int | None:
-    """Warm-up steps that a file gives as a number, the larger of its two places."""
-    counts = [source.integer(role, *key, high=1_000_000) for key in (("lr_sched", "lr_warmup_iters"), ("optim", "lr_warmup_steps"))]
-    return max((count for count in counts if count is not None), default=None)
-
-
-def _warmup(source: Source, steps: int, most: int) -> int | None:
-    optim = ("actor", "optim")
-    for where in (("actor", "lr_sched", "lr_warmup_iters"), (*optim, "lr_warmup_steps")):
-        number = source.integer(*where)
-        if number:
-            for ratio in (("actor", "lr_sched", "lr_warmup_fraction"), (*optim, "lr_warmup_steps_ratio")):
-                if source.has(*ratio):
-                    source.drop(ratio, f"{where[-1]} {number} counts")
-            if number > most:
-                source.differs(where, f"is cut to {most} of the {counted(steps, 'step')} of the job")
-            return min(number, most)
-    for where in (("actor", "lr_sched", "lr_warmup_fraction"), (*optim, "lr_warmup_steps_ratio")):
-        ratio_value = source.number(*where, high=1.0)
-        if ratio_value is not None:
-            return min(most, common.whole_steps(source, where, ratio_value, steps) or 0)
-    return None
 
 
 def whole_batches(source: Source, generation: Section, trained: Section, processes: int) -> Section:

@@ -12,7 +12,7 @@ from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.rlinf.environments import environments, with_environments
 from rljob_convert.rlinf.keys import NEVER_VALIDATES, TABLE
-from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training, whole_batches
+from rljob_convert.rlinf.learning import algorithm, off_policy, rollout, training, whole_batches, with_critic
 from rljob_convert.rlinf.placement import Placed, place
 from rljob_convert.source import Source
 
@@ -47,7 +47,7 @@ def _training(source: Source, devices_per_node: int | None) -> Section:
     updates = trained.get("miniBatches", 1)
     correction = off_policy(source, rule.section.get("policyLoss", {}).get("variant"), updates)
     clip = next((key for key in ("value_cliprange", "value_clip") if source.has("algorithm", key)), "value_clip")
-    learning = common.without_idle_value_clip(source, ("algorithm", clip), rule.section, updates)
+    learning = common.without_idle_value_clip(source, ("algorithm", clip), with_critic(source, rule.section, trained), updates)
     processes = placed.workers.get("actor", 1) // (trained.get("tensorParallelSize", 1) * trained.get("contextParallelSize", 1))
     return {
         "nodeGroups": placed.node_groups,
