@@ -17,6 +17,7 @@ response_length: 512
 actor_train: {device_mapping: '[0, 1]'}
 actor_infer: {device_mapping: '[2, 3]', strategy_args: {strategy_name: vllm}}
 """
+OF_TRAINER = "actor_train: {device_mapping: '[0, 1]'}"
 
 
 def converted(more: str) -> conversion.Converted:
@@ -246,6 +247,71 @@ def test_a_warm_up_leaves_a_step_of_the_policys_own_to_the_schedule() -> None:
     assert result.manifest["spec"]["training"]["warmupSteps"] == 14
     (size,) = [note for note in result.notes if note.path == "actor_train.training_args.per_device_train_batch_size"]
     assert (size.kind, size.value) == (NoteKind.ASSUMED, "8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "steps", "said"),
+    [
+        # 8 prompts * 4 samples / 2 processes = 16 samples of a process, in updates of 2 * 2
+        ("per_device_train_batch_size: 2, gradient_accumulation_steps: 2", "", 5, "a step has 4"),
+        ("per_device_train_batch_size: 2, gradient_accumulation_steps: 2", "ppo_epochs: 2", 3, "a step has 8"),
+        ("per_device_train_batch_size: 2, gradient_accumulation_steps: 8", "", 20, None),
+    ],
+)
+def test_warm_up_counts_optimizer_updates(arguments: str, text: str, steps: int, said: str | None) -> None:
+    trainer = f"actor_train: {{device_mapping: '[0, 1]', training_args: {{{arguments}, warmup_steps: 20}}}}"
+    result = conversion.convert("roll", f"{BASE.replace(OF_TRAINER, trainer)}max_steps: 100\n{text}\n")
+    assert result.manifest["spec"]["training"]["warmupSteps"] == steps
+    found = [note.why for note in result.notes if note.path == "actor_train.training_args.warmup_steps"]
+    assert [said in why for why in found if said] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(("accumulation", "steps"), [(1, 3), (4, 12)])
+def test_the_critics_warm_up_counts_its_own_updates(accumulation: int, steps: int) -> None:
+    args = f"per_device_train_batch_size: 4, gradient_accumulation_steps: {accumulation}, warmup_steps: 12"
+    text = f"adv_estimator: gae\ncritic: {{device_mapping: '[0, 1]', training_args: {{{args}}}}}"
+    assert spec_of(text)["algorithm"]["critic"]["learningRateWarmupSteps"] == steps
+
+
+def test_agentic_jobs_have_no_masks_upstream() -> None:
+    text = "max_len_mask: true\ndifficulty_mask: true\ndifficulty_low_threshold: 0.1\nlength_loss_weight: true\nerror_max_len_clip: false"
+    result = converted(f"{text}\ntrain_env_manager: {{tags: [a], group_size: 4}}\nsequence_length: 64")
+    assert not {"filters", "sampleWeights"} & result.manifest["spec"]["algorithm"].keys()
+    for key in ("max_len_mask", "difficulty_mask", "difficulty_low_threshold", "length_loss_weight"):
+        (note,) = [note for note in result.notes if note.path == key]
+        assert "agentic pipeline does not read it" in note.why
+
+
+@pytest.mark.parametrize(("samples", "expected"), [(1, None), (2, {"minGroupMean": 0.1, "maxGroupMean": 1.0})])
+def test_a_single_response_is_never_too_hard(samples: int, expected: dict[str, Any] | None) -> None:
+    base = BASE.replace("in_group: 4", f"in_group: {samples}")
+    result = conversion.convert("roll", f"{base}difficulty_mask: true\ndifficulty_low_threshold: 0.1\n")
+    assert result.manifest["spec"]["algorithm"].get("filters") == expected
+    assert ("difficulty_mask" in {note.path for note in result.notes}) is (expected is None)
+
+
+def test_a_clip_of_failures_without_a_length_is_told() -> None:
+    assert "without error_max_len_threshold" in notes("error_max_len_clip: true", "error_max_len_clip")[0].why
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("repetition_penalty: 1.1", "would bend"), ("do_sample: false", "always samples"), ("bad_words: [a]", "stopStrings")],
+)
+def test_sampling_that_rljob_does_not_have(key: str, said: str) -> None:
+    engine = f"actor_infer: {{device_mapping: '[2, 3]', generating_args: {{{key}}}}}"
+    (note,) = [note for note in conversion.convert("roll", engine).notes if note.path == f"actor_infer.generating_args.{key.split(':')[0]}"]
+    assert said in note.why
+
+
+def test_a_field_that_other_settings_leave_unused_is_named() -> None:
+    assert "no use for algorithm.critic.valueClip (gae)" in notes("adv_estimator: grpo\nvalue_clip: 0.5", "value_clip")[0].why
+
+
+def test_a_section_without_fields_is_one_note() -> None:
+    library = "gem_math:\n  a: {env_type: 'math:A', max_steps: 3}\n  b: {env_type: 'math:B', env_config: {dataset_name: b}}\n"
+    found = [note.path for note in conversion.convert("roll", f"{BASE}{library}").notes if note.path.startswith("gem_math")]
+    assert found == ["gem_math"]
 
 
 def test_masks_and_weights_of_samples() -> None:

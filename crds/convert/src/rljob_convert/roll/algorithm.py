@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rljob_convert.common import Section, compact
 from rljob_convert.roll.credit import credit
 from rljob_convert.roll.distillation import Distilled, without_scores
-from rljob_convert.roll.learning import SCHEDULES, Batch, min_learning_rate
+from rljob_convert.roll.learning import SCHEDULES, Batch, critic_updates, min_learning_rate, warmup_steps
 from rljob_convert.source import Source
 
 _ESTIMATORS = {
@@ -56,13 +56,10 @@ class Rule:
 
 def algorithm(source: Source, numbers: Batch, *, is_agentic: bool, teacher: Distilled | None = None) -> Rule:
     """All of the learning rule but the correction, which depends on how many updates a step has."""
+    masks = _masking(source, numbers, is_agentic=is_agentic)
     if teacher is not None and teacher.is_pure:
-        rule: Section = {
-            "advantage": _advantage(source, "Reinforce"),
-            "policyLoss": _policy_loss(source),
-            "filters": _filters(source, numbers),
-        }
-        rule |= {"sampleWeights": _sample_weights(source), "entropyCoefficient": source.number("entropy_loss_coef") or None}
+        rule: Section = {"advantage": _advantage(source, "Reinforce"), "policyLoss": _policy_loss(source), **masks}
+        rule["entropyCoefficient"] = source.number("entropy_loss_coef") or None
         return Rule(section=compact({**without_scores(source, rule), "distillation": teacher.section}), kl_coefficient=0.0)
     if is_agentic:
         given = credit(source, numbers)
@@ -84,8 +81,7 @@ def algorithm(source: Source, numbers: Batch, *, is_agentic: bool, teacher: Dist
             "policyLoss": _policy_loss(source),
             "kl": kl,
             "distillation": None if teacher is None else teacher.section,
-            "filters": _filters(source, numbers),
-            "sampleWeights": _sample_weights(source),
+            **masks,
             "entropyCoefficient": source.number("entropy_loss_coef") or None,
             "critic": _critic(source) if estimator == "GAE" else None,
         }
@@ -144,14 +140,13 @@ def _critic(source: Source) -> Section:
     schedule = source.choice(SCHEDULES, *where, "lr_scheduler_type")
     if schedule is None:
         schedule = source.assume((*where, "lr_scheduler_type"), "Linear", "ROLL's default")
-    warmup = source.integer(*where, "warmup_steps", high=1_000_000)
     decay = source.number(*where, "weight_decay")
     return compact(
         {
             "learningRate": rate,
             "minLearningRate": min_learning_rate(source, where, rate, schedule),
             "schedule": schedule,
-            "learningRateWarmupSteps": 0 if warmup is None else warmup,
+            "learningRateWarmupSteps": 0,  # see critic_in_steps
             "beta1": source.number(*where, "adam_beta1", high=0.999_999),
             "beta2": source.number(*where, "adam_beta2", high=0.999_999),
             "epsilon": source.number(*where, "adam_epsilon", above=0.0),
@@ -160,6 +155,14 @@ def _critic(source: Source) -> Section:
             "warmupSteps": source.integer("critic_warmup") or None,
         }
     )
+
+
+def critic_in_steps(source: Source, rule: Rule, numbers: Batch, devices: int) -> Section:
+    """The learning rule with the critic's warm-up in steps of the job; ``devices``: of the critic."""
+    if not rule.needs_critic:
+        return rule.section
+    warmup = warmup_steps(source, ("critic", "training_args"), critic_updates(source, numbers, devices))
+    return {**rule.section, "critic": {**rule.section["critic"], "learningRateWarmupSteps": warmup or 0}}
 
 
 def _policy_loss(source: Source) -> Section:
@@ -301,13 +304,33 @@ def _drop_reward_kl(source: Source, why: str) -> None:
             source.drop((key,), why)
 
 
+_MASKS = ("max_len_mask", "difficulty_mask", "error_max_len_clip", "difficulty_loss_weight", "length_loss_weight")
+"""Switches of the RLVR pipeline."""
+
+
+def _masking(source: Source, numbers: Batch, *, is_agentic: bool) -> Section:
+    """Which samples count, and how much; ROLL's agentic pipeline keeps all alike (``get_agentic_response_level_mask``)."""
+    if not is_agentic:
+        return {"filters": _filters(source, numbers), "sampleWeights": _sample_weights(source)}
+    for key in (*_MASKS, "difficulty_low_threshold", "difficulty_high_threshold", "error_max_len_threshold"):
+        if source.has(key) and source.peek(key) is not False:
+            source.drop((key,), "ROLL's agentic pipeline does not read it", "set algorithm.filters or sampleWeights")
+        else:
+            source.take(key)
+    return {}
+
+
 def _filters(source: Source, numbers: Batch) -> Section:
     low = high = failed = None
-    if source.flag("difficulty_mask"):
+    if source.peek("difficulty_mask") is True and numbers.samples < 2:
+        source.drop(("difficulty_mask",), "a group is a single response, num_return_sequences_in_group is 1, and ROLL keeps it")
+    elif source.flag("difficulty_mask"):
         low, high = source.number("difficulty_low_threshold", low=-1e6, high=1e6), source.number("difficulty_high_threshold", high=1e6)
         low, high = 0.0 if low is None else low, 1.0 if high is None else high
     if source.flag("error_max_len_clip"):
         failed = source.integer("error_max_len_threshold", low=1, high=10**10)
+        if failed is None:
+            source.drop(("error_max_len_clip",), "without error_max_len_threshold no failed response is too long")
         if failed is not None and failed > numbers.response_tokens:
             source.drop(("error_max_len_threshold",), f"no response is longer than {numbers.response_tokens} tokens")
             failed = None

@@ -374,6 +374,7 @@ _DROPPED = {
     "val_sequence_length": Drop(why="validation prompts have the bounds of rollout"),
     "val_batch_size": Drop(why="ROLL validates the whole set, so many at a time; RLJob too, as engines have room"),
     "validation": Drop(why="validation samples with its own temperature and topP, without topK and minP"),
+    "validation.data_args": Drop(why="validation prompts are read and templated as training prompts are"),
     "validation.generating_args.num_beams": Drop(why="RLJob samples", same=(1,)),
     "val_env_manager": Drop(why="validation of agentic jobs has tags, num_groups_partition, num_env_groups and group_size"),
     "val_env_manager.max_env_num_per_worker": Drop(why="the Environment component runs the validation's environments, too"),
@@ -434,6 +435,11 @@ _DROPPED = {
     "rewards.*.response_length_penalty_coef": Drop(why="RLJob's verifiers do not look at the length", same=(0, 0.0)),
     "tag_to_template": Drop(why="all prompts have the tokenizer's own template"),
     **{f"{role}.{key}": drop for role in ROLES for key, drop in _DROPPED_ANY_ROLE.items()},
+    "actor_infer.generating_args": Drop(why="rollout has temperature, topP, topK, minP, stopTokenIds and stopStrings"),
+    "actor_infer.generating_args.do_sample": Drop(why="RLJob always samples", same=(True,)),
+    "actor_infer.generating_args.repetition_penalty": Drop(why="it would bend the distribution that is trained", same=(1, 1.0)),
+    "actor_infer.generating_args.logprobs": Drop(why="engines always return log-probs", same=(0, 1)),
+    **{f"actor_infer.model_args.lora_{key}": Drop(why="engines serve the Trainer's adapters") for key in ("target", "rank", "alpha")},
     **{
         f"{role}.strategy_args.strategy_config.{key}": drop
         for role in ("actor_train", "critic", "reference")

@@ -138,7 +138,10 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
     schedule = source.choice(SCHEDULES, *_ARGS, "lr_scheduler_type")
     if schedule is None:
         schedule = source.assume((*_ARGS, "lr_scheduler_type"), "Linear", "ROLL's default")
-    warmup = source.integer(*_ARGS, "warmup_steps")
+    tensor = source.integer(*_CONFIG, "tensor_model_parallel_size", low=1, high=64) or 1
+    context = _context_parallel(source)
+    updates, epochs = _updates(source, numbers, num_devices, tensor * context), source.integer("ppo_epochs", low=1)
+    warmup = warmup_steps(source, _ARGS, (updates or 1) * (epochs or 1))
     ratio = source.number(*_ARGS, "warmup_ratio", high=1.0)
     if warmup is None or (warmup == 0 and ratio):
         warmup = common.whole_steps(source, (*_ARGS, "warmup_ratio"), ratio, steps)
@@ -149,8 +152,6 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
         place = "warmup_steps" if source.peek(*_ARGS, "warmup_steps") else "warmup_ratio"
         source.differs((*_ARGS, place), f"is cut to {most} of the {counted(steps, 'step')} of the job")
         warmup = most
-    tensor = source.integer(*_CONFIG, "tensor_model_parallel_size", low=1, high=64) or 1
-    context = _context_parallel(source)
     return compact(
         {
             "steps": steps,
@@ -163,8 +164,8 @@ def training(source: Source, numbers: Batch, num_devices: int, alone: int) -> Se
             "epsilon": source.number(*_ARGS, "adam_epsilon", above=0.0),
             "weightDecay": source.number(*_ARGS, "weight_decay"),
             "maxGradNorm": source.number("max_grad_norm", above=0.0),
-            "miniBatches": _mini_batches(source, numbers, num_devices, tensor * context),
-            "epochs": source.integer("ppo_epochs", low=1),
+            "miniBatches": None if updates is None else _mini_batches(source, numbers, updates),
+            "epochs": epochs,
             "microBatchTokens": _micro_batch(source, numbers, context),
             "activationCheckpointing": _checkpointing(source),
             "tensorParallelSize": common.tensor_parallel(source, (*_CONFIG, "tensor_model_parallel_size"), tensor, expert_parallel(source)),
@@ -252,8 +253,31 @@ def _checkpointing(source: Source) -> bool | None:
     return not disabled if disabled is not None else (True if granularity else None)
 
 
-def _mini_batches(source: Source, numbers: Batch, num_devices: int, together: int) -> int | None:
-    """Optimizer updates of one step: samples of a data-parallel process / (per-device batch * accumulation).
+def warmup_steps(source: Source, where: tuple[str, ...], updates: int) -> int | None:
+    """Steps of warm-up: ROLL's schedulers count optimizer updates (``set_max_steps`` of its PPOConfig), of which a step has ``updates``."""
+    at = (*where, "warmup_steps")
+    number = source.integer(*at, high=100_000_000)
+    if not number or updates == 1:
+        return number
+    steps = -(-number // updates)
+    source.differs(at, f"counts optimizer updates, of which a step has {updates}: becomes {counted(steps, 'step')}")
+    return steps
+
+
+def critic_updates(source: Source, numbers: Batch, devices: int) -> int:
+    """Optimizer updates of the critic in one step, with batches of its own; ``devices``: of it."""
+    args, config = ("critic", "training_args"), ("critic", "strategy_args", "strategy_config")
+    keys: list[tuple[str, ...]] = [(*args, "per_device_train_batch_size"), (*args, "gradient_accumulation_steps")]
+    keys += [(*config, f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "context")]
+    sizes = [size if isinstance(size := source.peek(*key), int) and size > 0 else None for key in keys]
+    if sizes[0] is None and sizes[1] is None:
+        return 1
+    together = (sizes[2] or 1) * (sizes[3] or 1) * (sizes[4] or 1)
+    return max(1, numbers.prompts * numbers.samples // max(1, devices // together) // ((sizes[0] or 8) * (sizes[1] or 1)))
+
+
+def _updates(source: Source, numbers: Batch, num_devices: int, together: int) -> int | None:
+    """Optimizer updates of one step in ROLL: samples of a data-parallel process / (per-device batch * accumulation).
 
     Args:
         source: the file.
@@ -273,7 +297,11 @@ def _mini_batches(source: Source, numbers: Batch, num_devices: int, together: in
     if stages > 1:
         source.drop(stages_at, "RLJob has no pipeline parallel training; it served to find the number of updates")
     parallel = max(1, num_devices // (together * stages))
-    updates = max(1, numbers.prompts * numbers.samples // parallel // (per_device * accumulation))
+    return max(1, numbers.prompts * numbers.samples // parallel // (per_device * accumulation))
+
+
+def _mini_batches(source: Source, numbers: Batch, updates: int) -> int:
+    """As many of the updates as divide the prompts."""
     result = common.largest_divisor(numbers.prompts, updates)
     if result != updates:
         why = f"gives {updates} updates per step, which do not divide {numbers.prompts} prompts; {result} are made"

@@ -10,7 +10,7 @@ from rljob_convert import common
 from rljob_convert.common import Section, compact
 from rljob_convert.keys import note_leftovers
 from rljob_convert.roll import environments
-from rljob_convert.roll.algorithm import algorithm, off_policy
+from rljob_convert.roll.algorithm import algorithm, critic_in_steps, off_policy
 from rljob_convert.roll.distillation import Distilled, distilled, measuring
 from rljob_convert.roll.keys import TABLE
 from rljob_convert.roll.learning import batch, shares_sequences, training
@@ -48,7 +48,8 @@ def convert(source: Source, name: str | None) -> Section:
     trained = training(source, numbers, placed.num_trainer_devices, rule.section.get("critic", {}).get("warmupSteps", 0))
     updates = trained.get("miniBatches", 1) * trained.get("epochs", 1)
     correction = off_policy(source, rule, updates)
-    learning = common.without_idle_value_clip(source, ("value_clip",), rule.section, updates)
+    learned = critic_in_steps(source, rule, numbers, placed.num_critic_devices)
+    learning = common.without_idle_value_clip(source, ("value_clip",), learned, updates)
     validated = environments.every_steps(source) if is_agentic else every_steps(source)
     generation = rollout(source, numbers, placed.num_engines)
     if is_measured and generation.pop("groupFilter", None) is not None:
@@ -202,7 +203,7 @@ def _chat_template(source: Source) -> bool:
         if source.has(*where):
             source.take(*where) if source.peek(*where) == name else source.drop(where, f"global_template {name} counts")
     source.differs(at, "becomes data.prompt.chatTemplate: the tokenizer's own template is used")
-    for role in ("actor_infer", "reference", "critic"):
+    for role in ("actor_infer", "reference", "critic", "validation"):
         if source.peek(role, "data_args", "template") == name:
             source.take(role, "data_args", "template")
     return True

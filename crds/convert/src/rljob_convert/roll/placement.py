@@ -35,6 +35,8 @@ class Placed:
     node_groups: list[Section]
     components: list[Section]
     num_trainer_devices: int
+    num_critic_devices: int
+    """0 without a critic."""
     num_engines: int
     """0 where the mapping is no mapping."""
     num_reward_workers: int
@@ -87,6 +89,7 @@ def place(
         node_groups=groups,
         components=components,
         num_trainer_devices=len(trainer.devices) or 1,
+        num_critic_devices=len(mapped["critic"].devices) if needs_critic else 0,
         num_engines=len(rollout.devices) // size,
         num_reward_workers=sum(c["placement"]["workers"] for c in components if c["role"] == "Reward"),
         sharing=sharing,
