@@ -14,14 +14,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from rljob_runtime.records import TrainBatch
+from rljob_runtime.records import Bucket, TrainBatch
 from rljob_runtime.sampling_mask import SamplingMask
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
+from rljob_runtime.weightsync.parcel import checksum
 from tests.support.pace import HANG_S
 from tests.support.ports import free_ports
 
@@ -101,9 +105,23 @@ def packed_weights(worker: PolicyWorker, bucket_bytes: int = 50_000, *, adapters
     arrays: Arrays = {}
     for bucket in plan_buckets(worker.adapter_specs() if adapters else worker.weight_specs(), bucket_bytes).buckets:
         data = worker.pack_buckets({0: bucket})
+        check_packed_alike(worker, bucket, data)
         if data is not None:
             arrays |= {name: tensor.float().numpy().copy() for name, tensor in unpack(bucket, data)}
     return arrays
+
+
+def check_packed_alike(worker: PolicyWorker, bucket: Bucket, on_first: np.ndarray | None) -> None:
+    """Several ranks can have one bucket, with the bytes ``on_first`` that rank 0 gets of it alone; all of them by one collective."""
+    world_size = dist.get_world_size()
+    with mock.patch.object(dist, "gather", wraps=dist.gather) as gather:
+        packed = [worker.pack_buckets(dict.fromkeys(range(world_size), bucket))]
+        assert not gather.called
+    packed.append(worker.pack_buckets(dict.fromkeys(range(1, world_size), bucket)) if world_size > 1 else None)
+    assert [data is not None for data in packed] == [True, worker.rank > 0]
+    sums: list[Any] = [None] * world_size
+    dist.all_gather_object(sums, [checksum(data) for data in (on_first, *packed) if data is not None])
+    assert {one for own in sums for one in own} == {sums[0][0]}
 
 
 def full_gradients(worker: PolicyWorker) -> Arrays:

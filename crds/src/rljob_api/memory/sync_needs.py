@@ -17,7 +17,7 @@ def sync_buffers(bucket: int, shards: int, *, on_device: bool, senders: int, sen
         bucket: bytes of the largest.
         shards: processes that share out each tensor.
         on_device: whether they do not go through host memory; then one travels, or is read, while the next is packed.
-        senders: processes that send at the same time.
+        senders: processes that send buckets of their own at the same time.
         sends: whether this one is among them.
     """
     whole = 2 if on_device else 1

@@ -485,7 +485,7 @@ class PolicyNeeds:
             largest_bucket(self.spec, self.shape),
             self.data,
             on_device=self.backend not in THROUGH_HOST_MEMORY,
-            senders=self.world_size if self.backend is SyncBackend.IPC else self.senders,
+            senders=1 if self.backend is SyncBackend.IPC else self.senders,  # all pack the same bucket
             sends=self.first or self.senders > 1 or self.backend is SyncBackend.IPC,
         )
 

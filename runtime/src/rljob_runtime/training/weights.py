@@ -1,6 +1,7 @@
 """The trainer's half of a weight update: names, dtypes, shapes, and packed bytes of each bucket.
 
-One flat gather per bucket to the rank that sends it, not one per parameter; several at the same time to several ranks. Tensor parallelism
+One flat gather per bucket to the rank that sends it, not one per parameter; several at the same time to several ranks, and one for all
+where every rank gets the same bucket, as engines on all devices of the trainer read it (IPC). Tensor parallelism
 divides a parameter by rows or columns into equal parts, and FSDP2 cuts each part along its first dimension into ``ceil(rows / fsdp ranks)``
 rows per rank: each rank has one block of the full tensor, whose bytes land in the bucket. Layers with adapters go out merged, so that
 engines see an ordinary model, or the adapters alone. Experts travel as the matrices that a checkpoint has of them
@@ -9,7 +10,7 @@ engines see an ordinary model, or the adapters alone. Experts travel as the matr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,7 @@ def parts_of(model: nn.Module) -> Mapping[str, NamedPart]:
 def pack_buckets(
     model: nn.Module, buckets: Mapping[int, Bucket], out: ByteArray | torch.Tensor | None = None
 ) -> ByteArray | torch.Tensor | None:
-    """Gather buckets at the same time, each on a rank of its own, which packs it; all ranks must call it with the same buckets.
+    """Gather buckets at the same time, each on its ranks, which pack it; all ranks must call it with the same buckets.
 
     Args:
         model: sharded, and resharded after its last forward.
@@ -83,18 +84,17 @@ def pack_buckets(
     if out is None and own is not None:
         out = np.zeros(own.size_bytes, dtype=np.uint8)  # zeros: the gaps between slots count in checksums
     layout = layout_of(model) if dist.get_world_size() > 1 else None
-    gathered: _Gathered | None = None
-    begun = []
-    for rank, bucket in buckets.items():
+    begun: dict[int, _Gathered] = {}
+    for bucket, ranks in _destinations(buckets):
         shards = {slot.name: _shard(model, slot.name, sources[slot.name]) for slot in bucket.slots}
         if layout is None:
             assert out is not None
             pack(bucket, shards, out)
             return out
-        begun.append(_begin_gather(bucket, shards, sources, layout, rank))
-        gathered = begun[-1] if rank == dist.get_rank() else gathered  # several ranks may have the same bucket
-    for one in begun:
+        begun |= _begin_gathers(bucket, shards, sources, layout, ranks)
+    for one in begun.values():
         one.work.wait()
+    gathered = begun.get(dist.get_rank())
     if own is None:
         return None
     assert out is not None
@@ -221,10 +221,21 @@ class _Gathered:
     work: dist.Work
 
 
-def _begin_gather(
-    bucket: Bucket, shards: Mapping[str, torch.Tensor], sources: Mapping[str, _Source], layout: Layout, destination: int
-) -> _Gathered:
-    """Send this rank's blocks of a bucket to one rank; all travel as the longest of any rank."""
+def _destinations(buckets: Mapping[int, Bucket]) -> list[tuple[Bucket, list[int]]]:
+    """Every bucket once, with the ranks that get it."""
+    found: dict[int, tuple[Bucket, list[int]]] = {}
+    for rank, bucket in buckets.items():
+        found.setdefault(bucket.index, (bucket, []))[1].append(rank)
+    return list(found.values())
+
+
+def _begin_gathers(
+    bucket: Bucket, shards: Mapping[str, torch.Tensor], sources: Mapping[str, _Source], layout: Layout, destinations: Sequence[int]
+) -> dict[int, _Gathered]:
+    """Send this rank's blocks of a bucket to some ranks; all travel as the longest of any rank. Gathers by the rank that gets it.
+
+    One all-gather where all ranks get it: a gather to each of them one after the other would take as many times as long as there are ranks.
+    """
     held = [
         [_held(slot, sources[slot.name], layout, fsdp_rank, tp_rank) for slot in bucket.slots]
         for fsdp_rank in range(layout.fsdp_size)
@@ -234,10 +245,18 @@ def _begin_gather(
     flat = torch.cat([_as_bytes(shards[slot.name], slot.dtype)[: b.size_bytes] for slot, b in zip(bucket.slots, mine, strict=True)])
     sent = torch.zeros(max(sum(block.size_bytes for block in blocks) for blocks in held), dtype=torch.uint8, device=flat.device)
     sent[: flat.numel()] = flat
-    received = [torch.empty_like(sent) for _ in held] if dist.get_rank() == destination else None
-    work = dist.gather(sent, received, dst=destination, async_op=True)
-    assert work is not None
-    return _Gathered(held=held, sent=sent, received=received, work=work)
+    if len(destinations) == len(held):
+        gathered = sent.new_empty(len(held), sent.numel())
+        work = dist.all_gather_into_tensor(gathered.view(-1), sent, async_op=True)
+        assert work is not None
+        return {dist.get_rank(): _Gathered(held=held, sent=sent, received=list(gathered.unbind()), work=work)}
+    begun = {}
+    for destination in destinations:
+        received = [torch.empty_like(sent) for _ in held] if dist.get_rank() == destination else None
+        work = dist.gather(sent, received, dst=destination, async_op=True)
+        assert work is not None
+        begun[destination] = _Gathered(held=held, sent=sent, received=received, work=work)
+    return begun
 
 
 def _held(slot: TensorSlot, source: _Source, layout: Layout, fsdp_rank: int, tp_rank: int) -> Block:
