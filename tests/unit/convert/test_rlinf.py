@@ -397,10 +397,19 @@ critic:
             assert notes(text, path)[0].kind is NoteKind.ASSUMED
 
     def test_texts_that_end_a_response(self) -> None:
-        assert spec_of("algorithm: {sampling_params: {stop: ['</search>', '</answer>']}}")["rollout"]["stopStrings"] == [
-            "</search>",
-            "</answer>",
-        ]
+        text = "algorithm: {sampling_params: {stop: ['</search>', '</answer>']}}"
+        assert spec_of(text)["rollout"]["stopStrings"] == ["</search>", "</answer>"]
+        assert "only served requests" in notes(text, "algorithm.sampling_params.stop")[0].why
+        assert notes(f"{text}\nrollout_server: {{online_router: {{port: 1}}}}", "algorithm.sampling_params.stop") == []
+
+    def test_adapters_are_scaled_by_one(self) -> None:
+        assert spec_of("actor: {model: {is_lora: true, lora_rank: 64}}")["model"]["lora"] == {"rank": 64, "alpha": 64.0}
+
+    @pytest.mark.parametrize(("backend", "told"), [("fsdp", 1), ("megatron", 0)])
+    def test_a_penalty_that_goes_the_other_way_is_told(self, backend: str, told: int) -> None:
+        text = f"algorithm: {{kl_beta: 0.01, kl_penalty_type: low_var_kl}}\nactor: {{training_backend: {backend}}}"
+        assert len(notes(text, "algorithm.kl_penalty_type")) == told
+        assert spec_of(text)["algorithm"]["kl"] == {"coefficient": 0.01, "estimator": "K3"}
 
     @pytest.mark.parametrize(("bound", "expected"), [("3.0", 3.0), ("null", 0.0)])
     def test_a_dual_clip_that_is_off_stays_off(self, bound: str, expected: float) -> None:

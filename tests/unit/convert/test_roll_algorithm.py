@@ -273,6 +273,45 @@ def test_the_critics_warm_up_counts_its_own_updates(accumulation: int, steps: in
     assert spec_of(text)["algorithm"]["critic"]["learningRateWarmupSteps"] == steps
 
 
+@pytest.mark.parametrize(
+    ("worker", "variant", "kind"),
+    [
+        (None, "TIS", NoteKind.DIFFERENT),
+        ("roll.pipeline.rlvr.actor_worker.ActorWorker", "PPO", NoteKind.DROPPED),
+        ("roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker", "TIS", None),
+        ("mine.Worker", "TIS", None),
+    ],
+)
+def test_a_variant_counts_in_the_workers_that_read_it(worker: str | None, variant: str, kind: NoteKind | None) -> None:
+    trainer = f"actor_train: {{device_mapping: '[0, 1]', pg_variant: tis{'' if worker is None else f', worker_cls: {worker}'}}}"
+    result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))
+    assert result.manifest["spec"]["algorithm"]["policyLoss"]["variant"] == variant
+    assert [note.kind for note in result.notes if note.path == "actor_train.pg_variant"] == ([] if kind is None else [kind])
+
+
+@pytest.mark.parametrize(("domains", "told"), [(1, 0), (2, 1)])
+def test_statistics_of_each_domain_by_itself_are_told(domains: int, told: int) -> None:
+    rewards = "".join(f"  domain_{index}: {{worker_cls: x.MathRuleRewardWorker, tag_included: [t{index}]}}\n" for index in range(domains))
+    text = f"adv_estimator: reinforce\nwhiten_advantages: true\nnorm_mean_type: batch\nnorm_std_type: group\nrewards:\n{rewards}"
+    found = {key: len(notes(text, key)) for key in ("whiten_advantages", "norm_mean_type", "norm_std_type")}
+    assert found == {"whiten_advantages": told, "norm_mean_type": told, "norm_std_type": 0}
+
+
+def test_default_batches_are_rolls() -> None:
+    trainer = "actor_train: {device_mapping: '[0, 1]', training_args: {learning_rate: 1.0e-6}}"
+    result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))
+    assert result.manifest["spec"]["training"]["miniBatches"] == 2  # 8 prompts * 4 samples / 2 processes, 8 at a time
+    path = "actor_train.training_args.per_device_train_batch_size"
+    assert [note.kind for note in result.notes if note.path == path] == [NoteKind.ASSUMED]
+
+
+def test_an_environment_that_nobody_plays_is_one_note() -> None:
+    play = "sequence_length: 64\ntrain_env_manager: {tags: [a]}\n"
+    text = f"{play}custom_envs: {{a: {{env_type: frozen_lake}}, b: {{env_type: sokoban, max_steps: 3, env_config: {{dim_x: 5}}}}}}"
+    found = [note for note in converted(text).notes if note.path.startswith("custom_envs.b")]
+    assert [(note.path, note.why) for note in found] == [("custom_envs.b", "no manager of the file names this tag")]
+
+
 def test_agentic_jobs_have_no_masks_upstream() -> None:
     text = "max_len_mask: true\ndifficulty_mask: true\ndifficulty_low_threshold: 0.1\nlength_loss_weight: true\nerror_max_len_clip: false"
     result = converted(f"{text}\ntrain_env_manager: {{tags: [a], group_size: 4}}\nsequence_length: 64")

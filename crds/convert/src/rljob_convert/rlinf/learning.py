@@ -167,6 +167,9 @@ def _kl(source: Source, estimator: str) -> Section:
     estimate = source.choice(_PENALTIES, *where, "kl_penalty_type")
     if in_loss and in_rewards:
         source.drop((*where, "reinpp_kl_beta"), "kl_beta adds the KL to the loss, and RLJob has one KL term")
+    if in_loss and backend(source) == FSDP:
+        why = "is taken from the policy to the reference; RLinf's FSDP trainer hands them to it the other way round"
+        source.differs((*where, "kl_penalty_type"), why, "check algorithm.kl")
     if in_loss:
         return compact({"coefficient": in_loss, "estimator": estimate})
     return compact({"coefficient": in_rewards, "estimator": estimate, "placement": "Reward"}) if in_rewards else {}
@@ -270,9 +273,17 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
             "topP": source.number(*params, "top_p", above=0.0, high=1.0),
             "topK": top_k if top_k is not None and 0 < top_k < MAX_TOP_K else None,
             "stopTokenIds": _stop_tokens(source),
-            "stopStrings": list(dict.fromkeys(source.texts(*params, "stop"))) if trains else None,
+            "stopStrings": _stop_texts(source) if trains else None,
         }
     )
+
+
+def _stop_texts(source: Source) -> list[str]:
+    where = ("algorithm", "sampling_params", "stop")
+    texts = list(dict.fromkeys(source.texts(*where)))
+    if texts and not source.keys("rollout_server"):
+        source.differs(where, "counts here; in RLinf only served requests (rollout_server) end with it", "check rollout.stopStrings")
+    return texts
 
 
 def _stop_tokens(source: Source) -> list[int]:

@@ -257,7 +257,9 @@ def _model(source: Source) -> Section:
     tokenizer = source.text("actor", "tokenizer", "tokenizer_model")
     lora = None
     if source.flag("actor", "model", "is_lora"):
-        lora = {"rank": source.integer("actor", "model", "lora_rank", low=1, high=1024) or 16}
+        rank = source.integer("actor", "model", "lora_rank", low=1, high=1024) or 16
+        alpha = source.assume(("actor", "model", "lora_alpha"), float(rank), "RLinf scales adapters by 1: its alpha is the rank")
+        lora = {"rank": rank, "alpha": alpha}
     return compact(
         {
             "path": path,

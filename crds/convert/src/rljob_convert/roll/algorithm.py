@@ -13,6 +13,7 @@ from rljob_convert.common import Section, compact
 from rljob_convert.roll.credit import credit
 from rljob_convert.roll.distillation import Distilled, without_scores
 from rljob_convert.roll.learning import SCHEDULES, Batch, critic_updates, min_learning_rate, warmup_steps
+from rljob_convert.roll.placement import reward_places
 from rljob_convert.source import Source
 
 _ESTIMATORS = {
@@ -86,7 +87,18 @@ def algorithm(source: Source, numbers: Batch, *, is_agentic: bool, teacher: Dist
             "critic": _critic(source) if estimator == "GAE" else None,
         }
     )
+    if not is_agentic and len(reward_places(source)) > 1:
+        _note_domains(source, section)
     return Rule(section=section, kl_coefficient=coefficient)
+
+
+def _note_domains(source: Source, section: Section) -> None:
+    """ROLL computes statistics of rewards and of advantages for each domain by itself (``rlvr_pipeline.py``)."""
+    rewards = section.get("reward", {})
+    taken = {"norm_mean_type": rewards.get("center"), "norm_std_type": rewards.get("scale")}
+    wholes = [key for key, scope in taken.items() if scope == "Batch"]
+    for key in (*wholes, *(["whiten_advantages"] if section["advantage"].get("whiten") else [])):
+        source.differs((key,), "is over all responses of a step; ROLL takes those of each domain of rewards by themselves")
 
 
 def _estimator(source: Source) -> str:
@@ -166,10 +178,7 @@ def critic_in_steps(source: Source, rule: Rule, numbers: Batch, devices: int) ->
 
 
 def _policy_loss(source: Source) -> Section:
-    variant_at = ("actor_train", "pg_variant") if source.has("actor_train", "pg_variant") else ("pg_variant",)
-    variant = source.choice(_VARIANTS, *variant_at) or "PPO"
-    if variant_at == ("actor_train", "pg_variant") and source.peek("pg_variant") == source.peek(*variant_at):
-        source.take("pg_variant")
+    variant = _variant(source)
     ratio = source.peek("importance_sampling")
     if ratio in ("seq", "token") and variant == "PPO":
         source.take("importance_sampling")
@@ -181,6 +190,21 @@ def _policy_loss(source: Source) -> Section:
     if aggregation is None:
         aggregation = source.assume(("loss_agg_mode",), "SeqMeanTokenMean", "ROLL's default")
     return compact({"variant": variant, **_knobs(source, variant), "aggregation": aggregation})
+
+
+def _variant(source: Source) -> str:
+    """``pg_variant``, which ROLL reads in its policy-gradient workers alone; its others train with PPO."""
+    where = ("actor_train", "pg_variant") if source.has("actor_train", "pg_variant") else ("pg_variant",)
+    worker = str(source.peek("actor_train", "worker_cls") or "")
+    if where[0] == "actor_train" and source.peek("pg_variant") == source.peek(*where):
+        source.take("pg_variant")
+    if source.has(*where) and worker.startswith("roll.") and "pg_worker" not in worker:
+        source.drop(where, f"{worker.rsplit('.', 1)[-1]} does not read it and trains with PPO", "set algorithm.policyLoss.variant")
+        return "PPO"
+    variant = source.choice(_VARIANTS, *where) or "PPO"
+    if source.has(*where) and not worker and variant != "PPO":
+        source.differs(where, "counts here; ROLL reads it with worker_cls ActorPGWorker alone, and trains with PPO without")
+    return variant
 
 
 def _knobs(source: Source, variant: str) -> Section:

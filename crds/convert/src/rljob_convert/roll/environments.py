@@ -38,6 +38,9 @@ def environments(source: Source, numbers: Batch, *, validates: bool) -> list[Sec
     if not result:
         kind = source.assume(("custom_envs",), "FrozenLake", "an agentic job needs an environment", "describe yours in environments")
         result.append({"name": "environment", "type": kind})
+    for tag in source.keys("custom_envs"):
+        if tag not in (*trained, *validated) and ("custom_envs", tag) not in source.noted:
+            source.drop(("custom_envs", tag), "no manager of the file names this tag")
     _note_groups(source, numbers)
     return result
 

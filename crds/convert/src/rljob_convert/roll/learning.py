@@ -287,7 +287,7 @@ def _updates(source: Source, numbers: Batch, num_devices: int, together: int) ->
     """
     per_device = source.integer(*_ARGS, "per_device_train_batch_size", low=1)
     accumulation = source.integer(*_ARGS, "gradient_accumulation_steps", low=1)
-    if per_device is None and accumulation is None:
+    if per_device is None and accumulation is None and not source.keys(*_ARGS):
         return None
     if per_device is None:
         per_device = source.assume((*_ARGS, "per_device_train_batch_size"), 8, "default of ROLL's training arguments")
