@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from rljob_runtime.records import Bucket, TrainBatch
 from rljob_runtime.sampling_mask import SamplingMask
+from rljob_runtime.training.parallel import layout_of
 from rljob_runtime.training.worker import PolicyWorker
 from rljob_runtime.weightsync.packing import plan_buckets, unpack
 from rljob_runtime.weightsync.parcel import checksum
@@ -122,6 +123,13 @@ def check_packed_alike(worker: PolicyWorker, bucket: Bucket, on_first: np.ndarra
     sums: list[Any] = [None] * world_size
     dist.all_gather_object(sums, [checksum(data) for data in (on_first, *packed) if data is not None])
     assert {one for own in sums for one in own} == {sums[0][0]}
+
+
+def check_deadlines(worker: PolicyWorker) -> None:
+    """Every group of the ranks ends at the deadline that the worker was given, and not at torch's own."""
+    layout, cpu = layout_of(worker.model), torch.device("cpu")
+    groups = [g for mesh in (layout.mesh, layout.batches, layout.experts) if mesh is not None for g in mesh.get_all_groups()]
+    assert {group._get_backend(cpu).options._timeout.total_seconds() for group in groups} == {DEADLINE_S}
 
 
 def full_gradients(worker: PolicyWorker) -> Arrays:

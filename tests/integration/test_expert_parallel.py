@@ -29,6 +29,7 @@ from rljob_runtime.training.step import accumulate_gradients, prepare_batches
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
     DEADLINE_S,
+    check_deadlines,
     fork_ranks,
     full_gradients,
     largest_difference,
@@ -88,6 +89,7 @@ def settings(folder: Path, cp: int = 1, ep: int = 1, **changes: object) -> Polic
 def started(config: PolicyConfig, rank: int, port: int, world_size: int) -> PolicyWorker:
     worker = PolicyWorker(config, rank, world_size)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    check_deadlines(worker)
     return worker
 
 

@@ -46,6 +46,7 @@ from rljob_runtime.training.value_step import ValueMeter, accumulate_value_gradi
 from rljob_runtime.training.worker import PolicyWorker
 from tests.integration.rank_processes import (
     DEADLINE_S,
+    check_deadlines,
     fork_ranks,
     full_gradients,
     largest_difference,
@@ -194,6 +195,7 @@ def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int, cp
     out = base / name / label(dp, tp, cp)
     worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
+    check_deadlines(worker)
     dp_rank = rank // (tp * cp)
     everything = random_batch(vocab)
     arrays = {"logprobs": worker.compute_logprobs(everything.token_ids, everything.lengths, 0.9)}

@@ -12,6 +12,7 @@ their rank's heads: see :func:`sum_partial_gradients`.
 
 from __future__ import annotations
 
+import datetime
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_pg_timeout
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
@@ -126,9 +128,22 @@ class Layout:
 
 
 def make_layout(
-    device: torch.device, *, tensor_parallel_size: int = 1, context_parallel_size: int = 1, expert_parallel_size: int = 1
+    device: torch.device,
+    *,
+    tensor_parallel_size: int = 1,
+    context_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
+    timeout_s: float | None = None,
 ) -> Layout:
     """The layout of all ranks; the process group must exist, and all ranks must call it.
+
+    Args:
+        device: of the ranks.
+        tensor_parallel_size: ranks that divide each layer.
+        context_parallel_size: ranks that divide each sequence.
+        expert_parallel_size: ranks that divide the experts of each layer.
+        timeout_s: deadline of every collective of its groups: those that torch makes for a mesh do not take over that of the process group.
+            None leaves torch's.
 
     Raises:
         ModelError: the sizes do not divide the number of ranks.
@@ -143,9 +158,11 @@ def make_layout(
     experts = _expert_mesh(device, world_size // tp, tp, expert_parallel_size)
     shape, names = ((world_size,), ("fsdp",)) if tp == 1 else ((world_size // tp, tp), ("fsdp", "tp"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    if cp == 1:
-        return Layout(mesh=mesh, experts=experts)
-    batches = init_device_mesh(device.type, (world_size // (tp * cp), cp, tp), mesh_dim_names=("dp", "cp", "tp"))
+    batches = None if cp == 1 else init_device_mesh(device.type, (world_size // (tp * cp), cp, tp), mesh_dim_names=("dp", "cp", "tp"))
+    for made in (mesh, batches, experts):
+        if made is not None and timeout_s is not None:
+            for group in made.get_all_groups():
+                set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
     return Layout(mesh=mesh, batches=batches, experts=experts)
 
 

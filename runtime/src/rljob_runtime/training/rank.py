@@ -117,7 +117,8 @@ class ModelRank(ABC):
         )
         try:
             sizes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
-            model, costs = self._build(folder, device, make_layout(device, **{name: getattr(self.config, name) for name in sizes}))
+            layout = make_layout(device, timeout_s=timeout_s, **{name: getattr(self.config, name) for name in sizes})
+            model, costs = self._build(folder, device, layout)
             optimizer = build_optimizer(model, self.config) if self.config.trainable else None
             store = policy_state(model, optimizer, device, self.config.offload_host_bytes, self._name)
             around_step = {StateKind.OPTIMIZER} if self.config.optimizer_around_step else set()
