@@ -402,6 +402,32 @@ critic:
         assert "only served requests" in notes(text, "algorithm.sampling_params.stop")[0].why
         assert notes(f"{text}\nrollout_server: {{online_router: {{port: 1}}}}", "algorithm.sampling_params.stop") == []
 
+    def test_the_critic_leaves_its_devices_too(self) -> None:
+        text = "cluster: {num_nodes: 1, component_placement: {'actor,critic,rollout': all}}\nalgorithm: {adv_type: gae}\n"
+        text += "actor: {enable_offload: true}\ncritic: {use_critic_model: true, offload_optimizer: true, offload_weight: false}"
+        assert component(spec_of(text), "critic")["offload"] == {"optimizer": "Always", "weight": "Never"}
+        assert [note.path for note in conversion.convert("rlinf", text).notes if note.path.startswith("critic.")] == []
+        off = text.replace("use_critic_model: true", "use_critic_model: false")
+        assert notes(off, "critic.use_critic_model")[0].why == "a Critic is placed"
+
+    @pytest.mark.parametrize(
+        ("counts", "turns", "told"), [("max_assistant_turns: 5", 5, 0), ("max_turns: 2, max_assistant_turns: 5", 2, 1)]
+    )
+    def test_turns_of_an_agent(self, counts: str, turns: int, told: int) -> None:
+        text = f"runner: {{task_type: reasoning}}\nagentloop: {{{counts}}}"
+        assert spec_of(text)["environments"][0]["maxTurns"] == turns
+        assert len(notes(text, "agentloop.max_assistant_turns")) == told
+
+    @pytest.mark.parametrize(("mode", "told"), [("trajectory", 0), ("turn", 1)])
+    def test_advantages_of_episodes_are_what_grpo_does(self, mode: str, told: int) -> None:
+        text = f"algorithm: {{adv_type: grpo_dynamic, advantage_mode: {mode}}}"
+        assert len(notes(text, "algorithm.advantage_mode")) == told
+
+    def test_several_files_are_drawn_from_alike(self) -> None:
+        runner = "runner: {task_type: reasoning}\n"
+        assert notes(f"{runner}data: {{train_data_paths: [a.jsonl]}}", "data.train_data_paths") == []
+        assert notes(f"{runner}data: {{train_data_paths: [a.jsonl, b.jsonl]}}", "data.train_data_paths")[0].value == '"1 : 1"'
+
     def test_adapters_are_scaled_by_one(self) -> None:
         assert spec_of("actor: {model: {is_lora: true, lora_rank: 64}}")["model"]["lora"] == {"rank": 64, "alpha": 64.0}
 

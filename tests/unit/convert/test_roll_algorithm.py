@@ -297,6 +297,23 @@ def test_statistics_of_each_domain_by_itself_are_told(domains: int, told: int) -
     assert found == {"whiten_advantages": told, "norm_mean_type": told, "norm_std_type": 0}
 
 
+@pytest.mark.parametrize(("probabilities", "told"), [("{math: 1.0}", 1), ("{math: 0.5, code: 0.5}", 0)])
+def test_several_files_are_drawn_from_alike(probabilities: str, told: int) -> None:
+    data = f"{{file_name: [a.jsonl, b.jsonl], domain_interleave_probs: {probabilities}}}"
+    result = conversion.convert("roll", BASE.replace(OF_TRAINER, f"actor_train: {{device_mapping: '[0, 1]', data_args: {data}}}"))
+    assert sum("whatever its size" in note.why for note in result.notes) == told
+    assert sum("draws by the tag" in note.why for note in result.notes) == 1 - told
+
+
+@pytest.mark.parametrize(("strategy", "told"), [("megatron_train", 1), ("fsdp2_train", 0)])
+def test_a_share_of_the_rate_that_megatron_does_not_read_is_told(strategy: str, told: int) -> None:
+    args = "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}, learning_rate: 1.0e-5}"
+    trainer = f"actor_train: {{device_mapping: '[0, 1]', strategy_args: {{strategy_name: {strategy}}}, training_args: {args}}}"
+    result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))
+    assert result.manifest["spec"]["training"]["minLearningRate"] == pytest.approx(1e-6)
+    assert sum("reads min_lr alone" in note.why for note in result.notes) == told
+
+
 def test_default_batches_are_rolls() -> None:
     trainer = "actor_train: {device_mapping: '[0, 1]', training_args: {learning_rate: 1.0e-6}}"
     result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))

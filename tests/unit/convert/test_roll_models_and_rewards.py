@@ -96,6 +96,11 @@ class TestJudges:
         assert "Secret rljob-secrets" in notes(text, "rewards.llm_judge.judge_api_key")[0].why
         assert "sk-secret-1" not in str(convert("roll", text))
 
+    def test_a_judge_samples_with_rolls_defaults(self) -> None:
+        judge, text = self.judge("judge_model_type: inference, generating_args: {temperature: 0.3, max_new_tokens: 512}")
+        assert judge["sampling"] == {"temperature": 0.3, "top_p": 0.7, "top_k": 50, "max_tokens": 512}
+        assert [notes(text, f"rewards.llm_judge.generating_args.{key}")[0].value for key in ("top_p", "top_k")] == ["0.7", "50"]
+
     def test_a_model_on_devices_becomes_a_judge_there(self) -> None:
         judge, text = self.judge(
             "judge_model_type: inference, judge_prompt: Qwen2.5-7B-Instruct-RLVR-prompt, model_args: {model_name_or_path: some/judge}, "

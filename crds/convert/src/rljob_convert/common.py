@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rljob_api import naming, paths
@@ -162,6 +162,13 @@ def sources(files: Iterable[str], fallback: str, prompt: str | None, answer: str
     """One source of prompts per file."""
     names = Labels()
     return [jsonl(names.next(path.rsplit("/", 1)[-1].split(".", 1)[0], fallback), path, prompt, answer, tag) for path in files]
+
+
+def note_alike(source: Source, parts: paths.Parts, files: Sequence[str]) -> None:
+    """Several files are drawn from alike, where other frameworks draw from all their prompts together."""
+    if len(files) > 1:
+        shares = " : ".join("1" for _ in files)
+        source.assume(parts, shares, "as many prompts come from each file, whatever its size", "set data.train[].weight")
 
 
 def trained_dtype(source: Source, *places: paths.Parts) -> str | None:

@@ -34,7 +34,10 @@ def environments(source: Source, placed: Placed, *, validates: bool) -> list[Sec
     path = common.environment_class(kind)
     remedy = "write this class, see environments[].type; data and reward of the file become its parameters"
     source.assume(("env",), path, "the file names no environment that RLJob has", remedy)
-    turns = source.integer("agentloop", "max_turns", low=1, high=10_000)
+    counts = [source.integer("agentloop", key, low=1, high=10_000) for key in ("max_turns", "max_assistant_turns")]
+    turns = next((count for count in counts if count is not None), None)
+    if None not in counts and len(set(counts)) > 1:
+        source.drop(("agentloop", "max_assistant_turns"), f"max_turns {turns} counts")
     parameters = {key: source.copy((section, key)) for section, keys in (("data", _DATA), ("reward", _REWARD)) for key in keys}
     if source.has("data", "apply_chat_template"):
         source.flag("data", "apply_chat_template")

@@ -123,6 +123,10 @@ _MAPPED = {
     "actor.offload_grad": "components[].offload.grad of the Trainer",
     "actor.enable_offload": "components[].offload of the Trainer",
     "rollout.enable_offload": "components[].offload of the Rollout",
+    "critic.offload_optimizer": "components[].offload.optimizer of the Critic",
+    "critic.offload_weight": "components[].offload.weight of the Critic",
+    "critic.offload_grad": "components[].offload.grad of the Critic",
+    "critic.enable_offload": "components[].offload of the Critic",
     "rollout.rollout_backend": "components[].engine.type",
     "rollout.tensor_parallel_size": "components[].engine.tensorParallelSize",
     "rollout.pipeline_parallel_size": "components[].engine.pipelineParallelSize",
@@ -139,6 +143,7 @@ _MAPPED = {
     "reward.reward_type": "rewards[].type",
     "reward.reward_scale": "rewards[].weight",
     "agentloop.max_turns": "environments[].maxTurns",
+    "agentloop.max_assistant_turns": "environments[].maxTurns (without max_turns)",
 }
 NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check_progress, whose first result they ignore)"
 _TRAINER = "RLJob trains with FSDP2, which has no such setting"
@@ -170,6 +175,8 @@ _DROPPED = {
     "algorithm.logprob_forward_micro_batch_size": Drop(why="passes have at most training.microBatchTokens tokens"),
     "algorithm.early_stop_imp_ratio": Drop(why="RLJob does not stop a step early; ratios are clipped"),
     "algorithm.shuffle_rollout": Drop(why="mini-batches keep the order of the prompts", same=(False,)),
+    "algorithm.advantage_mode": Drop(why="GRPO compares whole episodes, and turns from equal states with GiGPO", same=("trajectory",)),
+    "algorithm.loss_scales": Drop(why="algorithm.policyLoss.aggregation decides how much turns and agents weigh"),
     "algorithm.down_sampling": Drop(
         why="RLJob trains all group_size responses of a prompt; RLinf down_sample_to_n of them", remedy="set rollout.samplesPerPrompt"
     ),

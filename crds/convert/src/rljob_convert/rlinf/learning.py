@@ -281,8 +281,9 @@ def rollout(source: Source, *, trains: bool = True) -> Section:
 def _stop_texts(source: Source) -> list[str]:
     where = ("algorithm", "sampling_params", "stop")
     texts = list(dict.fromkeys(source.texts(*where)))
-    if texts and not source.keys("rollout_server"):
-        source.differs(where, "counts here; in RLinf only served requests (rollout_server) end with it", "check rollout.stopStrings")
+    if texts and not any(source.keys(section) for section in ("rollout_server", "agentlightning")):
+        why = "counts here; in RLinf only served requests (rollout_server, agentlightning) end with it"
+        source.differs(where, why, "check rollout.stopStrings")
     return texts
 
 

@@ -114,6 +114,8 @@ def _divide_critic(source: Source, placed: Placed) -> None:
     found = source.peek("critic", "model", "expert_model_parallel_size")
     for component in placed.components:
         if component["role"] == "Critic":
+            if source.flag("critic", "use_critic_model") is False:
+                source.drop(("critic", "use_critic_model"), "a Critic is placed")
             where, experts = ("critic", "model", "tensor_model_parallel_size"), found if isinstance(found, int) else 1
             size = common.component_tensor_parallel(source, where, placed.workers.get("critic", 0), experts)
             if size is not None:
@@ -193,7 +195,7 @@ def _engine_dtype(source: Source, trained: str) -> str | None:
 
 def _offload(source: Source, placed: Placed) -> Section | None:
     """Time-division: RLinf's flags, which count where components share devices, and whether those switch."""
-    flags = {"Trainer": _trainer_offload(source), "Rollout": _engine_offload(source)}
+    flags = {"Trainer": _worker_offload(source, "actor"), "Critic": _worker_offload(source, "critic"), "Rollout": _engine_offload(source)}
     sharing = [component for component in placed.components if component["name"] in placed.sharing]
     switching = any("Always" in flags[c["role"]][0].values() for c in sharing if c["role"] in flags)
     for role, (policies, places) in flags.items():
@@ -215,14 +217,14 @@ def _offload(source: Source, placed: Placed) -> Section | None:
     return {"residency": "Resident"}
 
 
-def _trainer_offload(source: Source) -> tuple[Section, list[Parts]]:
-    """(policies of the Trainer, where they are said)."""
-    everything = source.flag("actor", "enable_offload")
-    places: list[Parts] = [] if everything is None else [("actor", "enable_offload")]
+def _worker_offload(source: Source, role: str) -> tuple[Section, list[Parts]]:
+    """(policies of the Trainer or the Critic, where they are said)."""
+    everything = source.flag(role, "enable_offload")
+    places: list[Parts] = [] if everything is None else [(role, "enable_offload")]
     policies: Section = {}
     for key in _FLAGS:
-        value = source.flag("actor", key)
-        places += [] if value is None else [("actor", key)]
+        value = source.flag(role, key)
+        places += [] if value is None else [(role, key)]
         value = everything if value is None else value
         if value is not None:
             policies[key.removeprefix("offload_")] = "Always" if value else "Never"
@@ -279,6 +281,7 @@ def _data(source: Source, *, trains: bool) -> Section:
         why = "the file names no training data, and the manifest needs some"
         files = [source.assume(("data", "train_data_paths"), common.TRAIN_PLACEHOLDER, why, "write the path of your file")]
     section = compact({"train": common.sources(files, "train", prompt, answer)})
+    common.note_alike(source, ("data", "train_data_paths"), files)
     validation = source.texts("data", "val_data_paths") if not trains else []
     if trains and source.peek("data", "val_data_paths"):
         source.drop(("data", "val_data_paths"), NEVER_VALIDATES, "add data.validation and validation.everySteps")

@@ -22,6 +22,8 @@ _API = "api"
 _TYPES = {_API: _API, "inference": "inference", "cluster": "cluster"}
 _PROMPT = "Qwen2.5-7B-Instruct-RLVR-prompt"
 """The only one that ROLL has by name."""
+_SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+"""Defaults of ROLL's GeneratingArguments."""
 _TEMPLATE = """Compare the final answer of a solution with the reference answer.
 Say YES if they agree in every part, whatever language or notation they are written in.
 Say NO if they differ, or if the solution is incomplete or unclear. Say nothing else.
@@ -128,6 +130,10 @@ def _sampling(source: Source, where: paths.Parts, kind: str) -> Section:
         "top_k": source.integer(*args, "top_k"),
         "max_tokens": source.integer(*args, "max_new_tokens", low=1),
     }
+    for key, default in _SAMPLING.items() if source.keys(*args) else ():
+        if sampling[key] is None:
+            own = {"max_tokens": "max_new_tokens"}.get(key, key)
+            sampling[key] = source.assume((*args, own), default, "ROLL's default")
     return compact(sampling)
 
 

@@ -233,6 +233,8 @@ def min_learning_rate(source: Source, where: tuple[str, ...], rate: float, sched
     place = (*given, "min_lr" if smallest is not None else "min_lr_rate")
     if smallest is None and share is not None:
         smallest = rate * share
+        if share and str(source.peek(where[0], "strategy_args", "strategy_name")).startswith("megatron"):
+            source.differs(place, "counts here; ROLL's Megatron trainer reads min_lr alone, and its rate falls to 0")
     if not smallest:
         return None
     if schedule == "Constant" or smallest > rate:

@@ -190,6 +190,8 @@ def _data(source: Source, teacher: Distilled | None, *, validates: bool) -> Sect
     domains = source.keys(*probabilities)
     if len(domains) == 1:
         source.take(*probabilities, domains[0])
+    if len(domains) < 2:
+        common.note_alike(source, (*_TRAIN_DATA, "file_name"), files)
     return section
 
 
