@@ -440,3 +440,12 @@ critic:
     @pytest.mark.parametrize(("bound", "expected"), [("3.0", 3.0), ("null", 0.0)])
     def test_a_dual_clip_that_is_off_stays_off(self, bound: str, expected: float) -> None:
         assert spec_of(f"algorithm: {{loss_type: actor, clip_ratio_c: {bound}}}")["algorithm"]["policyLoss"]["dualClip"] == expected
+
+
+def test_keys_of_a_section_with_one_fate_share_a_note() -> None:
+    text = "actor:\n  model:\n    activation: swiglu\n    add_bias_linear: false\n    normalization: rmsnorm\n  mcore_gpt: true\n"
+    lines = conversion.report(conversion.convert("rlinf", text)).splitlines()
+    (at,) = [index for index, line in enumerate(lines) if "keys of actor.model" in line]
+    assert lines[at].startswith("  lines 3 to 5: 3 keys of actor.model: RLJob reads it")
+    assert lines[at + 1] == '    activation = "swiglu", add_bias_linear = false, normalization = "rmsnorm"'
+    assert any(line.startswith("  line 6: actor.mcore_gpt = true: ") for line in lines)

@@ -23,6 +23,7 @@ from rljob_api.generate import to_yaml
 from rljob_api.validation import check
 from rljob_convert import kinds_of_file
 from rljob_convert.notes import Note, NoteKind
+from rljob_convert.notes import lines as note_lines
 from rljob_convert.rlinf import manifest as rlinf
 from rljob_convert.roll import manifest as roll
 from rljob_convert.source import read
@@ -99,13 +100,13 @@ def refusal(converted: Converted) -> SpecInvalidError | None:
 
 
 def report(converted: Converted) -> str:
-    """The notes for people: one line each, under a heading per kind; ends with a newline."""
+    """The notes for people, under a heading per kind; ends with a newline."""
     lines: list[str] = []
     for kind, meaning in _MEANINGS.items():
         notes = [note for note in converted.notes if note.kind is kind]
         if notes:
             lines.append(f"{kind.value} ({len(notes)}): {meaning}")
-            lines += [f"  {note}" for note in notes]
+            lines += [f"  {line}" for line in note_lines(notes)]
     if not lines:
         lines = ["Everything in the file became a field of the manifest."]
     return "\n".join(lines) + "\n"

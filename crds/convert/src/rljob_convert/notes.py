@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +14,10 @@ from rljob_api.rules.secret_names import looks_secret
 
 HIDDEN = "(hidden, its name promises a secret)"
 MAX_SHOWN_KEYS = 8
+MIN_SHARED = 3
+"""Keys of a section with the same fate that share a note."""
+MAX_LINE = 120
+"""Characters of a line of values."""
 
 
 class NoteKind(StrEnum):
@@ -50,6 +56,34 @@ class Note:
         line = f"{self.file + ' ' if self.file else ''}line {self.line}: " if self.line else ""
         shown = "" if self.value is None else f" = {self.value}"
         return f"{line}{self.path}{shown}: {self.why}{f'; {self.remedy}' if self.remedy else ''}"
+
+
+def lines(notes: Sequence[Note]) -> list[str]:
+    """Notes for people, a line each; keys of one section that have the same fate share a note, with their values in lines of their own."""
+    counts = Counter(map(_fate, notes))
+    groups: dict[object, list[Note]] = {}
+    for index, note in enumerate(notes):
+        fate = _fate(note)
+        groups.setdefault(index if fate is None or counts[fate] < MIN_SHARED else fate, []).append(note)
+    return [line for group in groups.values() for line in (_shared(group) if len(group) >= MIN_SHARED else map(str, group))]
+
+
+def _fate(note: Note) -> tuple[str | None, ...] | None:
+    """What a note has in common with those that it may share a line with; None for one that has a line of its own."""
+    section = note.path.rpartition(".")[0]
+    shares = note.kind is NoteKind.DROPPED and section and '"' not in note.path and note.value is not None
+    return (note.file, section, note.why, note.remedy) if shares else None
+
+
+def _shared(group: Sequence[Note]) -> list[str]:
+    """One note about several keys of a section."""
+    first, section = group[0], group[0].path.rpartition(".")[0]
+    written = [note.line for note in group if note.line]
+    place = f"{first.file + ' ' if first.file else ''}lines {min(written)} to {max(written)}: " if written else ""
+    head = f"{place}{len(group)} keys of {section}: {first.why}{f'; {first.remedy}' if first.remedy else ''}"
+    values = ", ".join(f"{note.path.rpartition('.')[2]} = {note.value}" for note in group)
+    wrapped = textwrap.wrap(values, MAX_LINE, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+    return [head, *(f"  {line}" for line in wrapped)]
 
 
 def shown_value(parts: paths.Parts, value: object) -> str:
