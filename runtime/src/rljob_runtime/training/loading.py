@@ -134,7 +134,8 @@ class _Reader:
         local = local_tensor(parameter)
         shapes = {name: part.shape for name, part in parts}
         for piece in pieces(parts, tuple(parameter.shape), sizes, offsets):
-            local[piece.target].copy_(self.block(piece.name, shapes[piece.name], piece.source))
+            block = self.block(piece.name, shapes[piece.name], piece.source)
+            local[piece.target].copy_(block.to(local.device))  # cast there: the host's cores are slower, and float32 travels twice as long
 
     def block(self, name: str, shape: tuple[int, ...], region: Region) -> torch.Tensor:
         """A block of a tensor of this shape, in the file's dtype."""

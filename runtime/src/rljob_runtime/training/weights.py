@@ -101,7 +101,7 @@ def pack_buckets(
     assert gathered is not None
     target = as_byte_tensor(out) if isinstance(out, np.ndarray) else out
     for blocks, data in zip(gathered.held, gathered.received or (), strict=True):
-        _place(own, blocks, data.to(target.device), target)
+        _place(own, blocks, data, target)
     return out
 
 
@@ -269,7 +269,7 @@ def _held(slot: TensorSlot, source: _Source, layout: Layout, fsdp_rank: int, tp_
 
 
 def _place(bucket: Bucket, blocks: list[Block], data: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy one rank's blocks to their places in the bucket."""
+    """Copy one rank's blocks to their places in the bucket, also from a device to the host: fresh host memory would cost more."""
     cursor = 0
     for slot, block in zip(bucket.slots, blocks, strict=True):
         if block.size_bytes == 0:
