@@ -29,7 +29,7 @@ class RewardType(StrEnum):
     FUNCTION = "Function"
     """A user's function."""
     LLM_JUDGE = "LLMJudge"
-    """What a language model says of the response, see judge."""
+    """What a language model says about the response, see judge."""
     REWARD_MODEL = "RewardModel"
     """What a sequence-classification model scores the response, see rewardModel."""
 
@@ -38,11 +38,11 @@ class GradientReduction(StrEnum):
     """When data-parallel processes of a trainer add up their gradients."""
 
     AUTO = "Auto"
-    """LastMicroBatch, but EachMicroBatch where whole gradients would not fit: by the memory estimate, so where deviceMemory is known."""
+    """EachMicroBatch if deviceMemory is known and whole gradients do not fit by the memory estimate, otherwise LastMicroBatch."""
     LAST_MICRO_BATCH = "LastMicroBatch"
-    """Once per update. Until then each process holds whole float32 gradients, 4 bytes per parameter and tensor-parallel share."""
+    """Once per update. Until then each process holds whole float32 gradients: 4 bytes per parameter, divided by tensorParallelSize."""
     EACH_MICRO_BATCH = "EachMicroBatch"
-    """With every micro-batch. Each process holds its share of the gradients only; twice the traffic for several micro-batches."""
+    """With every micro-batch. Each process holds only its share of the gradients; twice the traffic with several micro-batches."""
 
 
 class OptimizerStateDType(StrEnum):
@@ -51,22 +51,22 @@ class OptimizerStateDType(StrEnum):
     FLOAT32 = "float32"
     """8 bytes for each trained parameter."""
     BFLOAT16 = "bfloat16"
-    """4 bytes for each trained parameter. Rounded stochastically, since the nearest bfloat16 would be the old one again."""
+    """4 bytes for each trained parameter. Rounded stochastically: rounding to the nearest value would lose small changes."""
 
 
 class LayerCompilation(StrEnum):
     """Whether the trainer's decoder layers go through torch.compile."""
 
     AUTO = "Auto"
-    """On GPUs, for dense models of transformers with more than 8 million parameters whose layers are not divided (tensorParallelSize 1)."""
+    """On GPUs, for dense Transformers models with more than 8 million parameters and tensorParallelSize 1."""
     ENABLED = "Enabled"
     """Also on CPUs, where the first step waits for a C++ compiler."""
     DISABLED = "Disabled"
-    """Layers run one operation at a time."""
+    """No compilation."""
 
 
 class RouterReplay(StrEnum):
-    """Whose choice of experts the trainer's forward passes take."""
+    """Whose choice of experts the trainer's forward passes use."""
 
     DISABLED = "Disabled"
     """Its own routers'."""
@@ -80,11 +80,11 @@ class BudgetEnd(StrEnum):
     FAIL = "Fail"
     """The job fails."""
     ON_ERROR = "OnError"
-    """Further samples are treated as the reward's onError says."""
+    """All further samples are handled according to the reward's onError."""
 
 
 class EnvironmentType(StrEnum):
-    """Environments that RLJob has itself."""
+    """Built-in environments."""
 
     FROZEN_LAKE = "FrozenLake"
     """Cross a frozen lake on a grid without falling into a hole."""
@@ -101,12 +101,12 @@ class EnvironmentType(StrEnum):
 
 
 class HarnessSampling(StrEnum):
-    """What becomes of a program's call that asks for another sampling than the job's."""
+    """What happens to a program's call that asks for different sampling than the job's."""
 
     REFUSE = "Refuse"
-    """It is answered with an error that names both values."""
+    """It is rejected with an error that names both values."""
     JOB = "Job"
-    """It is sampled as the job's rollout says, whatever it asks for."""
+    """It is sampled with the job's own values, whatever it asks for."""
 
 
 class ToolType(StrEnum):
@@ -155,9 +155,9 @@ class EpisodeCount(StrEnum):
     """How often an episode counts in the mean and deviation of the episode scores of its group."""
 
     ONCE = "Once"
-    """Once, however long it is: as in the paper."""
+    """Once, regardless of its length, as in the paper."""
     PER_TURN = "PerTurn"
-    """Once for each of its turns, as in ROLL: long episodes weigh more."""
+    """Once for each of its turns, as in ROLL: long episodes count more."""
 
 
 class Extraction(StrEnum):
@@ -278,18 +278,18 @@ class CorrectionLevel(StrEnum):
 
 
 class ProximalPolicy(StrEnum):
-    """The policy that the loss's ratio compares with."""
+    """The old policy of the loss's ratio."""
 
     BEHAVIOUR = "Behaviour"
-    """The one that drew the tokens: the engines' own log-probs."""
+    """The policy that sampled the tokens: the engines' own log-probs."""
     RECOMPUTE = "Recompute"
-    """The trainer's at the beginning of the step: one more forward pass."""
+    """The trainer's policy at the beginning of the step: one additional forward pass."""
     INTERPOLATE = "Interpolate"
-    """Between behaviour and current policy, the nearer to the current one the older the token: no further pass."""
+    """Between behavior policy and current policy; the older the token, the closer to the current one. No additional pass."""
 
 
 class GroupRouting(StrEnum):
-    """How the samples of one prompt spread over engines."""
+    """How the samples of one prompt are distributed over engines."""
 
     SPREAD = "Spread"
     """Each sample goes to the engine with the least to do."""
@@ -301,12 +301,11 @@ class StandbyProcesses(StrEnum):
     """Where a process waits to become an engine in the place of a lost one."""
 
     AUTO = "Auto"
-    """On each node with engines on accelerators where the loss of one stops all generation: the only engine, and engines on shared
-    devices."""
+    """On nodes with accelerators if the loss of an engine stops all generation: a job's only engine, or engines on shared devices."""
     PER_NODE = "PerNode"
-    """On each node with engines, one for each component there."""
+    """On every node with engines, one per component."""
     NEVER = "Never"
-    """Nowhere: a lost engine is replaced by a process started from scratch."""
+    """Nowhere: a lost engine is replaced by a new process."""
 
 
 class Schedule(StrEnum):
@@ -315,22 +314,22 @@ class Schedule(StrEnum):
     CONSTANT = "Constant"
     """Stays at the peak."""
     LINEAR = "Linear"
-    """Falls to 0 at the last step."""
+    """Falls linearly to minLearningRate at the last step."""
     COSINE = "Cosine"
-    """Falls to 0 at the last step along a half cosine."""
+    """Falls along a half cosine to minLearningRate at the last step."""
 
 
 class Reason(StrEnum):
     """Why a condition is as it is; one CamelCase word that tools may rely on."""
 
     PENDING = "Pending"
-    """Not looked at yet."""
+    """Not processed yet."""
     SPEC_VALID = "SpecValid"
-    """Every check passed and every process has a place."""
+    """Every check passed, and every process is placed."""
     SPEC_INVALID = "SpecInvalid"
     """A check failed; the message lists every problem with its path. No child exists."""
     SPEC_CHANGED = "SpecChanged"
-    """A field that cannot be changed was, where the API server does not see it; the message names it. No further attempt is made."""
+    """An immutable field was changed where the API server cannot detect it; the message names it. No further attempt is made."""
     CHILD_REJECTED = "ChildRejected"
     """KubeRay or the API server refused the RayJob made from the spec; the message is theirs."""
     SUSPENDED = "Suspended"
@@ -338,7 +337,7 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     """spec.suspend is false."""
     QUEUED = "Queued"
-    """Waits for quota in its queue, or was preempted there."""
+    """Waiting for quota in its queue, or preempted there."""
     STARTING = "Starting"
     """Nodes or workers of the current attempt are starting; the message counts them."""
     CHILD_NAME_TAKEN = "ChildNameTaken"
@@ -350,13 +349,13 @@ class Reason(StrEnum):
     POD_FAILED = "PodFailed"
     """A pod cannot start or keeps ending; the message names pod, container and why."""
     NODES_READY = "NodesReady"
-    """All nodes are there."""
+    """All nodes are ready."""
     NODES_NOT_READY = "NodesNotReady"
-    """The driver runs, but a node that was there is not ready any more; the message counts them."""
+    """The driver runs, but a node that was ready is no longer; the message counts them."""
     API_UNAVAILABLE = "ApiUnavailable"
-    """The API server, or a webhook that it asks, failed when the RayJob was created; it is tried again. The message is theirs."""
+    """The API server, or a webhook that it asks, failed when the RayJob was created; the operator retries. The message is theirs."""
     RUNNING = "Running"
-    """The driver trains."""
+    """The driver is training."""
     RESTARTING = "Restarting"
     """An attempt failed and another one follows; the message says when and why."""
     COMPLETED = "Completed"
@@ -376,15 +375,15 @@ class Reason(StrEnum):
     REWARD_INVALID = "RewardInvalid"
     """A reward function cannot be imported or called, a judge refuses the job, or its budget is spent; the message carries the error."""
     CHECKPOINT_FAILED = "CheckpointFailed"
-    """A checkpoint cannot be written or read, or is another job's."""
+    """A checkpoint cannot be written or read, or belongs to another job."""
     WEIGHT_SYNC_FAILED = "WeightSyncFailed"
-    """Trainer and engines do not hold the same weights."""
+    """Trainer and engines have different weights."""
     OFFLOAD_FAILED = "OffloadFailed"
     """State of a component could not be moved between its devices and host memory."""
     WORKER_FAILED = "WorkerFailed"
     """A worker raised an error; the message carries it."""
     WORKER_LOST = "WorkerLost"
-    """A worker process or its pod ended without an error of its own."""
+    """A worker process or its pod ended without reporting an error."""
     HEAD_LOST = "HeadLost"
     """The pod of the driver ended or was replaced."""
     EVICTED = "Evicted"
@@ -393,13 +392,13 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     """A container was killed for its memory use; the message names it."""
     DRIVER_FAILED = "DriverFailed"
-    """The driver ended with an error of no other kind; the message ends with the last lines of its log."""
+    """The driver exited without reporting an error; the message ends with the last lines of its log."""
     SUBMISSION_FAILED = "SubmissionFailed"
-    """KubeRay could not hand the job to its Ray cluster."""
+    """KubeRay could not submit the job to its Ray cluster."""
     STOPPED = "Stopped"
-    """Somebody stopped the Ray job, for example in the dashboard."""
+    """The Ray job was stopped externally, for example in the dashboard."""
     CHILD_DELETED = "ChildDeleted"
-    """Somebody deleted the RayJob of the current attempt."""
+    """The RayJob of the current attempt was deleted externally."""
 
     @property
     def is_machine_failure(self) -> bool:

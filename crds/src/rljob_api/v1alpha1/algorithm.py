@@ -40,16 +40,15 @@ class Advantage(SpecModel):
     episode_count: EpisodeCount = EpisodeCount.ONCE
     """GiGPO: how often an episode counts in the mean and deviation of its group's scores."""
     lambda_: Annotated[float, Field(ge=0.0, le=1.0, alias="lambda")] = 0.95
-    """GAE: how far rewards are looked ahead before the critic's value counts."""
+    """GAE: 1 uses only rewards; smaller values rely more on the critic's values."""
     whiten: bool | None = None
-    """Shift and scale the advantages of all trained tokens of a step to mean 0 and variance 1. When not set true for GAE, false for the
-    others."""
+    """Normalize the advantages of all trained tokens of a step to mean 0 and variance 1. By default true for GAE, otherwise false."""
     clip: Positive | None = None
-    """Advantages are cut at plus and minus this, after whitening."""
+    """Advantages are clipped to plus and minus this, after whitening."""
     function: FunctionPath | None = None
-    """Custom: the estimator as module:function, looked for beside the job file and on the Python path of the driver."""
+    """Custom: the estimator as module:function, found next to the job file or on the driver's Python path."""
     parameters: FreeForm = Field(default={})
-    """Custom: further keyword arguments of the function."""
+    """Custom: keyword arguments of the function."""
 
     @model_validator(mode="after")
     def _whiten_by_estimator(self) -> Advantage:
@@ -62,26 +61,26 @@ class Overlong(SpecModel):
     """Penalty for responses that come close to the limit (DAPO, arXiv 2503.14476: soft overlong punishment)."""
 
     buffer_tokens: Count
-    """The penalty begins so many tokens before rollout.maxResponseTokens."""
+    """The penalty begins this many tokens before rollout.maxResponseTokens."""
     penalty: Positive = 1.0
-    """Taken from the score at the limit; grows linearly over the buffer."""
+    """Penalty at the limit; it grows linearly over the buffer."""
 
 
 class RewardShaping(SpecModel):
-    """What becomes of scores before advantages are computed; with StepReinforce of the returns of turns, with GiGPO clip of its sum."""
+    """How scores are transformed before advantages are computed; with StepReinforce, returns of turns; with GiGPO, clip limits its sum."""
 
     center: NormScope | None = None
-    """Subtract the mean of these samples; not set leaves scores as they are, as GRPO and RLOO need them, which centre themselves."""
+    """Subtract the mean of these samples; by default scores stay unchanged, as GRPO and RLOO require, which subtract a mean themselves."""
     scale: NormScope | None = None
     """Divide by the standard deviation of these samples."""
     clip: Positive | None = None
-    """Scores are cut at plus and minus this, after normalization."""
+    """Scores are clipped to plus and minus this, after normalization."""
     overlong: Overlong | None = None
     """Penalty for long responses, before normalization."""
 
 
 class CorrectionWeight(SpecModel):
-    """A factor on each token's loss: the ratio of the proximal to the behaviour policy, truncated."""
+    """A factor on each token's loss: the truncated ratio of the proximal to the behavior policy."""
 
     level: CorrectionLevel = CorrectionLevel.TOKEN
     """What one ratio describes."""
@@ -92,10 +91,10 @@ class CorrectionWeight(SpecModel):
 
 
 class CorrectionMask(SpecModel):
-    """Leaves out tokens whose ratio of the proximal to the behaviour policy lies outside of bounds."""
+    """Excludes tokens whose ratio of the proximal to the behavior policy is out of bounds."""
 
     level: CorrectionLevel = CorrectionLevel.TOKEN
-    """What one ratio describes; outside, everything that it describes is left out."""
+    """What one ratio describes; if it is out of bounds, all of that is excluded."""
     low: LogRatioBound = 0.5
     """Smallest ratio that is trained."""
     high: LogRatioBound = 5.0
@@ -103,59 +102,59 @@ class CorrectionMask(SpecModel):
 
 
 class OffPolicy(SpecModel):
-    """Correction for tokens that another policy drew than the one being trained: older weights, or an engine that computes otherwise."""
+    """Correction for tokens from a different policy than the trained one: older weights, or an engine with different numerics."""
 
     proximal: ProximalPolicy = ProximalPolicy.BEHAVIOUR
-    """The policy that the loss's ratio compares with. The correction's ratio is between it and the behaviour policy; with Behaviour,
-    between the current policy and that."""
+    """The old policy of the loss's ratio. The correction's ratio is between it and the behavior policy; with Behaviour, between the current
+    policy and the behavior policy."""
     weight: CorrectionWeight | None = None
     """Factor on the loss; none when not set."""
     masks: tuple[CorrectionMask, ...] = Field(default=(), max_length=8)
-    """What is left out; a token must pass all."""
+    """Tokens to exclude; a token must pass all masks."""
 
 
 class KL(SpecModel):
     """Penalty for leaving the reference policy.
 
-    A coefficient above 0 needs a Reference component, or adapters (model.lora), whose base then is the reference.
+    A coefficient above 0 needs a Reference component, or adapters (model.lora), whose base model is then the reference.
     """
 
     coefficient: NonNegative = 0.0
-    """Weight of the penalty; 0 switches it and the reference off."""
+    """Weight of the penalty; 0 disables it, and no reference is needed."""
     estimator: KLEstimator = KLEstimator.K3
     """How it is estimated."""
     placement: KLPlacement = KLPlacement.LOSS
     """Where it counts."""
     target: Positive | None = None
-    """The coefficient is adapted so that the KL per token stays near this; not set keeps it fixed."""
+    """Target KL per token, which the coefficient adapts to; by default the coefficient is fixed."""
     horizon: Count = 10_000
     """Samples over which the coefficient adapts."""
 
 
 class Distillation(SpecModel):
-    """On-policy distillation: the policy becomes like a Teacher component's model on the tokens that it samples itself.
+    """On-policy distillation: the policy learns to match a Teacher component's model on the tokens that the policy samples.
 
-    With rewards the two add up; without rewards, or with weight: 0 for all of them, the teacher alone is followed.
+    With rewards, both add up; without rewards, or if all have weight: 0, the policy follows only the teacher.
     """
 
     coefficient: Positive = 1.0
     """Weight of the KL from the policy to the teacher."""
     placement: KLPlacement = KLPlacement.REWARD
-    """Reward: each sampled token's log p_policy - log p_teacher is taken from its advantage, so that the policy loss with its ratio and
-    clip follows it. Loss: half its square is a term of the loss, whose gradient is that of the KL on fresh samples."""
+    """Reward: log p_policy - log p_teacher of each sampled token is subtracted from its advantage, so that the policy loss with its ratio
+    and clip applies. Loss: half its square is a term of the loss, whose gradient is that of the KL on fresh samples."""
 
 
 class SampleFilters(SpecModel):
-    """Responses that are judged but not trained; they still count in the statistics of their group."""
+    """Responses that are scored but not trained; they still count in the statistics of their group."""
 
     truncated: bool = False
-    """Leave out responses that were cut at rollout.maxResponseTokens."""
+    """Exclude responses that were truncated at rollout.maxResponseTokens."""
     min_group_mean: Score | None = None
-    """Leave out groups whose mean score is not above this."""
+    """Exclude groups whose mean score is not above this."""
     max_group_mean: Score | None = None
-    """Leave out groups whose mean score is not below this."""
+    """Exclude groups whose mean score is not below this."""
     max_failed_tokens: Count | None = None
-    """Leave out responses that did not pass and have at least so many tokens."""
+    """Exclude responses that did not pass and have at least this many tokens."""
 
 
 class SampleWeights(SpecModel):
@@ -173,27 +172,27 @@ class Critic(SpecModel):
     learning_rate: Positive = 1e-5
     """Peak learning rate of the critic's own AdamW."""
     min_learning_rate: NonNegative = 0.0
-    """Where the schedules Linear and Cosine end; goes with learningRate, so that training's own is not taken over."""
+    """Final learning rate of the schedules Linear and Cosine; like learningRate, it is not taken from training."""
     schedule: Schedule | None = None
-    """Learning rate over the steps."""
+    """Learning rate schedule."""
     learning_rate_warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Steps over which the learning rate rises from 0, as training.warmupSteps of the policy."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """AdamW's first decay."""
+    """AdamW's beta1, the decay of the first moment."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """AdamW's second decay."""
+    """AdamW's beta2, the decay of the second moment."""
     epsilon: Positive | None = None
     """AdamW's epsilon."""
     weight_decay: NonNegative | None = None
     """AdamW's decoupled weight decay."""
     max_grad_norm: Positive | None = None
-    """Gradients are scaled down to this norm."""
+    """Gradients are clipped to this norm."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     """At most this many tokens, padding included, in one forward and backward pass on one device."""
     value_clip: Positive | None = None
-    """Values move at most so far from those at the beginning of the step before their loss stops to fall; not set switches it off."""
+    """A value that moved toward its return by more than this since the beginning of the step has no gradient; by default disabled."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Steps at the beginning that train the critic alone."""
+    """Initial steps that train only the critic."""
 
     def over(self, training: Training) -> Training:
         """The policy's settings with the critic's own in their place: what the critic's optimizer and passes obey."""
@@ -211,19 +210,19 @@ class Algorithm(SpecModel):
     advantage: Advantage = Advantage()
     """From rewards to advantages."""
     reward: RewardShaping = RewardShaping()
-    """What becomes of scores before."""
+    """How scores are transformed before."""
     policy_loss: PolicyLoss = PolicyLoss()
     """From advantages to the loss."""
     off_policy: OffPolicy = OffPolicy()
-    """Correction for tokens of another policy."""
+    """Correction for tokens from a different policy."""
     kl: KL = KL()
-    """Distance to the reference policy."""
+    """Penalty on the distance to the reference policy."""
     distillation: Distillation = Distillation()
     """Distance to the teacher, in jobs with a Teacher component."""
     filters: SampleFilters = SampleFilters()
     """Responses that are not trained."""
     sample_weights: SampleWeights = SampleWeights()
-    """Factors on responses."""
+    """Weights of responses."""
     entropy_coefficient: NonNegative = 0.0
     """Weight of an entropy bonus."""
     critic: Critic = Critic()

@@ -1,4 +1,4 @@
-"""Components: who runs where. The placement spec."""
+"""Components: what runs where. The placement spec."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Role(StrEnum):
     ENVIRONMENT = "Environment"
     """Runs the environments of agentic jobs."""
     TEACHER = "Teacher"
-    """Holds a frozen model of its own, of the policy's vocabulary, that the policy is to become like: algorithm.distillation."""
+    """Holds a frozen model with the policy's vocabulary, which the policy learns to match: algorithm.distillation."""
     JUDGE = "Judge"
-    """Serves a model of its own to the rewards of type LLMJudge or RewardModel that name it, with an inference engine."""
+    """Serves its own model with an inference engine, for rewards of type LLMJudge or RewardModel that name it."""
 
 
 class EngineType(StrEnum):
@@ -39,27 +39,27 @@ class EngineType(StrEnum):
     VLLM = "VLLM"
     """vLLM."""
     SGLANG = "SGLang"
-    """SGLang; its server runs in an interpreter of its own. It serves no Judge."""
+    """SGLang; its server runs in a separate interpreter. Not for Judge components."""
 
 
 class OffloadPolicy(StrEnum):
     """When a kind of state leaves the device while its component is idle."""
 
     AUTO = "Auto"
-    """When another component needs the room."""
+    """When another component needs the space."""
     ALWAYS = "Always"
     """Whenever the component is idle."""
     NEVER = "Never"
-    """It stays."""
+    """It stays on the device."""
 
 
 class PlacementChoice(StrEnum):
-    """Who decides where a component runs."""
+    """How the placement of a component is chosen."""
 
     EXPLICIT = "Explicit"
-    """The spec, by ranks, deviceMapping or workers."""
+    """By the spec: ranks, deviceMapping, or workers."""
     AUTO = "Auto"
-    """The planner, from a cost model."""
+    """By the planner, from a cost model."""
 
 
 class Placement(SpecModel):
@@ -69,7 +69,7 @@ class Placement(SpecModel):
     """
 
     mode: PlacementChoice = PlacementChoice.EXPLICIT
-    """Auto lets the planner choose devices for a Trainer, Rollout or Reference; `rljob plan --explain` says what it chose and why."""
+    """Auto lets the planner choose devices for a Trainer, Rollout or Reference; `rljob plan --explain` shows what it chose and why."""
     node_groups: tuple[Label, ...] = Field(default=(), max_length=16)
     """Groups to place on; ranks then count through these groups in this order. Empty, or the reserved name cluster, means all groups.
     The reserved name node counts nodes, whatever hardware they have."""
@@ -88,15 +88,15 @@ class Engine(SpecModel):
     """The inference engine of a Rollout or Judge component."""
 
     type: EngineType = EngineType.VLLM
-    """Which engine."""
+    """Type of the engine."""
     dtype: DType | None = None
     """Floating-point type of its weights, cache and computation; model.dtype when not set."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that share the stack of layers."""
+    """Devices that the layers are divided over."""
     max_running_requests: Annotated[int, Field(ge=1, le=65536)] = 256
-    """Sequences one engine decodes at the same time."""
+    """Maximum number of sequences that one engine decodes at the same time."""
     kv_cache_bytes: Annotated[int, Field(ge=1_048_576)] | None = None
     """Bytes of KV cache; when not set, 128 MiB on CPU devices and memoryFraction on accelerators."""
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
@@ -104,9 +104,9 @@ class Engine(SpecModel):
     prefix_caching: bool = True
     """Reuse the KV cache of equal prompt prefixes."""
     enforce_eager: bool = False
-    """Switch CUDA graphs and compilation off."""
+    """Disable CUDA graphs and compilation."""
     extra_args: FreeForm = Field(default={})
-    """Further arguments of the engine, by its own names, such as block_size; those that RLJob sets itself are refused."""
+    """Additional arguments of the engine, by its own names, such as block_size; those that RLJob sets itself are refused."""
 
 
 class ComponentOffload(SpecModel):
@@ -123,52 +123,52 @@ class ComponentOffload(SpecModel):
 
 
 class ServedModel(SpecModel):
-    """The model of a component whose model is another than the policy."""
+    """The model of a component that has a different model than the policy."""
 
     path: PathText
-    """A local Hugging Face folder on the component's nodes, or a Hub id owner/name, which a Teacher's nodes download once and each engine
-    of a Judge by itself."""
+    """A local Hugging Face folder on the component's nodes, or a Hub id owner/name. A Teacher's model is downloaded once per node; each
+    engine of a Judge downloads it itself."""
     revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Branch, tag or commit of a model on the Hub; its default branch when not set."""
     trust_remote_code: bool = False
-    """Run Python code shipped inside the checkpoint."""
+    """Run Python code that is part of the model's files."""
     parameter_count: Annotated[int, Field(ge=1, le=100_000_000_000_000)] | None = None
-    """Number of parameters, for the memory estimate where the model's config.json is not at hand, as in the operator."""
+    """Number of parameters, for the memory estimate if the model's config.json is not available, as in the operator."""
 
 
 class Teaches(SpecModel):
-    """Which prompts a Teacher scores, and how much it counts."""
+    """Which prompts a Teacher scores, and its weight."""
 
     sources: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=256)
     """Tags of the prompts: names of data sources, values of jsonl.tagField, or names of environments; empty means all that no other Teacher
-    names."""
+    has."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Factor of algorithm.distillation.coefficient for these prompts, with placement Reward."""
 
 
 class Component(SpecModel):
-    """A group of equal worker processes with one role."""
+    """A group of identical worker processes with one role."""
 
     name: ComponentName
     """Unique name; workers are called <name>-<rank> and log under that name."""
     role: Role
-    """What it does."""
+    """Role of its processes."""
     placement: Placement
     """Where it runs."""
     engine: Engine | None = None
-    """Engine of a Rollout or Judge component; one without it gets vLLM with defaults."""
+    """Engine of a Rollout or Judge component; vLLM with defaults if not set."""
     model: ServedModel | None = None
-    """Model of a Teacher or Judge component; the other roles have spec.model."""
+    """Model of a Teacher or Judge component; the other roles use spec.model."""
     teaches: Teaches | None = None
-    """Prompts of a Teacher, where a job has several: each prompt has one."""
+    """Prompts of a Teacher, if a job has several: each prompt has one teacher."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Devices that share each layer of a Reference, Critic or Teacher; 1 when not set. A Trainer has training.tensorParallelSize, a Rollout
-    or Judge engine.tensorParallelSize."""
+    """Devices that share each layer of a Reference, Critic, or Teacher; 1 by default. A Trainer has training.tensorParallelSize instead, a
+    Rollout or Judge engine.tensorParallelSize."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of one worker for numerics; when not set, its share of the node's cores among those that work at the same time."""
+    """CPU threads of one worker; by default the node's cores are divided among the workers that compute at the same time."""
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of this component's workers."""
     python_interpreter: PathText | None = None
-    """Python of this component's workers, before that of their node group."""
+    """Python interpreter of this component's workers; overrides that of their node group."""
     offload: ComponentOffload = ComponentOffload()
     """Time-division of this component."""

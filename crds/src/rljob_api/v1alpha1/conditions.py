@@ -23,9 +23,9 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     """The job holds no devices because it is suspended."""
     CLUSTER_READY = "ClusterReady"
-    """All nodes of the current attempt are there and hold the devices the plan counts on."""
+    """All nodes of the current attempt are ready and have the devices that the plan requires."""
     RUNNING = "Running"
-    """Workers are placed and training steps are made."""
+    """Workers are placed, and the driver is training."""
     SUCCEEDED = "Succeeded"
     """True when all steps are done, False when the job has failed permanently, Unknown before."""
     FAILED = "Failed"
@@ -53,7 +53,7 @@ class Condition(SpecModel):
     reason: Reason
     """Why, as one word."""
     message: Annotated[str, Field(max_length=4096)] = ""
-    """Why, in a sentence for people."""
+    """Why, in a sentence."""
     last_transition_time: Annotated[str, Field(max_length=40)]
     """When status last changed, RFC 3339 in UTC."""
     observed_generation: Annotated[int, Field(ge=0)]

@@ -26,7 +26,7 @@ _OF_TYPE: dict[str, tuple[ToolType, ...]] = {
 
 
 class Parameters(BaseModel):
-    """What may stand in ``environments[].parameters`` of a built-in environment. What is None, it has a value of its own for."""
+    """Parameters of a built-in environment (``environments[].parameters``). None means the environment's own default."""
 
     model_config = ConfigDict(allow_inf_nan=False, extra="forbid", frozen=True, strict=True)
 
@@ -35,18 +35,18 @@ class Scoring(Parameters):
     """What scores an answer; fields are those of ``rewards[]``."""
 
     type: RewardType
-    """How: the types of rewards[]."""
+    """One of the types of rewards[]."""
     extraction: Extraction = Extraction.WHOLE
-    """Part of the answer that is scored; a Function gets the whole of it."""
+    """Part of the answer that is scored; a Function gets the whole answer."""
     tag: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\w+$")] = "answer"
     """Name of the tag, for extraction Tag."""
     function: FunctionPath | None = None
     """module:function of type Function, called with prompt, response, answer, metadata (with ``messages``, the whole conversation) and
     parameters."""
     parameters: FreeForm = Field(default={})
-    """Settings of the type, or further keyword arguments of the function."""
+    """Settings of the type, or keyword arguments of the function."""
     timeout_s: _Seconds = 10.0
-    """Limit for one answer; past it the score is 0."""
+    """Time limit for one answer; if it is exceeded, the score is 0."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -76,7 +76,7 @@ class ConversationParameters(Parameters):
     prompt_field: ShortText = "question"
     """Field of the prompt."""
     answer_field: ShortText | None = "answer"
-    """Field of the reference answer; null where scoring needs none."""
+    """Field of the reference answer; null if scoring needs none."""
     task: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Name of a reasoning-gym task instead of a file."""
     size: Annotated[int, Field(ge=1, le=100_000_000)] = 500
@@ -111,11 +111,11 @@ class Tool(Parameters):
 
     type: ToolType
     name: Annotated[str, Field(max_length=64, pattern=_NAME_PATTERN)] | None = None
-    """As the policy calls it; when not set the type in lower case, or the function's own name."""
+    """Name by which the policy calls it; by default the type in lower case, or the function's own name."""
     description: Text | None = None
-    """What the policy reads of it."""
+    """Description for the policy."""
     timeout_s: _Seconds = 5.0
-    """Limit for one call of Python or Function; past it the result says so."""
+    """Time limit for one call of Python or Function; if it is exceeded, the result says so."""
     memory_bytes: Annotated[int, Field(ge=1 << 27, le=1 << 40)] = 1 << 30
     """Address space of one program of Python."""
     corpus: PathText | None = None
@@ -152,13 +152,13 @@ class ToolUseParameters(ConversationParameters):
     """A question that is answered with the help of tools; a response without a call is the answer."""
 
     tools: Annotated[tuple[Tool, ...], Field(max_length=32)]
-    """What may be called."""
+    """Available tools."""
     call_format: CallFormat = CallFormat.TOOL_CALL
     """How it is called."""
     max_calls: Annotated[int, Field(ge=1, le=10_000)] = 10
-    """Calls that are carried out; the result of any other says that none is left."""
+    """Maximum number of calls that are executed; the result of any further call says that none is left."""
     max_result_characters: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
-    """A longer result is cut in its middle."""
+    """Longer results are cut in the middle."""
 
     @property
     def has_own_code(self) -> bool:
@@ -184,7 +184,7 @@ class ChatParameters(ConversationParameters):
     """A conversation with a user, whose first message is the task's prompt."""
 
     user: Annotated[str, Field(min_length=1, max_length=256)] = SCRIPT
-    """Script: the further messages of a task are in turns_field. module:Class: a user of your own."""
+    """Script: further messages of a task are in turns_field. module:Class: your own user."""
     user_parameters: FreeForm = Field(default={})
     """Keyword arguments of that class."""
     turns_field: ShortText = "turns"

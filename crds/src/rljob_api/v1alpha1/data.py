@@ -28,11 +28,11 @@ class DType(StrEnum):
     """Floating-point type of weights and computation."""
 
     FLOAT32 = "float32"
-    """Exact; what CPU devices should use."""
+    """Exact; recommended for CPU devices."""
     BFLOAT16 = "bfloat16"
     """Half the memory, the range of float32."""
     FLOAT16 = "float16"
-    """Half the memory, for engines on accelerators without bfloat16; nothing is trained in it."""
+    """Half the memory, for engines on accelerators without bfloat16; not for training."""
 
 
 def _trainable(value: object) -> object:
@@ -66,20 +66,20 @@ class Model(SpecModel):
     revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Branch, tag or commit of a model on the Hub; its default branch when not set. A run keeps the commit it started with."""
     tokenizer_path: PathText | None = None
-    """Tokenizer folder or Hub id when it is not the model's."""
+    """Tokenizer folder or Hub id, if it is not the model's."""
     tokenizer_revision: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Branch, tag or commit of a tokenizer on the Hub; its default branch when not set. A run keeps the commit it started with."""
     dtype: TrainedDType = DType.BFLOAT16
     """Type of the computation and of the engine's weights; the trainer keeps float32 master weights. bfloat16 has the range of float32 in
-    half the memory, float32 is exact, and what CPU devices should use. Engines alone may have engine.dtype: float16."""
+    half the memory; float32 is exact and recommended for CPU devices. Only engines can use float16 (engine.dtype)."""
     trust_remote_code: bool = False
-    """Run Python code shipped inside the checkpoint."""
+    """Run Python code that is part of the model's files."""
     attention: ShortText = "sdpa"
     """Attention implementation of the trainer, by its Transformers name."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
     parameter_count: Annotated[int, Field(ge=1, le=100_000_000_000_000)] | None = None
-    """Number of parameters, for the memory estimate where the model's config.json is not at hand, as in the operator."""
+    """Number of parameters, for the memory estimate if the model's config.json is not available, as in the operator."""
 
 
 class DataSourceType(StrEnum):
@@ -88,7 +88,7 @@ class DataSourceType(StrEnum):
     REASONING_GYM = "ReasoningGym"
     """Procedural, verified tasks of the reasoning-gym package."""
     JSONL = "JSONL"
-    """A file with one JSON object a line."""
+    """A file with one JSON object per line."""
 
 
 class ReasoningGym(SpecModel):
@@ -112,11 +112,11 @@ class Jsonl(SpecModel):
     answer_field: ShortText = "answer"
     """Field with the reference answer; empty when no reward needs one."""
     tag_field: ShortText | None = None
-    """Field with the entry's tag, by which rewards are chosen; without it the tag is the data source's name."""
+    """Field with the entry's tag, which selects rewards; by default the tag is the name of the data source."""
 
 
 class DataSource(SpecModel):
-    """One source of prompts; the member named like the type holds its settings."""
+    """One source of prompts; the field named after the type has its settings."""
 
     name: Label
     """Unique name, shown with the prompts' rewards."""
@@ -147,7 +147,7 @@ class PromptFormat(SpecModel):
 
 
 class Data(SpecModel):
-    """What the policy is asked."""
+    """Prompts."""
 
     train: tuple[DataSource, ...] = Field(default=(), max_length=64)
     """Sources of training prompts; at least one, unless training.steps is 0 or the job is agentic."""
@@ -158,7 +158,7 @@ class Data(SpecModel):
 
 
 class Reward(SpecModel):
-    """One reward; a sample's score is the weighted sum of those that apply to its prompt's tag."""
+    """One reward; a sample's score is the weighted sum of the rewards that apply to its prompt's tag."""
 
     name: Label
     """Unique name, shown in metrics."""
@@ -179,26 +179,26 @@ class Reward(SpecModel):
     reward_model: RewardModel | None = None
     """The model of a RewardModel reward."""
     timeout_seconds: Positive = 5.0
-    """Limit for one sample; a sample that runs past it is tried once more in a fresh process, then onTimeout decides. Of an LLMJudge it is
-    the limit for reading the answer."""
+    """Time limit for one sample; a sample that exceeds it is retried once in a new process, then onTimeout applies. For an LLMJudge it is
+    the limit for parsing the answer."""
     on_timeout: ScoreOrDrop | None = None
-    """Score of a response on which the reward ran past its limit twice, or Drop to leave the sample out; 0 when not set. A negative weight
-    needs it."""
+    """Score of a response on which the reward exceeded its limit twice, or Drop to drop the sample; 0 by default. Required with a negative
+    weight."""
     on_error: ScoreOrDrop = DROP
-    """Score of a response on which the reward failed, or Drop to leave the sample out."""
+    """Score of a response on which the reward failed, or Drop to drop the sample."""
     pass_threshold: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
-    """The first applicable reward's score from which on a response counts as solved."""
+    """A response passes if its score by the first applicable reward is at least this."""
     network: bool = False
     """Let a Function use the network."""
     processes: bool = False
-    """Let a Function start processes; they end with the evaluation's process."""
+    """Let a Function start processes; they end with the scoring process."""
     read_paths: tuple[Annotated[str, Field(max_length=1024, pattern=ABSOLUTE_PATH_PATTERN)], ...] = Field(default=(), max_length=64)
-    """Files and folders that a Function may read besides Python, the system's libraries and the job file's folder."""
+    """Files and folders that a Function may read, in addition to Python, system libraries, and the job file's folder."""
     memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
-    """Address space of the process that computes it; rewards that share a process have the largest of theirs."""
+    """Address space of the process that computes it; for rewards that share a process, the largest value applies."""
     disk_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 44)] = 8 << 30
-    """Disk space of all files that the process writes; one with more is killed, and onError decides. Rewards that share a process have the
-    largest of theirs."""
+    """Total size of the files that the process may write; if it exceeds this it is killed, and onError applies. For rewards that share a
+    process, the largest value applies."""
 
     @property
     def asked(self) -> Judge | RewardModel | None:

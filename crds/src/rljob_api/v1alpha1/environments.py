@@ -33,31 +33,31 @@ class EnvironmentPrompt(SpecModel):
     """What the policy reads."""
 
     chat_template: bool = True
-    """Make a conversation of it by the tokenizer's chat template; else the texts follow each other, with the end-of-sequence token
-    behind each response."""
+    """Format the episode as a conversation with the tokenizer's chat template; otherwise texts are concatenated, with the end-of-sequence
+    token after each response."""
     system: Text = ""
     """System message; none when empty."""
     instruction: Text | None = None
-    """Before the first observation; the environment's own when not set, none when empty."""
+    """Text before the first observation; by default the environment's own, none if empty."""
     turn: Text = "{observation}"
-    """The user message of a turn; the first one comes after the environment's instruction. Filled in are {observation}, {turn_idx} from 1
-    on, {actions_left}, {max_response_length} in tokens and {suffix} of the environment. With history Turn the instruction stands where
-    {env_instruction} does, and {current_observation}, {history}, {history_length}, {step_count} and {current_step} are filled in, too."""
+    """The user message of a turn; the first one follows the environment's instruction. Placeholders: {observation}, {turn_idx} (from 1),
+    {actions_left}, {max_response_length} (in tokens), and {suffix} of the environment. With history Turn also {env_instruction} for the
+    instruction, {current_observation}, {history}, {history_length}, {step_count}, and {current_step}."""
     history: PromptHistory = PromptHistory.KEEP
-    """What a turn sees of those before."""
+    """What a turn shows of earlier turns."""
     memory_turns: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """With history Turn: so many turns before the current one may be in {history}."""
+    """With history Turn: maximum number of earlier turns in {history}."""
     memory: PromptMemory = PromptMemory.TURNS
-    """With history Turn: what {history} has of them."""
+    """With history Turn: what {history} contains of each."""
 
 
 class EnvironmentRewards(SpecModel):
     """What an episode gets besides the environment's own rewards."""
 
     format_penalty: Annotated[float, Field(ge=-1e6, le=0.0)] = 0.0
-    """Added to the reward of a turn whose action the environment does not understand."""
+    """Added to the reward of a turn whose action the environment cannot parse."""
     on_error: ScoreOrDrop = DROP
-    """Score of an episode whose environment failed twice or ran past a limit of time, or Drop to leave the episode out."""
+    """Score of an episode whose environment failed twice or exceeded a time limit, or Drop to drop the episode."""
 
 
 class Harness(SpecModel):
@@ -66,17 +66,17 @@ class Harness(SpecModel):
     command: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=256)]
     """Program and arguments, started for each episode without a shell."""
     working_folder: PathText | None = None
-    """Folder in which it starts; when not set the job file's, in a cluster a temporary one."""
+    """Working directory; by default the job file's folder, on a cluster a temporary one."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
-    """Environment variables besides those that RLJob sets; it inherits none, and a Secret cannot be given to it."""
+    """Environment variables in addition to those that RLJob sets; none are inherited, and Secrets are not supported."""
     tasks: PathText | None = None
-    """JSON Lines file with a task in each line, of which the episode's seed chooses one; relative paths start at the working directory.
-    When not set the seed is the task."""
+    """JSON Lines file with one task per line; the episode's seed selects one. Relative paths start at the working directory. Without a
+    file, the seed is the task."""
     reward: FunctionPath | None = None
-    """Function that gives the reward of an episode whose program ended well, from its task and what was said; when not set the program's
-    own file."""
+    """Function that computes the reward of an episode whose program exited with code 0, from its task and its calls; by default the program
+    writes the reward to a file."""
     sampling: HarnessSampling = HarnessSampling.REFUSE
-    """What becomes of a call with another temperature, top_p, top_k, min_p or with a seed: training needs samples of one distribution."""
+    """Calls with a different temperature, top_p, top_k, or min_p, or with a seed: training needs samples from one distribution."""
 
 
 class Environment(SpecModel):
@@ -85,61 +85,61 @@ class Environment(SpecModel):
     name: Label
     """Unique name, shown in metrics."""
     type: Annotated[str, Field(min_length=1, max_length=256)]
-    """FrozenLake, Sokoban, ReasoningGym, ToolUse, Chat, Harness for an agent program, or module:Class of an environment of your own, found
-    in the job file's folder or on the Python path."""
+    """FrozenLake, Sokoban, ReasoningGym, ToolUse, Chat, Harness for an agent program, or module:Class for your own environment, found in
+    the job file's folder or on the Python path."""
     share: NonNegative = 1.0
-    """Share of the training groups relative to the other environments; 0 plays it in validation alone."""
+    """Share of the training groups relative to the other environments; 0: only in validation."""
     validation_share: NonNegative = 0.0
-    """Share of the validation prompts relative to the other environments; 0 plays it in training alone."""
+    """Share of the validation prompts relative to the other environments; 0: only in training."""
     max_turns: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Turns after which an episode ends; of a Harness calls that are answered."""
+    """Turns after which an episode ends; for a Harness, the number of calls that are answered."""
     max_tokens_per_turn: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Responses of one turn are cut here; when not set at rollout.maxResponseTokens."""
+    """Maximum length of a turn's response; rollout.maxResponseTokens by default."""
     step_timeout_seconds: Positive = 60.0
-    """Limit for one reset or step of the environment; its process is killed then, and the episode tried once more with the same seed. Of a
-    Harness the limit from a response to the program's next call or its end; the episode fails then."""
+    """Time limit for one reset or step of the environment; then its process is killed, and the episode is retried once with the same seed.
+    For a Harness, the limit from a response to the program's next call or exit; then the episode fails."""
     episode_timeout_seconds: Positive = 1800.0
-    """Limit for an episode from its reset on; it ends then with the rewards that it has, and the episode of a Harness fails."""
+    """Time limit for an episode from its reset; then it ends with the rewards that it has, and an episode of a Harness fails."""
     prompt: EnvironmentPrompt = EnvironmentPrompt()
     """What the policy reads."""
     rewards: EnvironmentRewards = EnvironmentRewards()
     """What an episode gets besides the environment's rewards."""
     parameters: FreeForm = Field(default={})
-    """Parameters of a built-in type, see docs/agents.md, or keyword arguments of the class."""
+    """Parameters of a built-in type (see docs/agents.md), or keyword arguments of the class."""
     harness: Harness | None = None
     """The program of type Harness."""
     network: bool = False
-    """Let a class or program of your own, or functions and users of ToolUse and Chat, use the network; without it a program reaches the
-    policy's endpoint alone."""
+    """Let your own class or program, or functions and users of ToolUse and Chat, use the network; otherwise a program reaches only the
+    policy's endpoint."""
     processes: bool = False
-    """Let a class of your own, or functions and users of ToolUse and Chat, start processes; they end with the environment's process."""
+    """Let your own class, or functions and users of ToolUse and Chat, start processes; they end with the environment's process."""
     read_paths: tuple[Annotated[str, Field(max_length=1024, pattern=ABSOLUTE_PATH_PATTERN)], ...] = Field(default=(), max_length=64)
-    """Files and folders that code of your own may read besides Python, the system's libraries and the job file's folder."""
+    """Files and folders that your code may read, in addition to Python, system libraries, and the job file's folder."""
     memory_bytes: Annotated[int, Field(ge=1 << 28, le=1 << 44)] = 8 << 30
-    """Address space of a process with code of your own."""
+    """Address space of a process that runs your code."""
     disk_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 44)] = 8 << 30
-    """Disk space of all files that a process with code of your own writes; one with more is killed."""
+    """Total size of the files that a process with your code may write; if it exceeds this it is killed."""
     max_processes: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Processes that one worker has for a class or programs of your own, or for tools, users and scores of ToolUse and Chat; what is beyond
-    waits."""
+    """Maximum number of processes of one worker for your class or programs, or for tools, users, and scores of ToolUse and Chat; more calls
+    wait."""
     episodes_per_process: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Episodes of a class of your own that share a process, one call after the other."""
+    """Episodes of your own class that share a process, one call at a time."""
 
 
 class ActionParameters(Parameters):
-    """What environments have in common that look for an action in a response."""
+    """Common parameters of environments that extract an action from a response."""
 
     action_pattern: Annotated[str, Field(min_length=1, max_length=1024)] = "<answer>(.*?)</answer>"
     """Regular expression with one group, the action, or two, the reasoning before it and the action; the first match counts."""
     special_token_list: Annotated[tuple[ShortText, ...], Field(max_length=64)] | None = None
-    """Texts that are taken out of a response before."""
+    """Strings that are removed from a response first."""
 
 
 class GridParameters(ActionParameters):
-    """What the grid games have in common."""
+    """Common parameters of the grid games."""
 
     max_steps: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Actions after which the game itself ends; Sokoban's own value is 20."""
+    """Actions after which the game itself ends; 20 by default in Sokoban."""
     env_instruction: Text | None = None
     """The rules, before the meaning of the symbols and the actions."""
     grid_lookup: Symbols | None = None
@@ -147,7 +147,7 @@ class GridParameters(ActionParameters):
     grid_vocab: Symbols | None = None
     """Meaning of each text, for the instruction."""
     action_lookup: Symbols | None = None
-    """Name of each action, by its number as text; read without regard to case."""
+    """Name of each action, by its number as text; case is ignored."""
 
 
 class FrozenLakeParameters(GridParameters):
@@ -160,7 +160,7 @@ class FrozenLakeParameters(GridParameters):
     is_slippery: bool = True
     """Whether a step goes to either side two times out of three."""
     map_seed: Annotated[int, Field(ge=0, le=2_147_483_647)] | None = None
-    """Seed of one map for all episodes; not set: a map for each seed."""
+    """Seed of one map for all episodes; by default each seed has its own map."""
     map_lookup: Annotated[dict[Annotated[str, Field(max_length=1)], int], Field(max_length=4)] | None = None
     """Number of the cells P, F (frozen), H (hole) and G (goal) in grid_lookup."""
 
@@ -169,13 +169,13 @@ class SokobanParameters(GridParameters):
     """A room with boxes to push onto targets; another one for each seed."""
 
     dim_room: tuple[Annotated[int, Field(ge=4, le=64)], Annotated[int, Field(ge=4, le=64)]] = (10, 10)
-    """Rows and columns, walls with them."""
+    """Rows and columns, including walls."""
     num_boxes: Annotated[int, Field(ge=1, le=64)] = 4
     """Boxes, and targets."""
     search_depth: Annotated[int, Field(ge=2, le=100_000)] = 300
     """Moves that the search for a room looks ahead: the larger, the farther boxes can be from their targets."""
     num_gen_steps: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Length of the walk that clears the floor; when not set 1.7 times rows plus columns."""
+    """Length of the walk that clears the floor; by default 1.7 times rows plus columns."""
 
 
 class ReasoningGymParameters(ActionParameters):
@@ -192,7 +192,7 @@ class ReasoningGymParameters(ActionParameters):
     max_attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Answers after which the episode ends."""
     pass_score: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Score from which on an answer is right and ends the episode."""
+    """An answer with at least this score is correct and ends the episode."""
     retry_text: Text = "That is not right. Try again."
     """Observation after another answer."""
 

@@ -23,123 +23,123 @@ Template = Annotated[str, Field(max_length=32_768)]
 
 
 class JudgeEndpoint(SpecModel):
-    """A server that speaks OpenAI's chat completions, for a judge: vLLM, SGLang, or a provider; for a reward model vLLM's /classify."""
+    """A server: for a judge, OpenAI's chat completions API (vLLM, SGLang, or a provider); for a reward model, vLLM's /classify."""
 
     url: Annotated[str, Field(min_length=1, max_length=1024, pattern=URL_PATTERN)]
-    """Base URL, for example https://judge.example.com/v1; <url>/chat/completions is called, of a reward model /classify beside /v1."""
+    """Base URL, for example https://judge.example.com/v1; <url>/chat/completions is called, for a reward model /classify next to /v1."""
     model: Annotated[str, Field(min_length=1, max_length=256)]
-    """Name of the model there."""
+    """Name of the model on that server."""
     api_key_env: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME_PATTERN)] | None = None
-    """Environment variable that holds the API key: put it into a Secret and name that in nodeGroups[].env. No key is sent when not set."""
+    """Environment variable with the API key: put the key into a Secret and reference it in nodeGroups[].env. By default no key is sent."""
 
 
 class JudgeParser(SpecModel):
-    """How the judge's words become a score: give pattern, or field, or function. What follows </think> counts."""
+    """How the judge's answer becomes a score: set pattern, field, or function. Only the text after </think> is parsed."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Python regular expression; its last match counts, there its group where it has one."""
+    """Python regular expression; its last match counts, or the group of that match if it has one."""
     field: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Field of the last JSON object in the text, with dots for fields of fields."""
+    """Field of the last JSON object in the text; dots separate nested fields."""
     function: FunctionPath | None = None
     """module:function of your own, called with the keywords judgement (the text), prompt, response, answer, metadata and the reward's
     parameters; returns what a Function reward returns."""
     values: dict[ShortText, Score] = Field(default={}, max_length=256)
-    """Score of each word that pattern or field may find, whatever its case; without values it has to be a number."""
+    """Score of each word that pattern or field may find, ignoring case; without values, the result must be a number."""
     minimum: Score | None = None
-    """Least score that the judge may give; a lower one is an error."""
+    """Minimum score; a lower one is an error."""
     maximum: Score | None = None
-    """Greatest score that the judge may give; a higher one is an error."""
+    """Maximum score; a higher one is an error."""
     otherwise: Score | None = None
-    """Score where pattern or field find nothing of that kind; an error when not set."""
+    """Score if the answer cannot be parsed; by default that is an error."""
 
 
 class JudgeLimits(SpecModel):
-    """How fast the judge is asked, by all reward processes of the job together."""
+    """Rate limits for all reward processes of the job together."""
 
     in_flight: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Requests at the same time."""
+    """Maximum number of concurrent requests."""
     requests_per_minute: Positive | None = None
-    """Requests a minute, retries included; no limit when not set."""
+    """Requests per minute, including retries; no limit by default."""
     tokens_per_minute: Positive | None = None
-    """Tokens a minute, of prompts and answers; what an answer will have is taken as sampling.max_tokens until it is there."""
+    """Tokens per minute, of prompts and answers; until an answer has arrived, it counts as sampling.max_tokens."""
 
 
 class JudgeRetries(SpecModel):
-    """What happens when the endpoint is busy, fails or is late."""
+    """What happens when the endpoint is busy, fails, or exceeds the time limit."""
 
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Requests for one question at most, the first one included."""
+    """Maximum number of requests for one question, including the first."""
     min_backoff_seconds: Positive = 1.0
-    """Pause before the second request; each further one is twice as long, with up to half of it left out at random. The endpoint's
+    """Pause before the second request; it doubles with each further request and is shortened randomly by up to half. The endpoint's
     Retry-After replaces it."""
     max_backoff_seconds: Positive = 60.0
     """Longest pause."""
     failures_in_row: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """Questions in a row that got no answer in one reward process, after which the job fails."""
+    """The job fails after this many consecutive questions without an answer in one reward process."""
 
 
 class JudgeBudget(SpecModel):
     """What the judge may cost in one attempt of the job."""
 
     calls: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Requests, retries included; any number when not set."""
+    """Requests, including retries; unlimited by default."""
     tokens: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = None
     """Tokens of prompts and answers as the endpoint counts them; requests in flight when it is spent are still answered."""
     on_exhausted: BudgetEnd = BudgetEnd.FAIL
-    """What happens then."""
+    """What happens when the budget is spent."""
 
 
 class Judge(SpecModel):
     """The judge of an LLMJudge reward."""
 
     endpoint: JudgeEndpoint | None = None
-    """Who is asked, where it is served outside the job."""
+    """Server, if the model is served outside the job."""
     component: ComponentName | None = None
-    """Component with role Judge that is asked; give this or endpoint."""
+    """Component with role Judge that serves the model; set this or endpoint."""
     system: Template = ""
     """System message; none when empty."""
     template: Template
-    """User message: {question} as the data has it, {prompt} as the policy was given it, {response} (what extraction finds of it) and
+    """User message, with {question} from the data, {prompt} as given to the policy, {response} (the part that extraction finds), and
     {answer}; literal braces are {{ and }}."""
     sampling: FreeForm = Field(default={"temperature": 0.0, "max_tokens": 512})
-    """Further fields of the request, by the endpoint's names."""
+    """Additional fields of the request, by the endpoint's names."""
     parser: JudgeParser
-    """How its words become a score."""
+    """How its answer becomes a score."""
     limits: JudgeLimits = JudgeLimits()
-    """How fast it is asked."""
+    """Rate limits."""
     retries: JudgeRetries = JudgeRetries()
     """What happens when it does not answer."""
     budget: JudgeBudget = JudgeBudget()
-    """What it may cost."""
+    """Budget."""
     request_timeout_seconds: Positive = 120.0
-    """Limit for one request."""
+    """Time limit for one request."""
     cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Answers that each reward process remembers for equal questions; 0 asks every time."""
+    """Answers to identical questions that each reward process caches; 0 disables the cache."""
 
 
 class RewardModel(SpecModel):
     """The model of a RewardModel reward."""
 
     endpoint: JudgeEndpoint | None = None
-    """Who is asked, where it is served outside the job."""
+    """Server, if the model is served outside the job."""
     component: ComponentName | None = None
-    """Component with role Judge that is asked; give this or endpoint."""
+    """Component with role Judge that serves the model; set this or endpoint."""
     template: Template = ""
-    """Text that is scored: {question} as the data has it, {prompt} as the policy was given it, {response} (what extraction finds of it) and
-    {answer}; literal braces are {{ and }}. When empty, a conversation of question and response by the model's own chat template."""
+    """Text to score, with {question} from the data, {prompt} as given to the policy, {response} (the part that extraction finds), and
+    {answer}; literal braces are {{ and }}. By default question and response in the model's own chat template."""
     label: Annotated[int, Field(ge=0, le=4095)] = 0
     """Which of the model's outputs is the score; most have one."""
     activation: bool = False
     """Score after the model's activation (sigmoid or softmax) instead of its raw output."""
     request: FreeForm = Field(default={})
-    """Further fields of the request, by the endpoint's names, such as truncate_prompt_tokens."""
+    """Additional fields of the request, by the endpoint's names, such as truncate_prompt_tokens."""
     limits: JudgeLimits = JudgeLimits()
-    """How fast it is asked; a server batches what is in flight."""
+    """Rate limits; the server batches concurrent requests."""
     retries: JudgeRetries = JudgeRetries()
     """What happens when it does not answer."""
     budget: JudgeBudget = JudgeBudget()
-    """What it may cost."""
+    """Budget."""
     request_timeout_seconds: Positive = 60.0
-    """Limit for one request."""
+    """Time limit for one request."""
     cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Scores that each reward process remembers for equal texts; 0 asks every time."""
+    """Scores of identical texts that each reward process caches; 0 disables the cache."""

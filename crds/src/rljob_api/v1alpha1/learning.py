@@ -25,16 +25,16 @@ DEFAULT_TOP_K = 1024
 
 
 class GroupFilter(SpecModel):
-    """Which groups are trained (dynamic sampling); another prompt takes the place of one that is not."""
+    """Which groups are trained (dynamic sampling); a group that is not trained is replaced by another prompt."""
 
     min_mean: Score | None = None
     """Train only groups whose mean score is above this."""
     max_mean: Score | None = None
     """Train only groups whose mean score is below this."""
     min_std: NonNegative | None = None
-    """Train only groups whose scores deviate by more than this; 0 leaves out groups of equal scores, which teach nothing."""
+    """Train only groups whose scores have a standard deviation above this; 0 excludes groups of equal scores, which have no gradient."""
     max_in_row: Count = 1000
-    """The run fails when so many groups one after another are left out."""
+    """The run fails when this many groups in a row are excluded."""
 
 
 class Rollout(SpecModel):
@@ -45,38 +45,38 @@ class Rollout(SpecModel):
     samples_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 8
     """Responses sampled per prompt: the group size."""
     redundant_samples: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Further responses sampled per prompt: the first samplesPerPrompt that end make the group, the others are cancelled."""
+    """Additional responses per prompt: the first samplesPerPrompt to finish form the group, the rest are canceled."""
     extra_prompts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Further prompts that may be answered at the same time: a step trains those whose groups are complete first."""
+    """Additional prompts in flight: a step trains the groups that complete first."""
     group_filter: GroupFilter | None = None
     """Which groups are trained; all when not set."""
     group_routing: GroupRouting = GroupRouting.SPREAD
-    """How the samples of one prompt spread over engines."""
+    """How the samples of one prompt are distributed over engines."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
-    """Longer prompts are left out and counted. An episode of an agentic job ends when it is longer than this before a turn."""
+    """Longer prompts are skipped and counted. An episode of an agentic job ends when it is longer than this before a turn."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
-    """Responses are cut here; in an agentic job those of one turn."""
+    """Maximum length of a response; in an agentic job, of one turn's response."""
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus sampling; 1 switches it off."""
+    """Nucleus sampling; 1 disables it."""
     top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
-    """Sample from the k most likely tokens; 0 switches it off. When not set 1024 with topP or minP, else 0: the trainer gets the ids of all
-    tokens that could have been sampled, and this bounds them."""
+    """Sample from the k most likely tokens; 0 disables it. If not set, 1024 with topP or minP, otherwise 0: the trainer gets the ids of all
+    tokens that could have been sampled, and this limits their number."""
     min_p: Fraction = 0.0
-    """Leave out tokens below this share of the most likely one; 0 switches it off."""
+    """Exclude tokens whose probability is below this fraction of the most likely one's; 0 disables it."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, le=10_000_000)], ...] = Field(default=(), max_length=64)
-    """Tokens that end a response besides the model's end-of-sequence token."""
+    """Tokens that end a response, in addition to the model's end-of-sequence token."""
     stop_strings: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=64)
-    """Texts that end a response with the token that completes one of them; they stay in it, as stop tokens do."""
+    """Strings that end a response with the token that completes one of them; they are kept in the response, as stop tokens are."""
     stall_timeout_seconds: Seconds = 1800
-    """An engine that gives no token for this long although responses are running there is lost, like one whose process ended."""
+    """An engine with running responses that produces no token for this long is considered lost, like one whose process ended."""
     max_engine_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often each engine is replaced when it is lost, within one attempt: by a new process on the same devices, with the newest weights.
-    Beyond it the other engines go on, and the loss of the last one ends the attempt. The same holds for each environment worker."""
+    """How often each lost engine is replaced within one attempt, by a new process on the same devices with the newest weights. After that
+    the other engines continue, and the loss of the last one ends the attempt. The same applies to each environment worker."""
     standby_processes: StandbyProcesses = StandbyProcesses.AUTO
-    """Where a process that has imported the engine and uses no device waits to take the place of a lost engine, so that this takes seconds
-    less: about a gigabyte of host memory each. It is filled again after it was used."""
+    """Where a process waits that has imported the engine but uses no device. It replaces a lost engine, which saves seconds, and costs
+    about 1 GiB of host memory. After use, a new one is started."""
 
     @model_validator(mode="after")
     def _bounded_mask(self) -> Rollout:
@@ -91,10 +91,10 @@ class Rollout(SpecModel):
 
 
 class LoadBalancing(SpecModel):
-    """The auxiliary loss that keeps the experts of a mixture in use (arXiv 2101.03961), over all trained tokens of an update."""
+    """The auxiliary loss that balances the load of a mixture's experts (arXiv 2101.03961), over all trained tokens of an update."""
 
     coefficient: NonNegative | None = None
-    """What it is multiplied by; the model's own (router_aux_loss_coef of config.json) when not set."""
+    """Weight of the loss; by default the model's own (router_aux_loss_coef of config.json)."""
 
 
 class Training(SpecModel):
@@ -102,60 +102,60 @@ class Training(SpecModel):
 
     steps: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     """Training steps; each consumes promptsPerStep groups and publishes one version of the weights. 0 trains nothing: engines load the
-    model, answer data.validation once and the run ends with the scores."""
+    model and answer data.validation once, and the run ends with the scores."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW."""
     min_learning_rate: NonNegative = 0.0
-    """Where the schedules Linear and Cosine end."""
+    """Final learning rate of the schedules Linear and Cosine."""
     schedule: Schedule = Schedule.CONSTANT
-    """Learning rate over the steps."""
+    """Learning rate schedule."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Steps over which the learning rate rises from 0."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """AdamW's first decay."""
+    """AdamW's beta1, the decay of the first moment."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.999
-    """AdamW's second decay."""
+    """AdamW's beta2, the decay of the second moment."""
     epsilon: Positive = 1e-8
     """AdamW's epsilon."""
     weight_decay: NonNegative = 0.0
     """AdamW's decoupled weight decay."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients are clipped to this norm."""
     mini_batches: Count = 1
     """Optimizer updates per epoch of a step; must divide promptsPerStep."""
     epochs: Count = 1
-    """How often a step's samples are used."""
+    """Passes over the samples of a step."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
     """At most this many tokens, padding included, in one forward and backward pass on one device."""
     logprob_chunk_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Tokens whose vocabulary logits exist at one time."""
+    """Tokens whose logits over the vocabulary are in memory at the same time."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     layer_compilation: LayerCompilation = LayerCompilation.AUTO
-    """Whether torch.compile makes few kernels of the many operations of a decoder layer, in the trainer, critic, reference, and teachers:
-    more tokens per second and fewer activations, for a compilation in the first passes. May be changed between a checkpoint and what
-    resumes from it. Results differ by rounding only."""
+    """Whether torch.compile fuses the operations of decoder layers, in trainer, critic, reference, and teachers: more tokens per second
+    and fewer activations, but the first passes wait for the compilation. May be changed before resuming from a checkpoint. Results
+    differ only by rounding."""
     gradient_reduction: GradientReduction = GradientReduction.AUTO
-    """When the processes of the trainer, and those of a critic, add up their gradients. Results differ by rounding only."""
+    """When the processes of the trainer, and those of a critic, reduce their gradients. Results differ only by rounding."""
     optimizer_state_dtype: OptimizerStateDType = OptimizerStateDType.FLOAT32
-    """What the trainer, and a critic, keep AdamW's moments in. May be changed between a checkpoint and what resumes from it."""
+    """Type of AdamW's moments in the trainer and a critic. May be changed before resuming from a checkpoint."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer of the trainer."""
     context_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices, or groups of tensorParallelSize of them, that share each sequence of the trainer, for long responses: each computes a part
-    of its tokens, and attention a part of its heads (DeepSpeed-Ulysses). Activations are divided by it; weights are sharded over these
-    devices as over data-parallel ones. Its product with tensorParallelSize has to divide the model's attention heads."""
+    """Devices, or groups of tensorParallelSize devices, that share each sequence of the trainer, for long responses: each computes a part
+    of its tokens and, in attention, a part of its heads (DeepSpeed-Ulysses). Activations are divided by it; weights are sharded over
+    these devices as over data-parallel ones. Its product with tensorParallelSize must divide the model's attention heads."""
     expert_parallel_size: Annotated[int, Field(ge=1, le=128)] = 1
-    """Of a mixture of experts: devices of the trainer that have a part each of every layer's experts and exchange tokens, instead of each
-    gathering all experts. Divides the experts of a layer, and the devices; neighbors form a group. Not with tensorParallelSize."""
+    """Mixture of experts: trainer devices that each hold a part of every layer's experts and exchange tokens, instead of gathering all
+    experts. It must divide the experts of a layer and the devices; neighbors form a group. Cannot be combined with tensorParallelSize."""
     load_balancing: LoadBalancing | None = None
-    """Of a mixture of experts: add the load-balancing loss of its routers; not added when not set. Costs about a third of a step."""
+    """Mixture of experts: add the load-balancing loss of its routers; off by default. Costs about a third of a step."""
     router_replay: RouterReplay = RouterReplay.DISABLED
-    """Of a mixture of experts: who chooses the experts of each token in the trainer's updates and its own log-probs. Engine takes the
-    choices of vLLM, so that trainer and engine differ less; each token then brings layers x experts per token bytes to the trainer."""
+    """Mixture of experts: who chooses the experts of each token in the trainer's updates and log-probs. With Engine the trainer uses vLLM's
+    choices, so that trainer and engine differ less; this sends layers x experts per token bytes with each token."""
     step_timeout_seconds: Seconds = 3600
-    """Deadline of one training step on the trainer's side. A trainer that misses it counts as lost: its group starts again from the newest
-    checkpoint, failurePolicy.maxWorkerRestarts times, then the run fails."""
+    """Deadline of one training step on the trainer. A trainer that misses it is considered lost: its group is restarted from the newest
+    checkpoint, up to failurePolicy.maxWorkerRestarts times; after that the run fails."""
 
     @property
     def devices_per_share(self) -> int:

@@ -26,7 +26,7 @@ class DeviceType(StrEnum):
     """What computes on the devices of a node group."""
 
     AUTO = "Auto"
-    """CPU when deviceResource is cpu, else CUDA."""
+    """CPU if deviceResource is cpu, otherwise CUDA."""
     CPU = "CPU"
     """The node's cores; the devices only count."""
     CUDA = "CUDA"
@@ -34,10 +34,10 @@ class DeviceType(StrEnum):
 
 
 class Head(SpecModel):
-    """The pod of the Ray head and the driver: it coordinates, no worker runs on it."""
+    """The pod of the Ray head and the driver, which coordinates; no worker runs on it."""
 
     resources: NodeResources = NodeResources()
-    """CPU, memory and shared memory of the pod. Where not given it requests 250m and 1Gi, so as not to be evicted first."""
+    """CPU, memory, and shared memory of the pod. By default it requests 250m and 1Gi, so that it is not evicted first."""
     node_selector: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
     """Kubernetes node labels the pod needs."""
     tolerations: tuple[FreeForm, ...] = Field(default=(), max_length=32)
@@ -47,13 +47,13 @@ class Head(SpecModel):
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of head and driver."""
     env_from: tuple[EnvFromSource, ...] = Field(default=(), max_length=32)
-    """Secrets and ConfigMaps whose keys become variables there; env goes over them."""
+    """Secrets and ConfigMaps whose keys become environment variables; env overrides them."""
     pod_template: FreeForm | None = None
     """Partial pod template, merged last over the generated one; the Ray container is called ray."""
 
 
 class Storage(SpecModel):
-    """A volume that head and all nodes share. The run folder lies on it: logs, metrics, checkpoints, the trained model."""
+    """A volume that head and all nodes share. It has the run folder: logs, metrics, checkpoints, the trained model."""
 
     claim_name: ObjectName
     """PersistentVolumeClaim; with several nodes its access mode must be ReadWriteMany unless all pods share one machine."""
@@ -69,7 +69,7 @@ class HardwareConfig(SpecModel):
     node_rank: Annotated[int, Field(ge=0, le=65535)]
     """Rank of the node, within the group, that it is attached to."""
     parameters: FreeForm = Field(default={})
-    """What the component's code needs to reach it; passed through untouched."""
+    """What the component's code needs to access it; passed on unchanged."""
 
 
 class Hardware(SpecModel):
@@ -82,9 +82,9 @@ class Hardware(SpecModel):
 
 
 class NodeGroup(SpecModel):
-    """A set of equal nodes. Becomes one KubeRay worker group whose Ray nodes carry ray.io/node-group=<name>.
+    """A set of identical nodes. Becomes one KubeRay worker group whose Ray nodes carry ray.io/node-group=<name>.
 
-    Node ranks count through the groups in the order they are written: rank = nodes of earlier groups + index.
+    Nodes are numbered through the groups in the order they are listed: rank = nodes of earlier groups + index.
     """
 
     name: Label
@@ -98,7 +98,7 @@ class NodeGroup(SpecModel):
     device_type: DeviceType = DeviceType.AUTO
     """What computes on the devices."""
     device_memory: Quantity | None = None
-    """Memory of one device, for example "80Gi"; lets the planner check that everything fits before a device is taken."""
+    """Memory of one device, for example "80Gi"; lets the planner check that everything fits before a device is allocated."""
     resources: NodeResources = NodeResources()
     """CPU, memory and shared memory of one node."""
     labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
@@ -112,19 +112,19 @@ class NodeGroup(SpecModel):
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128)
     """Environment of every worker on these nodes."""
     env_from: tuple[EnvFromSource, ...] = Field(default=(), max_length=32)
-    """Secrets and ConfigMaps whose keys become variables there; env goes over them."""
+    """Secrets and ConfigMaps whose keys become environment variables; env overrides them."""
     python_interpreter: PathText | None = None
-    """Python of the workers on these nodes, a path inside their container; the one Ray runs on when not set."""
+    """Python interpreter of the workers on these nodes, a path inside their container; by default the one that runs Ray."""
     image: PathText | None = None
-    """Container image of this group; the job's image when not set."""
+    """Container image of this group; by default the job's image."""
     runtime_class_name: ObjectName | None = None
     """Kubernetes RuntimeClass of the pods, for example nvidia."""
     pod_template: FreeForm | None = None
     """Partial pod template, merged last over the generated one; the Ray container is called ray."""
     hardware: Hardware | None = None
-    """Robots and other hardware; placements of this group then count its pieces instead of devices."""
+    """Robots and other hardware; placements of this group then count hardware units instead of devices."""
     ignore_hardware: bool = False
-    """Count nodes although the group has devices or hardware."""
+    """Count nodes even if the group has devices or hardware."""
 
     @property
     def on_accelerators(self) -> bool:

@@ -14,25 +14,24 @@ class UpdateMode(StrEnum):
     """What happens to running responses when new weights arrive, or when their engine is paused for the trainer."""
 
     DRAIN = "Drain"
-    """They end first."""
+    """They finish first."""
     INTERRUPT = "Interrupt"
-    """They go on under the new weights with the tokens they have, whose KV cache is computed again."""
+    """They continue under the new weights with the tokens they have, whose KV cache is recomputed."""
     IN_FLIGHT = "InFlight"
-    """They go on under the new weights with the KV cache they have; where their engine steps aside, as with Interrupt."""
+    """They continue under the new weights with the KV cache they have; if their engine is paused for the trainer, as with Interrupt."""
 
 
 class Overlap(SpecModel):
     """How far generation may run ahead of training."""
 
     async_generation_ratio: Annotated[float, Field(ge=0.0, le=64.0)] = 0.0
-    """Batches generated ahead; 0 trains synchronously: no trained token is older than the current weights. With more, none is older
-    than maxStaleness versions."""
+    """Batches generated ahead; fractions are allowed. 0 is synchronous: no trained token is older than the current weights. Above 0, none
+    is older than maxStaleness versions."""
     max_staleness: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """Versions by which the oldest trained token may be behind; older groups are dropped and replaced. When not set
-    asyncGenerationRatio, rounded up."""
+    """Versions that a trained token may be behind; older groups are dropped and replaced. By default asyncGenerationRatio, rounded up."""
     update_mode: UpdateMode | None = None
-    """What happens to running responses when new weights arrive, or when their engine is paused for the trainer. When not set Drain with
-    asyncGenerationRatio 0, Interrupt with more."""
+    """What happens to running responses when new weights arrive, or when their engine is paused for the trainer. By default Drain with
+    asyncGenerationRatio 0, otherwise Interrupt."""
 
     @model_validator(mode="after")
     def _mode_by_ratio(self) -> Overlap:
@@ -43,29 +42,29 @@ class Overlap(SpecModel):
 
 
 class Residency(StrEnum):
-    """Whether components that share devices stay in device memory. They compute one after the other either way."""
+    """Whether components that share devices stay in device memory. Either way, they compute one after the other."""
 
     RESIDENT = "Resident"
-    """All stay; their sum must fit."""
+    """All stay; together they must fit."""
     SWITCHING = "Switching"
-    """Who is idle leaves the device."""
+    """Idle components are offloaded."""
 
 
 class Offload(SpecModel):
     """Time-division of shared devices."""
 
     residency: Residency = Residency.RESIDENT
-    """Stay or switch."""
+    """Whether components that share devices stay in device memory or switch."""
     host_memory_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Budget of pinned host memory per node."""
+    """Limit of the host memory for offloaded state, per node."""
 
 
 class SyncBackend(StrEnum):
-    """How weights travel from trainer to engines."""
+    """How weights are sent from the trainer to the engines."""
 
     AUTO = "Auto"
-    """IPC where a trainer rank is on every accelerator of the engines, SharedMemory where the trainer's rank 0 and all engines are on one
-    node, else ObjectStore."""
+    """IPC if a trainer rank is on every accelerator of the engines, SharedMemory if the trainer's rank 0 and all engines are on one node,
+    otherwise ObjectStore."""
     SHARED_MEMORY = "SharedMemory"
     """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"
@@ -73,10 +72,10 @@ class SyncBackend(StrEnum):
     TCP = "TCP"
     """Packed buckets broadcast from the hosts of the sending ranks to those of the engines, by gloo."""
     NCCL = "NCCL"
-    """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run between GPUs yet: Auto does not
-    take it."""
+    """Packed buckets broadcast from the devices of the sending ranks to those of the engines. Not run between GPUs yet, so Auto does not
+    select it."""
     IPC = "IPC"
-    """Packed buckets that engines read in the memory of their own devices, where a trainer rank is on each of them."""
+    """Packed buckets that engines read from the memory of their own devices; needs a trainer rank on each of them."""
 
 
 class Senders(StrEnum):
@@ -85,9 +84,9 @@ class Senders(StrEnum):
     FIRST = "First"
     """Rank 0."""
     PER_NODE = "PerNode"
-    """The first rank of each of the trainer's nodes, each its part; with SharedMemory rank 0."""
+    """The first rank on each of the trainer's nodes sends a part; with SharedMemory, rank 0."""
     EVERY = "Every"
-    """All, each its part; with SharedMemory those on the node of rank 0."""
+    """Every rank sends a part; with SharedMemory, those on the node of rank 0."""
 
 
 THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, SyncBackend.OBJECT_STORE, SyncBackend.TCP})
@@ -95,86 +94,86 @@ THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, Sy
 
 
 class AdapterSync(StrEnum):
-    """What engines get of adapters."""
+    """How engines get adapters."""
 
     MERGED = "Merged"
-    """Whole weights with the adapters added: what the trainer computes with, to the bit, at the engine's full speed."""
+    """Whole weights with the adapters added: bit for bit what the trainer computes with, at the engine's full speed."""
     SERVED = "Served"
-    """Only the adapters, which the engine computes beside the weights of the model's folder."""
+    """Only the adapters, which the engine applies on top of the weights of the model's folder."""
 
 
 class Probe(SpecModel):
     """The check that trainer and engines compute the same log-probs after a sync."""
 
     every_syncs: Annotated[int, Field(ge=0, le=1_000_000)] = 1
-    """Check every n-th sync; 0 switches it off."""
+    """Check every n-th sync; 0 disables the check."""
     sequences: Annotated[int, Field(ge=1, le=1024)] = 4
     """Sequences compared."""
     mean_difference: Positive | None = None
-    """Mean absolute difference of a token's log-prob from which on a check is suspect; when not set 2e-5 for float32 and 0.08 for 16-bit
-    types, where healthy pairs differ by an RMS of 0.03 to 0.04 nats."""
+    """Limit of the mean absolute difference of a token's log-prob, above which a check is suspect; by default 2e-5 for float32 and 0.08 for
+    16-bit types, in which healthy pairs differ by an RMS of 0.03 to 0.04 nats."""
     tail_difference: Positive | None = None
-    """The same of the 95th percentile; when not set 5e-5 for float32 and 0.25 for 16-bit types."""
+    """The same for the 95th percentile; by default 5e-5 for float32 and 0.25 for 16-bit types."""
     fail_factor: Annotated[float, Field(ge=1.0, le=1000.0)] = 2.0
     """A difference of this many times its limit fails the run at once; a suspect check only warns."""
     fail_after: Annotated[int, Field(ge=1, le=1_000_000)] = 3
-    """Suspect checks of one engine in a row that fail the run."""
+    """Number of consecutive suspect checks of one engine that fails the run."""
 
 
 class Delta(SpecModel):
-    """Syncs that bring only the numbers that changed, bit by bit, since the one before, in the engine's dtype.
+    """Syncs that send only the values that differ bitwise from the previous sync, in the engine's dtype.
 
-    Every sender keeps a copy of its part of the weights in host memory for it, every engine one of all. An engine that is new gets all of
-    them.
+    For this, every sender keeps a copy of its part of the weights in host memory, and every engine a full copy. A new engine gets all
+    weights.
     """
 
     dense_above: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
-    """Part of a bucket's numbers that changed from which on the bucket travels whole; it also does where that is smaller."""
+    """A bucket is sent whole if more than this fraction of its values changed, or if that takes fewer bytes."""
 
 
 class WeightSync(SpecModel):
     """How engines get new weights."""
 
     backend: SyncBackend = SyncBackend.AUTO
-    """Which transport. All but ObjectStore are tested when the run starts; where one fails, ObjectStore takes its place, with a warning."""
+    """Transport. All but ObjectStore are tested when the run starts; if the test fails, ObjectStore is used, with a warning."""
     senders: Senders = Senders.FIRST
-    """Trainer ranks that share the buckets out among them. More of them spread the load of the network over nodes; measured between two
-    nodes that have a trainer rank and an engine each, they were slower than one."""
+    """Trainer ranks that the buckets are divided among. More senders spread the network load over nodes; between two nodes with a trainer
+    rank and an engine each, they were slower than one (measured)."""
     delta: Delta | None = None
-    """Send only what changed; when not set all weights travel. Worth it where a network lies between, not within a node."""
+    """Send only what changed; by default all weights are sent. Useful between nodes, not within a node."""
     adapters: AdapterSync = AdapterSync.MERGED
-    """What engines get where model.lora is set. Served sends some percent of the bytes and costs generation speed, on CPU devices most of
-    it; needs vLLM, and a rank of at most 512."""
+    """What engines get if model.lora is set. Served sends a few percent of the bytes but slows generation down, on CPU devices by a large
+    factor; needs vLLM and a rank of at most 512."""
     bucket_bytes: Annotated[int, Field(ge=1024, le=17_179_869_184)] = 268_435_456
-    """Size up to which tensors are packed together."""
+    """Size of the buckets that tensors are packed into."""
     timeout_seconds: Seconds = 300
-    """Deadline of one sync; a sync that misses it fails the run, it never hangs."""
+    """Deadline of one sync; a sync that misses it fails the run."""
     probe: Probe = Probe()
     """The check after a sync."""
 
 
 class Checkpoint(SpecModel):
-    """What is kept to go on after an interruption."""
+    """What is saved to continue after an interruption."""
 
     path: PathText | None = None
     """Folder for checkpoints; the run folder's checkpoints/ when not set."""
     every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    """Save every n steps; 0 saves only at the end and on an interruption."""
+    """Save every n steps; 0 saves only at the end and when interrupted."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Complete checkpoints to keep; older ones are removed."""
     asynchronous: bool = True
-    """Steps wait only until their state is copied to host memory (12 bytes a parameter, over all ranks; 8 with
-    training.optimizerStateDtype bfloat16), and files are written beside the next ones. Switched off they are written from the devices while
+    """Steps wait only until their state is copied to host memory (12 bytes per parameter over all ranks; 8 with
+    training.optimizerStateDtype bfloat16); files are written during the next steps. If false, they are written from the devices while
     training waits."""
     journal: bool = True
-    """Keep finished groups between checkpoints in the run folder, so that a restart does not generate them again; about 9 bytes a token."""
+    """Keep finished groups between checkpoints in the run folder, so that a restart need not generate them again; 9 bytes per token."""
 
 
 class FailureAction(StrEnum):
     """What a failure rule does."""
 
     RESTART = "Restart"
-    """Start another attempt while some are left."""
+    """Start another attempt, if any are left."""
     FAIL = "Fail"
     """End the job."""
 
@@ -192,16 +191,16 @@ class FailurePolicy(SpecModel):
     """When a failed attempt is followed by another."""
 
     max_restarts: Annotated[int, Field(ge=0, le=98)] = 0
-    """Further attempts after the first; attempt numbers have at most two digits because they end derived names."""
+    """Number of restarts after the first attempt; attempt numbers have at most two digits because derived names end with them."""
     max_disruptions: Annotated[int, Field(ge=0, le=98)] = 98
-    """Further attempts after those that ended as Evicted: drains, preemptions, lost nodes. They do not count as restarts."""
+    """Number of attempts that may follow one that ended as Evicted (drain, preemption, lost node). These do not count as restarts."""
     max_worker_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often lost processes of trainer, critic, reference, teacher, judges and rewards start again within an attempt: on their nodes,
+    """How often lost trainer, critic, reference, teacher, judge, and reward processes are restarted within an attempt, on their nodes and
     from the newest checkpoint, while engines stay up. A lost node ends the attempt. For engines see rollout.maxEngineRestarts."""
     restart_backoff_seconds: Seconds = 10
     """Wait before the first restart; doubles with each further one, up to ten minutes. After a disruption it does not double."""
     rules: tuple[FailureRule, ...] = Field(default=(), max_length=32)
-    """First match wins; without one, failures of the machine restart and failures of the spec do not."""
+    """The first match wins; without a match, machine failures are retried, and failures of the spec, the data, or user code are not."""
 
 
 class Queue(SpecModel):
@@ -212,70 +211,70 @@ class Queue(SpecModel):
     priority_class: Label | None = None
     """WorkloadPriorityClass."""
     multi_kueue: bool = False
-    """Let MultiKueue run the job on another cluster: the RayJob gets managedBy kueue.x-k8s.io/multikueue, and KubeRay leaves it alone
-    here. Needs serviceAccount.name, an account that exists there."""
+    """Let MultiKueue run the job on another cluster: the RayJob gets managedBy kueue.x-k8s.io/multikueue, and KubeRay ignores it on
+    this cluster. Needs serviceAccount.name, an account that exists there."""
 
 
 class TrackerType(StrEnum):
     """An experiment tracker."""
 
     WANDB = "WandB"
-    """Weights & Biases: online where WANDB_API_KEY or WANDB_MODE says so, else offline for `wandb sync`."""
+    """Weights & Biases: online if WANDB_API_KEY is set or WANDB_MODE is online, otherwise offline, for `wandb sync`."""
     MLFLOW = "MLflow"
-    """MLflow: the server of MLFLOW_TRACKING_URI, else files."""
+    """MLflow: the server of MLFLOW_TRACKING_URI, otherwise files."""
     TRACKIO = "Trackio"
-    """Trackio: the Space of TRACKIO_SPACE_ID or the server of TRACKIO_SERVER_URL, else a database on disk."""
+    """Trackio: the Space of TRACKIO_SPACE_ID or the server of TRACKIO_SERVER_URL, otherwise a database on disk."""
     SWANLAB = "SwanLab"
-    """SwanLab: online where SWANLAB_API_KEY or SWANLAB_MODE says so, else offline for `swanlab sync`."""
+    """SwanLab: online if SWANLAB_API_KEY is set or SWANLAB_MODE is online, otherwise offline, for `swanlab sync`."""
 
 
 class Tracker(SpecModel):
-    """An experiment tracker that gets every step's metrics and the spec. Its variables are those of the driver, on Kubernetes head.env."""
+    """An experiment tracker that gets every step's metrics and the spec. It reads the driver's variables; on Kubernetes, head.env."""
 
     type: TrackerType
-    """Which one. Its package has to be installed where the driver runs: pip install 'rljob-runtime[wandb]', mlflow, trackio or swanlab."""
+    """Its type. Its package must be installed where the driver runs: pip install 'rljob-runtime[wandb]', mlflow, trackio, or swanlab."""
     project: Annotated[str, Field(min_length=1, max_length=128, pattern=PROJECT_PATTERN)] | None = None
-    """Project, or experiment, in which the run appears; when not set the job's name."""
+    """Project, or experiment, in which the run appears; by default the job's name."""
 
 
 class Report(SpecModel):
-    """What the run writes down for people."""
+    """Reports that the run writes for users."""
 
     trajectories_every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 10
-    """Write sampled responses every n steps; 0 switches it off."""
+    """Save sampled responses every n steps; 0 disables it."""
     trajectories_per_step: Annotated[int, Field(ge=1, le=1024)] = 4
-    """How many, besides the first four that failed since the step before."""
+    """How many, in addition to the first four that failed since then."""
     metrics_endpoint: bool = True
-    """Serve the newest metrics to Prometheus at port 9464 of the head, named rljob-metrics; rljob run has --metrics-port instead."""
+    """Serve the latest metrics to Prometheus on port 9464 of the head, named rljob-metrics; `rljob run` has --metrics-port instead."""
     trackers: tuple[Tracker, ...] = Field(default=(), max_length=4)
-    """Experiment trackers that get the metrics, each at most once. The run goes on, with a warning, without one that fails."""
+    """Experiment trackers that get the metrics, each at most once. If one fails, the run continues without it, with a warning."""
 
 
 class Validation(SpecModel):
-    """When validation prompts are answered."""
+    """When and how the policy is validated."""
 
     every_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Validate every n steps; 0 switches it off."""
+    """Validate every n steps; 0 disables it."""
     at_start: bool = True
     """Also validate the weights that the run starts with."""
     pause_generation: bool = False
-    """Stop training rollouts meanwhile; else they go on."""
+    """Pause generation for training during a validation; otherwise it continues."""
     max_prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Prompts of one validation, the first of data.validation, the same every time."""
+    """Prompts per validation: the first ones of data.validation, the same every time."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=4096)] = 1
     """Responses per prompt."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Responses are cut here; when not set at rollout.maxResponseTokens."""
+    """Maximum length of a response; rollout.maxResponseTokens by default."""
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     """Sampling temperature of validation; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus sampling; 1 switches it off."""
+    """Nucleus sampling; 1 disables it."""
 
 
 class Measured(SpecModel):
     """Seconds of one step's phases in an earlier run of this job; `rljob plan --measured` reads them from its summary.json.
 
-    Placements with mode Auto are chosen by them. What is not given is estimated.
+    Placements with mode Auto are based on them. What is not given is estimated.
     """
 
     rollout_devices: Annotated[int, Field(ge=1, le=131072)]
@@ -285,6 +284,6 @@ class Measured(SpecModel):
     generate_seconds: Positive
     """Generation of one step's batch on those devices."""
     train_seconds: Positive
-    """Training on it."""
+    """Training on that batch."""
     sync_seconds: NonNegative = 0.0
     """Weight sync to all engines."""

@@ -34,7 +34,7 @@ class KeyRef(SpecModel):
     key: ObjectKey
     """Key inside it."""
     optional: bool = False
-    """Start the pod without the variable where object or key does not exist."""
+    """Start the pod without the variable if the object or key does not exist."""
 
 
 class FieldRef(SpecModel):
@@ -69,7 +69,7 @@ class EnvVarSource(SpecModel):
 
 
 class EnvVar(SpecModel):
-    """An environment variable: a literal value, or where it comes from, never both."""
+    """An environment variable: either a literal value or a source."""
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME_PATTERN)]
     """Name of the variable."""
@@ -86,14 +86,14 @@ class ObjectRef(SpecModel):
     name: ObjectName
     """Name of the object, in the job's namespace."""
     optional: bool = False
-    """Start the pod also where it does not exist."""
+    """Start the pod even if it does not exist."""
 
 
 class EnvFromSource(SpecModel):
     """A Secret or ConfigMap whose keys all become variables; exactly one of the two."""
 
     prefix: Annotated[str, Field(max_length=128)] = ""
-    """Put before every key."""
+    """Prefix of every variable."""
     secret_ref: ObjectRef | None = None
     """The Secret."""
     config_map_ref: ObjectRef | None = None
@@ -101,9 +101,9 @@ class EnvFromSource(SpecModel):
 
 
 class NodeResources(SpecModel):
-    """What one node gives to the job besides its devices.
+    """Resources of one node, in addition to its devices.
 
-    cpu, memory and sharedMemory are enough for most jobs; requests and limits are Kubernetes' own and go over them, name by name.
+    cpu, memory and sharedMemory are enough for most jobs; requests and limits are Kubernetes' own and override them by name.
     """
 
     cpu: Quantity | None = None
@@ -146,9 +146,9 @@ class ServiceAccount(SpecModel):
     """
 
     name: ObjectName | None = None
-    """An account that exists, in the job's namespace; when not set RLJob makes one for the job."""
+    """An existing account in the job's namespace; by default RLJob creates one for the job."""
     annotations: dict[LabelKey, AnnotationValue] = Field(default={}, max_length=32)
-    """Annotations of the one that RLJob makes, for example eks.amazonaws.com/role-arn."""
+    """Annotations of the account that RLJob creates, for example eks.amazonaws.com/role-arn."""
 
 
 class PullSecret(SpecModel):
@@ -175,6 +175,6 @@ class ChildMetadata(SpecModel):
     """Labels and annotations for queues, schedulers and cost reports."""
 
     labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=32)
-    """Labels; those that start with ray.io/ are put on the RayJob only, from where KubeRay copies them to the RayCluster."""
+    """Labels; those that start with ray.io/ are set only on the RayJob, from which KubeRay copies them to the RayCluster."""
     annotations: dict[LabelKey, AnnotationValue] = Field(default={}, max_length=32)
     """Annotations, likewise."""

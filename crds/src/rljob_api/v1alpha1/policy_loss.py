@@ -28,7 +28,7 @@ class PolicyLossVariant(StrEnum):
     TIS = "TIS"
     """Log-prob weighted by the truncated ratio, which carries no gradient."""
     TOPR = "TOPR"
-    """Good responses without a ratio, bad ones weighted by the ratio truncated to [0, 1]."""
+    """Responses with a score above 0 without a ratio, the others weighted by the ratio truncated to [0, 1]."""
     CISPO = "CISPO"
     """Log-prob weighted by the clipped ratio, which carries no gradient."""
     KIMI15 = "Kimi15"
@@ -154,7 +154,7 @@ class PolicyLoss(SpecModel):
     """
 
     variant: PolicyLossVariant = PolicyLossVariant.PPO
-    """Which loss."""
+    """Loss variant."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     """How token losses become one number."""
     clip_low: ClipLow | None = None
@@ -162,9 +162,9 @@ class PolicyLoss(SpecModel):
     clip_high: ClipHigh | None = None
     """PPO, GSPO, TIS, CISPO: the ratio is clipped at 1 + clipHigh from above. When not set PPO 0.2, GSPO 0.0004, TIS 1, CISPO 4."""
     dual_clip: DualClip | None = None
-    """PPO, GSPO: upper bound of the ratio for negative advantages, above 1; 0 switches it off. When not set PPO 3, GSPO 3."""
+    """PPO, GSPO: upper bound of the ratio for negative advantages, above 1; 0 disables it. When not set PPO 3, GSPO 3."""
     mask_clipped: bool | None = None
-    """CISPO: tokens whose ratio PPO would clip give no gradient (the unified mask). When not set CISPO false."""
+    """CISPO: tokens whose ratio PPO would clip have no gradient (the unified mask). When not set CISPO false."""
     positive_weight: NonNegative | None = None
     """TOPR: weight of responses with a score above 0. When not set TOPR 1."""
     negative_weight: NonNegative | None = None
@@ -172,9 +172,9 @@ class PolicyLoss(SpecModel):
     tau: NonNegative | None = None
     """Kimi15: weight of the squared log ratio. When not set Kimi15 0.1."""
     function: FunctionPath | None = None
-    """Custom: the loss as module:function, looked for beside the job file and on the Python path of the trainer's workers."""
+    """Custom: the loss as module:function, found next to the job file or on the Python path of the trainer's workers."""
     parameters: FreeForm = Field(default={})
-    """Custom: further keyword arguments of the function."""
+    """Custom: keyword arguments of the function."""
 
     @model_validator(mode="after")
     def _defaults_of_the_variant(self) -> PolicyLoss:

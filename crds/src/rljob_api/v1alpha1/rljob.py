@@ -32,7 +32,7 @@ KIND = "RLJob"
 
 
 class Pipeline(StrEnum):
-    """The shape of the loop."""
+    """Kind of job."""
 
     RLVR = "RLVR"
     """One prompt, one response, a verifiable reward."""
@@ -55,19 +55,19 @@ class RLJobSpec(SpecModel):
     """What to train, on what, how."""
 
     suspend: bool = False
-    """Stop the job and give its devices back; false starts or resumes it."""
+    """Stop the job and release its devices; false starts or resumes it."""
     managed_by: ShortText | None = None
-    """Controller that handles this job; RLJob's own when not set."""
+    """Controller that handles this job; by default RLJob's own."""
     queue: Queue | None = None
     """Kueue queue."""
     image: PathText | None = None
-    """Container image of head and workers; the operator's default image when not set."""
+    """Container image of head and workers; by default the operator's."""
     ray_version: ShortText | None = None
-    """Ray version inside the image; that of the operator's default image when not set. A run checks it against the installed one."""
+    """Ray version in the image; by default that of the operator's default image. A run compares it with the installed version."""
     image_pull_secrets: tuple[PullSecret, ...] = Field(default=(), max_length=16)
-    """Secrets for pulling the images; those that the operator is configured with when not set."""
+    """Secrets for pulling the images; by default those that the operator is configured with."""
     service_account: ServiceAccount | None = None
-    """Account of all pods; when not set the head has one of its own, and the nodes have the namespace's default one without a token."""
+    """Account of all pods; by default RLJob creates one for the head, and nodes have the namespace's default account without a token."""
     metadata: ChildMetadata = ChildMetadata()
     """Labels and annotations of the RayJob, its RayCluster and all pods."""
     priority_class_name: ObjectName | None = None
@@ -75,35 +75,36 @@ class RLJobSpec(SpecModel):
     scheduler_name: ObjectName | None = None
     """Kubernetes scheduler of all pods; the default one when not set."""
     do_not_disrupt: bool = False
-    """Ask node autoscalers (Karpenter, the cluster autoscaler) not to evict the pods in order to save machines. Drains, preemptions and
-    lost machines are not held off."""
+    """Ask node autoscalers (Karpenter, the cluster autoscaler) not to evict the pods to save machines. This does not prevent drains,
+    preemptions, and lost machines."""
     refuse_evictions: bool = False
-    """Let the API server refuse evictions of the job's pods, by a PodDisruptionBudget: kubectl drain waits until the job is over.
-    Preemptions, deletions and lost machines are not held off. Otherwise a drained job writes a checkpoint and goes on elsewhere."""
+    """Create a PodDisruptionBudget, so that the API server refuses evictions of the job's pods and kubectl drain waits for the end of the
+    job. This does not prevent preemptions, deletions, and lost machines. By default a drained job writes a checkpoint and continues
+    elsewhere."""
     head: Head = Head()
     """Pod of the Ray head and the driver."""
     storage: Storage | None = None
     """Volume for logs, checkpoints and the model; without one they are lost with the pods, and a restart begins at step 0."""
     model_cache: ModelCache | None = None
-    """Volume for models and data sets from a Hub; when not set they are in the pod's home folder, and lost with it."""
+    """Volume for models and data sets from a Hub; by default they are in the pod's home folder, and lost with the pod."""
     pod_template: FreeForm | None = None
     """Partial pod template merged over every generated pod, before the head's and the groups' own."""
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1, max_length=16)
     """Machines, in rank order."""
     components: tuple[Component, ...] = Field(min_length=1, max_length=64)
-    """Who runs where."""
+    """What runs where."""
     measured: Measured | None = None
     """Phase times of an earlier run, for placements with mode Auto."""
     pipeline: Pipeline = Pipeline.RLVR
-    """Shape of the loop."""
+    """Kind of job."""
     model: Model
     """The policy to train."""
     data: Data = Data()
-    """What the policy is asked, in an RLVR job."""
+    """Prompts of an RLVR job."""
     rewards: tuple[Reward, ...] = Field(default=(), max_length=32)
-    """How responses are judged; the first one decides whether a response counts as solved."""
+    """How responses are scored; the first one decides whether a response passes."""
     environments: tuple[Environment, ...] = Field(default=(), max_length=32)
-    """Environments of an agentic job, whose prompts and rewards are theirs."""
+    """Environments of an agentic job, which provide prompts and rewards."""
     algorithm: Algorithm = Algorithm()
     """The learning rule."""
     rollout: Rollout = Rollout()
@@ -111,7 +112,7 @@ class RLJobSpec(SpecModel):
     training: Training = Training()
     """How the policy is updated."""
     validation: Validation = Validation()
-    """When validation prompts are answered."""
+    """When and how the policy is validated."""
     overlap: Overlap = Overlap()
     """How far generation may run ahead of training."""
     offload: Offload = Offload()
@@ -119,21 +120,21 @@ class RLJobSpec(SpecModel):
     weight_sync: WeightSync = WeightSync()
     """How engines get new weights."""
     checkpoint: Checkpoint = Checkpoint()
-    """What is kept to go on after an interruption."""
+    """What is saved to continue after an interruption."""
     failure_policy: FailurePolicy = FailurePolicy()
     """When a failed attempt is followed by another."""
     report: Report = Report()
-    """What the run writes down for people."""
+    """Reports that the run writes for users."""
     seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = 0
     """Seed of data order, sampling and initial states."""
     startup_deadline_seconds: Seconds = 1800
-    """Limit from start until all workers are ready. The time in which pods find no machine does not count."""
+    """Time limit from the start until all workers are ready. Time in which a pod cannot be scheduled does not count."""
     scheduling_deadline_seconds: Seconds | None = None
-    """Limit of the time in which pods find no machine; when not set the job waits for as long as it takes."""
+    """Time limit for pods that cannot be scheduled; by default the job waits without a limit."""
     active_deadline_seconds: Seconds | None = None
-    """Limit of the whole run."""
+    """Time limit of the whole run, over all attempts."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
-    """Delete the job this long after its end; not set keeps it."""
+    """Delete the job this long after its end; by default it is kept."""
 
     @property
     def validates_only(self) -> bool:

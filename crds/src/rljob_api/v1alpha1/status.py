@@ -1,4 +1,4 @@
-"""Status of an RLJob. Written by the operator, progress by the job itself; never a source of truth.
+"""Status of an RLJob, written by the operator; progress is written by the job itself. Never a source of truth.
 
 No floats: numbers for people are text, so that writing them twice gives the same bytes.
 """
@@ -35,13 +35,13 @@ class StepMilliseconds(SpecModel):
     """Milliseconds of a typical step by phase: medians of the attempt's last steps, without its first one."""
 
     step: Annotated[int, Field(ge=1)]
-    """The whole step; what no phase below explains is checkpoints and the driver."""
+    """The whole step; what is not in a phase below is checkpoints and the driver."""
     generate: Annotated[int, Field(ge=0)] = 0
     """Waiting for engines to generate."""
     reward: Annotated[int, Field(ge=0)] = 0
     """Waiting for rewards."""
     score: Annotated[int, Field(ge=0)] = 0
-    """Passes that only score: reference, proximal policy and critic."""
+    """Passes that only score: reference, proximal policy, and critic."""
     train: Annotated[int, Field(ge=0)] = 0
     """Forward and backward passes and the optimizer."""
     sync: Annotated[int, Field(ge=0)] = 0
@@ -49,7 +49,7 @@ class StepMilliseconds(SpecModel):
     stall: Annotated[int, Field(ge=0)] = 0
     """Part of sync in which engines did not generate."""
     offload: Annotated[int, Field(ge=0)] = 0
-    """State of roles that share devices leaving them and coming back; partly beside other phases."""
+    """Offloading and loading the state of roles that share devices; partly concurrent with other phases."""
 
 
 class Progress(SpecModel):
@@ -58,9 +58,9 @@ class Progress(SpecModel):
     attempt: Annotated[int, Field(ge=0)] = 0
     """Attempt that wrote this."""
     step: Annotated[int, Field(ge=0)] = 0
-    """Training steps that are done."""
+    """Completed training steps."""
     total_steps: Annotated[int, Field(ge=0)] = 0
-    """Training steps in all."""
+    """Total training steps."""
     weight_version: Annotated[int, Field(ge=0)] = 0
     """Version of the weights that the engines hold."""
     reward: NumberText | None = None
@@ -79,7 +79,7 @@ class LastFailure(SpecModel):
     """Why the last attempt ended."""
 
     reason: ShortText
-    """One word, see the reasons of conditions."""
+    """One word; see the reasons of conditions."""
     message: Text = ""
     """The error itself, shortened."""
     pod_name: ShortText | None = None
@@ -87,13 +87,13 @@ class LastFailure(SpecModel):
     exit_code: int | None = None
     """Exit code of its container."""
     attempt: Annotated[int, Field(ge=1)]
-    """Attempt that ended so."""
+    """Attempt that failed."""
     time: Time
     """When this was recorded; a restart waits its backoff from here."""
 
 
 class RLJobStatus(SpecModel):
-    """What is known about the job."""
+    """Observed state of the job."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """metadata.generation that the status was computed from."""
@@ -106,22 +106,22 @@ class RLJobStatus(SpecModel):
     ray_job_name: ShortText | None = None
     """RayJob of that attempt."""
     image: Text | None = None
-    """Image of all attempts: of the spec, or the operator's default when the first one was made."""
+    """Image of all attempts: from the spec, or the operator's default when the first attempt was created."""
     ray_version: ShortText | None = None
     """Ray version in that image."""
     spec_hashes: dict[ShortText, ShortText] | None = Field(default=None, max_length=64)
-    """Hashes of the fields that cannot be changed, as they were at the first attempt: the API server does not see every change."""
+    """Hashes of the immutable fields at the first attempt, because the API server does not detect every change."""
     head_pod: ShortText | None = None
     """Pod that runs the driver of that attempt."""
     start_time: Time | None = None
-    """When the first attempt was made since the job was last suspended; activeDeadlineSeconds counts from here."""
+    """When the first attempt since the last suspension was created; activeDeadlineSeconds counts from here."""
     completion_time: Time | None = None
     """When the job succeeded or failed permanently; ttlSecondsAfterFinished counts from here."""
     nodes: Annotated[str, Field(max_length=32)] | None = None
-    """Ready and desired nodes over all groups, for example 3/4; for people."""
+    """Ready and desired nodes over all groups, for example 3/4."""
     node_groups: tuple[NodeGroupStatus, ...] = Field(default=(), max_length=16)
     """Nodes by group."""
     progress: Progress | None = None
     """How far training is."""
     last_failure: LastFailure | None = None
-    """Why the last attempt ended, while that matters."""
+    """Why the last attempt ended, while it is relevant."""

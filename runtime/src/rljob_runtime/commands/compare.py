@@ -33,7 +33,7 @@ def load(paths: Iterable[Path]) -> Comparison:
     given = list(paths)
     found = [path.resolve() for path in given]
     if twice := [str(path) for path in given if found.count(path.resolve()) > 1]:
-        raise SetupError(f"{', '.join(dict.fromkeys(twice))}: named more than once; a run is compared with others, and counts once")
+        raise SetupError(f"{', '.join(dict.fromkeys(twice))}: named more than once; name each run once")
     return compare([_run(path) for path in given])
 
 
@@ -50,11 +50,11 @@ def _run(path: Path) -> Run:
 
 def _manifest(folder: RunFolder) -> dict[str, object]:
     try:
-        found = yaml.safe_load(read_text(folder.spec_yaml, "it says what the run's job was: give another run, or make this one again"))
+        found = yaml.safe_load(read_text(folder.spec_yaml, "it contains the run's job: give another run, or repeat this one"))
     except yaml.YAMLError as error:
-        raise SetupError(f"{folder.spec_yaml}: is not YAML ({error}); it says what the run's job was") from error
+        raise SetupError(f"{folder.spec_yaml}: is not YAML ({error}); it should contain the run's job") from error
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
-        raise SetupError(f"{folder.spec_yaml}: holds no job; it says what the run's job was")
+        raise SetupError(f"{folder.spec_yaml}: contains no job; it should contain the run's job")
     return found
 
 

@@ -141,7 +141,7 @@ def _sentences(choice: Choice) -> Iterator[str]:
         f"Why: a step takes {_seconds(cost.step_s)}{unit}, {f'the least of {others} placements' if others > 1 else 'and nothing else fits'}"
     )
     why += f"; {longest} is the longest phase with {_seconds(getattr(cost, _PHASES[longest]))}"
-    yield why + (f", {_seconds(cost.hidden_s)} of generation run beside the training." if cost.hidden_s else ".")
+    yield why + (f", {_seconds(cost.hidden_s)} of generation overlap with training." if cost.hidden_s else ".")
     if choice.runner_up is None:
         yield "Runner-up: none."
     else:

@@ -90,9 +90,9 @@ class Kubectl:
         try:
             answer = json.loads(done.stdout)
         except ValueError as error:
-            raise SetupError(f"kubectl get {arguments[0]} gave no JSON: {error}; is it the real kubectl ({command[0]})?") from error
+            raise SetupError(f"kubectl get {arguments[0]} returned no JSON: {error}; is it the real kubectl ({command[0]})?") from error
         if not isinstance(answer, dict):
-            raise SetupError(f"kubectl get {arguments[0]} gave a {type(answer).__name__}, not an object ({command[0]})")
+            raise SetupError(f"kubectl get {arguments[0]} returned a {type(answer).__name__}, not an object ({command[0]})")
         return answer
 
 

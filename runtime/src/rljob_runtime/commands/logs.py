@@ -88,7 +88,7 @@ def forward(cluster: Kubectl, name: str, what: str, port: int | None) -> int:
     """
     ports = {"dashboard": DASHBOARD_PORT, "metrics": METRICS_PORT}
     if what not in ports:
-        raise SetupError(f"{what} of a job on a cluster lies in its run folder on the volume; from here: {', '.join(ports)}")
+        raise SetupError(f"{what} of a job on a cluster is in its run folder on the volume; available from here: {', '.join(ports)}")
     heads = [pod for pod in cluster.pods(name, attempt_of(cluster.job(name))) if is_head(pod)]
     if not heads:
         raise SetupError(f"{name}: its head pod is gone, and the {what} with it")

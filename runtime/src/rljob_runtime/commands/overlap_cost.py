@@ -28,9 +28,9 @@ def overlap_cost(spec: RLJobSpec, plan: Plan) -> str | None:
     tokens = running * (rollout.max_prompt_tokens + rollout.max_response_tokens)
     costs = {
         UpdateMode.DRAIN: f"waits for the longest response, up to {rollout.max_response_tokens:,} tokens one after another, while other "
-        "places idle; Interrupt does not wait",
-        UpdateMode.INTERRUPT: f"computes the KV cache of up to {tokens:,} tokens again ({running:,} responses); InFlight computes none, "
-        "and mixes cache of several versions",
-        UpdateMode.IN_FLIGHT: f"costs running responses nothing; up to {running:,} of them go on with cache of older weights",
+        "slots are idle; Interrupt does not wait",
+        UpdateMode.INTERRUPT: f"recomputes the KV cache of up to {tokens:,} tokens ({running:,} responses); InFlight recomputes none, "
+        "but mixes caches of several versions",
+        UpdateMode.IN_FLIGHT: f"costs running responses nothing; up to {running:,} of them continue with the cache of older weights",
     }
     return f"updateMode {mode}: each weight sync {costs[mode or UpdateMode.DRAIN]}."

@@ -117,7 +117,7 @@ def print_standby(checked: CheckedJob, console: Console) -> None:
         nodes.setdefault(component, []).append(node)
     if nodes:
         where = ", ".join(f"{component} on node{'s' if len(ranks) > 1 else ''} {ranges(ranks)}" for component, ranks in nodes.items())
-        what = "a process on each waits to become an engine in the place of a lost one"
+        what = "a standby process on each can replace a lost engine"
         console.print(
             f"\n[bold]Standby[/bold]: {where}: {what}; about 1 GiB of host memory each, no device (rollout.standbyProcesses).",
             highlight=False,

@@ -46,7 +46,7 @@ def trajectories(folder: RunFolder, wanted: Selection, step: int | None = None) 
     rows = [row for kept in (steps if step is None else [step]) for row in read_trajectories(folder, kept)]
     found = select(rows, wanted)
     if not found:
-        raise SetupError(f"{folder.path}: none of {len(rows)} kept trajectories is so; there are {_there(rows)}")
+        raise SetupError(f"{folder.path}: none of the {len(rows)} kept trajectories match; there are {_there(rows)}")
     return found
 
 

@@ -58,7 +58,7 @@ def simulate(checked: CheckedJob, *, device: str | None, mean_response: int | No
     estimate = memory.estimate(spec, checked.plan, shape, checked.served)
     if run is not None:
         if device is not None or mean_response is not None:
-            raise SetupError("--device-type and --mean-response have no effect beside --measured, which brings both; leave them out")
+            raise SetupError("--device-type and --mean-response have no effect with --measured, which provides both; remove them")
         found, ran_on = read_run(run)
 
         def of_run(changed: RLJobSpec, on: Layout) -> costs.Simulated:

@@ -76,7 +76,7 @@ def state_of(folder: Path, job: CheckedJob) -> State:
     if run.is_vacant():
         return State.NEW
     if not run.holds_a_run():
-        raise SetupError(f"{folder}: is not empty and holds no run; move it away, or give another --run-dir")
+        raise SetupError(f"{folder}: is not empty and is not a run folder; move it, or give another --run-dir")
     if run.spec_yaml.exists():
         wanted = job.job.model_dump(mode="json", by_alias=True, exclude_none=True)
         if (held := yaml.safe_load(read_text(run.spec_yaml, "move the folder away, or give another --run-dir"))) != wanted:
@@ -120,7 +120,7 @@ def run_local(sweep: Sweep, root: Path, start: Starter, told: Told) -> list[Ende
         told(point, 0, code)
         if code == ExitCode.INTERRUPTED:
             raise Interrupted(
-                f"interrupted at point {point.name} ({len(ended)} of {len(sweep.points)}); the same command goes on from there"
+                f"interrupted at point {point.name} ({len(ended)} of {len(sweep.points)}); the same command continues from there"
             )
     return ended
 

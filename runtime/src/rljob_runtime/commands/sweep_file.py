@@ -82,7 +82,7 @@ def read(path: Path, *, shape_of: ShapeReader, config_of: ConfigReader, queue: s
         SpecInvalidError: with every problem of the file, else of the job and of all points.
         SetupError: a file cannot be read.
     """
-    documents = yaml_text.load(read_text(path, "give the path of a sweep, which names a job beside it (docs/compare.md)"))
+    documents = yaml_text.load(read_text(path, "give the path of a sweep file (docs/compare.md)"))
     data = documents[0].data if len(documents) == 1 else None
     if not isinstance(data, dict):
         raise SpecInvalidError([_error("", None, "is not one YAML mapping", f"write the keys {', '.join(KEYS)}")])

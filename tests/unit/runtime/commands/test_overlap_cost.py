@@ -27,13 +27,13 @@ def cost(overlap: dict[str, Any], engine: dict[str, Any] | None = None) -> str |
 @pytest.mark.parametrize(
     ("overlap", "mode", "told"),
     [
-        ({"asyncGenerationRatio": 1.0}, "Interrupt", "the KV cache of up to 36,000 tokens again (36 responses); InFlight computes none"),
-        ({"asyncGenerationRatio": 0.5}, "Interrupt", "up to 20,000 tokens again (20 responses)"),
+        ({"asyncGenerationRatio": 1.0}, "Interrupt", "KV cache of up to 36,000 tokens (36 responses); InFlight recomputes none"),
+        ({"asyncGenerationRatio": 0.5}, "Interrupt", "up to 20,000 tokens (20 responses)"),
         ({"asyncGenerationRatio": 1.0, "updateMode": "Drain"}, "Drain", "waits for the longest response, up to 900 tokens"),
         (
             {"asyncGenerationRatio": 1.0, "updateMode": "InFlight"},
             "InFlight",
-            "nothing; up to 36 of them go on with cache of older weights",
+            "nothing; up to 36 of them continue with the cache of older weights",
         ),
     ],
 )
@@ -47,7 +47,7 @@ def test_the_mode_that_holds_and_its_cost(overlap: dict[str, Any], mode: str, to
 def test_no_more_responses_run_than_engines_have_places_for() -> None:
     found = cost({"asyncGenerationRatio": 1.0}, {"maxRunningRequests": 10})
     assert found is not None
-    assert "up to 10,000 tokens again (10 responses)" in found
+    assert "up to 10,000 tokens (10 responses)" in found
 
 
 def test_nothing_is_said_where_nothing_runs_ahead() -> None:

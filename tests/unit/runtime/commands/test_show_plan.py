@@ -13,7 +13,7 @@ from tests.unit.api.manifests import manifest
 
 @pytest.mark.parametrize(
     ("rollout", "told"),
-    [({}, ""), ({"standbyProcesses": "PerNode"}, "Standby: actor_infer on node 0: a process on each waits")],
+    [({}, ""), ({"standbyProcesses": "PerNode"}, "Standby: actor_infer on node 0: a standby process on each")],
 )
 def test_standby_processes_and_their_memory_are_shown(rollout: dict[str, Any], told: str) -> None:
     document = manifest()

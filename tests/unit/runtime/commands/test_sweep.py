@@ -124,7 +124,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted_and_skips_what_is_finished(wri
             (folder / "checkpoints" / "step-000001" / "COMPLETE").touch()
         return code
 
-    with pytest.raises(Interrupted, match=r"interrupted at point .* \(3 of 4\); the same command goes on"):
+    with pytest.raises(Interrupted, match=r"interrupted at point .* \(3 of 4\); the same command continues"):
         run_local(found, root, start, lambda *told: None)
     names = [p.name for p in found.points]
     assert started == [(names[0], "new"), (names[1], "new"), (names[2], "new")]

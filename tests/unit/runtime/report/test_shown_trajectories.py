@@ -90,7 +90,7 @@ def test_options_reach_the_choice(run: RunFolder) -> None:
     ("options", "message"),
     [
         (("-t", "--step", "3"), "none were kept at step 3, but at steps 1, 10"),
-        (("-t", "--group", "9"), "none of 5 kept trajectories is so; there are groups 0, 1, 2 of lake, rooms"),
+        (("-t", "--group", "9"), "none of the 5 kept trajectories match; there are groups 0, 1, 2 of lake, rooms"),
         (("-t", "--best", "1", "--worst", "1"), "contradict each other"),
         (("--failed",), "add --trajectories"),
     ],

@@ -247,7 +247,7 @@ _MAPPED = {
     "student_train": "actor_train, and rewards[].weight: 0",
     "student_infer": "actor_infer",
     "is_pure_opd": "rewards[].weight: 0, with a Teacher component",
-    "use_opd": "a Teacher component beside the rewards",
+    "use_opd": "a Teacher component in addition to the rewards",
     "pure_opd_pipeline_type": "pipeline, which follows from the other keys",
     **{
         f"{teacher}.{key}": target
