@@ -80,12 +80,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), help="default: all; results of the others are kept"
     )
-    parser.add_argument("--only", metavar="KIND", help="one kind of fault, such as 'driver killed'; picks the layer")
+    parser.add_argument("--only", metavar="KIND", help="one kind of fault, such as 'driver killed'; picks the layer, and implies --dry")
     parser.add_argument("--dry", action="store_true", help="write no results")
     arguments = parser.parse_args()
     if arguments.faults < 1:
         parser.error(f"--faults is {arguments.faults}; it must be at least 1")
     if arguments.only is not None:
+        arguments.dry = True  # one row is not the layer's table
         arguments.layers = [layer for layer, kinds in LAYERS.items() if arguments.only in kinds][:1]
         if not arguments.layers:
             known = sorted({kind for kinds in LAYERS.values() for kind in kinds})

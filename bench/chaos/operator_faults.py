@@ -9,20 +9,23 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from aiohttp import web
 
+from bench.chaos import webhooks
 from bench.chaos.lives import DEADLINE_S, LAYER, POLL_S, Life
 from bench.chaos.lives import KINDS as JOB_KINDS
 from bench.chaos.observer import Observer
 from bench.chaos.outcome import RECOVERED, WRONG, Outcome
 from bench.chaos.skewed_operator import CLOCK
+from bench.chaos.slowed import Slowed
 from bench.operator.api import RAYJOBS, RLJOBS, Api
 from bench.operator.scenarios import job_manifest
 from e2e.cluster import build
@@ -33,8 +36,10 @@ from tests.integration.operator_world.process import OperatorProcess
 REFUSALS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 OPERATOR_KINDS = (
     "operator killed", "operator killed", "operator stopped and continued", "operator's clock jumps", "watches cut", "410 for a while",
-    "API server slow", "API server away", *(f"every third write {status}" for status in REFUSALS),
+    "API server slow", "API server away", *(f"every third write {status}" for status in REFUSALS), "etcd slowed", *webhooks.KINDS,
 )  # fmt: skip
+LONG_KINDS = (webhooks.HANGS,)
+"""Of the operator; each takes some half a minute."""
 LEASE_KINDS = ("leader killed", "leader stopped beyond its lease")
 KINDS = (*JOB_KINDS, *dict.fromkeys(OPERATOR_KINDS), *LEASE_KINDS)
 NAMESPACE = "chaos"
@@ -61,23 +66,30 @@ class Scene:
     clock: Path
     rng: random.Random
     numbers: Any
+    folder: Path
+    """Of the API server."""
 
-    async def probe(self, kind: str, fault: Callable[[], Any]) -> Outcome:
-        """Apply a job in the middle of a fault: recovered when it has its RayJob."""
-        name = f"probe-{next(self.numbers)}"
-        began_s = time.monotonic()
+    async def meet(self, kind: str) -> Outcome:
+        """One fault of the operator or of what it depends on."""
         try:
-            hand = asyncio.ensure_future(fault())
-            await asyncio.sleep(self.rng.random() * 0.3)
-            await self.api.create(RLJOBS.format(namespace=self.namespace), job_manifest(name))
-            await self.until_child(name)
-            took_s = time.monotonic() - began_s
-            await hand
-        except (TimeoutError, RuntimeError, AssertionError) as error:
+            took_s = await (webhooks.meet(self, kind) if kind in webhooks.KINDS else self._probe(self.hand(kind)))
+        except (TimeoutError, RuntimeError, AssertionError, psutil.Error) as error:
             log = self.operator.log_file.read_text()[-2500:]
             ended = f"the operator's exit code {self.operator.exit_code()}, its log: {log}"
-            return Outcome(layer=LAYER, kind=kind, result=WRONG, detail=f"{name}: {type(error).__name__}: {error}; {ended}")
+            return Outcome(layer=LAYER, kind=kind, result=WRONG, detail=f"{type(error).__name__}: {error}; {ended}")
         return Outcome(layer=LAYER, kind=kind, result=RECOVERED, recovery_s=took_s)
+
+    async def _probe(self, fault: Callable[[], Any]) -> float:
+        """Apply a job in the middle of a fault; the seconds until it has its RayJob."""
+        name = f"probe-{next(self.numbers)}"
+        began_s = time.monotonic()
+        hand = asyncio.ensure_future(fault())
+        await asyncio.sleep(self.rng.random() * 0.3)
+        await self.api.create(RLJOBS.format(namespace=self.namespace), job_manifest(name))
+        await self.until_child(name)
+        took_s = time.monotonic() - began_s
+        await hand
+        return took_s
 
     async def until_child(self, name: str) -> None:
         """The RayJob of the first attempt.
@@ -122,6 +134,12 @@ class Scene:
         await asyncio.sleep(3)
         self.proxy.delay_s = 0.0
 
+    async def etcd_slowed(self) -> None:
+        """The API server's store is on a node that is far too busy."""
+        (etcd,) = [p for p in psutil.process_iter(["name", "cmdline"]) if _is_etcd_of(p, self.folder)]
+        with Slowed(etcd.pid):
+            await asyncio.sleep(4 + 2 * self.rng.random())
+
     async def away(self) -> None:
         self.proxy.rule = lambda method, path: refusal(503, "ServiceUnavailable")
         self.proxy.cut_watches()
@@ -147,7 +165,12 @@ class Scene:
         return {
             "operator killed": self.killed, "operator stopped and continued": self.stopped, "operator's clock jumps": self.jumped,
             "watches cut": self.cut, "410 for a while": self.gone, "API server slow": self.slow, "API server away": self.away,
+            "etcd slowed": self.etcd_slowed,
         }[kind]  # fmt: skip
+
+
+def _is_etcd_of(process: psutil.Process, folder: Path) -> bool:
+    return process.info["name"] == "etcd" and any(str(folder) in word for word in process.info["cmdline"] or ())
 
 
 async def run(seed: int, count: int, only: str | None, say: Say, failovers: int = 4) -> list[Outcome]:
@@ -175,9 +198,18 @@ async def run(seed: int, count: int, only: str | None, say: Say, failovers: int 
 
 
 async def run_on(
-    api: Api, kubeconfig: Path, folder: Path, namespace: str, *, seed: int, count: int, only: str | None = None, say: Say = lambda n: None
+    api: Api,
+    kubeconfig: Path,
+    folder: Path,
+    namespace: str,
+    *,
+    seed: int,
+    count: int,
+    only: str | Sequence[str] | None = None,
+    say: Say = lambda n: None,
 ) -> list[Outcome]:
     """So many faults of one operator and its jobs in a namespace that exists; all jobs are deleted afterwards."""
+    only = (only,) if isinstance(only, str) else only
     found: list[Outcome] = []
     if not count:
         return found
@@ -202,16 +234,20 @@ async def _scene(api: Api, kubeconfig: Path, folder: Path, namespace: str, rng: 
     operator = OperatorProcess(proxy.kubeconfig, folder / "operator.log", namespaces=namespace, module="bench.chaos.skewed_operator")
     try:
         await asyncio.to_thread(operator.start)
-        yield Scene(api=api, namespace=namespace, proxy=proxy, operator=operator, clock=clock, rng=rng, numbers=itertools.count())
+        yield Scene(
+            api=api, namespace=namespace, proxy=proxy, operator=operator, clock=clock, rng=rng, numbers=itertools.count(),
+            folder=kubeconfig.parent,
+        )  # fmt: skip
     finally:
         operator.kill()
         await asyncio.to_thread(proxy.stop)
 
 
-async def _rounds(scene: Scene, count: int, only: str | None, found: list[Outcome], say: Say) -> None:
+async def _rounds(scene: Scene, count: int, only: Sequence[str] | None, found: list[Outcome], say: Say) -> None:
     """Lives that overlap, and one fault of the operator after the other among them."""
-    job_kinds = itertools.cycle([kind for kind in JOB_KINDS if only in (None, kind)]) if only is None or only in JOB_KINDS else None
-    operator_kinds = [kind for kind in OPERATOR_KINDS if only in (None, kind)]
+    wanted = [kind for kind in JOB_KINDS if only is None or kind in only]
+    job_kinds = itertools.cycle(wanted) if wanted else None
+    operator_kinds = [kind for kind in OPERATOR_KINDS if only is None or kind in only]
     begun = 0
 
     def take() -> bool:
@@ -233,7 +269,7 @@ async def _rounds(scene: Scene, count: int, only: str | None, found: list[Outcom
         while operator_kinds and take():
             kinds = kinds or scene.rng.sample(operator_kinds, len(operator_kinds))
             kind = kinds.pop()
-            found.append(await scene.probe(kind, scene.hand(kind)))
+            found.append(await scene.meet(kind))
             say(len(found))
 
     await asyncio.gather(hands(), *(lives() for _ in range(LIVES_AT_ONCE)))
@@ -307,7 +343,10 @@ async def _replicas(api: Api, kubeconfig: Path, folder: Path, count: int, only: 
                 leader.kill()
             else:
                 os.kill(leader.pid, signal.SIGSTOP)
-            scene = Scene(api=api, namespace=NAMESPACE, proxy=None, operator=leader, clock=folder, rng=random.Random(0), numbers=None)  # type: ignore[arg-type]
+            scene = Scene(
+                api=api, namespace=NAMESPACE, proxy=None, operator=leader, clock=folder, rng=random.Random(0), numbers=None,  # type: ignore[arg-type]
+                folder=folder,
+            )  # fmt: skip
             try:
                 await api.create(RLJOBS.format(namespace=NAMESPACE), job_manifest(name))
                 await scene.until_child(name)

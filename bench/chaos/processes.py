@@ -1,4 +1,4 @@
-"""Layer: a real job on embedded Ray with the tiny model and two trainer ranks; its processes are killed or stopped while it trains.
+"""Layer: a real job on embedded Ray with the tiny model and two trainer ranks; its processes are killed, stopped or slowed while it trains.
 
 "everything killed" is the measure of all other recoveries: the whole run, Ray and engines included, starts again from its folder.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from bench.chaos.outcome import RECOVERED, WRONG, Outcome
+from bench.chaos.slowed import Slowed
 from rljob_runtime.cluster.host import START_WORD
 from rljob_runtime.exit_codes import ExitCode
 from tests.integration.jobs import Running, job, untrained_model
@@ -29,7 +30,10 @@ KINDS = (
     "trainer killed", "engine killed", "reward worker killed", "driver killed", "everything killed", "second trainer rank killed",
     "driver sent SIGTERM", "trainer stopped for 3 s", "engine stopped permanently", "raylet killed",
     "second trainer rank stopped permanently", "reward worker stopped for 3 s", "GCS killed",
+    *(f"{who} slowed" for who in ("trainer", "engine", "driver", "reward worker")),
 )  # fmt: skip
+SLOW_STEPS = 3
+"""Steps that are trained while a process is slowed."""
 STALL_S = 20
 STEP_TIMEOUT_S = 60
 """After which a trainer rank that hangs is lost."""
@@ -95,15 +99,33 @@ class ChaoticRun:
         time.sleep(self._rng.random())
         began_s, stamp = time.monotonic(), self._stamp()
         try:
-            self._do(kind)
-            for _ in range(steps):
-                self._until("the next step", lambda stamp=stamp: self._stamp() != stamp or self._over)  # type: ignore[misc]
-                stamp = self._stamp()
+            if kind.endswith(" slowed"):
+                self._slow(kind.removesuffix(" slowed"), stamp)
+            else:
+                self._do(kind)
+                self._train(steps, stamp)
             if self._over and not self.is_over:
                 raise RuntimeError(f"the run ended with exit code {self._run.process.returncode}:\n{self._run.output[-3000:]}")
         except (TimeoutError, RuntimeError, AssertionError, psutil.Error) as error:
             return Outcome(layer=LAYER, kind=kind, result=WRONG, detail=f"{type(error).__name__}: {error}"[:4000])
         return Outcome(layer=LAYER, kind=kind, result=RECOVERED, recovery_s=time.monotonic() - began_s)
+
+    def _train(self, steps: int, stamp: tuple[Any, ...]) -> None:
+        """Until so many steps are trained after the one of this stamp, or the run is over."""
+        for _ in range(steps):
+            self._until("the next step", lambda stamp=stamp: self._stamp() != stamp or self._over)  # type: ignore[misc]
+            stamp = self._stamp()
+
+    def _slow(self, who: str, stamp: tuple[Any, ...]) -> None:
+        """A few steps while one process gets a fifth of its time: it may be late, and must not be taken for lost."""
+        pid = self._run.process.pid if who == "driver" else self._pid(WORKERS[who])
+        with Slowed(pid) as slowed:
+            self._train(SLOW_STEPS, stamp)
+        if slowed.num_bursts == 0:
+            raise RuntimeError(f"{who} was never stopped: {SLOW_STEPS} steps took less than one burst")
+        now = self._run.process.pid if who == "driver" else self._pid(WORKERS[who])
+        if now != pid:
+            raise RuntimeError(f"{who} was only slow and was replaced: process {pid} by {now}")
 
     def _stamp(self) -> tuple[Any, ...]:
         """Changes with every step that is trained, also one that is trained again: a row has its own times."""

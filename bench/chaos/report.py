@@ -22,7 +22,11 @@ def markdown(values: dict[str, Any]) -> str:
         "A fault is *recovered* if the job continued to its end with every step trained once, or the operator brought its job to the "
         "correct end; *failed* is a fault that no restart can repair, reported with its cause. "
         "Time to recover: from the fault to the next trained "
-        "step, to the next attempt's RayJob, or to the RayJob of a job that is applied during a fault of the operator.", "",
+        "step, to the next attempt's RayJob, or to the RayJob of a job that is applied during a fault of the operator. "
+        "A process that is *slowed* is stopped for 0.4 s of every 0.5 s; its time is that of three steps trained meanwhile, "
+        "and one that is replaced although it is only slow is wrong. "
+        "A webhook that is down must be named in the status where it may not be ignored (`Fail`), and keep nothing from being done "
+        "where it may (`Ignore`).", "",
     ]  # fmt: skip
     for layer in values["layers"].values():
         lines += [

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from bench.chaos import loop, operator_faults
+from bench.chaos import loop, operator_faults, webhooks
 from bench.chaos.outcome import WRONG, Outcome
 from bench.operator.api import Api
 from tests.integration.kube_api import ApiServer
@@ -23,8 +23,23 @@ def test_a_driver_whose_processes_disks_and_syncs_fail_trains_every_step_once_or
 def test_jobs_end_as_they_should_while_the_operator_and_its_api_server_fail(api_server: ApiServer, namespace: str, tmp_path: Path) -> None:
     async def faults() -> list[Outcome]:
         async with Api(api_server.kubeconfig) as api:
-            return await operator_faults.run_on(api, api_server.kubeconfig, tmp_path, namespace, seed=0, count=14)
+            kinds = [kind for kind in operator_faults.KINDS if kind not in operator_faults.LONG_KINDS]
+            return await operator_faults.run_on(api, api_server.kubeconfig, tmp_path, namespace, seed=0, count=14, only=kinds)
 
     found = asyncio.run(faults())
     assert wrong(found) == []
     assert {outcome.kind for outcome in found} & set(operator_faults.OPERATOR_KINDS)
+
+
+def test_webhooks_that_are_down_and_a_slow_etcd_hold_up_what_they_must_and_nothing_else(
+    api_server: ApiServer, namespace: str, tmp_path: Path
+) -> None:
+    kinds = (*webhooks.SHORT_KINDS, "etcd slowed")
+
+    async def faults() -> list[Outcome]:
+        async with Api(api_server.kubeconfig) as api:
+            return await operator_faults.run_on(api, api_server.kubeconfig, tmp_path, namespace, seed=0, count=len(kinds), only=kinds)
+
+    found = asyncio.run(faults())
+    assert wrong(found) == []
+    assert {outcome.kind for outcome in found} == set(kinds)

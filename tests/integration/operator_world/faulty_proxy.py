@@ -110,7 +110,8 @@ class FaultyProxy:
         self._session = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None))
         app = web.Application(client_max_size=16 * 2**20)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        # Who hangs up ends its request, as with the API server itself: a write behind a webhook that hangs is not stored then.
+        self._runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
+import ssl
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
+from rljob_operator import certificates
 from tests.support.ports import free_port
+
+GREETING_S = 5.0
 
 
 def configuration(
-    name: str, namespace: str, port: int, resource: str, *, policy: str, timeout_s: int = 10, labels: Mapping[str, str] | None = None
+    name: str,
+    namespace: str,
+    port: int,
+    resource: str,
+    *,
+    policy: str,
+    timeout_s: int = 10,
+    labels: Mapping[str, str] | None = None,
+    authority: bytes = b"",
 ) -> dict[str, Any]:
     """A ValidatingWebhookConfiguration for creates and updates, not of the status.
 
@@ -25,6 +40,7 @@ def configuration(
         policy: failurePolicy.
         timeout_s: how long the API server waits for it.
         labels: of the objects that it is asked about; None: all.
+        authority: that the API server trusts, as PEM; empty: the system's.
     """
     group, version = {"rayjobs": ("ray.io", "v1"), "rljobs": ("rljob.dev", "v1alpha1")}[resource]
     hook: dict[str, Any] = {
@@ -37,6 +53,8 @@ def configuration(
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "rules": [{"apiGroups": [group], "apiVersions": [version], "operations": ["CREATE", "UPDATE"], "resources": [resource]}],
     }
+    if authority:
+        hook["clientConfig"]["caBundle"] = base64.b64encode(authority).decode()
     if labels is not None:
         hook["objectSelector"] = {"matchLabels": dict(labels)}
     return {
@@ -48,11 +66,20 @@ def configuration(
 
 
 class Endpoint:
-    """A port of loopback that takes connections and either closes them or keeps them without a word; counts them."""
+    """A port of loopback that takes connections and either closes them or greets by TLS and then never answers; counts them."""
 
     def __init__(self, *, hangs: bool) -> None:
-        """``hangs``: keep them."""
+        """``hangs``: never answer. Without a greeting the API server gives up after 10 s, whatever the webhook's timeout."""
         self.num_asked = 0
+        self.authority = b""
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if hangs:
+            made = certificates.make(["127.0.0.1"], datetime.now(UTC))
+            self.authority = made.authorities
+            with tempfile.NamedTemporaryFile("wb", suffix=".pem") as pem:
+                pem.write(made.certificate + made.key)
+                pem.flush()
+                self._tls.load_cert_chain(pem.name)
         self._hangs = hangs
         self._kept: Sequence[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -75,10 +102,12 @@ class Endpoint:
             while True:
                 connection, _ = self._listener.accept()
                 self.num_asked += 1
-                if self._hangs:
-                    kept.append(connection)
-                else:
+                connection.settimeout(GREETING_S)
+                if not self._hangs:
                     connection.close()
+                    continue
+                with contextlib.suppress(OSError):  # the API server has given up
+                    kept.append(self._tls.wrap_socket(connection, server_side=True))
 
 
 @contextmanager

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.chaos import loop, operator_faults, processes
+from bench.chaos import __main__ as command
+from bench.chaos import loop, operator_faults, processes, slowed
 from bench.chaos.loop_attempt import REFUSED, TRAINED, Case, append
 from bench.chaos.observer import Observer
 from bench.chaos.outcome import FAILED, RECOVERED, Outcome, table
 from rljob_runtime.loop.checkpointing import CheckpointStore, DriverState
+from tests.support.pace import HANG_S
 
 CASE = Case(seed=0, steps=3, batch=2, lag=0, engines=1, every=1, faults=())
 
@@ -106,3 +113,34 @@ def test_a_seed_gives_the_same_faults_and_no_kind_belongs_to_two_layers() -> Non
     assert json.dumps(loop.make_case(7, loop.KINDS).faults) != json.dumps(loop.make_case(8, loop.KINDS).faults)
     layers = [set(loop.KINDS), set(operator_faults.KINDS), set(processes.KINDS)]
     assert sum(map(len, layers)) - len(set.union(*layers)) <= 1  # the driver is killed in two
+
+
+def test_a_slowed_process_is_stopped_and_continued_in_turn_and_goes_on_at_the_end() -> None:
+    sent: list[int] = []
+    ready = threading.Event()
+
+    def send(pid: int, number: int) -> None:
+        assert pid == 7
+        sent.append(number)
+        if len(sent) >= 4:
+            ready.set()
+
+    with slowed.Slowed(7, send=send):
+        assert ready.wait(HANG_S)
+    assert sent[0] == signal.SIGSTOP
+    assert sent[-1] == signal.SIGCONT, "nothing stays stopped"
+    assert all(a != b for a, b in pairwise(sent))
+
+
+def test_slowing_a_process_that_ends_is_no_error() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    with slowed.Slowed(child.pid) as gone:
+        pass
+    assert gone.num_bursts == 0
+
+
+def test_one_kind_alone_does_not_take_the_place_of_its_layers_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos", "--only", "etcd slowed"])
+    arguments = command._parse()
+    assert (arguments.layers, arguments.dry) == (["operator"], True)
