@@ -226,7 +226,7 @@ def test_without_a_filter_for_the_machine_nothing_is_installed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def code_pool(tmp_path_factory):
-    config = RewardConfig(name="code", type=RewardType.CODE, timeout_s=6.0, params={"case_timeout_s": 1.0, "memory_bytes": 512 << 20})
+    config = RewardConfig(name="code", type=RewardType.CODE, timeout_s=30.0, params={"case_timeout_s": 3.0, "memory_bytes": 512 << 20})
     with RewardPool([config], log_file=tmp_path_factory.mktemp("code") / "rewards.log") as pool:
         yield pool
 
