@@ -58,7 +58,7 @@ TRANSPORTS: Mapping[str, tuple[Callable[[TransportSettings], Transport], bool]] 
 def main() -> int:
     """Measure, write, and print the markdown."""
     parser = argparse.ArgumentParser(prog="python -m bench.weightsync", description=bench.weightsync.__doc__)
-    parser.add_argument("--largest", type=int, default=SIZES_MIB[-1], help="MiB of the largest model")
+    parser.add_argument("--largest", type=int, choices=SIZES_MIB, default=SIZES_MIB[-1], help="MiB of the largest model")
     parser.add_argument("--sparse", type=int, default=256, help="MiB of the model of which parts change")
     parser.add_argument("--repeat", type=int, default=7)
     args = parser.parse_args()
@@ -77,7 +77,10 @@ def main() -> int:
 
 def measure(sizes_mib: list[int], sparse_mib: int, repeat: int) -> dict[str, Any]:
     """Rows by size and by what changed."""
-    fitting = [mib for mib in sizes_mib if mib * COPIES << 20 < psutil.virtual_memory().available]
+    free = psutil.virtual_memory().available
+    fitting = [mib for mib in sizes_mib if mib * COPIES << 20 < free]
+    for mib in sizes_mib[len(fitting) :]:
+        sys.stderr.write(f"{mib} MiB: left out, it needs {mib * COPIES / 1024:.0f} GiB of memory and {free / 2**30:.0f} are free\n")
     with tempfile.TemporaryDirectory() as folder:
         store_bytes = (max(fitting) << 20) + (1 << 30)
         ray.init(address="local", num_cpus=2, object_store_memory=store_bytes, include_dashboard=False, log_to_driver=False)
