@@ -280,6 +280,8 @@ def test_schema_and_explain() -> None:
     text = rljob("explain", "spec.training.steps").stdout
     assert text.startswith("spec.training.steps  (integer, default 100, at least 0")
     assert "promptsPerStep" in rljob("explain", "spec.rollout").stdout
+    (kept,) = [line for line in rljob("explain", "spec.checkpoint").stdout.splitlines() if line.startswith("  journal")]
+    assert kept.endswith("so that a restart need not generate them again; 9 bytes per token.")
 
 
 def test_run_hands_over_the_chosen_job_and_its_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

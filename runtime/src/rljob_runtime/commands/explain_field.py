@@ -11,6 +11,7 @@ from rljob_runtime.errors import SetupError
 
 _ENTRY = re.compile(r"\[[^\]]*\]")
 """An entry of a list: ``[]``, ``[0]``, ``[name]``."""
+_SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[A-Z`])")
 
 
 def lines(path: str) -> Iterator[str]:
@@ -35,7 +36,12 @@ def lines(path: str) -> Iterator[str]:
         yield ""
     width = max((len(name) for name in inside), default=0)
     for name in inside:
-        yield f"  {name:<{width}}  {fields[f'{wanted}.{name}'].description.splitlines()[0]}"
+        yield f"  {name:<{width}}  {_first_sentence(fields[f'{wanted}.{name}'].description)}"
+
+
+def _first_sentence(description: str) -> str:
+    """In one line, however the source breaks it."""
+    return _SENTENCE_END.split(" ".join(description.split()), maxsplit=1)[0]
 
 
 def _inside(section: str, fields: Mapping[str, FieldDoc]) -> list[str]:
