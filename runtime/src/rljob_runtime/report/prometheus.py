@@ -45,19 +45,19 @@ COUNTED: Mapping[str, tuple[str, str]] = {
     "sync/resent": ("syncs_resent", "weight syncs sent again because a bucket's checksum was wrong"),
     "reward/errors": ("rewards_failed", "evaluations of a reward that raised, gave no number or lost their process"),
     "reward/timeouts": ("rewards_timed_out", "evaluations of a reward that ran past their limit twice"),
-    "train/skipped_updates": ("updates_skipped", "updates of the policy that were not made"),
+    "train/skipped_updates": ("updates_skipped", "policy updates that were skipped"),
 }
 """Metric of a step -> (name of its sum over steps without ``_total``, meaning)."""
 
 _OWN: Mapping[str, tuple[str, str]] = {
-    "steps": ("counter", "steps trained by this process, those trained again after a lost worker included"),
-    "worker_restarts": ("counter", "times that lost workers started again within the attempt, from the newest checkpoint"),
+    "steps": ("counter", "steps trained by this process, including those trained again after the loss of a worker"),
+    "worker_restarts": ("counter", "restarts of lost workers within the attempt, from the newest checkpoint"),
     "step": ("gauge", "newest finished step"),
     "target_steps": ("gauge", "spec.training.steps"),
     "weight_version": ("gauge", "weight version after the newest step"),
-    "staleness_bound_versions": ("gauge", "how many versions older than the trainer's a trained token may be"),
-    "last_progress_timestamp_seconds": ("gauge", "Unix time at which a step or a phase of the start-up last began or ended"),
-    "deadline_timestamp_seconds": ("gauge", "Unix time at which the job ends by spec.activeDeadlineSeconds; absent without one"),
+    "staleness_bound_versions": ("gauge", "upper bound of the staleness of trained tokens, in versions"),
+    "last_progress_timestamp_seconds": ("gauge", "Unix time of the last start or end of a step or of a start-up phase"),
+    "deadline_timestamp_seconds": ("gauge", "Unix time at which spec.activeDeadlineSeconds ends the job; absent if it is not set"),
     "driver_memory_bytes": ("gauge", "resident memory of the driver's process"),
     "left_out_series": ("gauge", f"names beyond the first {MAX_NAMES} of a family, which are not exported"),
 }
