@@ -37,14 +37,14 @@ LASTING = ("validation/",)
 
 COUNTED: Mapping[str, tuple[str, str]] = {
     "rollout/tokens": ("tokens", "response tokens trained"),
-    "train/tokens": ("trainer_tokens", "prompt and response tokens that went through the trainer"),
-    "rollout/groups_dropped": ("groups_dropped", "prompt groups thrown away"),
-    "rollout/engines_lost": ("engines_lost", "engines that ended, failed or made no progress"),
-    "engine/replaced": ("engines_replaced", "lost engines that a new process replaced"),
-    "environment/replaced": ("environments_replaced", "lost environment workers that a new process replaced"),
-    "sync/resent": ("syncs_resent", "weight syncs sent again because a bucket's checksum was wrong"),
-    "reward/errors": ("rewards_failed", "evaluations of a reward that raised, gave no number or lost their process"),
-    "reward/timeouts": ("rewards_timed_out", "evaluations of a reward that ran past their limit twice"),
+    "train/tokens": ("trainer_tokens", "prompt and response tokens processed by the trainer"),
+    "rollout/groups_dropped": ("groups_dropped", "prompt groups dropped"),
+    "rollout/engines_lost": ("engines_lost", "engines that ended, failed, or made no progress"),
+    "engine/replaced": ("engines_replaced", "lost engines replaced by a new process"),
+    "environment/replaced": ("environments_replaced", "lost environment workers replaced by a new process"),
+    "sync/resent": ("syncs_resent", "weight syncs sent again because of a wrong checksum"),
+    "reward/errors": ("rewards_failed", "evaluations of a reward that raised, returned no number, or lost their process"),
+    "reward/timeouts": ("rewards_timed_out", "evaluations of a reward that timed out twice"),
     "train/skipped_updates": ("updates_skipped", "policy updates that were skipped"),
 }
 """Metric of a step -> (name of its sum over steps without ``_total``, meaning)."""
