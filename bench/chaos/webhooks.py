@@ -103,7 +103,7 @@ class _Fault:
         await self.api.call("PATCH", self.job_path(name), {"spec": {"suspend": True}}, MERGE)
 
     async def until(self, path: str, true: Test, what: str) -> None:
-        await self.until_asked(lambda: self.api.answer("GET", path), lambda _, found: true(found), what)
+        await self.until_asked(lambda: self.api.answer("GET", path), lambda status, found: status < 300 and true(found), what)
 
     async def until_asked(self, ask: Callable[[], Any], true: Callable[[int, dict[str, Any]], bool], what: str) -> None:
         deadline_s = time.monotonic() + DEADLINE_S

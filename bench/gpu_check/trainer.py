@@ -29,7 +29,8 @@ CPU_PEAK_TOLERANCE = 0.35
 MFU = {"train-0.5B": 0.20, "train-1.5B": 0.28, "train-3B": 0.30, "train-7B": 0.30, "adapters": 0.20, "mixture": 0.05}
 """Of the measured matrix product; a small model has small products and a large head. torchtitan: 33 to 39 % of the data sheet for 8B."""
 FORWARD_MFU = {"mixture": 0.05}
-MOST_FORWARD_MFU = 0.30
+"""The same of a log-prob pass, where it is not the default."""
+DEFAULT_FORWARD_MFU = 0.30
 PROBE_LENGTHS = 8
 
 
@@ -53,7 +54,7 @@ def check_mixture(scale: Scale) -> Iterator[Line]:
 
 
 def _size(name: str, model: Model, scale: Scale, *, adapters: bool = False) -> Iterator[Line]:
-    """All lines of one size; with adapters too where the whole model does not fit the device, and for the largest at CPU size."""
+    """All lines of one size; adapters alone if asked for, where the whole model does not fit, and for the largest at CPU size."""
     wanted = estimate(model, scale, lora=False)
     lora = adapters or (not fits(wanted, scale) if scale.on_cuda else model is scale.models[-1])
     if lora:
@@ -116,7 +117,7 @@ def _steps(name: str, worker: PolicyWorker, scale: Scale, model: Model, wanted: 
         "TFLOP/s",
         limit=limit / 1e12,
         limit_name="matrix product",
-        at_least=scale.speed(FORWARD_MFU.get(name, MOST_FORWARD_MFU)),
+        at_least=scale.speed(FORWARD_MFU.get(name, DEFAULT_FORWARD_MFU)),
     )
 
 

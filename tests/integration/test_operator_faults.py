@@ -201,7 +201,7 @@ def test_a_webhook_of_others_that_is_down_is_named_and_what_it_held_up_is_done_a
     assert hook in world.message("held", "Running")
     world.kubectl("delete", "validatingwebhookconfiguration", hook.removesuffix(".example.com"))
     world.until_child("new-a1")
-    world.until("the RayJob is suspended", lambda: (world.get("rayjob", "held-a1") or {})["spec"].get("suspend"))
+    world.until("the RayJob is suspended", lambda: (world.get("rayjob", "held-a1") or {}).get("spec", {}).get("suspend"))
     world.until("the refusal is not told any more", lambda: hook not in world.message("held", "Running"))
 
 

@@ -238,7 +238,8 @@ def _start(situation: Situation, number: int, after: RecordedFailure | None) -> 
 def _with_refusal(situation: Situation, decision: Decision) -> Decision:
     """Add what the API server said when it did not let a RayJob be changed to the messages; the decision stands and is tried again."""
     refused = situation.observed.refused
-    if refused is None:
+    ended = (succeeded := decision.conditions.get(ConditionType.SUCCEEDED)) is not None and succeeded.status != UNKNOWN
+    if refused is None or ended:  # what is stored of a finished job stays
         return decision
     text = failure.headline(refused)
     said = (ConditionType.SUSPENDED, ConditionType.RUNNING, ConditionType.SUCCEEDED)

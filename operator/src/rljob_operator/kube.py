@@ -37,8 +37,8 @@ REQUEST_TIMEOUT_S: Final = 10.0
 """Timeout of one read, including the connection."""
 WRITE_TIMEOUT_S: Final = 35.0
 """Timeout of one write: the API server answers after 34 s at the latest, however long its webhooks take, each of them up to 30 s
-(``requestTimeoutUpperBound`` in k8s.io/apiserver/pkg/endpoints/handlers/rest.go). Who hangs up earlier ends the write: an object behind a
-webhook that hangs and may be ignored would never be stored, and nobody would hear the name of one that may not."""
+(``requestTimeoutUpperBound`` in k8s.io/apiserver/pkg/endpoints/handlers/rest.go). A client that disconnects earlier cancels the write: an
+object behind a webhook that hangs and may be ignored would never be stored, and the name of one that may not would not be reported."""
 CONNECT_TIMEOUT_S: Final = 10.0
 """Timeout of a connection."""
 LEASE_TIMEOUT_S: Final = 4.0

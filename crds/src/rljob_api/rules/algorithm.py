@@ -14,6 +14,8 @@ from rljob_api.v1alpha1.policy_loss import CustomLoss, LossInput, PolicyLossVari
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import AdvantageEstimator, CorrectionLevel, KLPlacement, NormScope, ProximalPolicy
 
+_CLIPPED = (PolicyLossVariant.PPO, PolicyLossVariant.GSPO)
+"""Without a gradient where their ratio is clipped; that of TIS and CISPO is a weight, and 1 leaves the plain policy gradient."""
 _GROUP_ESTIMATORS = (AdvantageEstimator.GRPO, AdvantageEstimator.RLOO)
 """They subtract the mean of a group, and give every token of a response the same advantage."""
 
@@ -142,7 +144,7 @@ def _policy_loss(spec: RLJobSpec) -> Iterator[FieldError]:
     if loss.dual_clip is not None and 0 < loss.dual_clip <= 1:
         problem = "would clip responses that the policy has not changed: their ratio is 1"
         yield _error(f"{path}.dualClip", loss.dual_clip, problem, "use more than 1, or 0 to switch it off")
-    if "clip_low" in type(loss.settings).model_fields and not loss.clip_low and not loss.clip_high:
+    if loss.variant in _CLIPPED and not loss.clip_low and not loss.clip_high:
         problem = "is 0 and so is clipHigh: the ratio is clipped to 1, whatever the policy became"
         yield _error(f"{path}.clipLow", 0, problem, "write one above 0, or remove both for the defaults of the variant")
     if loss.variant is PolicyLossVariant.TOPR and not loss.positive_weight and not loss.negative_weight:

@@ -92,14 +92,16 @@ def _memory_sizes(spec: RLJobSpec) -> Iterator[FieldError]:
     for parts, resources in _resources_of(spec):
         named = {"memory": resources.memory, "sharedMemory": resources.shared_memory}
         sizes += [((*parts, name), value) for name, value in named.items()]
-        sizes += [((*parts, section, "memory"), getattr(resources, section).get("memory")) for section in ("requests", "limits")]
+        sizes.append(((*parts, "limits", "memory"), resources.limits.get("memory")))
+        request = resources.requests.get("memory")
+        sizes.append(((*parts, "requests", "memory"), None if request is not None and not parse(request) else request))  # 0 reserves none
     sizes += [(("spec", "nodeGroups", index, "deviceMemory"), group.device_memory) for index, group in enumerate(spec.node_groups)]
     sizes.append((("spec", "modelCache", "sizeLimit"), None if spec.model_cache is None else spec.model_cache.size_limit))
     for path, value in sizes:
         if value is not None and (num_bytes := parse(value)) < MIN_MEMORY_BYTES:
             number = re.match(r"\+?([0-9.]+)", value)
             example = f"{number[1]}Gi" if number is not None and num_bytes else "16Gi"
-            problem = f"is {float(num_bytes):g} bytes of memory"
+            problem = f"is {float(num_bytes):g} bytes"
             yield _error(paths.join(path), value, problem, f"write a quantity with its unit, for example {example}, or remove it")
 
 
@@ -121,7 +123,7 @@ def _shared_memory(spec: RLJobSpec) -> Iterator[FieldError]:
         shared, limit = resources.shared_memory, resources.memory_limit
         if shared is not None and limit is not None and parse(shared) > parse(limit):
             problem = f"is more than the memory limit of the pod, {limit}, against which it counts"
-            yield _error(paths.join((*parts, "sharedMemory")), shared, problem, f"use less than {limit}, or raise memory")
+            yield _error(paths.join((*parts, "sharedMemory")), shared, problem, f"use at most {limit}, or raise memory")
 
 
 def _resources_of(spec: RLJobSpec) -> Iterator[tuple[paths.Parts, NodeResources]]:

@@ -41,7 +41,7 @@ def _sampling(spec: RLJobSpec) -> Iterator[FieldError]:
         field, value = ("topP", rollout.top_p) if rollout.top_p < 1 else ("minP", rollout.min_p)
         problem = f"leaves no bound to the tokens that {field} ({value:g}) keeps, whose ids the trainer needs for the policy's log-probs"
         yield _error("spec.rollout.topK", 0, problem, f"remove it for {DEFAULT_TOP_K}, or write 2 to {MAX_TOP_K}")
-    greedy = "leaves the most likely token alone: the samples of a prompt are equal, and nothing is learned from them"
+    greedy = "keeps only the most likely token: the samples of a prompt are equal, and nothing is learned from them"
     if rollout.top_k == 1 and not spec.validates_only:
         yield _error("spec.rollout.topK", 1, greedy, f"write 2 to {MAX_TOP_K}, or remove it")
     if rollout.min_p == 1 and not spec.validates_only:

@@ -127,7 +127,7 @@ class Delta(SpecModel):
     weights.
     """
 
-    dense_above: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    dense_above: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
     """A bucket is sent whole if more than this fraction of its values changed, or if that takes fewer bytes."""
 
 

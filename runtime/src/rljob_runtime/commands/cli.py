@@ -102,7 +102,7 @@ class ModelTask(StrEnum):
 def validate(file: JobFile, name: JobName = None) -> None:
     """Check a job and report its problems together.
 
-    Checks types and unknown fields, then rules between fields, placement, and memory; where the first leave no job to check, the last line
+    Checks types and unknown fields, then rules between fields, placement, and memory; if the first leave no job to check, the last line
     says how many checks wait. Starts nothing and needs no device.
 
     Exit codes: 0 valid, 2 invalid.
@@ -204,7 +204,7 @@ def convert(
         )
     if name is not None:
         _check_name(name)
-    text = job_file.read(file, f"give the path of a {'ROLL' if framework is Framework.ROLL else 'RLinf'} configuration")
+    text = job_file.read(file, f"give the path of {'a ROLL' if framework is Framework.ROLL else 'an RLinf'} configuration")
     folder = None if file == "-" else Path(file).parent
     from rljob_api.errors import SpecInvalidError
     from rljob_runtime.commands.convert import convert_file

@@ -51,6 +51,11 @@ def _inside(section: str, fields: Mapping[str, FieldDoc]) -> list[str]:
 
 def _meant(wanted: str, fields: Mapping[str, FieldDoc]) -> str:
     """The field that was meant: a similar name beside it, the same name elsewhere, or what there is where the path ends."""
+    first = wanted.partition(".")[0]
+    if first not in fields and (near := difflib.get_close_matches(first.lower(), _inside("", fields), n=1, cutoff=0.6)):
+        return f"did you mean {near[0]}{wanted[len(first) :]}?"
+    if first not in fields and first != "spec":
+        wanted = f"spec.{wanted}"
     section, _, key = wanted.rpartition(".")
     while section and section not in fields:
         section, _, key = section.rpartition(".")

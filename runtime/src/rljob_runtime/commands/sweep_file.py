@@ -89,7 +89,7 @@ def read(path: Path, *, shape_of: ShapeReader, config_of: ConfigReader, queue: s
     if problems := [*_shape_problems(data)]:
         raise SpecInvalidError(problems)
     job_file = path.parent / data["job"]
-    text = read_text(job_file, f"`job` of {path} names it; write the path of a job file, which starts at the folder of the sweep")
+    text = read_text(job_file, f"`job` of {path} names it; write the path of a job file, relative to the folder of the sweep")
     base: Json = dict(manifest.read(text).data)
     if queue is not None:
         base = {**base, "spec": {**base.get("spec", {}), "queue": {**base.get("spec", {}).get("queue", {}), "name": queue}}}

@@ -46,6 +46,8 @@ class _Pending:
     state: DriverState
     files: dict[str, Sequence[FileSum]]
     """By folder of a component: what its ranks wrote, where all of it is durable."""
+    completing: asyncio.Task[None] | None = None
+    """What makes it count, once that has begun: whoever waits for it may be cancelled, and somebody else waits for the same then."""
 
 
 class Saver:
@@ -144,7 +146,13 @@ class Saver:
             self._reporter.event(f"the checkpoint of step {step}, which was being written, is lost: {error}", Level.WARNING)
 
     async def _complete(self, pending: _Pending) -> None:
-        """Make it count; the report up to its step is on disk before, so that no resumed run lacks a step."""
+        """Make it count, once."""
+        if pending.completing is None:
+            pending.completing = asyncio.ensure_future(self._mark(pending))
+        await asyncio.shield(pending.completing)
+
+    async def _mark(self, pending: _Pending) -> None:
+        """The report up to its step is on disk before its mark, so that no resumed run lacks a step."""
         self._reporter.flush()
         files = [file for found in pending.files.values() for file in found]
         await asyncio.to_thread(self._store.complete, pending.folder, pending.state, files)

@@ -1,10 +1,12 @@
 """Calls joined to samples: by what was said, token by token where it was sampled."""
 
+import re
+
 import numpy as np
 import pytest
 
 from rljob_runtime.environments.endpoint.chat import Chat, read_tools
-from rljob_runtime.environments.endpoint.conversation import Conversation, Place
+from rljob_runtime.environments.endpoint.conversation import Close, Conversation, Place
 from rljob_runtime.environments.endpoint.requests import ChatRequest
 from tests.support.chat_tokenizers import chat_tokenizer
 
@@ -111,6 +113,17 @@ def test_what_is_put_back_of_a_stop_string_is_not_encoded_again(said, behind, le
     assert "".join(map(chr, place.token_ids)) == left
     conversation.sampled(place, np.array([3], dtype=np.int32), "again")
     assert conversation.place(f"qsaid{behind}again.").token_ids.tolist() == [ord(".")]  # the same text is read the same way once more
+
+
+@pytest.mark.parametrize("hidden", ["<", "<|"])
+def test_a_stop_string_that_begins_like_the_close_of_the_template_leaves_it_whole(hidden: str) -> None:
+    def encode(text: str) -> list[int]:
+        return [0 if part == "<|end|>" else ord(part) for part in re.findall(r"<\|end\|>|.", text, re.DOTALL)]
+
+    conversation = Conversation(encode, Close(token_id=0, text="<|end|>"))
+    conversation.sampled(conversation.place("q"), np.array([1, 2], dtype=np.int32), "said", (hidden,))
+    assert conversation.place("qsaid<|end|>\nnext").token_ids.tolist() == encode("<|end|>\nnext")
+    assert conversation.place(f"qsaid{hidden}<|end|>\nnext").token_ids.tolist() == encode("<|end|>\nnext")
 
 
 def test_a_changed_response_is_another_history() -> None:

@@ -47,8 +47,8 @@ def update_body(bucket: Bucket, data: torch.Tensor, ranks: int, weight_version: 
     ]
     payload = {"flattened_tensor": data, "metadata": metadata}
     return {
-        # Each pickle is one reference to the memory, which who opens it takes over: with one for all, the second rank that lets go removes
-        # the memory before the third has come.
+        # Each pickle holds one reference to the shared memory, which its reader takes over. With one pickle for all, the memory would be
+        # gone once the second rank lets go.
         "serialized_named_tensors": [base64.b64encode(bytes(ForkingPickler.dumps(payload))).decode() for _ in range(ranks)],
         "load_format": "flattened_bucket",
         "flush_cache": False,

@@ -138,7 +138,7 @@ class Conversation:
         found: tuple[int | None, int, int] = (None, 0, 0)
         most = (0, False)
         for index, branch in enumerate(self._branches):
-            known, end = _match(branch.pieces, text)
+            known, end = _match(branch.pieces, text, self._close.text if self._close is not None else "")
             rank = (sum(len(piece.token_ids) for piece in branch.pieces[:known]), known == len(branch.pieces))
             if known and rank >= most:
                 found, most = (index, known, end), rank
@@ -163,11 +163,11 @@ class Conversation:
         return np.asarray(ids, dtype=np.int32)
 
 
-def _match(pieces: Sequence[Piece], text: str) -> tuple[int, int]:
-    """With how many pieces, up to a sampled one, a text begins, and where in it they end."""
+def _match(pieces: Sequence[Piece], text: str, close: str) -> tuple[int, int]:
+    """With how many pieces, up to a sampled one, a text begins, and where in it they end; a template writes ``close`` behind one."""
     place = known = end = 0
     for number, piece in enumerate(pieces, 1):
-        found = _end_of_sampled(piece, text, place) if piece.sampled else _end_of_given(piece.text, text, place, number > 1)
+        found = _end_of_sampled(piece, text, place, close) if piece.sampled else _end_of_given(piece.text, text, place, number > 1)
         if found is None:
             break
         place = found
@@ -187,8 +187,14 @@ def _end_of_given(given: str, text: str, place: int, follows: bool) -> int | Non
     return place + len(bare) if text.startswith(bare, place) else None
 
 
-def _end_of_sampled(piece: Piece, text: str, place: int) -> int | None:
-    """Where a sampled piece ends whose text stands at ``place``, but for white space; behind what was put back of its hidden text."""
+def _end_of_sampled(piece: Piece, text: str, place: int, close: str) -> int | None:
+    """Where a sampled piece ends whose text stands at ``place``, but for white space; behind what was put back of its hidden text.
+
+    Where the template's close follows nothing was put back, although the close may begin like the stop string.
+    """
+    shown = place + len(piece.text) if text.startswith(piece.text, place) else _end_but_for_space(piece.text, text, place)
+    if close and shown is not None and text.startswith(close, _skip_space(text, shown)):
+        return shown
     candidates = [*(piece.text + hidden for hidden in piece.hidden), piece.text]
     for whole in candidates:
         if text.startswith(whole, place):
