@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from rljob_api import paths, quantities
+from rljob_api.errors import MAX_SHOWN_VALUE
 
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,9})\s*(s|sec|m|min|h|d)")
@@ -59,24 +60,32 @@ def number(field: str, value: object) -> int | None:
 
 
 def text_of_list(field: str, value: Sequence[object]) -> str | None:
-    """A list of ranks in the grammar of the field, quoted; None for other fields and other lists."""
+    """A list of ranks in the grammar of the field, quoted, or an example of it where that is long; None for other fields and lists."""
     if not value or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value):
         return None
     ranks = [one for one in value if isinstance(one, int)]
+    runs = _runs(ranks)
     if field == "deviceMapping":
-        return json.dumps(json.dumps(ranks))
-    return json.dumps(_runs(ranks)) if field == "ranks" else None
+        as_ranges = " + ".join(f"list(range({first},{last + 1}))" for first, last in runs)
+        texts = [json.dumps(ranks), as_ranges]
+        example = 'the same list in quotes, or ranges such as "list(range(0,8)) + list(range(16,24))"'
+    elif field == "ranks":
+        texts = [",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)]
+        example = 'the same ranks in quotes, without spaces and brackets, such as "0-3,6"'
+    else:
+        return None
+    return next((json.dumps(text) for text in texts if len(text) <= MAX_SHOWN_VALUE), example)
 
 
-def _runs(ranks: Sequence[int]) -> str:
-    """``0-3,6`` for [0, 1, 2, 3, 6]: neighbors that ascend by one are joined."""
+def _runs(ranks: Sequence[int]) -> list[list[int]]:
+    """[[0, 3], [6, 6]] for [0, 1, 2, 3, 6]: neighbors that ascend by one are joined."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return runs
 
 
 def algorithm(parts: paths.Parts, value: str) -> str | None:
