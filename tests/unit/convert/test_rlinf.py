@@ -332,12 +332,19 @@ critic:
                 13,
                 "becomes 13 of 20 steps",
             ),
-            ("training_backend: megatron, lr_sched: {lr_warmup_fraction: 0.0001}", 3, "of the 100000 optimizer updates"),
+            ("training_backend: megatron, lr_sched: {lr_warmup_fraction: 0.0001}", 3, "of the 100,000 optimizer updates"),
             ("training_backend: megatron, lr_sched: {lr_warmup_iters: 6}, optim: {lr_warmup_steps: 9}", 2, "optimizer updates"),
             ("training_backend: fsdp, lr_sched: {lr_warmup_fraction: 0.5}, optim: {lr_warmup_steps: 9}", 3, "a step has 4"),
             ("training_backend: fsdp, optim: {lr_warmup_steps_ratio: 0.1, total_training_steps: 60}", 2, "of the 60 optimizer"),
             ("training_backend: fsdp, optim: {lr_warmup_steps_ratio: 0.1}", 0, "of the 0 optimizer"),
             ("training_backend: fsdp, lr_sched_sync_with_optim: false, optim: {lr_warmup_steps: 9}", 9, None),
+            ("training_backend: fsdp, lr_sched_sync_with_optim: true, optim: {lr_warmup_steps: 9}", 3, "a step has 4 in RLinf"),
+            (
+                "training_backend: fsdp, lr_sched_sync_with_optim: false, optim: {lr_warmup_steps_ratio: 0.2, total_training_steps: 20}",
+                4,
+                "is 4 of the 20 steps over",
+            ),
+            ("training_backend: megatron, lr_sched_sync_with_optim: false, lr_sched: {lr_warmup_iters: 9}", 3, "a step has 4"),
             ("optim: {lr_warmup_steps_ratio: 0.1}", 2, "of the 80 optimizer"),
         ],
     )
@@ -363,6 +370,42 @@ critic:
         text += f"actor: {{training_backend: megatron, lr_sched: {{lr_decay_style: linear{given}}}}}"
         assert [note.kind for note in notes(text, "actor.lr_sched.lr_decay_iters")] == ([] if kind is None else [kind])
 
+    @pytest.mark.parametrize(("end", "said"), [(20, []), (80, ["the rate falls over all 20 steps of the job, instead of 80"])])
+    def test_a_schedule_that_counts_steps_ends_with_the_steps(self, end: int, said: list[str]) -> None:
+        text = "algorithm: {n_minibatches: 4}\nrunner: {max_steps: 20}\nactor: {training_backend: fsdp, lr_sched_sync_with_optim: false, "
+        text += f"optim: {{lr_scheduler: cosine, total_training_steps: {end}}}}}"
+        assert [note.why for note in notes(text, "actor.optim.total_training_steps")] == said
+        assert notes(text, "actor.lr_sched_sync_with_optim") == []
+
+    @pytest.mark.parametrize(("backend", "told"), [("megatron", 1), ("fsdp", 0)])
+    def test_what_the_schedule_counts_is_a_switch_of_fsdp(self, backend: str, told: int) -> None:
+        text = f"actor: {{training_backend: {backend}, lr_sched_sync_with_optim: false}}"
+        assert ["does not read it" in note.why for note in notes(text, "actor.lr_sched_sync_with_optim")] == [True] * told
+
+    @pytest.mark.parametrize(("schedule", "kinds"), [("constant", []), ("cosine", [NoteKind.ASSUMED])])
+    def test_no_end_of_a_schedule_is_written_as_zero(self, schedule: str, kinds: list[NoteKind]) -> None:
+        text = f"actor: {{training_backend: fsdp, optim: {{lr_scheduler: {schedule}, total_training_steps: 0}}}}"
+        assert [note.kind for note in notes(text, "actor.optim.total_training_steps")] == kinds
+        unread = text.replace("fsdp", "megatron").replace("optim:", "lr_sched:").replace("lr_scheduler", "lr_decay_style")
+        unread = unread.replace("total_training_steps", "lr_decay_iters")
+        assert notes(unread, "actor.lr_sched.lr_decay_iters")[0].kind is NoteKind.UNKNOWN
+
+    def test_the_schedule_counts_the_updates_that_rlinf_makes(self) -> None:
+        """Of 8 updates of 4 prompts * 8 responses RLJob makes 4, which divide the prompts."""
+        text = "algorithm: {n_minibatches: 8, group_size: 8, adv_type: gae}\ndata: {rollout_batch_size: 4}\nrunner: {max_steps: 20}\n"
+        text += "actor: {training_backend: megatron, lr_sched: {lr_warmup_iters: 16, lr_decay_style: linear, lr_decay_iters: 160}}\n"
+        text += "critic: {training_backend: megatron, optim: {lr: 1.0e-5}, lr_sched: {lr_warmup_iters: 24}}"
+        spec = spec_of(text)
+        assert spec["training"]["miniBatches"] == 4
+        assert spec["training"]["warmupSteps"] == 2
+        assert spec["algorithm"]["critic"]["learningRateWarmupSteps"] == 3
+        assert notes(text, "actor.lr_sched.lr_decay_iters") == []
+
+    def test_an_engine_without_memory_is_no_engine(self) -> None:
+        text = "cluster: {component_placement: {rollout: all}}\nrollout: {gpu_memory_utilization: 0}"
+        assert "memoryFraction" not in component(spec_of(text), "rollout")["engine"]
+        assert notes(text, "rollout.gpu_memory_utilization")[0].kind is NoteKind.UNKNOWN
+
     @pytest.mark.parametrize(
         ("settings", "expected"),
         [
@@ -380,7 +423,13 @@ critic:
         exact = "use_valid_token_scale: true}" in settings and "fsdp" not in settings
         assert bool(notes(settings, "algorithm.loss_agg_func")) is not (exact or expected == "SeqMeanTokenSum")
 
-    @pytest.mark.parametrize(("measured", "expected"), [("true", 0.01), ("false", None)])
+    def test_a_bonus_without_its_switch_is_told(self) -> None:
+        text = "algorithm: {entropy_bonus: 0.01}"
+        assert spec_of(text)["algorithm"]["entropyCoefficient"] == 0.01
+        assert [note.kind for note in notes(text, "algorithm.calculate_entropy")] == [NoteKind.ASSUMED]
+        assert notes("algorithm: {entropy_bonus: 0}", "algorithm.calculate_entropy") == []
+
+    @pytest.mark.parametrize(("measured", "expected"), [("true", 0.01), ("false", None), ("null", None)])
     def test_an_entropy_bonus_needs_the_entropy(self, measured: str, expected: float | None) -> None:
         text = f"algorithm: {{entropy_bonus: 0.01, calculate_entropy: {measured}}}"
         assert spec_of(text)["algorithm"].get("entropyCoefficient") == expected
@@ -430,6 +479,11 @@ critic:
 
     def test_adapters_are_scaled_by_one(self) -> None:
         assert spec_of("actor: {model: {is_lora: true, lora_rank: 64}}")["model"]["lora"] == {"rank": 64, "alpha": 64.0}
+
+    @pytest.mark.parametrize(("penalty", "told"), [("kl", 1), ("abs", 0), ("k2", 0)])
+    def test_the_order_of_arguments_matters_for_some_estimators(self, penalty: str, told: int) -> None:
+        text = f"algorithm: {{kl_beta: 0.01, kl_penalty_type: {penalty}}}\nactor: {{training_backend: fsdp}}"
+        assert ["two arguments are swapped" in note.why for note in notes(text, "algorithm.kl_penalty_type")] == [True] * told
 
     @pytest.mark.parametrize(("backend", "told"), [("fsdp", 1), ("megatron", 0)])
     def test_a_penalty_that_goes_the_other_way_is_told(self, backend: str, told: int) -> None:

@@ -40,6 +40,8 @@ _AGGREGATIONS = {
     "seq-mean-token-sum": "SeqMeanTokenSum",
 }
 _PENALTIES = {"low_var_kl": "K3", "k3": "K3", "kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "abs": "Abs"}
+_SYMMETRIC = ("K2", "Abs")
+"""Estimators for which it does not matter which argument comes first."""
 _DEFAULT_DECAY = 0.01
 """RLinf's weight decay where a file gives none, with either trainer."""
 DEFAULT_STEPS = 100
@@ -129,9 +131,15 @@ def _aggregation(source: Source) -> str | None:
 
 
 def _entropy(source: Source) -> float | None:
-    where = ("algorithm", "entropy_bonus")
-    bonus, measures = source.number(*where) or None, source.flag("algorithm", "calculate_entropy")
-    if bonus is not None and measures is False:
+    """RLinf's bonus, where ``calculate_entropy`` is on; its workers of LLMs do not start without that key."""
+    where, switch = ("algorithm", "entropy_bonus"), ("algorithm", "calculate_entropy")
+    bonus = source.number(*where) or None
+    source.flag(*switch)
+    if bonus is None:
+        return None
+    if switch[1] not in source.keys("algorithm"):
+        source.assume(switch, True, "RLinf does not start without it, and the file has a bonus", "check algorithm.entropyCoefficient")
+    elif not source.peek(*switch):
         source.drop(where, "calculate_entropy is off, so RLinf adds none", "set algorithm.entropyCoefficient")
         return None
     return bonus
@@ -167,8 +175,8 @@ def _kl(source: Source, estimator: str) -> Section:
     estimate = source.choice(_PENALTIES, *where, "kl_penalty_type")
     if in_loss and in_rewards:
         source.drop((*where, "reinpp_kl_beta"), "kl_beta adds the KL to the loss, and RLJob has one KL term")
-    if in_loss and backend(source) == FSDP:
-        why = "is taken from the policy to the reference; RLinf's FSDP trainer hands them to it the other way round"
+    if in_loss and backend(source) == FSDP and estimate not in _SYMMETRIC:
+        why = "estimates the KL from the policy to the reference; in RLinf's FSDP trainer the estimator's two arguments are swapped"
         source.differs((*where, "kl_penalty_type"), why, "check algorithm.kl")
     if in_loss:
         return compact({"coefficient": in_loss, "estimator": estimate})
@@ -188,7 +196,7 @@ def with_critic(source: Source, rule: Section, trained: Section) -> Section:
     if clip is not None and source.has("algorithm", "value_clip"):
         source.drop(("algorithm", "value_clip"), f"value_cliprange {clip:g} counts, which the critic of LLMs reads")
     clip = source.number("algorithm", "value_clip", above=0.0) if clip is None else clip
-    clock = Clock(steps=trained["steps"], updates=trained.get("miniBatches", 1))
+    clock = Clock(steps=trained["steps"], updates=_own_updates(source))
     fields = {
         "learningRate": rate,
         **rates(source, "critic", rate, clock, "learningRateWarmupSteps"),
@@ -308,7 +316,7 @@ def training(source: Source, generation: Section, processes: int) -> Section:
         {
             "steps": steps,
             "learningRate": rate,
-            **rates(source, "actor", rate, Clock(steps=steps, updates=updates or 1), "warmupSteps"),
+            **rates(source, "actor", rate, Clock(steps=steps, updates=_own_updates(source)), "warmupSteps"),
             "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
             "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
             "epsilon": source.number(*optim, "adam_eps", above=0.0),
@@ -370,6 +378,13 @@ def _mini_batches(source: Source, generation: Section) -> int | None:
     if result != number:
         source.differs(where, f"does not divide {prompts} prompts, {result} is used", "check training.miniBatches")
     return result
+
+
+def _own_updates(source: Source) -> int:
+    """Optimizer updates of one step in RLinf, whatever number of them RLJob makes."""
+    number = source.peek("algorithm", "n_minibatches")
+    is_whole = isinstance(number, int) or (isinstance(number, float) and number.is_integer())
+    return max(1, int(number)) if is_whole else 1  # type: ignore[call-overload]
 
 
 def _micro_batch(source: Source, context: int) -> int | None:

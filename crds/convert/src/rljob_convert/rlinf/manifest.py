@@ -165,7 +165,7 @@ def _engines(source: Source, placed: Placed, model: Section, longest: int) -> No
             "tensorParallelSize": tensor,
             "pipelineParallelSize": pipeline if pipeline > 1 else None,
             "maxRunningRequests": source.integer("rollout", "max_running_requests", low=1, high=65_536),
-            "memoryFraction": source.number("rollout", "gpu_memory_utilization", high=1.0),
+            "memoryFraction": source.number("rollout", "gpu_memory_utilization", above=0.0, high=1.0),
             "prefixCaching": source.flag("rollout", "vllm", "enable_prefix_caching") if kind == "VLLM" else None,
             "enforceEager": source.flag("rollout", "enforce_eager"),
             "extraArgs": common.engine_arguments(source, kind, given, options, longest),

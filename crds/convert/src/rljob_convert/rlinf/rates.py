@@ -5,7 +5,8 @@ RLinf counts optimizer updates, RLJob steps, and each of RLinf's trainers reads 
 * ``megatron``: ``lr_sched``. Warm-up is ``lr_warmup_fraction * lr_decay_iters``, or ``lr_warmup_iters`` without a fraction; the rate falls
   over ``lr_decay_iters``, 100000 without (``config.py``, and ``get_optimizer_param_scheduler`` of Megatron-LM).
 * ``fsdp``: ``optim``. Warm-up is ``lr_warmup_steps``, or ``lr_warmup_steps_ratio * total_training_steps`` where that is negative; the rate
-  falls over ``total_training_steps`` (``fsdp_model_manager.py``); ``lr_sched_sync_with_optim: false`` counts steps instead of updates.
+  falls over ``total_training_steps``, never where that is 0, its default (``fsdp_model_manager.py``);
+  ``lr_sched_sync_with_optim: false`` counts steps instead of updates.
 
 A file that names no trainer is read in both places.
 """
@@ -13,7 +14,7 @@ A file that names no trainer is read in both places.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.errors import counted
 from rljob_api.paths import Parts
@@ -40,7 +41,9 @@ class Clock:
 
     steps: int
     updates: int
-    """Of the optimizer in one step."""
+    """How often the schedule advances in one step: with every optimizer update of RLinf, or once."""
+    unit: str = "optimizer update"
+    """What the schedule counts."""
 
 
 def rates(source: Source, role: str, rate: float | None, clock: Clock, warmup: str) -> Section:
@@ -54,10 +57,25 @@ def rates(source: Source, role: str, rate: float | None, clock: Clock, warmup: s
         warmup: name of the field with the steps of warm-up.
     """
     _drop_unread(source, role)
+    if _counts_steps(source, role):
+        clock = replace(clock, updates=1, unit="step")
     schedule = _schedule(source, role)
     end = _end(source, role, schedule, clock)
     smallest = None if rate is None else _smallest(source, role, rate, schedule)
     return compact({"minLearningRate": smallest, "schedule": schedule, warmup: _warmup(source, role, clock, schedule, end)})
+
+
+def _counts_steps(source: Source, role: str) -> bool:
+    """Whether the schedule advances once per step: ``lr_sched_sync_with_optim: false``, which RLinf's FSDP actor alone reads."""
+    if role != "actor":
+        return False
+    where = (role, "lr_sched_sync_with_optim")
+    is_by_update = source.flag(*where)
+    if backend(source, role) == MEGATRON:
+        if is_by_update is False:
+            source.drop(where, f"training_backend {MEGATRON} does not read it, and counts optimizer updates")
+        return False
+    return is_by_update is False
 
 
 def _at(role: str, name: str, key: str) -> Parts:
@@ -108,21 +126,22 @@ def _smallest(source: Source, role: str, rate: float, schedule: str | None) -> f
 
 
 def _end(source: Source, role: str, schedule: str | None, clock: Clock) -> int | None:
-    """Updates after which RLinf's rate has fallen; None where the file does not say it. RLJob's falls over the steps of the job."""
+    """What the clock counts until RLinf's rate has fallen; None where the file does not say it. RLJob's falls over the steps of the job."""
     where = next((at for at in _places(source, role, _PLACES["end"]) if source.has(*at)), None)
-    end = None if where is None else source.integer(*where, low=1, high=10**9)
+    lowest = 0 if where is not None and where[-1] == _PLACES["end"][1] else 1  # 0 is the default of total_training_steps
+    end = None if where is None else source.integer(*where, low=lowest, high=10**9) or None
     if schedule in (None, "Constant"):
         if where is not None and end is not None and not any(source.has(*at) for at in _places(source, role, _SHARES)):
             source.drop(where, "the rate is constant")
         return end
     if end is not None and where is not None:
         if end != clock.steps * clock.updates:
-            whole = f"{counted(clock.steps, 'step')} of the job, {clock.steps * clock.updates} updates"
-            why = f"the rate falls over all {whole}, instead of {end}"
+            total = "" if clock.updates == 1 else f", {counted(clock.steps * clock.updates, clock.unit)}"
+            why = f"the rate falls over all {counted(clock.steps, 'step')} of the job{total}, instead of {end}"
             source.differs(where, why, "set training.steps to what you want to train")
     elif (used := backend(source, role)) is not None:
         at = _at(role, used, _PLACES["end"][used != MEGATRON])
-        theirs = f"falls over {_DECAY_ITERS} updates, so hardly" if used == MEGATRON else "follows no schedule"
+        theirs = f"falls over {counted(_DECAY_ITERS, clock.unit)}, so hardly" if used == MEGATRON else "follows no schedule"
         why = f"the rate falls over all {counted(clock.steps, 'step')}; without it RLinf's {theirs}"
         source.assume(at, clock.steps * clock.updates, why, "write schedule: Constant for a rate that stays")
     return end
@@ -147,18 +166,17 @@ def _warmup(source: Source, role: str, clock: Clock, schedule: str | None, end: 
 
 
 def _counted(source: Source, where: Parts, number: int, clock: Clock, most: int) -> int:
-    """Steps of a warm-up of so many updates."""
-    is_by_step = source.flag(str(where[0]), "lr_sched_sync_with_optim") is False
-    steps = number if is_by_step else math.ceil(number / clock.updates)
+    """Steps of a warm-up of so many of what the clock counts."""
+    steps = math.ceil(number / clock.updates)
     if steps > most:
         source.differs(where, f"is cut to {most} of the {counted(clock.steps, 'step')} of the job")
     elif steps != number:
-        source.differs(where, f"counts optimizer updates, of which a step has {clock.updates}: becomes {counted(steps, 'step')}")
+        source.differs(where, f"counts optimizer updates, of which a step has {clock.updates} in RLinf: becomes {counted(steps, 'step')}")
     return min(steps, most)
 
 
 def _share(source: Source, where: Parts, clock: Clock, end: int | None, most: int) -> int | None:
-    """Steps of a warm-up that is a share: of the updates over which the rate falls, where the file says or RLinf assumes some."""
+    """Steps of a warm-up that is a share: of the time in which the rate falls, where the file says or RLinf assumes some."""
     share, role = source.number(*where, high=1.0), str(where[0])
     if share is None:
         return None
@@ -168,6 +186,6 @@ def _share(source: Source, where: Parts, clock: Clock, end: int | None, most: in
     steps = 0 if updates < 1 else min(most, math.ceil(round(updates / clock.updates, 6)))
     if share:
         becomes = f"becomes {steps} of {counted(clock.steps, 'step')}"
-        why = f"is {updates:g} of the {total} optimizer updates over which RLinf's rate falls: {becomes}"
+        why = f"is {updates:g} of the {counted(total, clock.unit)} over which RLinf's rate falls: {becomes}"
         source.differs(where, why, "check training.warmupSteps" if role == "actor" else "check algorithm.critic.learningRateWarmupSteps")
     return steps
