@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from rljob_convert import conversion
+from rljob_convert.keys import KeyTable, note_leftovers
 from rljob_convert.notes import Note, NoteKind
+from rljob_convert.source import read
 from tests.unit.convert import cases
 
 BASE = """
@@ -98,7 +100,7 @@ def test_the_critics_own_optimizer() -> None:
         "learningRate": 0.001,
         "minLearningRate": pytest.approx(1e-4),
         "schedule": "Cosine",
-        "learningRateWarmupSteps": 3,
+        "learningRateWarmupSteps": 2,  # 3 updates, of which a step has 2
         "beta1": 0.8,
         "beta2": 0.9,
         "epsilon": 1e-6,
@@ -273,6 +275,12 @@ def test_the_critics_warm_up_counts_its_own_updates(accumulation: int, steps: in
     assert spec_of(text)["algorithm"]["critic"]["learningRateWarmupSteps"] == steps
 
 
+def test_a_critic_without_batches_has_those_of_roll() -> None:
+    text = "adv_estimator: gae\ncritic: {device_mapping: '[0, 1]', training_args: {warmup_steps: 12}}"
+    assert spec_of(text)["algorithm"]["critic"]["learningRateWarmupSteps"] == 6  # 8 prompts * 4 samples / 2 processes, 8 at a time
+    assert "a step has 2" in notes(text, "critic.training_args.warmup_steps")[0].why
+
+
 @pytest.mark.parametrize(
     ("worker", "variant", "kind"),
     [
@@ -346,8 +354,21 @@ def test_a_single_response_is_never_too_hard(samples: int, expected: dict[str, A
     assert ("difficulty_mask" in {note.path for note in result.notes}) is (expected is None)
 
 
-def test_a_clip_of_failures_without_a_length_is_told() -> None:
-    assert "without error_max_len_threshold" in notes("error_max_len_clip: true", "error_max_len_clip")[0].why
+@pytest.mark.parametrize(
+    ("threshold", "place", "said"),
+    [
+        ("", "error_max_len_clip", "without error_max_len_threshold none is too long; ROLL also leaves out scores other than 0 and 1"),
+        ("error_max_len_threshold: -1", "error_max_len_clip", "error_max_len_threshold cannot be used; ROLL also"),
+        ("error_max_len_threshold: 513", "error_max_len_threshold", "longer than 512 tokens; ROLL also"),
+        ("error_max_len_threshold: 512", "error_max_len_clip", "did not pass; ROLL also"),
+    ],
+)
+def test_a_clip_of_failures_tells_what_it_leaves_out_upstream(threshold: str, place: str, said: str) -> None:
+    text = f"error_max_len_clip: true\n{threshold}"
+    found = [note.why for key in ("error_max_len_clip", "error_max_len_threshold") for note in notes(text, key) if "ROLL" in note.why]
+    assert [said in why for why in found] == [True]
+    assert said in notes(text, place)[0].why
+    assert ("filters" in converted(text).manifest["spec"]["algorithm"]) is (": 512" in threshold)
 
 
 @pytest.mark.parametrize(
@@ -362,6 +383,31 @@ def test_sampling_that_rljob_does_not_have(key: str, said: str) -> None:
 
 def test_a_field_that_other_settings_leave_unused_is_named() -> None:
     assert "no use for algorithm.critic.valueClip (gae)" in notes("adv_estimator: grpo\nvalue_clip: 0.5", "value_clip")[0].why
+
+
+def test_what_explains_a_row_of_the_table_is_no_name_of_a_field() -> None:
+    table = KeyTable(framework="X", mapped={"a": "training.steps: with b", "b": "nodeGroups[].nodes, which follow"}, dropped={}, dead={})
+    source = read("a: 1\nb: 2", "X")
+    note_leftovers(source, table)
+    assert [note.why.partition("no use for ")[2] for note in source.notes] == ["training.steps", "nodeGroups[].nodes"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [
+        ("logging_steps: 1", []),
+        ("logging_steps: 1, max_steps: 3", [("", NoteKind.DROPPED)]),
+        ("logging_steps: 2", [("", NoteKind.DROPPED)]),
+        ("logging_step: 1, other: 3", [(".logging_step", NoteKind.UNKNOWN), (".other", NoteKind.DROPPED)]),
+        ("logging_steps: '${nowhere}'", [("", NoteKind.DROPPED)]),
+    ],
+)
+def test_a_section_of_which_nothing_is_lost_is_no_note(inside: str, found: list[tuple[str, NoteKind]]) -> None:
+    section = "actor_infer.training_args"
+    engine = f"actor_infer: {{device_mapping: '[2, 3]', training_args: {{{inside}}}}}"
+    result = conversion.convert("roll", f"exp_name: a\n{engine}\n")
+    told = [(note.path.removeprefix(section), note.kind) for note in result.notes if note.path.startswith(section)]
+    assert sorted(told) == sorted(found)
 
 
 def test_a_section_without_fields_is_one_note() -> None:

@@ -141,6 +141,12 @@ class TestJudges:
         (note,) = notes(text, "rewards.one.strategy_args.strategy_config.gpu_memory_utilization")
         assert "becomes 0.45" in note.why
 
+    def test_a_judge_without_memory_keeps_rljobs_fraction(self) -> None:
+        model = "model_args: {model_name_or_path: some/judge}, device_mapping: '[4]', strategy_args: {strategy_config: "
+        text = f"judge_model_type: inference, {model}{{gpu_memory_utilization: 0}}}}"
+        served = component(spec_of(self.judge(text)[1]), "llm_judge_model")
+        assert "memoryFraction" not in served.get("engine", {})
+
     def test_a_model_whose_devices_are_not_named_is_to_be_served(self) -> None:
         judge, text = self.judge("judge_model_type: inference, model_args: {model_name_or_path: some/judge}")
         assert judge["endpoint"] == {"url": "http://judge:8000/v1", "model": "some/judge"}
@@ -191,6 +197,14 @@ class TestEngine:
     )
     def test_arguments_go_to_the_engine_by_its_own_names(self, config: str, expected: dict[str, Any] | None) -> None:
         assert self.engine(config).get("extraArgs") == expected
+
+    @pytest.mark.parametrize("fraction", ["gpu_memory_utilization", "mem_fraction_static"])
+    def test_no_memory_is_no_fraction(self, fraction: str) -> None:
+        kind = "sglang" if fraction == "mem_fraction_static" else "vllm"
+        args = f"strategy_args: {{strategy_name: {kind}, strategy_config: {{{fraction}: 0}}}}"
+        text = f"actor_infer: {{device_mapping: '[0]', {args}}}"
+        assert "memoryFraction" not in component(spec_of(text), "actor_infer")["engine"]
+        assert notes(text, f"actor_infer.strategy_args.strategy_config.{fraction}")[0].kind is NoteKind.UNKNOWN
 
     @pytest.mark.parametrize(("dtype", "expected"), [("dtype: fp16", "float16"), ("dtype: bf16", None), ("", None)])
     def test_a_dtype_of_its_own(self, dtype: str, expected: str | None) -> None:

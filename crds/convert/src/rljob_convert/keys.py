@@ -6,6 +6,7 @@ A pattern is a path with dots; ``*`` stands for any one part. Rules apply to eve
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ EXPERTS = "only the trainer divides the experts of a layer over processes; other
 """Why expert parallelism of other roles has no counterpart."""
 WHOLE_EXPERTS = "an expert is on one process as a whole, or sharded by FSDP2"
 """Why tensor parallelism within experts has none."""
+_EXPLAINED = re.compile(r": |; |, (?=which |of |where )")
+"""Where a row of a table goes on from the field to what becomes of a key there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ def _visit(source: Source, table: KeyTable, parts: paths.Parts, node: object, to
     if parts in source.used or parts in source.noted:
         return
     is_section = isinstance(node, (dict, list)) and bool(node)
-    is_split = is_section and table.knows_below(parts) and not table.drops_whole(parts)
+    is_split = is_section and table.knows_below(parts) and not _is_one_note(source, table, parts, node)
     if parts and parts not in touched and not is_split:
         _account(source, table, parts, node)
     elif isinstance(node, dict):
@@ -115,6 +118,24 @@ def _visit(source: Source, table: KeyTable, parts: paths.Parts, node: object, to
     elif isinstance(node, list):
         for index, value in enumerate(node):
             _visit(source, table, (*parts, index), value, touched)
+
+
+def _is_one_note(source: Source, table: KeyTable, parts: paths.Parts, node: object) -> bool:
+    """Whether a section is one note: something of it is lost, all of it for the same reason, and none of it is a misspelt key."""
+    if not table.drops_whole(parts):
+        return False
+    inside = list(leaves(node, parts))
+    if all(value is None or _is_same(source, table, place) for place, value in inside):
+        return False
+    keys = {place[:length]: None for place, _ in inside for length in range(len(parts) + 1, len(place) + 1)}
+    return not any(table.pattern(key) is None and key not in source.serving and _near_miss(source, table, key) for key in keys)
+
+
+def _is_same(source: Source, table: KeyTable, parts: paths.Parts) -> bool:
+    """Whether a leaf says what RLJob does anyway."""
+    value, exact = source.glance(*parts), table.pattern(parts)
+    same = table.dropped[exact].same if exact is not None and exact in table.dropped else ()
+    return any(value == one and type(value) is type(one) for one in same)
 
 
 def _account(source: Source, table: KeyTable, parts: paths.Parts, node: object) -> None:
@@ -134,9 +155,7 @@ def _account(source: Source, table: KeyTable, parts: paths.Parts, node: object) 
     if rule is None or (exact is None and _near_miss(source, table, parts) and parts not in source.serving):
         _unknown(source, table, parts)
         return
-    value = source.glance(*parts)
-    is_same = exact in table.dropped and any(value == same and type(value) is type(same) for same in rule.same)
-    if node is None or is_same:
+    if node is None or _is_same(source, table, parts):
         source.used.add(parts)
     else:
         source.drop(parts, rule.why, rule.remedy)
@@ -144,7 +163,8 @@ def _account(source: Source, table: KeyTable, parts: paths.Parts, node: object) 
 
 def _without_use(target: str) -> str:
     """Why a key that may become a field does not become one here."""
-    field = "" if target.startswith(("nothing", "which of")) else f", which have no use for {target}"
+    name = _EXPLAINED.split(target, maxsplit=1)[0]
+    field = "" if target.startswith(("nothing", "which of")) else f", which have no use for {name}"
     return f"has no effect with the other settings of this file{field}"
 
 
@@ -158,9 +178,10 @@ def _ancestors(table: KeyTable, parts: paths.Parts) -> Iterator[str]:
 
 def _near_miss(source: Source, table: KeyTable, parts: paths.Parts) -> bool:
     """Whether a key is a misspelt known one rather than one of the many without a row."""
-    if not isinstance(parts[-1], str) or not source.may_suggest():
+    known = table.inside(parts[:-1])
+    if not isinstance(parts[-1], str) or not known or not source.may_suggest():
         return False
-    return bool(difflib.get_close_matches(parts[-1], table.inside(parts[:-1]), n=1, cutoff=0.9))
+    return bool(difflib.get_close_matches(parts[-1], known, n=1, cutoff=0.9))
 
 
 def _unknown(source: Source, table: KeyTable, parts: paths.Parts) -> None:

@@ -352,13 +352,26 @@ def _filters(source: Source, numbers: Batch) -> Section:
         low, high = source.number("difficulty_low_threshold", low=-1e6, high=1e6), source.number("difficulty_high_threshold", high=1e6)
         low, high = 0.0 if low is None else low, 1.0 if high is None else high
     if source.flag("error_max_len_clip"):
-        failed = source.integer("error_max_len_threshold", low=1, high=10**10)
-        if failed is None:
-            source.drop(("error_max_len_clip",), "without error_max_len_threshold no failed response is too long")
-        if failed is not None and failed > numbers.response_tokens:
-            source.drop(("error_max_len_threshold",), f"no response is longer than {numbers.response_tokens} tokens")
-            failed = None
+        failed = _failed_tokens(source, numbers)
     return compact({"truncated": source.flag("max_len_mask") or None, "minGroupMean": low, "maxGroupMean": high, "maxFailedTokens": failed})
+
+
+def _failed_tokens(source: Source, numbers: Batch) -> int | None:
+    """``error_max_len_threshold``, from which on failed responses do not count; None where none is so long.
+
+    ROLL keeps scores of exactly 1, and of exactly 0 below the threshold (``get_sample_level_mask``); RLJob asks whether a response passed.
+    """
+    switch, where = ("error_max_len_clip",), ("error_max_len_threshold",)
+    failed, rest = source.integer(*where, low=1, high=10**10), "ROLL also leaves out scores other than 0 and 1, which RLJob keeps"
+    if failed is None:
+        why = "its error_max_len_threshold cannot be used" if source.has(*where) else "without error_max_len_threshold none is too long"
+        source.drop(switch, f"{why}; {rest}", "set algorithm.filters")
+        return None
+    if failed > numbers.response_tokens:
+        source.drop(where, f"no response is longer than {numbers.response_tokens} tokens; {rest}")
+        return None
+    source.differs(switch, f"is about responses that did not pass; {rest} if they are short", "check your scores")
+    return failed
 
 
 def _sample_weights(source: Source) -> Section:

@@ -68,7 +68,7 @@ def fraction_limits(models: Sequence[JudgeModel]) -> Mapping[str, float]:
 
 
 def _fraction(source: Source, config: paths.Parts, limit: float | None) -> float | None:
-    given = source.number(*config, "gpu_memory_utilization", high=1.0)
+    given = source.number(*config, "gpu_memory_utilization", above=0.0, high=1.0)
     if limit is None or (given is not None and given <= limit):
         return given
     why = f"becomes {limit:g}: several models judge on these devices at the same time"

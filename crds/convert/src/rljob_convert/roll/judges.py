@@ -132,8 +132,7 @@ def _sampling(source: Source, where: paths.Parts, kind: str) -> Section:
     }
     for key, default in _SAMPLING.items() if source.keys(*args) else ():
         if sampling[key] is None:
-            own = {"max_tokens": "max_new_tokens"}.get(key, key)
-            sampling[key] = source.assume((*args, own), default, "ROLL's default")
+            sampling[key] = source.assume((*args, key), default, "ROLL's default")
     return compact(sampling)
 
 

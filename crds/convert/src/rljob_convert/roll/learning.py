@@ -267,13 +267,11 @@ def warmup_steps(source: Source, where: tuple[str, ...], updates: int) -> int | 
 
 
 def critic_updates(source: Source, numbers: Batch, devices: int) -> int:
-    """Optimizer updates of the critic in one step, with batches of its own; ``devices``: of it."""
+    """Optimizer updates of the critic in one step, with batches of its own (ROLL's 8 and 1 by default); ``devices``: of it."""
     args, config = ("critic", "training_args"), ("critic", "strategy_args", "strategy_config")
     keys: list[tuple[str, ...]] = [(*args, "per_device_train_batch_size"), (*args, "gradient_accumulation_steps")]
     keys += [(*config, f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "context")]
     sizes = [size if isinstance(size := source.peek(*key), int) and size > 0 else None for key in keys]
-    if sizes[0] is None and sizes[1] is None:
-        return 1
     together = (sizes[2] or 1) * (sizes[3] or 1) * (sizes[4] or 1)
     return max(1, numbers.prompts * numbers.samples // max(1, devices // together) // ((sizes[0] or 8) * (sizes[1] or 1)))
 

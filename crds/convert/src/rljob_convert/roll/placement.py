@@ -208,8 +208,8 @@ def _engine(source: Source, longest: int) -> tuple[Section, int]:
     )
     if own is not None and running not in (None, own):
         source.drop(("max_running_requests",), f"the engine's own limit {own} counts")
-    fraction = source.number(*_CONFIG, "gpu_memory_utilization", high=1.0)
-    static = source.number(*_CONFIG, "mem_fraction_static", high=1.0)
+    fraction = source.number(*_CONFIG, "gpu_memory_utilization", above=0.0, high=1.0)
+    static = source.number(*_CONFIG, "mem_fraction_static", above=0.0, high=1.0)
     engine = compact(
         {
             "type": kind,
