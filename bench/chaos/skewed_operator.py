@@ -1,4 +1,4 @@
-"""``python -m bench.chaos.skewed_operator``: the operator, whose clock is off by the seconds in the file ``RLJOB_CHAOS_CLOCK``."""
+"""``python -m bench.chaos.skewed_operator``: the operator on a node whose clock is off by the seconds in the file ``RLJOB_CHAOS_CLOCK``."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from rljob_operator import workqueue
+from rljob_operator import clock
 
 CLOCK = "RLJOB_CHAOS_CLOCK"
 
 
 def main() -> int:
-    """Patch the one clock that decisions are given, before anything has imported it."""
-    offset_file, true_now = Path(os.environ[CLOCK]), workqueue.utc_now
+    """Patch the node's clock, before anything has imported it."""
+    offset_file, true_now = Path(os.environ[CLOCK]), clock.utc_now
 
     def skewed_now() -> datetime:
         return true_now() + timedelta(seconds=float(offset_file.read_text()))
 
-    workqueue.utc_now = skewed_now
-    defaults = workqueue.WorkQueue.__init__.__kwdefaults__
-    assert defaults is not None
-    assert defaults["clock"] is true_now
-    defaults["clock"] = skewed_now
+    clock.utc_now = skewed_now
     from rljob_operator.main import main as run
 
     return run()

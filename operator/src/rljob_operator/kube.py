@@ -65,12 +65,14 @@ class KubernetesClient:
         max_in_flight: int,
         observe: Observer,
         may_write: Callable[[], bool] = lambda: True,
+        on_date: Callable[[str | None], None] = lambda date: None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """Use a complete configuration; ``max_in_flight`` bounds concurrent requests and connections, those for the lease apart.
 
-        ``may_write`` is asked right before a write is sent; the lease itself is always written.
+        ``may_write`` is asked right before a write is sent; the lease itself is always written. ``on_date`` gets the header ``Date`` of
+        every answer.
         """
         configuration.connection_pool_maxsize = max_in_flight + 1
         # The API server sets no cookies, and a pod reaches it without a proxy: skip both look-ups on every request.
@@ -84,11 +86,19 @@ class KubernetesClient:
         self._lease_slot = asyncio.Semaphore(1)
         self._observe = observe
         self._may_write = may_write
+        self._on_date = on_date
         self._request_timeout_s = request_timeout_s
         self._write_timeout_s = write_timeout_s
 
     @classmethod
-    async def connect(cls, *, max_in_flight: int, observe: Observer, may_write: Callable[[], bool] = lambda: True) -> KubernetesClient:
+    async def connect(
+        cls,
+        *,
+        max_in_flight: int,
+        observe: Observer,
+        may_write: Callable[[], bool] = lambda: True,
+        on_date: Callable[[str | None], None] = lambda date: None,
+    ) -> KubernetesClient:
         """Connect to the cluster this pod runs in, or else to the current context of the kubeconfig.
 
         In a pod the token file is reread every minute, because tokens rotate.
@@ -107,7 +117,7 @@ class KubernetesClient:
             raise SettingsError(
                 f"cannot access a cluster: {error}; run the operator in a pod with a service account or set KUBECONFIG"
             ) from error
-        return cls(configuration, max_in_flight=max_in_flight, observe=observe, may_write=may_write)
+        return cls(configuration, max_in_flight=max_in_flight, observe=observe, may_write=may_write, on_date=on_date)
 
     async def create(self, manifest: Manifest) -> Manifest:
         """See :class:`~rljob_operator.protocol.KubeClient`."""
@@ -204,6 +214,7 @@ class KubernetesClient:
                 is_sent = True
                 timeout = aiohttp.ClientTimeout(total=timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
                 response = await self._api.call_api(method, self._host + path, headers, body, _request_timeout=timeout)
+                self._on_date(response.headers.get("Date"))
                 data = await response.read()
                 status = response.status
         except aiohttp.ConnectionTimeoutError as error:

@@ -33,6 +33,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -43,6 +44,7 @@ from rljob_api.crd.docstrings import attribute_docs
 from rljob_api.naming import JOB_LABEL
 from rljob_operator import logs
 from rljob_operator.cache import Cache, Source
+from rljob_operator.clock import ServerClock, utc_now
 from rljob_operator.errors import OperatorError, SettingsError
 from rljob_operator.kube import KubernetesClient
 from rljob_operator.lease import Election, Leadership
@@ -76,8 +78,25 @@ logger = logging.getLogger(__name__)
 class Operator:
     """The components of one operator process."""
 
-    def __init__(self, settings: Settings, client: KubeClient, metrics: Metrics, cache: Cache, leadership: Leadership) -> None:
-        """Wire the components; :meth:`run` starts them. ``leadership`` is what ``client`` asks before a write."""
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        metrics: Metrics,
+        cache: Cache,
+        leadership: Leadership,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """Wire the components; :meth:`run` starts them.
+
+        Args:
+            settings: from the environment.
+            client: asks ``leadership`` before a write.
+            metrics: of this process.
+            cache: empty.
+            leadership: whether this process may write.
+            clock: the only time source of decisions.
+        """
         self.settings = settings
         self.cache = cache
         self.queue: WorkQueue | None = None
@@ -92,6 +111,7 @@ class Operator:
         self.leadership = leadership
         self._client = client
         self._metrics = metrics
+        self._clock = clock
         self._election: Election | None = None
         if settings.lease:
             self._election = Election(client, leadership, lease=settings.lease, identity=identity())
@@ -193,8 +213,10 @@ class Operator:
 
     def _begin_term(self) -> None:
         """Look at every job, with nothing remembered of an earlier term."""
-        reconciler = self._reconciler = Reconciler(self._client, self.cache, self.settings, self._metrics, known=self.served.known)
-        self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics)
+        reconciler = self._reconciler = Reconciler(
+            self._client, self.cache, self.settings, self._metrics, clock=self._clock, known=self.served.known
+        )
+        self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics, clock=self._clock)
         for key in self.cache.keys():
             if self._is_complete or self.cache.is_new(key):
                 self.queue.add_from_resync(key)
@@ -396,11 +418,13 @@ async def run(settings: Settings) -> None:
     Raises:
         SettingsError: no access to a cluster, or a watched kind cannot be listed.
     """
-    metrics, leadership = Metrics(), Leadership()
-    client = await KubernetesClient.connect(max_in_flight=settings.requests, observe=metrics.observe_request, may_write=leadership.holds)
+    metrics, leadership, clock = Metrics(), Leadership(), ServerClock(wall=utc_now)
+    client = await KubernetesClient.connect(
+        max_in_flight=settings.requests, observe=metrics.observe_request, may_write=leadership.holds, on_date=clock.synchronize
+    )
     server, _ = start_http_server(settings.metrics_port, registry=metrics.registry)
     try:
-        await Operator(settings, client, metrics, Cache(), leadership).run()
+        await Operator(settings, client, metrics, Cache(), leadership, clock.now).run()
     finally:
         await client.close()
         await asyncio.to_thread(server.shutdown)

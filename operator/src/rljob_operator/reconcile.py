@@ -27,8 +27,8 @@ RejectedError         a child is not made or repaired: condition ChildRejected; 
                       messages of the conditions, then back to the queue
 NotFoundError         on create: the kind is not served, as RejectedError; on delete or patch: the object is gone, the cache is updated
 ConflictError         the object is read again, then back to the queue
-UnavailableError      back to the queue; before, a server's error or a write without an answer in time is told: of a child condition
-                      ApiUnavailable, else as for RejectedError
+UnavailableError      back to the queue; a server's error or an unanswered request is reported before: of a child in condition
+                      ApiUnavailable, otherwise as for RejectedError
 ====================  =====================================================================================
 """
 
@@ -53,6 +53,7 @@ from rljob_api.validation import CheckedJob
 from rljob_api.vocabulary import Reason
 from rljob_operator import desired, events, frozen, status
 from rljob_operator.cache import Cache, Source
+from rljob_operator.clock import utc_now
 from rljob_operator.decide import decide
 from rljob_operator.errors import (
     AlreadyExistsError,
@@ -69,7 +70,6 @@ from rljob_operator.policies import failure
 from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
 from rljob_operator.review import Known, everything
 from rljob_operator.settings import Settings
-from rljob_operator.workqueue import utc_now
 
 NUM_CHECKED_SPECS: Final = 256
 """Size of the cache of checked specs, of jobs that exist; one takes about 35 KiB, all 9 MB, and 0.4 ms to check again."""
@@ -150,9 +150,9 @@ class Reconciler:
         try:
             observed, decision = await self._apply(observed, decision, now)
         except (RejectedError, UnavailableError) as error:
-            told = _told(observed, decision, error)
-            if told is not None:
-                await self._write_status(job, told, decide(told, now), now)
+            reported = _with_error(observed, decision, error)
+            if reported is not None:
+                await self._write_status(job, reported, decide(reported, now), now)
             raise
         await self._write_status(job, observed, decision, now)
         if decision.delete_job:
@@ -361,8 +361,8 @@ class Reconciler:
             logger.warning("%s/%s: could not write event %s: %s", job.key.namespace, job.key.name, event.reason, error)
 
 
-def _told(observed: Observed, decision: Decision, error: RejectedError | UnavailableError) -> Observed | None:
-    """The observation with a refused write in it; None where nobody has to know: the server only asks to wait, or is not there at all."""
+def _with_error(observed: Observed, decision: Decision, error: RejectedError | UnavailableError) -> Observed | None:
+    """The observation with the refused write; None if it is not reported: the server only asks to wait, or cannot be reached at all."""
     if isinstance(error, UnavailableError) and error.status < SERVER_ERROR and not isinstance(error, UnansweredError):
         return None
     if decision.create_attempt is not None:

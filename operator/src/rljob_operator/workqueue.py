@@ -26,9 +26,10 @@ import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
+from rljob_operator.clock import utc_now
 from rljob_operator.errors import ConflictError, KubeError, UnavailableError
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Key
@@ -49,11 +50,6 @@ Reconcile = Callable[[Key], Awaitable[datetime | None]]
 """Reconciles one job; returns when to reconcile it again even without an event."""
 
 logger = logging.getLogger(__name__)
-
-
-def utc_now() -> datetime:
-    """The current time, in UTC."""
-    return datetime.now(UTC)
 
 
 class WorkQueue:
