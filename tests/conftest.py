@@ -70,7 +70,7 @@ os.environ.update(
     TRANSFORMERS_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
 )
-# With it, every process the tests start would compile vLLM anew instead of reading its bytecode.
+# With it, every process the tests start would compile vLLM again instead of reading its bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Several processes share the cores; threads of torch that wait for each other in turn would be most of the work.

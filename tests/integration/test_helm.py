@@ -109,7 +109,7 @@ def test_an_absent_operator_is_told_where_the_chart_has_it_scraped_and_nowhere_e
         (rule,) = [m for m in found.values() if m["kind"] == "PrometheusRule"]
         return {alert["alert"]: alert["expr"] for group in rule["spec"]["groups"] for alert in group["rules"]}
 
-    assert "RLJobOperatorAbsent" not in alerts(rendered()), "without a scrape it would fire for good"
+    assert "RLJobOperatorAbsent" not in alerts(rendered()), "without a scrape it would always fire"
     scraped = rendered("--set=serviceMonitor.enabled=true")
     (monitor,) = [m for m in scraped.values() if m["kind"] == "ServiceMonitor"]
     wanted = monitor["spec"]["selector"]["matchLabels"].items()

@@ -366,7 +366,7 @@ class FailingDirection(HostCopies):
 
 
 class LosingCopies(HostCopies):
-    """A device that fails for good in the middle of a load."""
+    """A device that fails permanently in the middle of a load."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         raise RuntimeError("device lost")

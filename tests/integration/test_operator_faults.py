@@ -202,11 +202,11 @@ def test_a_webhook_of_others_that_is_down_is_named_and_what_it_held_up_is_done_a
     world.kubectl("delete", "validatingwebhookconfiguration", hook.removesuffix(".example.com"))
     world.until_child("new-a1")
     world.until("the RayJob is suspended", lambda: (world.get("rayjob", "held-a1") or {}).get("spec", {}).get("suspend"))
-    world.until("the refusal is not told any more", lambda: hook not in world.message("held", "Running"))
+    world.until("the refusal is gone from the message", lambda: hook not in world.message("held", "Running"))
 
 
 def test_a_repair_that_the_api_server_refuses_is_in_the_status_with_its_words(world: World, operator: OperatorProcess):
-    """A binding refers to one role for good: one that somebody made anew with another role cannot be repaired by a patch."""
+    """The role of a binding cannot change: one that somebody created again with another role cannot be repaired by a patch."""
     operator.start()
     world.job("bound", failurePolicy={"maxRestarts": 1, "restartBackoffSeconds": 1})
     world.runs("bound-a1")

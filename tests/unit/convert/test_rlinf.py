@@ -377,10 +377,10 @@ critic:
         assert [note.why for note in notes(text, "actor.optim.total_training_steps")] == said
         assert notes(text, "actor.lr_sched_sync_with_optim") == []
 
-    @pytest.mark.parametrize(("backend", "told"), [("megatron", 1), ("fsdp", 0)])
-    def test_what_the_schedule_counts_is_a_switch_of_fsdp(self, backend: str, told: int) -> None:
+    @pytest.mark.parametrize(("backend", "noted"), [("megatron", 1), ("fsdp", 0)])
+    def test_what_the_schedule_counts_is_a_switch_of_fsdp(self, backend: str, noted: int) -> None:
         text = f"actor: {{training_backend: {backend}, lr_sched_sync_with_optim: false}}"
-        assert ["does not read it" in note.why for note in notes(text, "actor.lr_sched_sync_with_optim")] == [True] * told
+        assert ["does not read it" in note.why for note in notes(text, "actor.lr_sched_sync_with_optim")] == [True] * noted
 
     @pytest.mark.parametrize(("schedule", "kinds"), [("constant", []), ("cosine", [NoteKind.ASSUMED])])
     def test_no_end_of_a_schedule_is_written_as_zero(self, schedule: str, kinds: list[NoteKind]) -> None:
@@ -460,19 +460,19 @@ critic:
         assert notes(off, "critic.use_critic_model")[0].why == "a Critic is placed"
 
     @pytest.mark.parametrize(
-        ("counts", "turns", "told"), [("max_assistant_turns: 5", 5, 0), ("max_turns: 2, max_assistant_turns: 5", 2, 1)]
+        ("counts", "turns", "noted"), [("max_assistant_turns: 5", 5, 0), ("max_turns: 2, max_assistant_turns: 5", 2, 1)]
     )
-    def test_turns_of_an_agent(self, counts: str, turns: int, told: int) -> None:
+    def test_turns_of_an_agent(self, counts: str, turns: int, noted: int) -> None:
         text = f"runner: {{task_type: reasoning}}\nagentloop: {{{counts}}}"
         assert spec_of(text)["environments"][0]["maxTurns"] == turns
-        assert len(notes(text, "agentloop.max_assistant_turns")) == told
+        assert len(notes(text, "agentloop.max_assistant_turns")) == noted
 
-    @pytest.mark.parametrize(("mode", "told"), [("trajectory", 0), ("turn", 1)])
-    def test_advantages_of_episodes_are_what_grpo_does(self, mode: str, told: int) -> None:
+    @pytest.mark.parametrize(("mode", "noted"), [("trajectory", 0), ("turn", 1)])
+    def test_advantages_of_episodes_are_what_grpo_does(self, mode: str, noted: int) -> None:
         text = f"algorithm: {{adv_type: grpo_dynamic, advantage_mode: {mode}}}"
-        assert len(notes(text, "algorithm.advantage_mode")) == told
+        assert len(notes(text, "algorithm.advantage_mode")) == noted
 
-    def test_several_files_are_drawn_from_alike(self) -> None:
+    def test_several_files_are_sampled_alike(self) -> None:
         runner = "runner: {task_type: reasoning}\n"
         assert notes(f"{runner}data: {{train_data_paths: [a.jsonl]}}", "data.train_data_paths") == []
         assert notes(f"{runner}data: {{train_data_paths: [a.jsonl, b.jsonl]}}", "data.train_data_paths")[0].value == '"1 : 1"'
@@ -480,15 +480,15 @@ critic:
     def test_adapters_are_scaled_by_one(self) -> None:
         assert spec_of("actor: {model: {is_lora: true, lora_rank: 64}}")["model"]["lora"] == {"rank": 64, "alpha": 64.0}
 
-    @pytest.mark.parametrize(("penalty", "told"), [("kl", 1), ("abs", 0), ("k2", 0)])
-    def test_the_order_of_arguments_matters_for_some_estimators(self, penalty: str, told: int) -> None:
+    @pytest.mark.parametrize(("penalty", "noted"), [("kl", 1), ("abs", 0), ("k2", 0)])
+    def test_the_order_of_arguments_matters_for_some_estimators(self, penalty: str, noted: int) -> None:
         text = f"algorithm: {{kl_beta: 0.01, kl_penalty_type: {penalty}}}\nactor: {{training_backend: fsdp}}"
-        assert ["two arguments are swapped" in note.why for note in notes(text, "algorithm.kl_penalty_type")] == [True] * told
+        assert ["two arguments are swapped" in note.why for note in notes(text, "algorithm.kl_penalty_type")] == [True] * noted
 
-    @pytest.mark.parametrize(("backend", "told"), [("fsdp", 1), ("megatron", 0)])
-    def test_a_penalty_that_goes_the_other_way_is_told(self, backend: str, told: int) -> None:
+    @pytest.mark.parametrize(("backend", "noted"), [("fsdp", 1), ("megatron", 0)])
+    def test_a_penalty_that_goes_the_other_way_is_told(self, backend: str, noted: int) -> None:
         text = f"algorithm: {{kl_beta: 0.01, kl_penalty_type: low_var_kl}}\nactor: {{training_backend: {backend}}}"
-        assert len(notes(text, "algorithm.kl_penalty_type")) == told
+        assert len(notes(text, "algorithm.kl_penalty_type")) == noted
         assert spec_of(text)["algorithm"]["kl"] == {"coefficient": 0.01, "estimator": "K3"}
 
     @pytest.mark.parametrize(("bound", "expected"), [("3.0", 3.0), ("null", 0.0)])

@@ -230,8 +230,8 @@ def test_adapters_are_trained_where_they_have_a_target(arguments: str, lora: dic
     trainer = f"actor_train: {{device_mapping: '[0, 1]', model_args: {{{arguments}}}}}"
     result = conversion.convert("roll", BASE.replace("actor_train: {device_mapping: '[0, 1]'}", trainer))
     assert result.manifest["spec"]["model"].get("lora") == lora
-    told = {note.path.rsplit(".", 1)[-1] for note in result.notes if "lora" in note.path and note.kind is NoteKind.DROPPED}
-    assert told == (set() if lora else {"lora_rank", "lora_alpha"})
+    noted = {note.path.rsplit(".", 1)[-1] for note in result.notes if "lora" in note.path and note.kind is NoteKind.DROPPED}
+    assert noted == (set() if lora else {"lora_rank", "lora_alpha"})
 
 
 def test_an_upper_bound_below_one_is_told() -> None:
@@ -297,29 +297,29 @@ def test_a_variant_counts_in_the_workers_that_read_it(worker: str | None, varian
     assert [note.kind for note in result.notes if note.path == "actor_train.pg_variant"] == ([] if kind is None else [kind])
 
 
-@pytest.mark.parametrize(("domains", "told"), [(1, 0), (2, 1)])
-def test_statistics_of_each_domain_by_itself_are_told(domains: int, told: int) -> None:
+@pytest.mark.parametrize(("domains", "noted"), [(1, 0), (2, 1)])
+def test_statistics_of_each_domain_by_itself_are_told(domains: int, noted: int) -> None:
     rewards = "".join(f"  domain_{index}: {{worker_cls: x.MathRuleRewardWorker, tag_included: [t{index}]}}\n" for index in range(domains))
     text = f"adv_estimator: reinforce\nwhiten_advantages: true\nnorm_mean_type: batch\nnorm_std_type: group\nrewards:\n{rewards}"
     found = {key: len(notes(text, key)) for key in ("whiten_advantages", "norm_mean_type", "norm_std_type")}
-    assert found == {"whiten_advantages": told, "norm_mean_type": told, "norm_std_type": 0}
+    assert found == {"whiten_advantages": noted, "norm_mean_type": noted, "norm_std_type": 0}
 
 
-@pytest.mark.parametrize(("probabilities", "told"), [("{math: 1.0}", 1), ("{math: 0.5, code: 0.5}", 0)])
-def test_several_files_are_drawn_from_alike(probabilities: str, told: int) -> None:
+@pytest.mark.parametrize(("probabilities", "noted"), [("{math: 1.0}", 1), ("{math: 0.5, code: 0.5}", 0)])
+def test_several_files_are_sampled_alike(probabilities: str, noted: int) -> None:
     data = f"{{file_name: [a.jsonl, b.jsonl], domain_interleave_probs: {probabilities}}}"
     result = conversion.convert("roll", BASE.replace(OF_TRAINER, f"actor_train: {{device_mapping: '[0, 1]', data_args: {data}}}"))
-    assert sum("whatever its size" in note.why for note in result.notes) == told
-    assert sum("draws by the tag" in note.why for note in result.notes) == 1 - told
+    assert sum("whatever its size" in note.why for note in result.notes) == noted
+    assert sum("samples by the tag" in note.why for note in result.notes) == 1 - noted
 
 
-@pytest.mark.parametrize(("strategy", "told"), [("megatron_train", 1), ("fsdp2_train", 0)])
-def test_a_share_of_the_rate_that_megatron_does_not_read_is_told(strategy: str, told: int) -> None:
+@pytest.mark.parametrize(("strategy", "noted"), [("megatron_train", 1), ("fsdp2_train", 0)])
+def test_a_share_of_the_rate_that_megatron_does_not_read_is_told(strategy: str, noted: int) -> None:
     args = "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}, learning_rate: 1.0e-5}"
     trainer = f"actor_train: {{device_mapping: '[0, 1]', strategy_args: {{strategy_name: {strategy}}}, training_args: {args}}}"
     result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))
     assert result.manifest["spec"]["training"]["minLearningRate"] == pytest.approx(1e-6)
-    assert sum("reads min_lr alone" in note.why for note in result.notes) == told
+    assert sum("reads min_lr alone" in note.why for note in result.notes) == noted
 
 
 def test_default_batches_are_rolls() -> None:
@@ -406,8 +406,8 @@ def test_a_section_of_which_nothing_is_lost_is_no_note(inside: str, found: list[
     section = "actor_infer.training_args"
     engine = f"actor_infer: {{device_mapping: '[2, 3]', training_args: {{{inside}}}}}"
     result = conversion.convert("roll", f"exp_name: a\n{engine}\n")
-    told = [(note.path.removeprefix(section), note.kind) for note in result.notes if note.path.startswith(section)]
-    assert sorted(told) == sorted(found)
+    noted = [(note.path.removeprefix(section), note.kind) for note in result.notes if note.path.startswith(section)]
+    assert sorted(noted) == sorted(found)
 
 
 def test_a_section_without_fields_is_one_note() -> None:

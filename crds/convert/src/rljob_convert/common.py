@@ -165,7 +165,7 @@ def sources(files: Iterable[str], fallback: str, prompt: str | None, answer: str
 
 
 def note_alike(source: Source, parts: paths.Parts, files: Sequence[str]) -> None:
-    """Several files are drawn from alike, where other frameworks draw from all their prompts together."""
+    """Several files are sampled alike, where other frameworks sample from all their prompts together."""
     if len(files) > 1:
         shares = " : ".join("1" for _ in files)
         source.assume(parts, shares, "as many prompts come from each file, whatever its size", "set data.train[].weight")

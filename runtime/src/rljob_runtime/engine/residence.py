@@ -39,7 +39,7 @@ def check_running(running: int) -> None:
     if running:
         raise EngineResidenceError(
             f"offload: {running} responses are running; wait until they end, or pass on_running='abort' (they come back with the tokens "
-            "drawn so far) or 'keep' (they go on after the load)"
+            "sampled so far) or 'keep' (they go on after the load)"
         )
 
 

@@ -289,6 +289,7 @@ def test_who_waits_for_devices_of_unknown_memory_comes_when_the_others_are_gone(
         await world.block("trainer")
         await first
         await world.end()  # the memory has 16 bytes: all of the trainer, or the engine
+        assert [entry.split()[1] for entry in world.order] == ["engine", "trainer"]
 
     play(scenario())
 

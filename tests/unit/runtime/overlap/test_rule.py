@@ -51,7 +51,7 @@ def apply(step: StepSamples, **options: Any) -> Outcome:
 
 
 def tokens(step: StepSamples, values: np.ndarray) -> list[list[float]]:
-    """Values of each sample's drawn tokens."""
+    """Values of each sample's sampled tokens."""
     cuts = np.cumsum(step.response_lengths)[:-1]
     return [part.tolist() for part in np.split(values[step.response_mask > 0], cuts)]
 
@@ -150,8 +150,8 @@ def test_advantages_are_cut_after_whitening() -> None:
     outcome = apply(step, estimator=AdvantageEstimator.REINFORCE, whiten=True, advantage_clip=1.0)
     free = apply(step, estimator=AdvantageEstimator.REINFORCE, whiten=True).advantages
     np.testing.assert_array_equal(outcome.advantages, np.clip(free, -1, 1))
-    drawn = free[step.response_mask > 0]
-    assert outcome.metrics["advantage/clip_fraction"] == (abs(drawn) > 1).mean() > 0
+    sampled = free[step.response_mask > 0]
+    assert outcome.metrics["advantage/clip_fraction"] == (abs(sampled) > 1).mean() > 0
     assert outcome.metrics["advantage/max"] == 1.0
     assert outcome.metrics["advantage/min"] == outcome.advantages.min()
 
@@ -231,10 +231,10 @@ def test_kl_estimators(estimator: KLEstimator, formula: Any) -> None:
 
 
 def distant(step: StepSamples, **options: Any) -> StepSamples:
-    """References that are 0.1, 0.2, ... less likely than what was drawn; nonsense where nothing was drawn."""
-    drawn = step.response_mask > 0
-    away = np.cumsum(drawn).astype(np.float32) * np.float32(0.1)
-    reference = np.where(drawn, step.behaviour_logprobs - away, 77.0).astype(np.float32)
+    """References that are 0.1, 0.2, ... less likely than what was sampled; nonsense where nothing was sampled."""
+    sampled = step.response_mask > 0
+    away = np.cumsum(sampled).astype(np.float32) * np.float32(0.1)
+    reference = np.where(sampled, step.behaviour_logprobs - away, 77.0).astype(np.float32)
     return replace(step, reference_logprobs=reference, **options)
 
 
@@ -265,10 +265,10 @@ def test_kl_is_of_the_proximal_policy_where_it_is_known() -> None:
 
 
 def unlisted(step: StepSamples, place: int) -> StepSamples:
-    """Sampling left tokens out, and at one drawn token the engine could not list what was left."""
-    drawn = step.response_mask > 0
-    counts = drawn.astype(np.int32)
-    counts[np.flatnonzero(drawn)[place]] = 0
+    """Sampling left tokens out, and at one sampled token the engine could not list what was left."""
+    sampled = step.response_mask > 0
+    counts = sampled.astype(np.int32)
+    counts[np.flatnonzero(sampled)[place]] = 0
     return replace(step, sampling_mask=SamplingMask(token_ids=step.token_ids[counts > 0], counts=counts))
 
 

@@ -414,7 +414,7 @@ _DROPPED = {
     "actor_train.strategy_args.strategy_config.efsdp_size": Drop(why="FSDP2 shards the experts of each process over all groups"),
     "actor_train.strategy_args.strategy_config.gradient_accumulation_fusion": Drop(why=_OWN_TRAINER),
     "actor_train.data_args.domain_interleave_probs": Drop(
-        why="ROLL draws by the tag of a prompt, RLJob from all files alike", remedy="split files by tag and set data.train[].weight"
+        why="ROLL samples by the tag of a prompt, RLJob from all files alike", remedy="split files by tag and set data.train[].weight"
     ),
     "actor_train.data_args.interleave_probs": Drop(why="RLJob weighs files by data.train[].weight", same=("1.0",)),
     "actor_train.data_args.dataset_dir": Drop(why="file names are taken as they are", remedy="check data.train[].jsonl.path"),
