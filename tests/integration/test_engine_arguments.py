@@ -36,7 +36,7 @@ print(json.dumps({{name: getattr(built, name) for name in [*{list(GIVEN)!r}, "ma
 """
 
 
-def test_problems_are_told_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_are_reported_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "CHILD_TIMEOUT_S", PATIENCE_S)
     wrong = {"block_sise": 16, "kv_cache_dtype": "decimal", "max_num_batched_tokens": "many", "enable_chunked_prefill": "yes"}
     problems = [str(problem) for problem in arguments.problems_in_child(PATH, wrong | {"block_size": 64})]

@@ -101,7 +101,7 @@ def test_files_of_the_chart_are_rendered_as_they_are(helm: Path):
 
 
 @pytest.mark.parametrize("release", ["rljob", "team-a"])
-def test_an_absent_operator_is_told_where_the_chart_has_it_scraped_and_nowhere_else(helm: Path, release: str):
+def test_an_absent_operator_is_reported_where_the_chart_has_it_scraped_and_nowhere_else(helm: Path, release: str):
     def rendered(*options: str) -> dict[tuple[str, str, str], Manifest]:
         return objects(run(helm, "template", release, CHART, "--namespace=rl", "--set=prometheusRule.enabled=true", *options).stdout)
 

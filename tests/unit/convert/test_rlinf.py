@@ -423,7 +423,7 @@ critic:
         exact = "use_valid_token_scale: true}" in settings and "fsdp" not in settings
         assert bool(notes(settings, "algorithm.loss_agg_func")) is not (exact or expected == "SeqMeanTokenSum")
 
-    def test_a_bonus_without_its_switch_is_told(self) -> None:
+    def test_a_bonus_without_its_switch_is_reported(self) -> None:
         text = "algorithm: {entropy_bonus: 0.01}"
         assert spec_of(text)["algorithm"]["entropyCoefficient"] == 0.01
         assert [note.kind for note in notes(text, "algorithm.calculate_entropy")] == [NoteKind.ASSUMED]
@@ -486,7 +486,7 @@ critic:
         assert ["two arguments are swapped" in note.why for note in notes(text, "algorithm.kl_penalty_type")] == [True] * noted
 
     @pytest.mark.parametrize(("backend", "noted"), [("fsdp", 1), ("megatron", 0)])
-    def test_a_penalty_that_goes_the_other_way_is_told(self, backend: str, noted: int) -> None:
+    def test_a_penalty_that_goes_the_other_way_is_reported(self, backend: str, noted: int) -> None:
         text = f"algorithm: {{kl_beta: 0.01, kl_penalty_type: low_var_kl}}\nactor: {{training_backend: {backend}}}"
         assert len(notes(text, "algorithm.kl_penalty_type")) == noted
         assert spec_of(text)["algorithm"]["kl"] == {"coefficient": 0.01, "estimator": "K3"}

@@ -214,7 +214,7 @@ def test_the_old_policy(text: str, expected: dict[str, Any] | None) -> None:
         ("force_disable_old_logprobs_recompute: true", "force_disable_old_logprobs_recompute", NoteKind.DROPPED),
     ],
 )
-def test_what_roll_recomputes_by_itself_is_told(text: str, key: str, kind: NoteKind) -> None:
+def test_what_roll_recomputes_by_itself_is_reported(text: str, key: str, kind: NoteKind) -> None:
     assert [note.kind for note in notes(f"adv_estimator: grpo\n{text}", key)] == [kind]
 
 
@@ -234,7 +234,7 @@ def test_adapters_are_trained_where_they_have_a_target(arguments: str, lora: dic
     assert noted == (set() if lora else {"lora_rank", "lora_alpha"})
 
 
-def test_an_upper_bound_below_one_is_told() -> None:
+def test_an_upper_bound_below_one_is_reported() -> None:
     text = "adv_estimator: grpo\npg_variant: tis\ntis_upper_bound: 0.5"
     assert spec_of(text)["algorithm"]["policyLoss"]["clipHigh"] == 0
     assert any("below 1" in note.why for note in notes(text, "tis_upper_bound"))
@@ -298,7 +298,7 @@ def test_a_variant_counts_in_the_workers_that_read_it(worker: str | None, varian
 
 
 @pytest.mark.parametrize(("domains", "noted"), [(1, 0), (2, 1)])
-def test_statistics_of_each_domain_by_itself_are_told(domains: int, noted: int) -> None:
+def test_statistics_of_each_domain_by_itself_are_reported(domains: int, noted: int) -> None:
     rewards = "".join(f"  domain_{index}: {{worker_cls: x.MathRuleRewardWorker, tag_included: [t{index}]}}\n" for index in range(domains))
     text = f"adv_estimator: reinforce\nwhiten_advantages: true\nnorm_mean_type: batch\nnorm_std_type: group\nrewards:\n{rewards}"
     found = {key: len(notes(text, key)) for key in ("whiten_advantages", "norm_mean_type", "norm_std_type")}
@@ -314,7 +314,7 @@ def test_several_files_are_sampled_alike(probabilities: str, noted: int) -> None
 
 
 @pytest.mark.parametrize(("strategy", "noted"), [("megatron_train", 1), ("fsdp2_train", 0)])
-def test_a_share_of_the_rate_that_megatron_does_not_read_is_told(strategy: str, noted: int) -> None:
+def test_a_share_of_the_rate_that_megatron_does_not_read_is_reported(strategy: str, noted: int) -> None:
     args = "{lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.1}, learning_rate: 1.0e-5}"
     trainer = f"actor_train: {{device_mapping: '[0, 1]', strategy_args: {{strategy_name: {strategy}}}, training_args: {args}}}"
     result = conversion.convert("roll", BASE.replace(OF_TRAINER, trainer))

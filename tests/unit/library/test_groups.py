@@ -105,7 +105,7 @@ def test_answers_do_not_share_memory_with_state_that_leaves(cluster: rljob.Clust
     assert weights.tolist() == [7.0] * 1000
 
 
-def test_problems_are_told_where_they_are_made(cluster: rljob.Cluster) -> None:
+def test_problems_are_reported_where_they_are_made(cluster: rljob.Cluster) -> None:
     bad: dict[str, Any] = {**SHARED, "components": [{"name": "a", "role": "Trainer", "placement": {"ranks": "0-9"}}]}
     with pytest.raises(rljob.SpecInvalidError, match="ranks"):
         rljob.Cluster(bad)

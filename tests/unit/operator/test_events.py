@@ -15,7 +15,7 @@ def emitted(before: Scene, after: Scene, seconds: float = 60) -> list[tuple[str,
     return [("Warning" if event.is_warning else "Normal", event.reason) for event in found]
 
 
-def test_an_invalid_job_is_told_what_was_not_checked() -> None:
+def test_an_invalid_job_is_reported_what_was_not_checked() -> None:
     error = SpecInvalidError([FieldError(path="spec.seed", problem="is text", remedy="write a number")], "9 more checks wait")
     status = scene().invalid(error).render(60)
     (accepted,) = [condition for condition in status["conditions"] if condition["type"] == "Accepted"]

@@ -47,7 +47,7 @@ SHARED: dict[Kind, dict[str, Any]] = {Kind.ROLE: {"rules": []}, Kind.NETWORK_POL
 
 @pytest.mark.parametrize("verb", ["patch", "get"])
 @pytest.mark.parametrize(("kind", "change"), SHARED.items())
-def test_a_repair_that_is_rejected_is_told_at_once_and_tried_again(kind: Kind, change: dict[str, Any], verb: str):
+def test_a_repair_that_is_rejected_is_reported_at_once_and_tried_again(kind: Kind, change: dict[str, Any], verb: str):
     async def scenario() -> World:
         world = await _second_attempt(kind, change, _fault(verb, kind, DENIED))
         await world.settle(hours=0.05)
@@ -70,7 +70,7 @@ def test_a_repair_that_is_rejected_is_told_at_once_and_tried_again(kind: Kind, c
     assert f"patch {kind} math-rljob" in world.kube.writes
 
 
-def test_a_repair_that_meets_a_webhook_that_is_down_is_told_at_once():
+def test_a_repair_that_meets_a_webhook_that_is_down_is_reported_at_once():
     async def scenario() -> World:
         world = await _second_attempt(Kind.ROLE, {"rules": []}, _fault("patch", Kind.ROLE, DOWN))
         await world.settle(until=lambda: len(world.errors) > RETRIES)
@@ -105,7 +105,7 @@ def test_a_repair_does_not_take_over_an_object_that_has_just_replaced_the_own_on
     assert asyncio.run(scenario()).condition("Succeeded") == ("Unknown", "ChildNameTaken")
 
 
-def test_a_kind_that_is_not_served_is_told():
+def test_a_kind_that_is_not_served_is_reported():
     async def scenario() -> World:
         world = World()
         world.kube.add(rljob())
@@ -121,7 +121,7 @@ def test_a_kind_that_is_not_served_is_told():
     assert asyncio.run(scenario()).condition("Succeeded") == ("True", "Completed")
 
 
-def test_a_rayjob_whose_creation_is_not_answered_in_time_is_told():
+def test_a_rayjob_whose_creation_is_not_answered_in_time_is_reported():
     async def scenario() -> World:
         world = World()
         world.kube.add(rljob())
@@ -137,7 +137,7 @@ def test_a_rayjob_whose_creation_is_not_answered_in_time_is_told():
 
 
 @pytest.mark.parametrize("error", [DENIED, DOWN, UNHEARD], ids=["denied", "webhook down", "no answer"])
-def test_a_suspension_that_is_refused_is_told_at_once_and_tried_again(error: KubeError):
+def test_a_suspension_that_is_refused_is_reported_at_once_and_tried_again(error: KubeError):
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING")
         world.kube.add(rljob())
@@ -160,7 +160,7 @@ def test_a_suspension_that_is_refused_is_told_at_once_and_tried_again(error: Kub
     assert error.message not in _message(world, "Running")
 
 
-def test_a_deletion_before_the_next_attempt_that_is_refused_is_told_and_no_second_rayjob_is_made():
+def test_a_deletion_before_the_next_attempt_that_is_refused_is_reported_and_no_second_rayjob_is_made():
     async def scenario() -> World:
         world = World(lambda attempt: "RUNNING" if attempt == 1 else "SUCCEEDED")
         world.kube.add(rljob())

@@ -141,7 +141,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted_and_skips_what_is_finished(wri
         run_local(found, root, start, lambda *told: None)
 
 
-def test_a_failed_point_is_told_with_its_log(written: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_failed_point_is_reported_with_its_log(written: Callable[[str], Path], tmp_path: Path) -> None:
     found = read(written("job: job.yaml\nmatrix: {spec.seed: [4]}"))
     ended = run_local(found, tmp_path / "out", lambda *call: 3, lambda *told: None)
     error = failures(ended, tmp_path / "out")

@@ -497,7 +497,7 @@ def test_a_restart_trains_the_same_batches_again_and_has_only_the_rest_generated
     assert list((tmp_path / "run" / "journal").iterdir()) == []
 
 
-def test_a_journal_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_written_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     RunFolder.open(tmp_path / "run", FolderMode.NEW).journal.write_text("a file is in the way")
     run = Run(tmp_path, every=1, goes_on=True)
     run.drive()
@@ -550,7 +550,7 @@ def test_the_probe_beside_an_update_ends_with_the_update_that_fails(tmp_path: Pa
     assert ended == ["probe", "run"]
 
 
-def test_a_probe_that_failed_before_the_update_did_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_failed_before_the_update_did_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path)
 
     async def probe(self: WeightPublisher, version: int) -> None:
@@ -635,7 +635,7 @@ def test_an_engine_that_dies_costs_no_response_while_another_is_left(tmp_path: P
     assert run.engine.phases.count("finish") < STEPS + 1
 
 
-def test_the_version_before_the_last_is_told_even_where_both_are_due(tmp_path: Path) -> None:
+def test_the_version_before_the_last_is_reported_even_where_both_are_due(tmp_path: Path) -> None:
     run = Run(tmp_path, validation=replace(VALIDATION, every_steps=1))
     run.drive()
     assert [m["validation/version"] for m in run.metrics()] == [0, 1, 2, 4]

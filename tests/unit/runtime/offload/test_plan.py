@@ -148,7 +148,7 @@ def test_work_needs_room_too() -> None:
     assert shown(plan_switch({D0: 12}, [trainer, other], SwitchRequest(client="trainer", what="x", works=True))) == ["-other params"]
 
 
-def test_what_cannot_fit_is_told_with_its_arithmetic() -> None:
+def test_what_cannot_fit_is_reported_with_its_arithmetic() -> None:
     gib = 2**30
     processes = [
         process("trainer", {PARAMS: 4 * gib, OPTIMIZER: 8 * gib}, "pa", working_bytes=gib, fixed_bytes=gib),

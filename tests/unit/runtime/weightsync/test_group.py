@@ -73,7 +73,7 @@ def test_a_process_leaves_the_meetings_before_whatever_rank_it_had(monkeypatch: 
     assert joined(meeting("b"), 1, CPU) is after
 
 
-def test_whatever_ends_the_thread_of_a_sender_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_ends_the_thread_of_a_sender_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(meeting: Meeting, rank: int, device: torch.device) -> None:
         raise MemoryError("no room for the group")
 

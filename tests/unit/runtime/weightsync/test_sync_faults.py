@@ -309,7 +309,7 @@ async def test_a_trainer_that_fails_half_way_leaves_engines_that_take_the_next_s
 @pytest.mark.parametrize(
     "error", [TimeoutError("the user's own lock"), DeadlineError("bucket 2 did not end in time")], ids=["plain", "own"]
 )
-async def test_a_timeout_of_the_transport_is_not_told_as_the_deadline_of_the_sync(error: TimeoutError) -> None:
+async def test_a_timeout_of_the_transport_is_not_reported_as_the_deadline_of_the_sync(error: TimeoutError) -> None:
     class Late(ObjectStoreTransport):
         async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
             raise error

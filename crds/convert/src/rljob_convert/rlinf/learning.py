@@ -198,17 +198,25 @@ def with_critic(source: Source, rule: Section, trained: Section) -> Section:
     clip = source.number("algorithm", "value_clip", above=0.0) if clip is None else clip
     clock = Clock(steps=trained["steps"], updates=_own_updates(source))
     fields = {
-        "learningRate": rate,
-        **rates(source, "critic", rate, clock, "learningRateWarmupSteps"),
-        "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
-        "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
-        "epsilon": source.number(*optim, "adam_eps", above=0.0),
-        "weightDecay": _weight_decay(source, "critic"),
-        "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
+        **_optimizer(source, "critic", rate, clock, "learningRateWarmupSteps"),
         "valueClip": clip,
         "warmupSteps": source.integer("algorithm", "critic_warmup_steps") or None,
     }
     return compact({**rule, "critic": compact(fields)})
+
+
+def _optimizer(source: Source, role: str, rate: float | None, clock: Clock, warmup: str) -> Section:
+    """AdamW's settings of a role, whose peak learning rate is ``rate``; ``warmup`` is the field with the steps of warm-up."""
+    optim = (role, "optim")
+    return {
+        "learningRate": rate,
+        **rates(source, role, rate, clock, warmup),
+        "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
+        "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
+        "epsilon": source.number(*optim, "adam_eps", above=0.0),
+        "weightDecay": _weight_decay(source, role),
+        "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
+    }
 
 
 def _weight_decay(source: Source, role: str) -> float | None:
@@ -307,7 +315,7 @@ def _stop_tokens(source: Source) -> list[int]:
 def training(source: Source, generation: Section, processes: int) -> Section:
     """The trainer's settings; ``generation`` is the section rollout, ``processes`` the trainer's, 0 if not known."""
     steps, updates = _steps(source), _mini_batches(source, generation)
-    optim, rate = ("actor", "optim"), source.number("actor", "optim", "lr", above=0.0)
+    rate = source.number("actor", "optim", "lr", above=0.0)
     tensor = source.integer("actor", "model", "tensor_model_parallel_size", low=1, high=64) or 1
     context = source.integer("actor", "model", "context_parallel_size", low=1, high=64) or 1
     found = source.peek("actor", "model", "expert_model_parallel_size")
@@ -315,13 +323,7 @@ def training(source: Source, generation: Section, processes: int) -> Section:
     return compact(
         {
             "steps": steps,
-            "learningRate": rate,
-            **rates(source, "actor", rate, Clock(steps=steps, updates=_own_updates(source)), "warmupSteps"),
-            "beta1": source.number(*optim, "adam_beta1", high=0.999_999),
-            "beta2": source.number(*optim, "adam_beta2", high=0.999_999),
-            "epsilon": source.number(*optim, "adam_eps", above=0.0),
-            "weightDecay": _weight_decay(source, "actor"),
-            "maxGradNorm": source.number(*optim, "clip_grad", above=0.0),
+            **_optimizer(source, "actor", rate, Clock(steps=steps, updates=_own_updates(source)), "warmupSteps"),
             "miniBatches": updates,
             "microBatchTokens": _micro_batch(source, context),
             "activationCheckpointing": _checkpointing(source),
