@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,20 +21,11 @@ import pytest
 
 from e2e.cluster.guard import require_allowed_context
 from e2e.environment import needed
-from e2e.jobs import ROOT
+from e2e.installation import NAMESPACE, Helm, installation_values, installed
 from e2e.kubectl import Kubectl
 from e2e.rights import Right
 from e2e.volumes import Volume, shared_volume
 
-NAMESPACE = "rljob-e2e"
-SYSTEM = "rljob-system"
-RELEASE = "rljob"
-RESTRICTED = {
-    "apiVersion": "v1",
-    "kind": "Namespace",
-    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
-}
-HELM_TIMEOUT_S = 180
 AUDIT_LOG = "RLJOB_E2E_AUDIT_LOG"
 COMPARED = "test_time_division.py"
 """Compares with a job of an earlier file, which it otherwise has to train again."""
@@ -89,65 +79,21 @@ def kubectl() -> Kubectl:
     return Kubectl(shutil.which("kubectl") or needed("RLJOB_E2E_KUBECTL"), kubeconfig, NAMESPACE)
 
 
-class Helm:
-    """The helm binary on the same cluster."""
-
-    def __init__(self, kubectl: Kubectl) -> None:
-        self.binary = shutil.which("helm") or needed("RLJOB_E2E_HELM")
-        self.kubeconfig = kubectl.kubeconfig
-
-    def __call__(self, *args: str) -> str:
-        done = subprocess.run(
-            [self.binary, *args, f"--kubeconfig={self.kubeconfig}", f"--namespace={SYSTEM}"],
-            capture_output=True,
-            text=True,
-            timeout=HELM_TIMEOUT_S + 30,
-            check=False,
-        )
-        assert done.returncode == 0, f"helm {' '.join(args)}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-
 @pytest.fixture(scope="session")
 def helm(kubectl: Kubectl) -> Helm:
     return Helm(kubectl)
 
 
-def image_values(image: str, prefix: str) -> list[str]:
-    """--set arguments for an image reference repository:tag."""
-    repository, _, tag = image.rpartition(":")
-    return ["--set", f"{prefix}.repository={repository}", "--set-string", f"{prefix}.tag={tag}"]
-
-
 @pytest.fixture(scope="session")
 def chart_values() -> list[str]:
-    return [
-        *image_values(needed("RLJOB_E2E_OPERATOR_IMAGE"), "image"),
-        *image_values(needed("RLJOB_E2E_RUNTIME_IMAGE"), "runtime.image"),
-    ]
+    return installation_values()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def installation(kubectl: Kubectl, helm: Helm, chart_values: list[str]) -> Iterator[None]:
     """Install the chart and wait until the operator is ready."""
-    kubectl.apply(RESTRICTED)
-    chart = str(ROOT / "helm" / "rljob")
-    try:
-        helm("upgrade", "--install", RELEASE, chart, "--create-namespace", "--wait", f"--timeout={HELM_TIMEOUT_S}s", *chart_values)
-    except AssertionError as error:
-        pods = kubectl("describe", "pods", namespace=SYSTEM)
-        logs = kubectl("logs", "deployment/rljob-operator", "--tail=50", namespace=SYSTEM)
-        raise AssertionError(f"{error}\n{pods[-4000:]}\n{logs}") from None
-    try:
+    with installed(kubectl, helm, chart_values):
         yield
-    finally:
-        kubectl("delete", "namespace", NAMESPACE, "--wait=true", "--timeout=120s", timeout_s=150)
-        if "RLJOB_E2E_KEEP" not in os.environ:
-            helm("uninstall", RELEASE, "--wait")
-            kinds = "deployments,services,serviceaccounts,networkpolicies,clusterroles,clusterrolebindings,validatingadmissionpolicies"
-            left = kubectl("get", kinds, f"--selector=app.kubernetes.io/instance={RELEASE}", "-o", "name", namespace=SYSTEM)
-            assert not left.strip(), f"helm uninstall left {left}"
-            assert kubectl("get", "crd", "rljobs.rljob.dev", "-o", "name").strip(), "the CRD, and with it every job, outlives the chart"
 
 
 @pytest.fixture(scope="session")

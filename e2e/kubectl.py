@@ -57,13 +57,13 @@ class Kubectl:
     def exists(self, kind: str, name: str) -> bool:
         return bool(self("get", kind, name, "--ignore-not-found", "-o", "name").strip())
 
-    def list(self, kind: str, selector: str = "", namespace: str | None = None) -> list[dict[str, Any]]:
+    def items(self, kind: str, selector: str = "", namespace: str | None = None) -> list[dict[str, Any]]:
         args = ["get", kind, "-o", "json", *([f"--selector={selector}"] if selector else [])]
         return json.loads(self(*args, namespace=namespace))["items"]
 
     def children(self, job: str, kind: str) -> list[dict[str, Any]]:
         """Objects of a kind that carry the job's label."""
-        return self.list(kind, selector=f"rljob.dev/job={job}")
+        return self.items(kind, selector=f"rljob.dev/job={job}")
 
     def condition(self, job: str, kind: str) -> dict[str, Any]:
         """One condition of an RLJob; empty until the operator has written it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.conftest import RELEASE, Helm
+from e2e.installation import RELEASE, Helm
 
 
 def test_the_charts_own_test_passes(helm: Helm):

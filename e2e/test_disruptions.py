@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from e2e.conftest import NAMESPACE
+from e2e.installation import NAMESPACE
 from e2e.jobs import Manifest, two_groups
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import RESTRICTED
+from e2e.installation import RESTRICTED
 from e2e.jobs import DEVICE, Manifest, two_groups
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, TRAINS_S, metrics

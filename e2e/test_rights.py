@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import AUDIT_LOG, COLLECTED_AT, RIGHTS_FOR_A_WHILE, SYSTEM, what_did_not_run
+from e2e.conftest import AUDIT_LOG, COLLECTED_AT, RIGHTS_FOR_A_WHILE, what_did_not_run
 from e2e.environment import needed
+from e2e.installation import SYSTEM
 from e2e.kubectl import Kubectl
 from e2e.rights import Right, forbidden, granted, requests, roles_of, used
 
@@ -29,7 +30,7 @@ NOT_EXERCISED = {
 
 
 def account_of_operator(kubectl: Kubectl) -> str:
-    (deployment,) = kubectl.list("deployments", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
+    (deployment,) = kubectl.items("deployments", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
     name: str = deployment["spec"]["template"]["spec"]["serviceAccountName"]
     return name
 

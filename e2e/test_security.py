@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.conftest import AUDIT_LOG, SYSTEM
+from e2e.conftest import AUDIT_LOG
 from e2e.enforcement import enforcing
+from e2e.installation import SYSTEM
 from e2e.jobs import two_groups
 from e2e.kubectl import Kubectl
 from e2e.volumes import Volume
@@ -76,7 +77,7 @@ def running(kubectl: Kubectl, volume: Volume, enforced: None):
 
 
 def head_of(kubectl: Kubectl, job: str) -> str:
-    return kubectl.list("pods", f"rljob.dev/job={job},ray.io/node-type=head")[0]["metadata"]["name"]
+    return kubectl.items("pods", f"rljob.dev/job={job},ray.io/node-type=head")[0]["metadata"]["name"]
 
 
 def test_the_dashboard_requires_a_token(kubectl: Kubectl, running: str):

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 
-from e2e.conftest import NAMESPACE
+from e2e.installation import NAMESPACE
 from e2e.jobs import quickstart, two_groups
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.volumes import Volume

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from e2e.cluster.crds import RLJOB_CRD
-from e2e.conftest import HELM_TIMEOUT_S, RELEASE, RIGHTS_FOR_A_WHILE, SYSTEM, Helm, image_values
+from e2e.conftest import RIGHTS_FOR_A_WHILE
+from e2e.installation import HELM_TIMEOUT_S, RELEASE, SYSTEM, Helm, image_values
 from e2e.jobs import ROOT, two_groups
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.test_rights import account_of_operator, installed_rights
@@ -70,10 +71,10 @@ def test_an_upgrade_and_a_rollback_change_nothing_of_a_job_that_is_then_suspende
     with newer_crd(kubectl):
         trains_on(kubectl)
         newer = [*chart_values, *image_values(NEXT_IMAGE, "runtime.image"), "--set", "webhook.enabled=true,operator.logLevel=DEBUG"]
-        (before,) = kubectl.list("pods", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
+        (before,) = kubectl.items("pods", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
         helm("upgrade", RELEASE, str(ROOT / "helm" / "rljob"), *WAIT, *newer)
         try:
-            pods = kubectl.list("pods", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
+            pods = kubectl.items("pods", "app.kubernetes.io/name=rljob-operator", namespace=SYSTEM)
             assert before["metadata"]["name"] not in {p["metadata"]["name"] for p in pods if not p["metadata"].get("deletionTimestamp")}
             trains_on(kubectl)
             message = kubectl.until("the webhook behind its Service", lambda: refused(kubectl), 120)

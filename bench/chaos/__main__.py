@@ -17,16 +17,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.chaos import lives, loop, operator_faults, processes, report
+from bench.chaos import cluster, lives, loop, operator_faults, processes, report
 from bench.chaos.outcome import WRONG, Outcome, table
 from bench.measure import RESULTS, machine, write_results
 
 PACKAGES = ("ray", "torch", "kopf", "aiohttp")
-LAYERS = {"loop": loop.KINDS, "operator": operator_faults.KINDS, "processes": processes.KINDS}
-TITLES = {"loop": loop.LAYER, "operator": lives.LAYER, "processes": processes.LAYER}
+LAYERS = {"loop": loop.KINDS, "operator": operator_faults.KINDS, "processes": processes.KINDS, "cluster": cluster.KINDS}
+TITLES = {"loop": loop.LAYER, "operator": lives.LAYER, "processes": processes.LAYER, "cluster": cluster.LAYER}
 MAX_SHOWN, MAX_TEXT = 10, 2000
 """Faults that went wrong whose details the result keeps, and characters of each."""
-SHARES = {"loop": 0.75, "operator": 0.23, "processes": 0.02}
+WITHOUT_ROOT = ("loop", "operator", "processes")
+SHARES = {"loop": 0.75, "operator": 0.23, "processes": 0.02, "cluster": 0.02}
 """Of the faults: what one costs differs by a factor of a hundred."""
 
 
@@ -69,6 +70,8 @@ def _run(layer: str, count: int, arguments: argparse.Namespace, say: loop.Say) -
         return asyncio.run(loop.run(arguments.seed, count, arguments.only, say))
     if layer == "operator":
         return asyncio.run(operator_faults.run(arguments.seed, count, arguments.only, say))
+    if layer == "cluster":
+        return asyncio.run(cluster.run(arguments.seed, count, arguments.only, say))
     with tempfile.TemporaryDirectory(prefix="bench-chaos-", ignore_cleanup_errors=True) as folder:
         return processes.run(arguments.seed, count, arguments.only, say, Path(folder))
 
@@ -78,7 +81,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=1100, help="in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of kinds and moments (default: %(default)s)")
     parser.add_argument(
-        "--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), help="default: all; results of the others are kept"
+        "--layers",
+        nargs="+",
+        choices=list(LAYERS),
+        default=list(WITHOUT_ROOT),
+        help="default: all that need no root, which are all but cluster; results of the others are kept",
     )
     parser.add_argument("--only", metavar="KIND", help="one kind of fault, such as 'driver killed'; picks the layer, and implies --dry")
     parser.add_argument("--dry", action="store_true", help="write no results")

@@ -26,7 +26,8 @@ def markdown(values: dict[str, Any]) -> str:
         "A process that is *slowed* is stopped for 0.4 s of every 0.5 s; its time is that of three steps trained meanwhile, "
         "and one that is replaced although it is only slow is wrong. "
         "A webhook that is down must be named in the status where it may not be ignored (`Fail`), and keep nothing from being done "
-        "where it may (`Ignore`).", "",
+        "where it may (`Ignore`). On a real cluster two further steps count, of the next attempt where the fault ends one. Its reason "
+        "must be in the status, and the operator must see a change of the spec afterwards.", "",
     ]  # fmt: skip
     for layer in values["layers"].values():
         lines += [

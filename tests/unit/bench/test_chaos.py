@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.chaos import __main__ as command
-from bench.chaos import loop, operator_faults, processes, slowed
+from bench.chaos import cluster, loop, operator_faults, processes, slowed
 from bench.chaos.loop_attempt import REFUSED, TRAINED, Case, append
 from bench.chaos.observer import Observer
 from bench.chaos.outcome import FAILED, RECOVERED, Outcome, table
@@ -111,8 +111,48 @@ def test_a_table_has_a_row_for_every_kind_and_times_of_what_recovered() -> None:
 def test_a_seed_gives_the_same_faults_and_no_kind_belongs_to_two_layers() -> None:
     assert loop.make_case(7, loop.KINDS) == loop.make_case(7, loop.KINDS)
     assert json.dumps(loop.make_case(7, loop.KINDS).faults) != json.dumps(loop.make_case(8, loop.KINDS).faults)
-    layers = [set(loop.KINDS), set(operator_faults.KINDS), set(processes.KINDS)]
+    layers = [set(loop.KINDS), set(operator_faults.KINDS), set(processes.KINDS), set(cluster.KINDS)]
     assert sum(map(len, layers)) - len(set.union(*layers)) <= 1  # the driver is killed in two
+
+
+MARK = cluster.Mark(attempt=2, row="{}", step=7)
+GOES_ON, FAILS = cluster.Fault(do=lambda _: None), cluster.Fault(do=lambda _: None, reasons=frozenset({"Evicted"}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempt", "failure", "says"),
+    [
+        (GOES_ON, 2, {}, ""),
+        (GOES_ON, 3, {"attempt": 2, "reason": "Evicted"}, "should have gone on"),
+        (FAILS, 3, {"attempt": 2, "reason": "Evicted"}, ""),
+        (FAILS, 4, {"attempt": 3, "reason": "Evicted"}, "was followed by attempt 4"),
+        (FAILS, 3, {"attempt": 2, "reason": "DriverFailed"}, "not as Evicted"),
+        (FAILS, 3, {"attempt": 1, "reason": "Evicted"}, "failure of attempt 2 is reported"),
+    ],
+)
+def test_on_a_cluster_an_attempt_goes_on_or_fails_with_the_true_reason(
+    fault: cluster.Fault, attempt: int, failure: dict[str, Any], says: str
+) -> None:
+    found = cluster.wrong_status(fault, MARK, {"attempt": attempt, "lastFailure": failure})
+    assert says in found
+    assert bool(found) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        ([1, 2, 3], ""),
+        ([1, 3], "where step 2 belongs"),
+        ([1, 2, 2, 3], "where step 3 belongs"),
+        ([1, 2], "2 rows for 3 steps"),
+        ([], "0 rows"),
+    ],
+)
+def test_on_a_cluster_every_step_has_one_row(steps: list[int], says: str) -> None:
+    found = cluster.wrong_rows([{"step": step, "rollout/sequences": 16} for step in steps], 3)
+    assert says in found
+    assert bool(found) == bool(says)
+    assert "of 16 and of [8]" in cluster.wrong_rows([{"step": n, "rollout/sequences": size} for n, size in ((1, 16), (2, 8))], 2)
 
 
 def test_a_slowed_process_is_stopped_and_continued_in_turn_and_goes_on_at_the_end() -> None:
