@@ -1,15 +1,18 @@
 """Log-probs of chosen tokens from hidden states, never holding more than one chunk of logits.
 
-Memory is O(chunk * V) instead of O(N * V), in backward too: logits are recomputed chunk by chunk. Why not ``F.linear_cross_entropy``: for
-bfloat16 inputs it returns bfloat16 (-10.50 for -10.52), too coarse for a ratio between two policies, and in float32 it took 166 MiB where
-this takes 35 (4096 tokens, vocabulary 16384, chunks of 256; ``bench/logprob_memory.py``). Here logits and log-probs are float32 for any
-input. For bfloat16 CUDA's kernels, which accumulate in float32 anyway, write that (time not measured); on the CPU it takes about 1.6
-times the time of forward and backward (2.1 to 3.7 s and 3.2 to 4.6 s in two pairs of runs: 1024 tokens, hidden 896, vocabulary 32768, one
-thread; peak 20 to 50 MiB lower, because no bfloat16 logits exist).
+Memory is O(chunk * V) instead of O(N * V), in backward too: logits are recomputed chunk by chunk, except those of the last chunk. They are
+kept from forward, and backward begins with them, so that the peak is the same.
+
+Why not ``F.linear_cross_entropy``: for bfloat16 inputs it returns bfloat16 (-10.50 for -10.52), too coarse for a ratio between two
+policies, and in float32 it took 166 MiB where this takes 35 (4096 tokens, vocabulary 16384, chunks of 256; ``bench/logprob_memory.py``).
+Here logits and log-probs are float32 for any input. For bfloat16 CUDA's kernels, which accumulate in float32 anyway, write that (time not
+measured); on the CPU it takes about 1.6 times the time of forward and backward (2.1 to 3.7 s and 3.2 to 4.6 s in two pairs of runs: 1024
+tokens, hidden 896, vocabulary 32768, one thread; peak 20 to 50 MiB lower, because no bfloat16 logits exist).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +67,7 @@ def selected_logprobs(
         head_weight: shape (V, H), same dtype; with ``part`` this rank's rows only.
         targets: shape (N,), int64 in [0, V).
         temperature: above 0.
-        chunk_tokens: rows of logits that exist at the same time.
+        chunk_tokens: most rows of logits that exist at the same time; chunks are of equal size. With N or more nothing is recomputed.
         part: None where this rank has the whole head. Otherwise two small sums per chunk, and in backward one of the hidden states'
             gradient, go over the ranks of the group, which all must call this with equal arguments otherwise.
         possible: None for the softmax over the whole vocabulary, else over these tokens: the log-probs of top-k, top-p and min-p sampling.
@@ -79,12 +82,14 @@ def selected_logprobs(
     if temperature <= 0.0 or chunk_tokens < 1:
         raise ValueError(f"temperature is {temperature} and chunk_tokens {chunk_tokens}; both must be above 0")
     apply = _SelectedLogprobs.apply
-    result: torch.Tensor = apply(hidden, head_weight, targets, temperature, chunk_tokens, part, with_entropy, possible)  # type: ignore[no-untyped-call]
+    num_chunks = max(1, math.ceil(targets.shape[0] / chunk_tokens))
+    rows = max(1, math.ceil(targets.shape[0] / num_chunks))
+    result: torch.Tensor = apply(hidden, head_weight, targets, temperature, rows, part, with_entropy, possible)  # type: ignore[no-untyped-call]
     return result
 
 
 class _SelectedLogprobs(torch.autograd.Function):
-    """Keeps hidden states, the log-normalizer and the entropy (N numbers each); recomputes logits in backward."""
+    """Keeps hidden states, the log-normalizer and the entropy (N numbers each), and the last chunk's logits; recomputes the others."""
 
     @staticmethod
     def forward(
@@ -103,8 +108,10 @@ class _SelectedLogprobs(torch.autograd.Function):
         entropy = torch.empty_like(log_normalizer) if with_entropy else None
         columns, here = _columns(targets, head_weight, part)
         bounds = _bounds(possible, hidden.shape[0], chunk_tokens)
+        logits: torch.Tensor | None = None
         for start in range(0, hidden.shape[0], chunk_tokens):
             rows = slice(start, start + chunk_tokens)
+            del logits  # before the next chunk is made
             logits = _scaled_logits(hidden[rows], head_weight, temperature)
             chosen = logits.gather(1, columns[rows, None]).squeeze(1)
             impossible = _impossible(possible, bounds, start, chunk_tokens, logits, part)
@@ -122,6 +129,7 @@ class _SelectedLogprobs(torch.autograd.Function):
                     logits.masked_fill_(impossible, LEAST_LOGPROB)
                 entropy[rows] = _entropy(logits, part)
         ctx.save_for_backward(hidden, head_weight, targets, log_normalizer, entropy)
+        ctx.last_logits = logits if any(ctx.needs_input_grad) else None  # with entropy, its log-probs
         ctx.temperature, ctx.chunk_tokens, ctx.part, ctx.possible = temperature, chunk_tokens, part, possible
         return result if entropy is None else torch.stack([result, entropy])
 
@@ -136,14 +144,16 @@ class _SelectedLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros(head_weight.shape, dtype=torch.float32, device=head_weight.device) if ctx.needs_input_grad[1] else None
         columns, here = _columns(targets, head_weight, ctx.part)
         bounds = _bounds(ctx.possible, hidden.shape[0], ctx.chunk_tokens)
-        for start in range(0, hidden.shape[0], ctx.chunk_tokens):
+        for start in reversed(range(0, hidden.shape[0], ctx.chunk_tokens)):
             rows = slice(start, start + ctx.chunk_tokens)
             scale = (grad[rows] / ctx.temperature).unsqueeze(1)
-            logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature)
+            kept, ctx.last_logits = ctx.last_logits, None
+            logits = _scaled_logits(hidden[rows], head_weight, ctx.temperature) if kept is None else kept
             if logits.is_cuda and here is None and ctx.possible is None and grad_entropy is None:
                 grad_logits = compiled(logit_gradients)(logits, log_normalizer[rows], columns[rows], scale, hidden.dtype)
             else:
-                grad_logits = logits.sub_(log_normalizer[rows, None])
+                is_subtracted = kept is not None and entropy is not None  # forward needed the log-probs
+                grad_logits = logits if is_subtracted else logits.sub_(log_normalizer[rows, None])
                 impossible = _impossible(ctx.possible, bounds, start, ctx.chunk_tokens, grad_logits, ctx.part)
                 if impossible is not None:
                     grad_logits.masked_fill_(impossible, LEAST_LOGPROB)
@@ -158,6 +168,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             torch.mm(grad_logits, head_weight, out=grad_hidden[rows])
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits.t(), hidden[rows])
+            del kept, logits, grad_logits  # before the next chunk is made
         if ctx.part is not None:
             dist.all_reduce(grad_hidden, group=ctx.part.group)
         return grad_hidden, None if grad_weight is None else grad_weight.to(head_weight.dtype), None, None, None, None, None, None

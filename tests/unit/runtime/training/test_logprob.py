@@ -123,15 +123,44 @@ class LiveBytes(TorchDispatchMode):
         self.now -= num_bytes
 
 
+@pytest.mark.parametrize("num_chunks", [1, 3])
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_two_chunks_in_float32_are_the_peak_also_with_entropy(with_entropy: bool) -> None:
+def test_two_chunks_in_float32_are_the_peak_also_with_entropy(with_entropy: bool, num_chunks: int) -> None:
     """What the estimate of memory counts (``rljob_api.memory``): a chunk and one temporary of its size."""
     rows, vocabulary = 256, 2048
-    hidden, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
+    hidden, weight = torch.randn(num_chunks * rows, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
+    targets = torch.arange(num_chunks * rows)
     with LiveBytes() as live:
-        result = selected_logprobs(hidden, weight, torch.arange(rows), temperature=1.0, chunk_tokens=rows, with_entropy=with_entropy)
+        result = selected_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=rows, with_entropy=with_entropy)
         result.sum().backward()
     assert live.peak < 8.6 * rows * vocabulary  # bytes a logit
+
+
+class Products(TorchDispatchMode):
+    """Rows of the products with the head, among all operations inside."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+        self._vocabulary = vocabulary
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and result.shape[-1] == self._vocabulary:
+            self.rows.append(result.shape[0])
+        return result
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_chunks_are_of_equal_size_and_the_last_ones_logits_are_computed_once(with_entropy: bool) -> None:
+    hidden, weight = torch.randn(10, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
+    with Products(7) as products:
+        result = selected_logprobs(hidden, weight, torch.arange(10) % 7, temperature=1.0, chunk_tokens=6, with_entropy=with_entropy)
+        result.sum().backward(retain_graph=True)
+    assert products.rows == [5, 5, 5]
+    first, hidden.grad = hidden.grad, None
+    result.sum().backward()  # again: what was kept is used up
+    torch.testing.assert_close(hidden.grad, first, rtol=0, atol=1e-6)
 
 
 def test_entropy_of_a_flat_and_of_a_certain_distribution() -> None:
