@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from bench.chaos import killing
 from bench.chaos.outcome import RECOVERED, WRONG, Outcome
 from bench.chaos.slowed import Slowed
 from rljob_runtime.cluster.host import START_WORD
@@ -30,7 +31,7 @@ KINDS = (
     "trainer killed", "engine killed", "reward worker killed", "driver killed", "everything killed", "second trainer rank killed",
     "driver sent SIGTERM", "trainer stopped for 3 s", "engine stopped permanently", "raylet killed",
     "second trainer rank stopped permanently", "reward worker stopped for 3 s", "GCS killed",
-    *(f"{who} slowed" for who in ("trainer", "engine", "driver", "reward worker")),
+    *(f"{who} slowed" for who in ("trainer", "engine", "driver", "reward worker")), *killing.PHASES,
 )  # fmt: skip
 SLOW_STEPS = 3
 """Steps that are trained while a process is slowed."""
@@ -50,6 +51,7 @@ class ChaoticRun:
         """``as_users``: workers import everything when they start, as a user's do, and are not forked from one that has."""
         self.steps = 6 + 4 * faults
         self._folder, self._rng, self._as_users = folder, rng, as_users
+        self._orders = folder.with_suffix(".orders")
         self._manifest = job(model, steps=self.steps)
         spec = self._manifest["spec"]
         spec["nodeGroups"][0]["devicesPerNode"] = 3
@@ -62,7 +64,10 @@ class ChaoticRun:
         self._start()
 
     def _start(self, *options: str) -> None:
-        self._run = Running(self._folder, self._manifest, *options, as_users=self._as_users)
+        environment = {killing.ORDERS: str(self._orders)}
+        self._run = Running(
+            self._folder, self._manifest, *options, as_users=self._as_users, before=killing.PROGRAM, environment=environment
+        )
 
     def _pid(self, worker: str) -> int:
         lines = [line for line in self._run.log(worker).splitlines() if f" {START_WORD} " in line]
@@ -134,7 +139,9 @@ class ChaoticRun:
 
     def _do(self, kind: str) -> None:
         who, _, how = kind.partition(" killed") if " killed" in kind else kind.partition(" stopped ")
-        if kind == "driver sent SIGTERM":
+        if kind in killing.PHASES:
+            self._order(killing.PHASES[kind])
+        elif kind == "driver sent SIGTERM":
             self._end_driver()
         elif who == "everything":
             self._run.kill()
@@ -150,6 +157,15 @@ class ChaoticRun:
             os.kill(pid, signal.SIGCONT)
         else:
             os.kill(self._pid(WORKERS[who]), signal.SIGSTOP if how == "permanently" else signal.SIGKILL)
+
+    def _order(self, phase: str) -> None:
+        """The process that is in this phase of a sync next dies."""
+        unfinished = self._orders.with_suffix(".new")
+        unfinished.write_text(phase)
+        unfinished.rename(self._orders)
+        self._until(f"a process in the phase {phase} of a sync", lambda: not self._orders.exists())
+        if phase == "transfer":
+            self._lose_driver()
 
     def _lose_driver(self) -> None:
         """Only the driver's own process; what it started has to end by itself."""

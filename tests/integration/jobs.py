@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -227,8 +227,27 @@ def job(model: Path, *, steps: int, **spec: Any) -> dict[str, Any]:
 class Running:
     """One ``rljob run`` in a process group of its own, as a shell would start it."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], *options: str, adapter: str = "", as_users: bool = False) -> None:
-        """``adapter``: ``module:name`` of the one that takes vLLM's place; ``as_users``: none of tests.support.forked_workers."""
+    def __init__(
+        self,
+        folder: Path,
+        manifest: dict[str, Any],
+        *options: str,
+        adapter: str = "",
+        as_users: bool = False,
+        before: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            folder: its working folder.
+            manifest: the job.
+            options: of ``rljob run``.
+            adapter: ``module:name`` of the one that takes vLLM's place.
+            as_users: none of tests.support.forked_workers.
+            before: Python that the driver runs first.
+            environment: variables of all its processes.
+        """
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.manifest = manifest
@@ -238,11 +257,12 @@ class Running:
         self._output = folder / "output.txt"
         self.started_s = time.time()
         """When the command was started, in seconds since the epoch."""
+        program = before + (WITH_ADAPTER.format(adapter) if adapter else "")
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    *(["-m", "rljob_runtime.commands.cli"] if as_users and not adapter else ["-c", _program(adapter, as_users)]),
+                    *(["-m", "rljob_runtime.commands.cli"] if as_users and not program else ["-c", _program(program, as_users)]),
                     "run",
                     str(folder / "job.yaml"),
                     "--run-dir",
@@ -252,7 +272,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": str(ROOT)} if adapter else {}),
+                env=os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": str(ROOT)} if program else {}) | dict(environment or {}),
             )
 
     @property
@@ -320,9 +340,9 @@ class Running:
         return left
 
 
-def _program(adapter: str, as_users: bool) -> str:
-    """`rljob` with an adapter in vLLM's place, or forked workers, or both."""
-    return ("" if as_users else FORKING) + (WITH_ADAPTER.format(adapter) if adapter else "") + CLI
+def _program(before: str, as_users: bool) -> str:
+    """`rljob` after other Python, or with forked workers, or both."""
+    return ("" if as_users else FORKING) + before + CLI
 
 
 CLUSTER_HOST = """

@@ -94,9 +94,8 @@ def test_after_ctrl_c_and_after_a_kill_a_resumed_run_has_the_losses_of_an_uninte
     assert again.left_behind() == []
 
 
-@pytest.mark.parametrize(
-    ("worker", "role"), [("actor_infer-0", "engine"), pytest.param("actor_train-0", "trainer", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("worker", "role"), [("actor_infer-0", "engine"), ("actor_train-0", "trainer")])
 def test_a_killed_worker_fails_the_run_and_is_named(model: Path, tmp_path: Path, worker: str, role: str) -> None:
     manifest = job(model, steps=100_000)
     manifest["spec"]["rollout"]["maxEngineRestarts"] = 0

@@ -1,11 +1,13 @@
 """Layouts of data-, tensor- and context-parallel ranks against one rank: gradients, norms, weights, checkpoints, exports, offload.
 
 Four processes go through all layouts in turn; those that a layout does not need wait for the next one that needs them.
+The other classes of models that tensor parallelism divides are in test_tensor_parallel_classes.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
@@ -24,7 +25,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from rljob_api.rules.model import TENSOR_PARALLEL_MODELS
 from rljob_api.vocabulary import Aggregation, OptimizerStateDType
 from rljob_runtime.errors import ModelError
 from rljob_runtime.losses.config import LossConfig
@@ -78,13 +78,7 @@ MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL, vocab_size=61, attention_bias=True, mlp_bias=True, pad_token_id=7),  # biases after the sum
 }
 
-MORE = tuple(sorted(set(TENSOR_PARALLEL_MODELS) - MODELS.keys()))
-"""Of each other class one layout."""
-SIZES = SMALL | {"vocab_size": 62, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODELS |= {name: AutoConfig.for_model(name, **SIZES) for name in MORE}
-
 LAYOUTS: dict[str, list[tuple[int, int, int]]] = {
-    **{name: [(1, 1, 1), (1, 2, 1)] for name in MORE},
     "qwen2": [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 1, 2), (2, 1, 2)],
     "qwen3": [(1, 1, 1), (2, 2, 1), (1, 2, 2)],
     "llama": [(1, 1, 1), (1, 2, 1), (1, 1, 4)],  # more context-parallel ranks than key-value heads
@@ -189,9 +183,8 @@ def uneven_gradients(worker: PolicyWorker, vocab: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def run_layout(rank: int, port: int, base: Path, name: str, dp: int, tp: int, cp: int) -> None:
+def run_layout(rank: int, port: int, base: Path, name: str, vocab: int, dp: int, tp: int, cp: int) -> None:
     """What one rank does in one layout; rank 0 leaves the results."""
-    vocab = MODELS[name].vocab_size
     out = base / name / label(dp, tp, cp)
     worker = PolicyWorker(settings(base / name / "model", tp, context_parallel_size=cp), rank, dp * tp * cp)
     worker.setup("127.0.0.1", port, timeout_s=DEADLINE_S)
@@ -322,12 +315,17 @@ def run_frozen(rank: int, port: int, base: Path, dp: int, tp: int) -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of all results: ``model/DPxTP/result.npz`` and others."""
-    folder = tmp_path_factory.mktemp("layouts")
-    for name, config in MODELS.items():
-        make_model(folder / name / "model", config)
-        for layout in LAYOUTS[name]:
-            (folder / name / label(*layout)).mkdir()
+    folder = make_folders(tmp_path_factory.mktemp("layouts"), MODELS, LAYOUTS)
     run_script(__file__, folder)
+    return folder
+
+
+def make_folders(folder: Path, models: Mapping[str, PretrainedConfig], layouts: Mapping[str, list[tuple[int, int, int]]]) -> Path:
+    """Models, and empty folders for the results of their layouts."""
+    for name, config in models.items():
+        make_model(folder / name / "model", config)
+        for layout in layouts[name]:
+            (folder / name / label(*layout)).mkdir()
     return folder
 
 
@@ -337,16 +335,21 @@ IDS = [f"{name} {layout}" for name, layout in OTHERS]
 
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
 def test_gradients_and_norms_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
+    check_gradients(base, name, layout)
+
+
+def check_gradients(base: Path, name: str, layout: str, *, of_their_norm: bool = False) -> None:
+    """Gradients differ by 1e-6, or by that share ``of_their_norm``."""
     one, other = base / name / "1x1", base / name / layout
     gradients, norm = read(one, "result", "grad/"), read(one, "result", "norm")[""]
     assert min(float(np.abs(g).max()) for key, g in gradients.items() if "k_proj.bias" not in key) > 1e-3  # softmax ignores key biases
     for way in ("grad/", "each/"):  # reduced with the last micro-batch, and with each
         difference = largest_difference(gradients, read(other, "result", way))
         print(f"{name} {layout} {way}: largest difference of gradients {difference:.1e}")
-        assert difference < 1e-6 * (norm if name in MORE else 1.0)
+        assert difference < 1e-6 * (norm if of_their_norm else 1.0)
     assert norm == pytest.approx(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values())), rel=1e-6)
     assert norm > 2 * CLIP  # so that weights after a step show whether clipping is right too
-    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=5e-6 if name in MORE else 1e-6)
+    assert read(other, "result", "norm")[""] == pytest.approx(norm, rel=5e-6 if of_their_norm else 1e-6)
 
 
 @pytest.mark.parametrize(("name", "layout"), UNEVEN[1::2])
@@ -357,6 +360,11 @@ def test_a_rank_that_predicts_nothing_of_a_row_has_its_part_in_the_gradients(bas
 
 @pytest.mark.parametrize(("name", "layout"), OTHERS, ids=IDS)
 def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base: Path, name: str, layout: str) -> None:
+    check_step(base, name, layout)
+
+
+def check_step(base: Path, name: str, layout: str) -> None:
+    """Log-probs, metrics, and weights after a step are those of one rank."""
     one, other = base / name / "1x1", base / name / layout
     np.testing.assert_allclose(read(other, "result", "logprobs")[""], read(one, "result", "logprobs")[""], rtol=5e-7, atol=2e-6)
     expected, got = read(one, "result", "metric/"), read(other, "result", "metric/")
@@ -366,7 +374,12 @@ def test_logprobs_metrics_and_weights_after_a_step_equal_those_of_one_rank(base:
 
 
 def test_one_rank_equals_transformers(base: Path) -> None:
-    for name, config in MODELS.items():
+    check_one_rank(base, MODELS)
+
+
+def check_one_rank(base: Path, models: Mapping[str, PretrainedConfig]) -> None:
+    """Its log-probs are those of transformers."""
+    for name, config in models.items():
         plain = AutoModelForCausalLM.from_pretrained(base / name / "model", dtype=torch.float32)
         batch, got, begin = random_batch(config.vocab_size), read(base / name / "1x1", "result", "logprobs")[""], 0
         for length in batch.lengths.tolist():
@@ -380,6 +393,11 @@ def test_one_rank_equals_transformers(base: Path) -> None:
 
 @pytest.mark.parametrize(("name", "layout"), [("qwen2", "1x1"), *OTHERS], ids=["qwen2 1x1", *IDS])
 def test_packed_bytes_and_exports_are_the_full_weights(base: Path, name: str, layout: str) -> None:
+    check_weights(base, name, layout)
+
+
+def check_weights(base: Path, name: str, layout: str) -> None:
+    """What engines get, and exports, are the full weights."""
     folder = base / name / layout
     weights, packed = read(folder, "result", "weight/"), read(folder, "result", "packed/")
     exported = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
@@ -474,7 +492,7 @@ def main(rank: int, ports: list[int], base: Path) -> None:
         for dp, tp, cp in layouts:
             port = ports.pop()
             if rank < dp * tp * cp:
-                run_layout(rank, port, base, name, dp, tp, cp)
+                run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp)
     for saved, dp, tp in RESUMED:
         port = ports.pop()
         if rank < dp * tp:

@@ -14,6 +14,8 @@ from rljob_runtime.cluster.host import PREPARED_WORDS
 from tests.integration.jobs import SWITCH_METRICS, Running, shortened
 from tests.support.pace import HANG_S
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 APART, TOGETHER = "quickstart", "quickstart-collocated"
 RESIDENT = {"offload": {"residency": "Resident"}}
@@ -79,7 +81,6 @@ def switched(run: Running, weight_bytes: int, *, frozen: bool = False) -> None:
     assert sum(moved_bytes) == pytest.approx(2 * moved_weights * weight_bytes * len(moved_bytes), abs=1.1 * weight_bytes)
 
 
-@pytest.mark.slow
 def test_with_a_reference_on_the_same_device_losses_and_weights_are_those_of_three_devices(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -105,7 +106,6 @@ def apart(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     return Running(tmp_path_factory.mktemp("apart"), shortened(APART, model, steps=STEPS))
 
 
-@pytest.mark.slow
 def test_switching_or_resident_the_quickstart_on_one_device_trains_as_on_two(model: Path, tmp_path: Path, apart: Running) -> None:
     together = {
         name: Running(tmp_path / name, shortened(TOGETHER, model, steps=STEPS, **spec))
@@ -170,27 +170,23 @@ def killed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
     return halted.run
 
 
-@pytest.mark.slow
 def test_a_trainer_killed_while_it_comes_back_fails_the_run_and_is_named(killed: Running) -> None:
     assert killed.summary()["status"] == "failed"
     assert [step["step"] for step in killed.metrics()] == list(range(1, HELD_STEP))
 
 
-@pytest.mark.slow
 def test_resumed_after_a_switch_that_failed_the_losses_are_those_of_an_undisturbed_run(killed: Running, apart: Running) -> None:
     again = Running(killed.folder, killed.manifest, "--resume")
     finished({"apart": apart, "again": again})
     assert_same(again, apart)
 
 
-@pytest.mark.slow
 def test_an_engine_killed_after_it_left_fails_the_run_though_the_trainer_does_not_answer(model: Path, tmp_path: Path) -> None:
     halted = Halted(tmp_path, model)
     os.kill(halted.processes[ENGINE].pid, signal.SIGKILL)
     assert f"worker {ENGINE} is gone" in halted.fails(0)
 
 
-@pytest.mark.slow
 def test_a_trainer_that_never_comes_back_fails_the_run_at_the_deadline_of_the_step(model: Path, tmp_path: Path) -> None:
     failure = Halted(tmp_path, model, stepTimeoutSeconds=STEP_TIMEOUT_S).fails(STEP_TIMEOUT_S)
     assert f"training of step {HELD_STEP}" in failure, failure

@@ -95,6 +95,7 @@ def test_senseless_options_are_refused(wrong, capsys):
     assert wrong[0] in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="at CPU size only where there is no GPU")
 def test_every_line_at_cpu_size(tmp_path: Path, capsys):
     names = [check.name for check in CHECKS if check.name not in ("engine", "sglang")]

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from rljob_api.logit_chunks import chunk_tokens
 from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
@@ -245,7 +246,7 @@ def _token_logprobs(
     positions: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
-    chunk_tokens: int,
+    wanted_chunk: int | None,
     packing: Packing | None = None,
     with_entropy: bool = False,
     possible_ids: torch.Tensor | None = None,
@@ -271,7 +272,7 @@ def _token_logprobs(
         weight,
         targets,
         temperature=temperature,
-        chunk_tokens=chunk_tokens,
+        chunk_tokens=chunk_tokens(wanted_chunk, self.config.get_text_config().vocab_size),
         part=part,
         with_entropy=with_entropy,
         possible=possible,

@@ -1,0 +1,51 @@
+"""Every other class of models that tensor parallelism divides: two ranks against one, and one against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, PretrainedConfig
+
+from rljob_api.rules.model import TENSOR_PARALLEL_MODELS
+from tests.integration import test_tensor_parallel as layouts
+from tests.integration.rank_processes import fork_ranks, run_script
+
+pytestmark = pytest.mark.slow
+
+SIZES = layouts.SMALL | {"vocab_size": 62, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+NAMES = tuple(sorted(set(TENSOR_PARALLEL_MODELS) - layouts.MODELS.keys()))
+MODELS: dict[str, PretrainedConfig] = {name: AutoConfig.for_model(name, **SIZES) for name in NAMES}
+LAYOUTS = {name: [(1, 1, 1), (1, 2, 1)] for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of all results: ``model/DPxTP/result.npz`` and others."""
+    folder = layouts.make_folders(tmp_path_factory.mktemp("classes"), MODELS, LAYOUTS)
+    run_script(__file__, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_equal_one(base: Path, name: str) -> None:
+    layouts.check_gradients(base, name, "1x2", of_their_norm=True)
+    layouts.check_step(base, name, "1x2")
+    layouts.check_weights(base, name, "1x2")
+
+
+def test_one_rank_equals_transformers(base: Path) -> None:
+    layouts.check_one_rank(base, MODELS)
+
+
+def main(rank: int, ports: list[int], base: Path) -> None:
+    """All classes in turn, as far as they need this rank."""
+    for name in NAMES:
+        for dp, tp, cp in LAYOUTS[name]:
+            port = ports.pop()
+            if rank < dp * tp * cp:
+                layouts.run_layout(rank, port, base, name, MODELS[name].vocab_size, dp, tp, cp)
+
+
+if __name__ == "__main__":
+    fork_ranks(2, 2 * len(NAMES), main)
