@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rljob_api import naming
 from rljob_api.validation import check
@@ -131,8 +130,7 @@ EXAMPLES = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_in_a_restricted_namespace_on_tainted_machines(example: Path) -> None:
-    (document,) = [item for item in yaml.safe_load_all(example.read_text()) if item["kind"] == "RLJob"]
-    for group in groups(ray_job(document)):
+    for group in groups(ray_job(example.read_text())):
         assert list(kuberay.pod_security_problems(group["template"])) == []
         if "nvidia.com/gpu" in container(group)["resources"].get("limits", {}):
             taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
