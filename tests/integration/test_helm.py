@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -182,11 +183,13 @@ def test_the_lease_is_called_what_the_operator_calls_it(helm: Path):
     assert [(rule["resourceNames"], rule["verbs"]) for rule in named] == [([name], ["get", "patch"])]
 
 
-@pytest.mark.parametrize(("replicas", "strategy", "budgets"), [(1, "Recreate", 0), (2, "RollingUpdate", 1)])
-def test_several_replicas_are_replaced_one_by_one_and_spread(helm: Path, replicas: int, strategy: str, budgets: int):
+@pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1)])
+def test_replicas_are_replaced_one_by_one_and_spread(helm: Path, replicas: int, budgets: int):
     rendered = objects(render(helm, f"--set=replicas={replicas}"))
     spec = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]
-    assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, strategy)
+    assert spec["replicas"] == replicas
+    # All fields are written and their set is the same for any number: server-side apply cannot remove what the API server filled in.
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     assert len([key for key in rendered if key[0] == "PodDisruptionBudget"]) == budgets
     assert ("podAntiAffinity" in spec["template"]["spec"].get("affinity", {})) is (replicas > 1)
 
@@ -246,10 +249,62 @@ def test_egress_of_jobs_is_dns_the_api_server_and_what_is_allowed(helm: Path):
     settings = {variable["name"]: variable["value"] for variable in env}
     rules = Settings.from_environment(settings).egress_rules
     assert rules == [
-        {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
+        {"ports": [{"port": port, "protocol": protocol} for port in (53, 8053) for protocol in ("UDP", "TCP")]},
         {"to": [{"ipBlock": {"cidr": "198.18.0.1/32"}}], "ports": [{"port": 6443, "protocol": "TCP"}]},
         {"to": [{"ipBlock": {"cidr": "198.18.7.0/24"}}], "ports": [{"port": 443, "protocol": "TCP"}]},
     ]
+
+
+def test_dns_is_reached_where_openshifts_pods_listen(helm: Path):
+    """A network plug-in that resolves the Service first compares the port of the pod, 5353 on OpenShift."""
+    rendered = objects(render(helm, "--set=jobs.egress.restrict=true", "--set=networkPolicy.apiServerCIDRs={198.18.0.1/32}"))
+    env = rendered["Deployment", "rljob-system", "rljob-operator"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    egress = json.loads(next(variable["value"] for variable in env if variable["name"] == "RLJOB_OPERATOR_EGRESS"))
+    own = rendered["NetworkPolicy", "rljob-system", "rljob-operator"]["spec"]["egress"]
+    expected = {(port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")}
+    assert [{(item["port"], item["protocol"]) for item in rules[0]["ports"]} for rules in (egress, own)] == [expected, expected]
+
+
+def test_names_that_yaml_takes_for_another_type_stay_text(helm: Path):
+    """Namespaces may consist of digits, and releases may be called like a boolean."""
+    done = run(
+        helm, "template", "true", CHART, "--namespace=123", f"--kube-version={KUBE_VERSION}", "--set=webhook.enabled=true,replicas=2"
+    )
+    assert done.returncode == 0, done.stderr
+    for (_, namespace, _), manifest in objects(done.stdout).items():
+        assert namespace in ("", "123")
+        assert all(isinstance(value, str) for value in manifest["metadata"].get("labels", {}).values())
+        assert all(subject["namespace"] == "123" for subject in manifest.get("subjects", ()))
+    one = run(helm, "template", "rljob", CHART, f"--kube-version={KUBE_VERSION}", '--set-json=watch.namespaces=["77"]').stdout
+    assert {key[1] for key in objects(one) if key[0] == "Role" and key[2] == "rljob-operator"} == {"77"}
+
+
+def test_a_label_that_is_set_twice_is_written_once(helm: Path):
+    """Kustomize, and Flux with it, rejects a manifest in which a key occurs twice."""
+
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            assert len(keys) == len(set(keys)), f"a key occurs twice: {keys}"
+            return super().construct_mapping(node, deep)
+
+    own = ("serviceMonitor.labels", "podMonitor.labels", "prometheusRule.labels", "dashboards.labels", "podLabels")
+    text = render(
+        helm,
+        "--values",
+        GOLDEN / "everything.values.yaml",
+        "--set=extraLabels.release=all",
+        f"--set={','.join(f'{field}.release=own' for field in own)}",
+    )
+    found = [document for document in yaml.load_all(text, Loader=Strict) if document]
+    labels = {
+        document["kind"]: document["metadata"]["labels"]["release"]
+        for document in found
+        if "release" in document["metadata"].get("labels", {})
+    }
+    assert {kind for kind, value in labels.items() if value == "own"} == {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
+    (deployment,) = [document for document in found if document["kind"] == "Deployment"]
+    assert deployment["spec"]["template"]["metadata"]["labels"]["release"] == "own"
 
 
 def test_two_releases_in_one_cluster_share_only_the_policy_that_protects_the_status(helm: Path):

@@ -24,6 +24,10 @@ ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
 CRD = "rljobs.rljob.dev"
 KUBERAY_CRD = "rayjobs.ray.io"
+KUBERAY_REMEDY = (
+    "helm installs the CRDs of KubeRay and never upgrades them: "
+    "kubectl replace -k 'github.com/ray-project/kuberay/ray-operator/config/crd?ref=v1.6.2'"
+)
 SAMPLE = {
     "apiVersion": "rljob.dev/v1alpha1",
     "kind": "RLJob",
@@ -78,15 +82,37 @@ class Api:
             raise CheckError(f"{method} {path}: {error}") from error
 
 
-def established(api: Api, name: str, remedy: str) -> str:
-    """Check that a CRD exists and is served."""
+def established(api: Api, name: str, remedy: str) -> dict[str, Any]:
+    """Check that a CRD exists and is served. Returns its spec."""
     try:
         crd = api("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
     except CheckError as error:
         raise CheckError(f"{error}; {remedy}") from error
     if not any(c["type"] == "Established" and c["status"] == "True" for c in crd.get("status", {}).get("conditions", [])):
         raise CheckError(f"{name} is not established: {crd.get('status')}; {remedy}")
-    return f"versions {', '.join(v['name'] for v in crd['spec']['versions'])}"
+    spec: dict[str, Any] = crd["spec"]
+    return spec
+
+
+def rljob_crd(api: Api) -> str:
+    """Check the CRD of RLJobs."""
+    return _versions(established(api, CRD, "kubectl apply --server-side -f helm/rljob/crds/"))
+
+
+def kuberay_crd(api: Api) -> str:
+    """Check that the CRD of RayJobs has the newest field that RLJob writes; the API server would reject every job otherwise."""
+    spec = established(api, KUBERAY_CRD, "install KubeRay 1.6.2")
+    schema: dict[str, Any] = next((v["schema"]["openAPIV3Schema"] for v in spec["versions"] if v["name"] == "v1"), {})
+    for name in ("spec", "rayClusterSpec", "authOptions"):
+        if name not in schema.get("properties", {}):
+            problem = f"{KUBERAY_CRD} is older than KubeRay 1.6.2: version v1 has no spec.rayClusterSpec.authOptions"
+            raise CheckError(f"{problem}; {KUBERAY_REMEDY}")
+        schema = schema["properties"][name]
+    return _versions(spec)
+
+
+def _versions(spec: Mapping[str, Any]) -> str:
+    return f"versions {', '.join(v['name'] for v in spec['versions'])}"
 
 
 def expanded(rules: str) -> list[tuple[str, str, str, str]]:
@@ -149,8 +175,8 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
     namespace = environment["RLJOB_CHECK_NAMESPACE"]
     checks: list[tuple[str, Callable[[], str]]] = [
         ("API server", lambda: str(api("GET", "/version")["gitVersion"])),
-        ("RLJob CRD", lambda: established(api, CRD, "kubectl apply --server-side -f helm/rljob/crds/")),
-        ("KubeRay CRD", lambda: established(api, KUBERAY_CRD, "install KubeRay 1.6.2")),
+        ("RLJob CRD", lambda: rljob_crd(api)),
+        ("KubeRay CRD", lambda: kuberay_crd(api)),
         ("operator's permissions", lambda: operator_rights(api, environment)),
         ("sample RLJob", lambda: sample_is_accepted(api, namespace)),
     ]

@@ -13,16 +13,23 @@
 
 {{- define "rljob.selectorLabels" -}}
 app.kubernetes.io/name: rljob-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "rljob.labels" -}}
-{{ include "rljob.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- include "rljob.labelsWith" (list . dict) }}
+{{- end }}
+
+{{/* Labels of an object that has some of its own: (list context own). A key that is also in extraLabels is written once, with its own value:
+YAML parsers such as that of Kustomize and Flux reject a key that occurs twice. */}}
+{{- define "rljob.labelsWith" -}}
+{{- $context := index . 0 }}
+{{- include "rljob.selectorLabels" $context }}
+app.kubernetes.io/version: {{ $context.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: rljob
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.extraLabels }}
+app.kubernetes.io/managed-by: {{ $context.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $context.Chart.Name $context.Chart.Version | replace "+" "_" }}
+{{- with merge dict (index . 1) $context.Values.extraLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
@@ -110,8 +117,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range .Values.networkPolicy.apiServerPorts }}
 {{- $ports = append $ports (dict "port" . "protocol" "TCP") }}
 {{- end }}
-{{- $dns := dict "ports" (list (dict "port" 53 "protocol" "UDP") (dict "port" 53 "protocol" "TCP")) }}
-{{- toJson (concat (list $dns (dict "to" $peers "ports" $ports)) .Values.jobs.egress.allow) }}
+{{- $dns := list }}
+{{- range .Values.networkPolicy.dnsPorts }}
+{{- $dns = concat $dns (list (dict "port" . "protocol" "UDP") (dict "port" . "protocol" "TCP")) }}
+{{- end }}
+{{- toJson (concat (list (dict "ports" $dns) (dict "to" $peers "ports" $ports)) .Values.jobs.egress.allow) }}
 {{- end }}
 {{- end }}
 

@@ -90,6 +90,11 @@ def test_the_options_that_are_named_exist():
     assert {n for n in named if n not in known} == set()
 
 
+def test_the_health_check_for_argo_cd_asks_for_conditions_that_exist():
+    named = set(re.findall(r'condition\.type == "(\w+)"', section(INSTALL, "Argo CD and Flux")))
+    assert {"Succeeded", "Failed"} <= named <= set(ConditionType)
+
+
 def anchors(path: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -38,6 +38,13 @@ def test_the_default_values_fit_the_schema():
     jsonschema.validate(values(), schema())
 
 
+@pytest.mark.parametrize("option", ["networkPolicy", "jobs"])
+def test_a_peer_that_names_nobody_is_refused(option: str):
+    """Kubernetes refuses it, too, but for jobs only when the operator creates a NetworkPolicy."""
+    with pytest.raises(jsonschema.ValidationError, match=r"non-empty|enough properties"):
+        jsonschema.validate(values() | {option: {"metricsFrom": [{}]}}, schema())
+
+
 def test_the_schema_has_exactly_the_options():
     def leaves(node: dict, prefix: str = "") -> set[str]:
         if "properties" not in node:

@@ -31,6 +31,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.established = "True"
+        self.kuberay_fields = {"rayVersion", "authOptions"}
         self.denied: set[tuple[str, str]] = set()
         self.defaults = {"startupDeadlineSeconds": 1800}
         self.reviews: list[dict[str, Any]] = []
@@ -42,7 +43,12 @@ class Cluster:
             return 200, {}
         if "customresourcedefinitions" in path:
             conditions = [{"type": "Established", "status": self.established}]
-            return 200, {"spec": {"versions": [{"name": "v1"}]}, "status": {"conditions": conditions}}
+            cluster = {"properties": {field: {} for field in self.kuberay_fields}}
+            schema = {"properties": {"spec": {"properties": {"rayClusterSpec": cluster}}}}
+            return 200, {
+                "spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": schema}}]},
+                "status": {"conditions": conditions},
+            }
         if path.endswith("subjectaccessreviews"):
             self.reviews.append(body["spec"])
             attributes = body["spec"]["resourceAttributes"]
@@ -132,9 +138,10 @@ def test_rights_are_checked_in_every_namespace(script: ModuleType, cluster: Clus
             {"denied": {("create", "rayjobs")}},
             "FAILED  operator's permissions: the operator lacks permissions: create ray.io/rayjobs in all namespaces",
         ),
+        ({"kuberay_fields": {"rayVersion"}}, "FAILED  KubeRay CRD: rayjobs.ray.io is older than KubeRay 1.6.2: version v1 has no spec."),
         ({"defaults": {}}, "FAILED  sample RLJob: the API server did not fill in defaults"),
     ],
-    ids=["crd", "rights", "old-crd"],
+    ids=["crd", "rights", "old-kuberay", "old-crd"],
 )
 def test_failures_are_reported(
     change: dict[str, Any],

@@ -1,5 +1,6 @@
 """What users of managed clusters ask for: identity, pull secrets, caches, head requests, labels of schedulers."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from rljob_api import naming
 from rljob_api.validation import check
 from tests.unit.api.manifests import manifest
-from tests.unit.operator.desired import builders
-from tests.unit.operator.desired.builders import container, environment, groups, objects, one, ray_job, spec_text
+from tests.unit.operator.desired import builders, kuberay
+from tests.unit.operator.desired.builders import ROOT, container, environment, groups, objects, one, ray_job, spec_text
 
 
 def with_spec(**fields: Any) -> dict[str, Any]:
@@ -107,6 +108,33 @@ def test_a_budget_that_needs_all_pods_refuses_every_eviction() -> None:
     (budget,) = [item for item in objects(with_spec(refuseEvictions=True)) if item["kind"] == "PodDisruptionBudget"]
     assert budget["spec"]["minAvailable"] == 2, "the head and one node"
     assert budget["spec"]["selector"] == {"matchLabels": {"rljob.dev/job": "case"}}
+
+
+def test_openshift_may_choose_the_user() -> None:
+    """As docs/kubernetes.md says: null removes the IDs, and the rest of the restricted level stays."""
+    ids = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    for group in groups(ray_job(with_spec(podTemplate={"spec": {"securityContext": ids}}))):
+        pod = group["template"]["spec"]["securityContext"]
+        assert not set(pod) & set(ids)
+        assert pod["runAsNonRoot"] is True
+        assert list(kuberay.pod_security_problems(group["template"])) == []
+
+
+def test_a_label_keeps_the_sidecars_of_a_mesh_out_of_every_pod() -> None:
+    for group in groups(ray_job(with_spec(metadata={"labels": {"sidecar.istio.io/inject": "false"}}))):
+        assert group["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+EXAMPLES = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_in_a_restricted_namespace_on_tainted_machines(example: Path) -> None:
+    for group in groups(ray_job(example.read_text())):
+        assert list(kuberay.pod_security_problems(group["template"])) == []
+        if "nvidia.com/gpu" in container(group)["resources"].get("limits", {}):
+            taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+            assert taint in group["template"]["spec"].get("tolerations", ()), "clouds and GPU operators taint machines with GPUs"
 
 
 def test_multi_kueue_runs_the_rayjob_elsewhere_under_an_account_of_there() -> None:
