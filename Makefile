@@ -27,7 +27,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything in it (first time: 2 minutes to many, 3.6 GB to download, 7.5 GB on disk)
+setup: $(STAMP) ## Make .venv with everything in it (first time: 1 minute to many, 3.6 GB to download, 8 GB on disk)
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "make: no python3.11 found; install it (Debian 12: apt-get install python3 python3-venv)" >&2; exit 1; }

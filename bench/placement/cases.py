@@ -1,4 +1,4 @@
-"""What both planners are given: recorded cases, random cases, and jobs of any size (case format: rlinf.md, section 13)."""
+"""What both planners are given: recorded cases, random cases, and jobs of any size (case format: docs/placement.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random conformance cases (rlinf.md, section 13), right and wrong ones of every kind, for comparison with RLinf's own planner."""
+"""Random conformance cases (docs/placement.md), right and wrong ones of every kind, for comparison with RLinf's own planner."""
 
 from __future__ import annotations
 

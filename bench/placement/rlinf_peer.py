@@ -1,4 +1,4 @@
-"""RLinf 0.3.0's own planner on conformance cases (rlinf.md, section 13), for comparison and for the placement bench.
+"""RLinf 0.3.0's own planner on conformance cases (docs/placement.md), for comparison and for the placement bench.
 
 Runs the placement, cluster and hardware modules of the published wheel, unchanged, on simulated machines; Ray and PyTorch are
 replaced by stand-ins, because planning needs neither. Only for development: nothing of the product imports it.

@@ -403,7 +403,7 @@ def test_only_few_candidates_are_planned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert planned < 20
 
 
-# RLinf's auto placement (rlinf.md, section 9): never a last stage of one device; ignores node edges, memory, communication -----------
+# RLinf 0.3.0, toolkits/auto_placement: never a last stage of one device; ignores node edges, memory, communication -----------------------
 
 
 def test_a_trainer_of_one_device_is_possible() -> None:

@@ -94,7 +94,7 @@ class Engine(SpecModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Devices that the layers are divided over."""
+    """Devices that the layers are divided over; more than 1 is not supported yet."""
     max_running_requests: Annotated[int, Field(ge=1, le=65536)] = 256
     """Maximum number of sequences that one engine decodes at the same time."""
     kv_cache_bytes: Annotated[int, Field(ge=1_048_576)] | None = None

@@ -53,7 +53,8 @@ class Rollout(SpecModel):
     group_routing: GroupRouting = GroupRouting.SPREAD
     """How the samples of one prompt are distributed over engines."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
-    """Longer prompts are skipped and counted. An episode of an agentic job ends when it is longer than this before a turn."""
+    """Longer prompts are skipped and counted. In an agentic job, maxPromptTokens + maxResponseTokens limits the tokens of an episode, or,
+    with prompt.history Turn, those of a turn."""
     max_response_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1024
     """Maximum length of a response; in an agentic job, of one turn's response."""
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0

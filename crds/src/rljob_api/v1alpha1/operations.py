@@ -64,7 +64,7 @@ class SyncBackend(StrEnum):
 
     AUTO = "Auto"
     """IPC if a trainer rank is on every accelerator of the engines, SharedMemory if the trainer's rank 0 and all engines are on one node,
-    otherwise ObjectStore."""
+    otherwise ObjectStore; with SGLang engines ObjectStore."""
     SHARED_MEMORY = "SharedMemory"
     """Packed buckets in shared memory of one node, read in place; needs the trainer's rank 0 and all engines on one node."""
     OBJECT_STORE = "ObjectStore"

@@ -102,8 +102,8 @@ class ModelTask(StrEnum):
 def validate(file: JobFile, name: JobName = None) -> None:
     """Check a job and report its problems together.
 
-    Checks types and unknown fields, then rules between fields, placement, and memory; if the first leave no job to check, the last line
-    says how many checks wait. Starts nothing and needs no device.
+    Checks types and unknown fields, then rules between fields, placement, and memory. If problems prevent later checks, the last line says
+    how many were not made. Starts nothing and needs no device.
 
     Exit codes: 0 valid, 2 invalid.
     """

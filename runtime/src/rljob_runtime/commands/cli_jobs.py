@@ -103,7 +103,7 @@ def logs(
     name: Job,
     worker: Annotated[str | None, typer.Option(help="Worker, such as actor_train-0; the driver by default.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log; cluster only.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each pod; cluster only.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last N lines of each pod; cluster only.")] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The planner on one conformance case (rlinf.md, section 13): a JSON object in, a result object in the same format out.
+"""The planner on one conformance case (docs/placement.md): a JSON object in, a result object in the same format out.
 
 ::
 

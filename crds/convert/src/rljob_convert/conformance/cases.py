@@ -1,4 +1,4 @@
-"""The input of a conformance case (rlinf.md, section 13): simulated machines, config, strategy arguments. Nothing here is trusted."""
+"""The input of a conformance case (docs/placement.md): simulated machines, config, strategy arguments. Nothing here is trusted."""
 
 from __future__ import annotations
 

@@ -149,6 +149,10 @@ NEVER_VALIDATES = "RLinf's runners of LLMs read this and validate nothing (check
 _TRAINER = "RLJob trains with FSDP2, which has no such setting"
 _ENGINE = "an option of the engine by RLinf's name"
 _MEASURED = "RLJob measures and writes its own metrics (metrics.jsonl, Prometheus)"
+_TRACKED = Drop(
+    why="metrics go to metrics.jsonl, TensorBoard, and Prometheus",
+    remedy="set report.trackers for Weights & Biases, MLflow, Trackio, or SwanLab",
+)
 _OWN = "RLJob names its processes by component"
 _DROPPED = {
     "defaults": Drop(why="the files that Hydra takes in are part of this configuration"),
@@ -168,8 +172,8 @@ _DROPPED = {
     "cluster.node_groups.*.hardware": Drop(why="a piece of hardware has a type and configs"),
     "runner": Drop(why="a setting of RLinf's runner"),
     "runner.val_check_interval": Drop(why=NEVER_VALIDATES, remedy="add data.validation and validation.everySteps", same=(-1, 0)),
-    "runner.logger": Drop(why=_MEASURED),
-    "runner.output_dir": Drop(why="everything a run writes lies in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
+    "runner.logger": _TRACKED,
+    "runner.output_dir": Drop(why="everything a run writes is in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
     "runner.resume_dir": Drop(why="a restart resumes by itself, a local run with --resume", remedy="use rljob run --resume"),
     "algorithm": Drop(why="the algorithm has no such setting in RLJob"),
     "algorithm.logprob_forward_micro_batch_size": Drop(why="passes have at most training.microBatchTokens tokens"),

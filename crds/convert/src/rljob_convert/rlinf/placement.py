@@ -210,7 +210,7 @@ def _component(source: Source, entry: Entry, cluster: Cluster, placed: Placed) -
     if entry.role == "Reward" and (not entry.labels or entry.labels[0] != NODE):
         workers = placed.workers[entry.name]
         _about(
-            source, entry, NoteKind.DIFFERENT, f"{entry.name}: rewards run on CPU, {counted(workers, 'worker')} round the nodes instead", ""
+            source, entry, NoteKind.DIFFERENT, f"{entry.name}: rewards run on CPU: {counted(workers, 'worker')}, spread over the nodes", ""
         )
         names = [] if not entry.labels or entry.labels[0] in RESERVED_GROUPS else [run.name for run in cluster.of(entry.labels)]
         placement = compact({"nodeGroups": list(dict.fromkeys(names)), "workers": workers})

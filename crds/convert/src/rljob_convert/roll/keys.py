@@ -264,7 +264,10 @@ _MAPPED = {
 }
 
 _OWN_TRAINER = "RLJob trains with FSDP2, which has no such setting"
-_MEASURED = "RLJob measures and writes its own metrics (metrics.jsonl, Prometheus)"
+_TRACKED = Drop(
+    why="metrics go to metrics.jsonl, TensorBoard, and Prometheus",
+    remedy="set report.trackers for Weights & Biases, MLflow, Trackio, or SwanLab",
+)
 _PIPELINE = "FSDP2 shards the model over the devices instead of a pipeline"
 _MICRO = "RLJob fills micro-batches up to training.microBatchTokens tokens"
 
@@ -350,14 +353,14 @@ _DROPPED = {
     **_ENVIRONMENTS,
     "defaults": Drop(why="the files that Hydra takes in are part of this configuration"),
     "hydra": Drop(why="RLJob does not use Hydra"),
-    "logging_dir": Drop(why="logs lie in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
-    "output_dir": Drop(why="everything a run writes lies in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
+    "logging_dir": Drop(why="logs are in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
+    "output_dir": Drop(why="everything a run writes is in the run folder", remedy="see --run-dir, or spec.storage on a cluster"),
     "model_name": Drop(why="only names ROLL's output"),
     "rollout_dump_dir": Drop(why="responses are written by report.trajectoriesEverySteps"),
-    "track_with": Drop(why=_MEASURED),
-    "tracker_kwargs": Drop(why=_MEASURED),
+    "track_with": _TRACKED,
+    "tracker_kwargs": _TRACKED,
     "logging_steps": Drop(why="RLJob logs every step", same=(1,)),
-    "save_logging_board_dir": Drop(why=_MEASURED),
+    "save_logging_board_dir": _TRACKED,
     "profiler_timeline": Drop(why="RLJob has no profiler switch", same=(False,)),
     "profiler_memory": Drop(why="RLJob has no profiler switch", same=(False,)),
     "rpc_timeout": Drop(

@@ -14,6 +14,8 @@ _VALIDATION = ("validation", "generating_args")
 _SAMPLING = {"temperature": 0.95, "topP": 0.7, "topK": 50}
 """Defaults of ROLL's GeneratingArguments."""
 _KEYS = {"temperature": "temperature", "topP": "top_p", "topK": "top_k"}
+_PLAIN = {"temperature": "1.0", "topP": "1.0", "topK": "0"}
+"""Values that change nothing about the model's distribution."""
 _DEFAULT_EXTRA_PROMPTS = 16
 _ALL_PROMPTS = 1_000_000
 """The most that a manifest may ask; ROLL validates on the whole set."""
@@ -50,7 +52,8 @@ def rollout(source: Source, numbers: Batch, num_engines: int) -> Section:
     values = {"temperature": temperature, "topP": source.number(*_INFER, "top_p", above=0.0, high=1.0), "topK": top_k}
     for field, value in values.items():
         if value is None:
-            value = source.assume((*_INFER, _KEYS[field]), _SAMPLING[field], "ROLL's default", "write 1.0 or 0 for plain sampling")
+            remedy = f"write {_PLAIN[field]} for plain sampling"
+            value = source.assume((*_INFER, _KEYS[field]), _SAMPLING[field], "ROLL's default", remedy)
         section[field] = (max(0, value) or None) if field == "topK" else value
     section["stopStrings"] = list(dict.fromkeys(source.texts(*_INFER, "stop_strings")))
     return compact(section)

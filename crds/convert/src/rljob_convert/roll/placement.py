@@ -184,7 +184,7 @@ def _strategy(source: Source, *role: str) -> None:
     where = (*role, "strategy_args", "strategy_name")
     name = source.text(*where)
     if name not in (None, "fsdp2_train", "fsdp2_infer"):
-        source.differs(where, "RLJob runs this role on FSDP2", "nothing, unless the model does not fit")
+        source.differs(where, "RLJob runs this role on FSDP2", "nothing to do unless the model does not fit")
 
 
 def _engine(source: Source, longest: int) -> tuple[Section, int]:

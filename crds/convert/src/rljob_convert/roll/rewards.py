@@ -105,6 +105,6 @@ def _tags(source: Source, where: paths.Parts, *, by_tag: bool) -> list[str]:
     if not source.has(*at):
         return []
     if not by_tag:
-        source.drop(at, "the job has one reward, so it scores every prompt, as ROLL gives it those of unknown tags too")
+        source.drop(at, "the job has one reward, which scores every prompt; ROLL gives prompts with unknown tags to math_rule")
         return []
     return source.texts(*at, most=common.MAX_TAGS)
