@@ -417,7 +417,9 @@ def test_a_checkpoint_loads_in_another_layout(base: Path, saved: str, dp: int, t
 @pytest.mark.parametrize("layout", ["2x2", "1x1x2"])
 def test_bfloat16_with_recomputed_layers(base: Path, layout: str) -> None:
     one, two = read(base, "bfloat16 1x1 0"), read(base, f"bfloat16 {layout} 0")
-    assert 0.0 < np.abs(one["logprobs"] - two["logprobs"]).max() < 0.1
+    difference = np.abs(one["logprobs"] - two["logprobs"]).max()
+    assert difference < 0.1
+    assert difference > 0.0 or layout == "1x1x2", "sums over tensor-parallel ranks round otherwise"
     assert two["norm"] == pytest.approx(one["norm"], rel=0.05)
 
 
