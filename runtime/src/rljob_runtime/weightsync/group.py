@@ -45,8 +45,13 @@ store's one thread too, and a resolver that gets no answer takes 5 s and more fo
 CLOSE_TIMEOUT_S = 10.0
 OVER = "over"
 """Key of the store: why nobody should wait any more."""
-NO_ERROR_HANDLING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-"""Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync."""
+NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
+"""Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync.
+
+It is not enough to handle no errors: the group's watchdog thread still sees the error and asks for a dump, and the monitor of the first
+group of the process (the trainer's, or vLLM's) then ends the process after ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``, 8 minutes. A group of
+blocking waits has no watchdog. Its ``wait`` blocks nothing here, because it comes after the end of a call.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +127,18 @@ class Member:
             return
         fault = self._fault_of(data, sequence)
         if fault is not None:
-            self.close()
-            raise fault
+            self.close(data)
+            try:
+                raise fault
+            finally:
+                del fault, data  # the traceback has this frame, and would keep both until a garbage collection
 
-    def close(self) -> None:
-        """Leave the group; who still waits for this member gets an error."""
-        held, self._group = [self._group], None
+    def close(self, used: torch.Tensor | None = None) -> None:
+        """Leave the group; who still waits for this member gets an error.
+
+        ``used``: what a call that broke off may still write to, kept until the group is aborted, so that nobody else gets its memory.
+        """
+        held, self._group = [self._group, used], None
         self._next = -1
         if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
@@ -300,7 +311,7 @@ def _process_group(store: Any, rank: int, meeting: Meeting, device: torch.device
     if device.type == "cuda":
         options = C10D.ProcessGroupNCCL.Options()
         options._timeout = _time(meeting.timeout_s)
-        with _environment(NO_ERROR_HANDLING):
+        with _environment(NO_WATCHDOG):
             return C10D.ProcessGroupNCCL(store, rank, meeting.num_members, options)
     gloo = C10D.ProcessGroupGloo._Options()
     gloo._timeout = _time(left_s)
