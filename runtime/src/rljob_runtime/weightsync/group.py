@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,11 @@ class Member:
             self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
             self._look()
             left_s = max(deadline - time.monotonic(), 1.0)
-            self._group = _process_group(C10D.PrefixStore("group", self._control), rank, meeting, device, left_s)
+            on_cuda = device.type == "cuda"
+            store = _store(meeting) if on_cuda else self._control  # NCCL's thread waits in it, and the look at the other would, too
+            self._group = _process_group(C10D.PrefixStore("group", store), rank, meeting, device, left_s)
+            if on_cuda:
+                self._connect()
 
     def broadcast(self, data: torch.Tensor, sequence: int) -> None:
         """Send ``data`` as member 0, fill it as another.
@@ -142,6 +147,17 @@ class Member:
         self._next = -1
         if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
+
+    def _connect(self) -> None:
+        """Have NCCL connect the members now: in the first call it would, and wait for a peer that it cannot reach without any deadline."""
+        done: Future[None] = Future()
+        threading.Thread(target=_connected, args=(self._group, self._device, done), name="rljob-group-connect", daemon=True).start()
+        try:
+            self._wait(done.done, time.monotonic() + self._meeting.join_s, "NCCL did not connect the members")
+            done.result()
+        except BaseException:
+            self.close()
+            raise
 
     def _fault_of(self, data: torch.Tensor, sequence: int) -> WeightSyncError | DeadlineError | None:
         """What went wrong in a broadcast, without its frames, which would keep the call alive, and the group with it."""
@@ -297,6 +313,17 @@ def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
     with _joining:
         _joined[key] = meeting.name, member
     return member
+
+
+def _connected(group: Any, device: torch.device, done: Future[None]) -> None:
+    """The thread of a connection, which stays behind where that does not end."""
+    try:
+        torch.cuda.set_device(device)
+        group.eager_connect_single_device(device)
+    except Exception as error:  # noqa: BLE001 - the member raises it
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 def _dropped(held: list[Any]) -> None:

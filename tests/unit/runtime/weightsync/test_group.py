@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.errors import DeadlineError, WeightSyncError
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.group import C10D, Meeting, Member, Outbox, end_meeting, joined
 from tests.support.pace import HANG_S
@@ -141,3 +141,40 @@ def test_the_memory_of_a_broadcast_that_broke_off_is_kept_until_the_group_is_abo
     let_go.set()
     assert aborted.wait(HANG_S)
     assert kept == [True]
+
+
+@pytest.mark.parametrize(
+    ("join_s", "fault", "expected", "said"),
+    [
+        (0.1, None, DeadlineError, "member 1 of 2 of the group of trainer rank 0: NCCL did not connect the members in time"),
+        (
+            HANG_S,
+            RuntimeError("NCCL error: no route to host"),
+            WeightSyncError,
+            "group could not be formed: NCCL error: no route to host",
+        ),
+    ],
+)
+def test_members_that_nccl_cannot_connect_are_told_so(
+    store: Any, monkeypatch: pytest.MonkeyPatch, join_s: float, fault: Exception | None, expected: type[Exception], said: str
+) -> None:
+    """Weights then go another way; NCCL itself waits for them without end."""
+    let_go, aborted = threading.Event(), threading.Event()
+
+    class Group:
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            if fault is not None:
+                raise fault
+            let_go.wait(HANG_S)
+
+        def abort(self) -> None:
+            aborted.set()
+
+    monkeypatch.setattr(group, "_process_group", lambda *arguments: Group())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    store.set("here/0", "")
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", port=store.port, num_members=2, join_s=join_s, timeout_s=HANG_S)
+    with pytest.raises(expected, match=said):
+        Member(meeting, 1, torch.device("cuda", 0))
+    assert aborted.wait(HANG_S)
+    let_go.set()
