@@ -349,7 +349,8 @@ class ModelRank(ABC):
                 numbers = run(micro)
                 if not micro.is_filler:
                     result[micro.sources] = numbers.cpu().numpy()
-        reshard(ready.model)
+        if micro_batches:
+            reshard(ready.model)
         return result
 
     def _set_learning_rate(self, optimizer: torch.optim.AdamW, step: int) -> float:
