@@ -70,7 +70,7 @@ class Meeting:
     num_members: int
     """With the sender."""
     join_s: float
-    """Deadline of forming the group."""
+    """Deadline of forming the group, from the moment when a member comes that is not the sender, and of connecting its members."""
     timeout_s: float
     """Deadline of every later broadcast."""
 
@@ -98,7 +98,8 @@ class Member:
         self._meeting, self._rank, self._device = meeting, rank, device
         self._next = 0
         self._group: Any = None
-        deadline = time.monotonic() + meeting.join_s
+        # engines come to one sender after the other, and the driver ends a meeting to which they do not come
+        deadline = time.monotonic() + (meeting.join_s if rank else meeting.timeout_s)
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
         self._control = _store(meeting)
         with _as_sync_errors(f"{self._what}: the group could not be formed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 import weakref
 from datetime import timedelta
@@ -178,3 +179,20 @@ def test_members_that_nccl_cannot_connect_are_told_so(
         Member(meeting, 1, torch.device("cuda", 0))
     assert aborted.wait(HANG_S)
     let_go.set()
+
+
+@pytest.mark.parametrize(("rank", "limit_s"), [(0, 500.0), (1, 50.0)])
+def test_a_sender_has_the_time_of_a_sync_for_engines_that_come_to_other_senders_first(
+    store: Any, monkeypatch: pytest.MonkeyPatch, rank: int, limit_s: float
+) -> None:
+    found: list[float] = []
+
+    def wait(member: Member, is_done: object, deadline: float, late: str) -> None:
+        found.append(deadline - time.monotonic())
+        raise DeadlineError(late)
+
+    monkeypatch.setattr(Member, "_wait", wait)
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", port=store.port, num_members=2, join_s=50.0, timeout_s=500.0)
+    with pytest.raises(DeadlineError, match="did not come"):
+        Member(meeting, rank, CPU)
+    assert found == [pytest.approx(limit_s, abs=25.0)]
