@@ -144,6 +144,15 @@ def reference_logprobs(folder: Path, batch: TrainBatch, temperature: float) -> n
     return expected
 
 
+def test_a_frozen_policy_keeps_nothing_of_its_forward_passes(start: StartPolicy) -> None:
+    """Torch notes the order of the layers in each of them until a backward, which never comes."""
+    worker, batch = start(trainable=False), make_batch()
+    assert worker.compute_logprobs(batch.token_ids[:0], batch.lengths[:0], 1.0).size == 0
+    for _ in range(2):
+        worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
+    assert worker.model._get_fsdp_state()._comm_ctx.post_forward_order == []
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_equal_transformers_full_softmax(start: StartPolicy, model_folder: Path, temperature: float) -> None:
     worker = start(token_budget=30, logprob_chunk_tokens=7)

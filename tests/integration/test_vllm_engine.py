@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2ForCausalLM
@@ -16,6 +21,7 @@ from rljob_runtime.engine.vllm.engine import VllmEngine
 from rljob_runtime.engine.vllm.environment import engine_environment
 from rljob_runtime.errors import CorruptedWeightsError, DataError, EngineDiedError, ModelError, RuntimeFault, WeightSyncError
 from rljob_runtime.records import Bucket, Sampling, VersionSpan
+from rljob_runtime.weightsync.assembly import UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder
 from rljob_runtime.weightsync.packing import pack
 from rljob_runtime.weightsync.parcel import Parcel, sealed
@@ -371,3 +377,98 @@ def test_what_another_process_does_not_lend_costs_a_sync_and_what_the_device_say
     with pytest.raises(RuntimeFault) as found:
         WeightUpdates(Core(), lambda: False).test((), time.monotonic() + TIMEOUT_S)
     assert type(found.value) is kind
+
+
+def test_a_call_that_is_not_over_in_time_costs_the_engine() -> None:
+    """Its ranks' answers would be taken for those to the next call."""
+    from rljob_runtime.engine.vllm.updating import WeightUpdates
+
+    class Core:
+        def collective_rpc(self, *_: object) -> None:
+            raise TimeoutError("RPC call timed out")
+
+    with pytest.raises(RuntimeFault, match="fetch_tests was not done in 60 s") as found:
+        WeightUpdates(Core(), lambda: False).test((), time.monotonic() + 60)
+    assert type(found.value) is RuntimeFault
+
+
+class Rank:
+    """What loads into one rank's model; fails in its first update where it is told to."""
+
+    supports_draft_weight_update = False
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+        self.loaded: list[int] = []
+
+    def start_weight_update(self) -> None:
+        self.loaded.clear()
+
+    def update_weights(self, update: Mapping[str, Any]) -> None:
+        if self.fails:
+            self.fails = False
+            raise WeightSyncError("the bucket cannot be opened on cuda:1")
+        self.loaded.append(update["bucket"].index)
+
+    def finish_weight_update(self) -> None:
+        """All is in place."""
+
+    def reset_weight_update_target(self) -> None:
+        """It is the model itself."""
+
+
+@pytest.mark.parametrize("fails", [(True, True), (True, False), (False, True)])
+def test_an_update_that_broke_off_in_some_ranks_leaves_no_answer_behind_and_a_full_one_puts_all_right(fails: tuple[bool, ...]) -> None:
+    """Through vLLM's own executor and workers, but for their processes and models."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
+    from vllm.v1.worker.gpu_worker import Worker
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    from rljob_runtime.engine.vllm.updating import WeightUpdates
+
+    class Answers(deque[Any]):
+        def enqueue(self, answer: Any) -> None:
+            self.append(answer)
+
+        def dequeue(self, timeout: float | None = None) -> Any:
+            return self.popleft()
+
+    def process(rank: int) -> WorkerProc:
+        worker, proc = object.__new__(Worker), object.__new__(WorkerProc)
+        worker.weight_transfer_engine = Rank(fails[rank])
+        worker._weight_update_active = worker._weight_update_is_draft = False
+        worker.vllm_config = None
+        worker.model_runner = SimpleNamespace(reset_lora_state=lambda: None)
+        proc.rank, proc.use_async_scheduling, proc.worker_response_mq = rank, False, Answers()
+        proc.worker = WorkerWrapperBase(rpc_rank=rank)
+        proc.worker.worker = worker
+        return proc
+
+    class Requests:
+        def enqueue(self, call: Any) -> None:
+            for proc in procs:
+                proc._execute_worker_rpc(pickle.loads(pickle.dumps(call)))
+
+    procs = [process(rank) for rank in range(2)]
+    executor = object.__new__(MultiprocExecutor)
+    executor.is_failed, executor.futures_queue = False, deque()
+    executor.rpc_broadcast_mq = Requests()
+    executor.response_mqs = [proc.worker_response_mq for proc in procs]
+    core = SimpleNamespace(collective_rpc=executor.collective_rpc, set_weight_version=lambda version: None)
+    updates = WeightUpdates(core, lambda: False)
+    manifest = manifest_of(weights(new_model(tied=False, seed=1)), 50_000)
+    deadline = time.monotonic() + TIMEOUT_S
+
+    def whole(version: int) -> UpdateAssembly:
+        incoming = UpdateAssembly(manifest, version, None)
+        for bucket in manifest.buckets:
+            incoming.take(bucket.index, np.zeros(bucket.size_bytes, dtype=np.uint8))
+        return incoming
+
+    with pytest.raises(WeightSyncError, match="failed in update_weights: WeightSyncError: the bucket cannot be opened on cuda:1; send"):
+        updates.load(whole(1), deadline)
+    again = whole(2)
+    updates.load(again, deadline)
+    updates.finish(again, deadline)
+    assert [proc.worker.weight_transfer_engine.loaded for proc in procs] == [[bucket.index for bucket in manifest.buckets]] * 2
+    assert [list(queue) for queue in executor.response_mqs] == [[], []]

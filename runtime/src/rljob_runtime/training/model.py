@@ -187,9 +187,12 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered root parameters after a forward without backward, so that shards can be read."""
+    """Free gathered root parameters after forwards without backward, so that shards can be read; there has to be one since the start.
+
+    Torch also forgets the order of the layers in these forwards, which it keeps until a backward, and a frozen model makes none.
+    """
     assert isinstance(model, FSDPModule)
-    model.reshard()
+    model.reset_iter_state()
 
 
 def prepare_attention(model: PreTrainedModel) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group as abort_process_group
 from transformers import PreTrainedModel
 
 from rljob_runtime.checkpoint_files import FileSum, damaged
@@ -126,7 +127,7 @@ class ModelRank(ABC):
             store.offload(around_step)
             checkpoints = CheckpointWriter(device) if optimizer is not None else None
         except BaseException:
-            dist.destroy_process_group()  # so that a corrected setup can follow in the same process
+            leave_alone(device)  # so that a corrected setup can follow in the same process
             raise
         text_config = model.config.get_text_config()
         self._ready = Ready(
@@ -348,7 +349,8 @@ class ModelRank(ABC):
                 numbers = run(micro)
                 if not micro.is_filler:
                     result[micro.sources] = numbers.cpu().numpy()
-        reshard(ready.model)
+        if micro_batches:
+            reshard(ready.model)
         return result
 
     def _set_learning_rate(self, optimizer: torch.optim.AdamW, step: int) -> float:
@@ -425,6 +427,18 @@ class ModelRank(ABC):
             raise ModelError(f"{self._name} has no model; call setup first")
         self._ready.store.require(kinds, user)
         return self._ready
+
+
+def leave_alone(device: torch.device) -> None:
+    """Leave the process group where other ranks may not.
+
+    NCCL destroys a communicator together with the ranks of the same node: this one would wait for those that wait for it in a collective,
+    and its error would reach nobody.
+    """
+    if device.type == "cuda":
+        abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def _frozen(method: str, role: str) -> ModelError:

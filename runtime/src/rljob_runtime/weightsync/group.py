@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,13 @@ store's one thread too, and a resolver that gets no answer takes 5 s and more fo
 CLOSE_TIMEOUT_S = 10.0
 OVER = "over"
 """Key of the store: why nobody should wait any more."""
-NO_ERROR_HANDLING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-"""Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync."""
+NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
+"""Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync.
+
+It is not enough to handle no errors: the group's watchdog thread still sees the error and asks for a dump, and the monitor of the first
+group of the process (the trainer's, or vLLM's) then ends the process after ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``, 8 minutes. A group of
+blocking waits has no watchdog. Its ``wait`` blocks nothing here, because it comes after the end of a call.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,7 @@ class Meeting:
     num_members: int
     """With the sender."""
     join_s: float
-    """Deadline of forming the group."""
+    """Deadline of forming the group, from the moment when a member comes that is not the sender, and of connecting its members."""
     timeout_s: float
     """Deadline of every later broadcast."""
 
@@ -92,7 +98,8 @@ class Member:
         self._meeting, self._rank, self._device = meeting, rank, device
         self._next = 0
         self._group: Any = None
-        deadline = time.monotonic() + meeting.join_s
+        # engines come to one sender after the other, and the driver ends a meeting to which they do not come
+        deadline = time.monotonic() + (meeting.join_s if rank else meeting.timeout_s)
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
         self._control = _store(meeting)
         with _as_sync_errors(f"{self._what}: the group could not be formed"):
@@ -102,7 +109,11 @@ class Member:
             self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
             self._look()
             left_s = max(deadline - time.monotonic(), 1.0)
-            self._group = _process_group(C10D.PrefixStore("group", self._control), rank, meeting, device, left_s)
+            on_cuda = device.type == "cuda"
+            store = _store(meeting) if on_cuda else self._control  # NCCL's thread waits in it, and the look at the other would, too
+            self._group = _process_group(C10D.PrefixStore("group", store), rank, meeting, device, left_s)
+            if on_cuda:
+                self._connect()
 
     def broadcast(self, data: torch.Tensor, sequence: int) -> None:
         """Send ``data`` as member 0, fill it as another.
@@ -122,15 +133,32 @@ class Member:
             return
         fault = self._fault_of(data, sequence)
         if fault is not None:
-            self.close()
-            raise fault
+            self.close(data)
+            try:
+                raise fault
+            finally:
+                del fault, data  # the traceback has this frame, and would keep both until a garbage collection
 
-    def close(self) -> None:
-        """Leave the group; who still waits for this member gets an error."""
-        held, self._group = [self._group], None
+    def close(self, used: torch.Tensor | None = None) -> None:
+        """Leave the group; who still waits for this member gets an error.
+
+        ``used``: what a call that broke off may still write to, kept until the group is aborted, so that nobody else gets its memory.
+        """
+        held, self._group = [self._group, used], None
         self._next = -1
         if held[0] is not None:  # gloo's end waits for its calls under way, until their own time-out: nobody here does
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
+
+    def _connect(self) -> None:
+        """Have NCCL connect the members now: in the first call it would, and wait for a peer that it cannot reach without any deadline."""
+        done: Future[None] = Future()
+        threading.Thread(target=_connected, args=(self._group, self._device, done), name="rljob-group-connect", daemon=True).start()
+        try:
+            self._wait(done.done, time.monotonic() + self._meeting.join_s, "NCCL did not connect the members")
+            done.result()
+        except BaseException:
+            self.close()
+            raise
 
     def _fault_of(self, data: torch.Tensor, sequence: int) -> WeightSyncError | DeadlineError | None:
         """What went wrong in a broadcast, without its frames, which would keep the call alive, and the group with it."""
@@ -288,6 +316,17 @@ def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
     return member
 
 
+def _connected(group: Any, device: torch.device, done: Future[None]) -> None:
+    """The thread of a connection, which stays behind where that does not end."""
+    try:
+        torch.cuda.set_device(device)
+        group.eager_connect_single_device(device)
+    except Exception as error:  # noqa: BLE001 - the member raises it
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
+
 def _dropped(held: list[Any]) -> None:
     """Abort a group and let go of it."""
     with contextlib.suppress(RuntimeError):
@@ -300,7 +339,7 @@ def _process_group(store: Any, rank: int, meeting: Meeting, device: torch.device
     if device.type == "cuda":
         options = C10D.ProcessGroupNCCL.Options()
         options._timeout = _time(meeting.timeout_s)
-        with _environment(NO_ERROR_HANDLING):
+        with _environment(NO_WATCHDOG):
             return C10D.ProcessGroupNCCL(store, rank, meeting.num_members, options)
     gloo = C10D.ProcessGroupGloo._Options()
     gloo._timeout = _time(left_s)

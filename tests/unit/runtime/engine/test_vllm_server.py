@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.v1alpha1 import RLJob
 from rljob_runtime.engine.vllm import server
 from rljob_runtime.engine.vllm.server import ServerConfig, VllmServer
+from rljob_runtime.engine.vllm.server_settings import vllm_server
 from rljob_runtime.errors import ModelError
 from tests.layout.tree import ROOT
 from tests.support.ports import free_port
+from tests.unit.api.manifests import manifest
 
 WAIT_S = 60.0
 
@@ -101,3 +105,17 @@ def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
         running.stdin.close()
         assert running.wait(WAIT_S) == 0
     wait_for_end(pid)
+
+
+@pytest.mark.parametrize(("set_to", "found"), [(None, "0"), ("1", "1")])
+def test_a_judge_on_a_gpu_compiles_no_sampler_unless_it_is_told_to(
+    set_to: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = manifest()
+    made["spec"]["components"].append({"name": "judge", "role": "Judge", "placement": {"ranks": "0"}, "model": {"path": "owner/judge"}})
+    spec = RLJob.model_validate_json(json.dumps(made)).spec
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", set_to)
+    worker = vllm_server(spec, spec.components[-1], on_cpu=False, num_threads=1, log_file=tmp_path / "server.log")
+    assert worker.env["VLLM_USE_FLASHINFER_SAMPLER"] == found

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 import uuid
+import weakref
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rljob_runtime.errors import WeightSyncError
+from rljob_runtime.errors import DeadlineError, WeightSyncError
 from rljob_runtime.weightsync import group
 from rljob_runtime.weightsync.group import C10D, Meeting, Member, Outbox, end_meeting, joined
 from tests.support.pace import HANG_S
@@ -84,3 +90,109 @@ def test_whatever_ends_the_thread_of_a_sender_is_reported_at_once(monkeypatch: p
     outbox._thread.join(HANG_S)
     assert str(outbox.room()) == "trainer rank 3: MemoryError: no room for the group"
     outbox.close()
+
+
+def test_a_group_of_nccl_has_no_watchdog_which_would_end_the_process_after_the_loss_of_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, int, int, timedelta, dict[str, str | None]]] = []
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT")
+
+    class Nccl:
+        """As torch's, which reads these variables when it is made."""
+
+        Options = SimpleNamespace
+
+        def __init__(self, store: Any, rank: int, size: int, options: SimpleNamespace) -> None:
+            made.append((store, rank, size, options._timeout, {name: os.environ.get(name) for name in names}))
+
+    monkeypatch.setattr(C10D, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.delenv(names[0], raising=False)
+    monkeypatch.setenv(names[1], "0")
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", num_members=3, join_s=HANG_S, timeout_s=HANG_S)
+    group._process_group("store", 2, meeting, torch.device("cuda", 0), HANG_S)
+    assert made == [("store", 2, 3, timedelta(seconds=HANG_S), dict(zip(names, ("0", "1"), strict=True)))]
+    assert [os.environ.get(name) for name in names] == [None, "0"]
+
+
+def test_the_memory_of_a_broadcast_that_broke_off_is_kept_until_the_group_is_aborted(meeting: Meeting, store: Any) -> None:
+    """A kernel of NCCL may write to it until then."""
+    let_go, aborted = threading.Event(), threading.Event()
+    kept: list[bool] = []
+
+    class Call:
+        def is_completed(self) -> bool:
+            return False
+
+    class Group:
+        def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Call:
+            return Call()
+
+        def abort(self) -> None:
+            let_go.wait(HANG_S)
+            kept.append(memory() is not None)
+            aborted.set()
+
+    member = object.__new__(Member)
+    member._meeting, member._what, member._next, member._control, member._group = meeting, "member 1", 0, store, Group()
+    data = torch.zeros(8, dtype=torch.uint8)
+    memory = weakref.ref(data)
+    end_meeting(store, "engine-1 did not answer")
+    with pytest.raises(WeightSyncError, match="engine-1 did not answer"):
+        member.broadcast(data, 0)
+    del data
+    let_go.set()
+    assert aborted.wait(HANG_S)
+    assert kept == [True]
+
+
+@pytest.mark.parametrize(
+    ("join_s", "fault", "expected", "said"),
+    [
+        (0.1, None, DeadlineError, "member 1 of 2 of the group of trainer rank 0: NCCL did not connect the members in time"),
+        (
+            HANG_S,
+            RuntimeError("NCCL error: no route to host"),
+            WeightSyncError,
+            "group could not be formed: NCCL error: no route to host",
+        ),
+    ],
+)
+def test_members_that_nccl_cannot_connect_are_told_so(
+    store: Any, monkeypatch: pytest.MonkeyPatch, join_s: float, fault: Exception | None, expected: type[Exception], said: str
+) -> None:
+    """Weights then go another way; NCCL itself waits for them without end."""
+    let_go, aborted = threading.Event(), threading.Event()
+
+    class Group:
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            if fault is not None:
+                raise fault
+            let_go.wait(HANG_S)
+
+        def abort(self) -> None:
+            aborted.set()
+
+    monkeypatch.setattr(group, "_process_group", lambda *arguments: Group())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    store.set("here/0", "")
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", port=store.port, num_members=2, join_s=join_s, timeout_s=HANG_S)
+    with pytest.raises(expected, match=said):
+        Member(meeting, 1, torch.device("cuda", 0))
+    assert aborted.wait(HANG_S)
+    let_go.set()
+
+
+@pytest.mark.parametrize(("rank", "limit_s"), [(0, 500.0), (1, 50.0)])
+def test_a_sender_has_the_time_of_a_sync_for_engines_that_come_to_other_senders_first(
+    store: Any, monkeypatch: pytest.MonkeyPatch, rank: int, limit_s: float
+) -> None:
+    found: list[float] = []
+
+    def wait(member: Member, is_done: object, deadline: float, late: str) -> None:
+        found.append(deadline - time.monotonic())
+        raise DeadlineError(late)
+
+    monkeypatch.setattr(Member, "_wait", wait)
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", port=store.port, num_members=2, join_s=50.0, timeout_s=500.0)
+    with pytest.raises(DeadlineError, match="did not come"):
+        Member(meeting, rank, CPU)
+    assert found == [pytest.approx(limit_s, abs=25.0)]

@@ -14,6 +14,12 @@ ENVIRONMENT_TO_UNSET = ("VLLM_CPU_KVCACHE_SPACE",)
 """It would override ``kv_cache_bytes`` and touch every page of it at once."""
 
 
+def sampler_environment() -> dict[str, str]:
+    """Do without FlashInfer's sampler, which vLLM takes by default and compiles at its first use, by a compiler that images lack."""
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    return {name: os.environ.get(name, "0")}
+
+
 def engine_environment(config: EngineConfig) -> dict[str, str]:
     """Variables to set, besides ``ENVIRONMENT_TO_UNSET`` which must not be set.
 
@@ -26,9 +32,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # Requests have seeds, which FlashInfer's sampler cannot use; vLLM would still import and compile it.
-        "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0"),
-    }
+    } | sampler_environment()  # requests have seeds, which FlashInfer's sampler cannot use
     if config.enforce_eager:
         # vLLM compiles a small sampling helper even then, which needs a C++ compiler in the image and seconds at the start.
         variables["TORCHDYNAMO_DISABLE"] = "1"

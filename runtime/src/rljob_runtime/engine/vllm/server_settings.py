@@ -10,6 +10,7 @@ from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
 from rljob_runtime.engine.registry import EngineWorker
 from rljob_runtime.engine.vllm.adapter import CPU_KV_CACHE_BYTES
+from rljob_runtime.engine.vllm.environment import sampler_environment
 from rljob_runtime.engine.vllm.server import ServerConfig
 
 _FACTORY = "rljob_runtime.engine.vllm.server:VllmServer"
@@ -41,7 +42,7 @@ def vllm_server(
         extra_args=engine.extra_args,
         log_file=log_file,
     )
-    env = {"VLLM_NO_USAGE_STATS": "1"}
+    env = {"VLLM_NO_USAGE_STATS": "1"} | sampler_environment()
     if on_cpu:  # threads are left unbound: several engines share the cores; nothing is compiled
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "TORCHDYNAMO_DISABLE": "1"}
     if on_cpu and engine.tensor_parallel_size == 1:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rljob_runtime.engine.vllm.weight_receiver import fetch_tests
+from rljob_runtime.engine.vllm.weight_receiver import attempted, fetch_tests, start_update
 from rljob_runtime.errors import CorruptedWeightsError, DeadlineError, RuntimeFault, WeightSyncError
 from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
@@ -72,7 +72,7 @@ class WeightUpdates:
                     self._rpc("finish_weight_update", (), self._open.version, deadline)
                 self._open, self._opened_s, self._loaded = incoming, time.perf_counter(), 0
                 self.undefined = f"the update to version {incoming.version} broke off"
-                self._rpc("start_weight_update", (), incoming.version, deadline)
+                self._rpc(start_update, (), incoming.version, deadline)
             for bucket, payload in incoming.receive(deadline):
                 self._loaded += 1
                 update = {"bucket": bucket, "payload": payload, "last": self._loaded == len(incoming.manifest.buckets)}
@@ -105,20 +105,29 @@ class WeightUpdates:
         if left_s <= 0:
             raise DeadlineError(f"update to version {version}: the deadline passed before {name}; allow more time and send it again")
         try:
-            self._core.collective_rpc(method, left_s, arguments)
+            answers = self._core.collective_rpc(attempted, left_s, (method, arguments))
+        except TimeoutError as exc:  # of several processes: their answers would be taken for those to later calls
+            raise RuntimeFault(f"update to version {version}: {name} was not done in {left_s:.0f} s: {exc}") from exc
         except Exception as exc:
-            if self._process_ended() or _is_fatal(exc):
-                raise RuntimeFault(f"update to version {version}: {type(exc).__name__} in {name}: {exc}") from exc
-            kind = CorruptedWeightsError if CHANGED in str(exc) else WeightSyncError
-            raise kind(f"update to version {version}: vLLM failed in {name}: {exc}; send a full update") from exc
+            is_over = isinstance(exc, torch.AcceleratorError | EngineDeadError)
+            raise self._error(version, name, [f"{type(exc).__name__}: {exc}"], is_over=is_over) from exc
+        if said := list(dict.fromkeys(answer for answer in answers if answer is not None)):
+            raise self._error(version, name, said)
+
+    def _error(self, version: int, name: str, said: Sequence[str], *, is_over: bool = False) -> RuntimeFault:
+        """What ranks, or the executor, said of a call, to the engine's callers."""
+        text = "; ".join(said)
+        if is_over or self._process_ended() or any(map(_is_fatal, said)):
+            return RuntimeFault(f"update to version {version}: {name} failed: {text}")
+        kind = CorruptedWeightsError if CHANGED in text else WeightSyncError
+        return kind(f"update to version {version}: vLLM failed in {name}: {text}; send a full update")
 
 
-def _is_fatal(error: Exception) -> bool:
-    """Whether no later call can succeed in this process: a CUDA error stays until the process ends. Ranks' errors come as text.
+def _is_fatal(text: str) -> bool:
+    """Whether no later call can succeed in the process that says so: a CUDA error stays until the process ends.
 
     Not so where a handle of another process's memory was refused, as between containers that share no IPC namespace: weights go another way
     then. Of a device that is broken already the next call says so.
     """
-    text = str(error)
     errors = () if NOT_OPENED in text else DEVICE_ERRORS[:1] if OF_TRANSPORT in text else DEVICE_ERRORS
-    return isinstance(error, torch.AcceleratorError | EngineDeadError) or any(known in text for known in errors)
+    return any(known in text for known in errors)

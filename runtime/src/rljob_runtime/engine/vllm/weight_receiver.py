@@ -10,6 +10,7 @@ CUDA graphs stay valid and the order of buckets does not matter.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import MethodType
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.config.weight_transfer import WeightTransferConfig
 
     from rljob_runtime.weightsync.parcel import Payload
+
+logger = logging.getLogger(__name__)
 
 BACKEND = "rljob"
 """The name under which vLLM knows this receiver (``weight_transfer_config={"backend": "rljob"}``)."""
@@ -199,3 +202,29 @@ def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
     """
     for test in tests:
         worker.weight_transfer_engine.fetch(test)
+
+
+def start_update(worker: Any) -> None:
+    """vLLM's ``start_weight_update``, also after an update that broke off on other ranks alone: vLLM ends it only where it breaks off."""
+    held = getattr(worker, "worker", worker)  # vLLM's wrapper passes on what is read, not what is written
+    if held._weight_update_active:
+        held._weight_update_active = False
+        held.weight_transfer_engine.reset_weight_update_target()
+    worker.start_weight_update()
+
+
+def attempted(worker: Any, call: str | Callable[..., object], arguments: tuple[object, ...]) -> str | None:
+    """Call a method of a worker, or a function with it; what went wrong as text, None where nothing did.
+
+    vLLM's executor stops at the first rank with an error and leaves the answers of later ranks in their queues, so that each later call
+    would take the answer to the one before it. So an error is an answer here.
+    """
+    try:
+        if isinstance(call, str):
+            getattr(worker, call)(*arguments)
+        else:
+            call(worker, *arguments)
+    except Exception as error:  # the caller raises it
+        logger.exception("%s of a weight update failed", call if isinstance(call, str) else call.__name__)
+        return f"{type(error).__name__}: {error}"
+    return None

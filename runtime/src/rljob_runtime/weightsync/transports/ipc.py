@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -214,9 +216,29 @@ class HandleReceiver:
 def _buffer(bucket: Bucket, device: torch.device) -> torch.Tensor:
     """Zeros, of which gaps between slots keep theirs; in host memory where others can open it."""
     if device.type == "cuda":
-        return torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=device)
+        with _plain_segments():
+            return torch.zeros(bucket.size_bytes, dtype=torch.uint8, device=device)
     torch.multiprocessing.set_sharing_strategy("file_system")  # the default passes an open file, which an unrelated process cannot receive
     return torch.zeros(bucket.size_bytes, dtype=torch.uint8).share_memory_()
+
+
+@contextmanager
+def _plain_segments() -> Iterator[None]:
+    """Allocate what other processes can open by a handle.
+
+    Memory of expandable segments, where the user has chosen these, is opened by the system call ``pidfd_getfd``, which containers and
+    Yama refuse. Torch parses its settings as a whole: what is not in the string is set back to its default.
+    """
+    before = torch._C._accelerator_getAllocatorSettings()
+    plain = re.sub(r"(expandable_segments\s*:\s*)True", r"\1False", before, flags=re.IGNORECASE)
+    if plain == before:
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings(plain)
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def _exported(data: torch.Tensor) -> bytes:
