@@ -26,6 +26,7 @@ from rljob_operator.errors import (
     UnavailableError,
 )
 from rljob_operator.protocol import Kind
+from tests.support.pace import HANG_S
 
 RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "math-a1", "namespace": "team"}}
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -216,6 +217,25 @@ async def test_requests_under_way_are_bounded(client, server):
     await asyncio.gather(*(client.create(RAYJOB) for _ in range(20)))
     assert len(server.requests) == 20
     assert 1 < server.most_at_once <= 3
+
+
+async def test_a_write_that_hangs_in_a_webhook_makes_room_and_the_number_of_those_is_bounded(server, monkeypatch):
+    monkeypatch.setattr(kube, "LATE_S", 0.05)
+    monkeypatch.setattr(kube, "MAX_LATE", 1)
+    made = kube.KubernetesClient(Configuration(host=server.url), max_in_flight=1, observe=lambda *request: None)
+    server.answers = [HANG_S, web.json_response({}), HANG_S]
+    first = asyncio.create_task(made.create(RAYJOB))
+    await made.get(Kind.RLJOB, "team", "math")
+    assert not first.done()
+    second = asyncio.create_task(made.create(RAYJOB))
+    third = asyncio.create_task(made.get(Kind.RLJOB, "team", "math"))
+    await asyncio.wait([third], timeout=0.3)
+    assert not third.done(), "the second write keeps its place"
+    assert len(server.requests) == 3
+    first.cancel()
+    second.cancel()
+    await third
+    await made.close()
 
 
 async def test_without_the_lease_nothing_is_written_but_the_lease(server):
