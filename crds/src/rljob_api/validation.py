@@ -7,8 +7,8 @@ checked because of what comes before is said at the end of the problems:
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
    (:mod:`rljob_api.planner`); where there is one, rules that need it, and what fits (:mod:`rljob_api.memory`).
 
-A job that has started is judged once: a later version that has more checks tolerates what they find, as long as types, keys and placement
-are right (docs/design/0012).
+A job that has started is judged once: a later version that has more checks tolerates what they find, as long as types, keys, form and
+placement are right (docs/design/0012).
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def check(
     tolerated: list[FieldError] = []
     if started and errors and plan is not None:
         lasting = set(_examined(_without_changes(job.spec), shape, served, None)[1])
+        lasting -= {error for rule in pods.FORM_RULES for error in rule(job.spec)}
         tolerated = [error for error in errors if error in lasting]
         errors = [error for error in errors if error not in lasting]
     if plan is None or unknown or errors or (runnable and not_yet):

@@ -179,8 +179,8 @@ class WorkQueue:
                 logger.warning(
                     "%d reconciles were not done within %g s and are cancelled: %s", len(late), deadline_s, sorted(self._processing)
                 )
-            for worker in late:
-                worker.cancel()
+            for unfinished in (*late, *self._started.values()):
+                unfinished.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _work(self) -> None:
@@ -194,7 +194,7 @@ class WorkQueue:
                 self._lane.put_nowait((priority, order, key))  # still queued
                 continue
             task = self._begin(key)
-            await self._wait(key, task, None if self._stopping else PATIENCE_S)
+            await self._wait(key, task, PATIENCE_S)
             if task.done():
                 self._end(key, task)
             else:

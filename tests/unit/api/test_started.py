@@ -18,7 +18,10 @@ def changed(**fields: Any) -> dict[str, Any]:
 TOLERATED: dict[str, dict[str, Any]] = {
     "no effect": {"training": {"minLearningRate": 1e-7}},
     "never read": {"report": {"trajectoriesEverySteps": 0, "trajectoriesPerStep": 3}},
-    "too little memory": {"model": {"path": "models/tiny", "parameterCount": 10**12}},
+    "too little memory": {
+        "nodeGroups": [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "deviceMemory": "1Gi"}],
+        "model": {"path": "models/tiny", "dtype": "float32", "parameterCount": 10**10},
+    },
 }
 
 
@@ -34,6 +37,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "type": {"seed": "one"},
     "bound": {"rollout": {"temperature": 0}},
     "placement": {"nodeGroups": [{"name": "local", "devicesPerNode": 1, "deviceResource": "cpu"}]},
+    "a list of a pod template": {"podTemplate": {"spec": {"volumes": [{"emptyDir": {}}]}}},
     "depends on a field that can be changed": {"training": {"steps": 5, "warmupSteps": 6}},
     "the same, of a job that now trains nothing": {"training": {"steps": 0}},
 }

@@ -224,10 +224,17 @@ async def test_a_write_that_hangs_in_a_webhook_makes_room_and_the_number_of_thos
     monkeypatch.setattr(kube, "MAX_LATE", 1)
     made = kube.KubernetesClient(Configuration(host=server.url), max_in_flight=1, observe=lambda *request: None)
     server.answers = [HANG_S, web.json_response({}), HANG_S]
+
+    async def arrived(number: int) -> None:
+        while len(server.requests) < number:
+            await asyncio.sleep(0)
+
     first = asyncio.create_task(made.create(RAYJOB))
+    await arrived(1)
     await made.get(Kind.RLJOB, "team", "math")
     assert not first.done()
     second = asyncio.create_task(made.create(RAYJOB))
+    await arrived(3)
     third = asyncio.create_task(made.get(Kind.RLJOB, "team", "math"))
     await asyncio.wait([third], timeout=0.3)
     assert not third.done(), "the second write keeps its place"
