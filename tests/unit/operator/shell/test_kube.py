@@ -26,7 +26,6 @@ from rljob_operator.errors import (
     UnavailableError,
 )
 from rljob_operator.protocol import Kind
-from tests.support.pace import HANG_S
 
 RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "math-a1", "namespace": "team"}}
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,7 +36,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
-        self.answers: list[web.Response | float] = []
+        self.answers: list[web.Response | float | asyncio.Event] = []
         self.at_once = self.most_at_once = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -53,8 +52,8 @@ class Server:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         answer = self.answers.pop(0) if self.answers else web.json_response({"kind": "RayJob", "metadata": {}})
-        if isinstance(answer, float):
-            await asyncio.sleep(answer)
+        if not isinstance(answer, web.Response):
+            await (answer.wait() if isinstance(answer, asyncio.Event) else asyncio.sleep(answer))
             answer = web.json_response({})
         await asyncio.sleep(0)
         self.at_once -= 1
@@ -223,7 +222,8 @@ async def test_a_write_that_hangs_in_a_webhook_makes_room_and_the_number_of_thos
     monkeypatch.setattr(kube, "LATE_S", 0.05)
     monkeypatch.setattr(kube, "MAX_LATE", 1)
     made = kube.KubernetesClient(Configuration(host=server.url), max_in_flight=1, observe=lambda *request: None)
-    server.answers = [HANG_S, web.json_response({}), HANG_S]
+    webhook = asyncio.Event()
+    server.answers = [webhook, web.json_response({}), webhook]
 
     async def arrived(number: int) -> None:
         while len(server.requests) < number:
@@ -239,9 +239,8 @@ async def test_a_write_that_hangs_in_a_webhook_makes_room_and_the_number_of_thos
     await asyncio.wait([third], timeout=0.3)
     assert not third.done(), "the second write keeps its place"
     assert len(server.requests) == 3
-    first.cancel()
-    second.cancel()
-    await third
+    webhook.set()
+    await asyncio.gather(first, second, third)
     await made.close()
 
 
