@@ -7,9 +7,11 @@ import pytest
 
 from rljob_operator.errors import UnansweredError
 from rljob_operator.metrics import Metrics
-from rljob_operator.model import Key
+from rljob_operator.model import Key, Manifest
+from rljob_operator.protocol import Kind
 from rljob_operator.workqueue import NUM_SLOW, PATIENCE_S, WorkQueue
 from tests.unit.operator.shell.virtual_time import now, run
+from tests.unit.operator.shell.world import World, rljob
 
 WORKERS = 8
 HANG_S = 34.0
@@ -141,3 +143,43 @@ def test_stopping_finishes_what_the_lane_runs_and_starts_nothing_there():
     ended, at_s = run(scenario())
     assert len(ended) == NUM_SLOW
     assert at_s <= HANG_S + 2 * PATIENCE_S
+
+
+@pytest.mark.parametrize("num_ill", [WORKERS, 40])
+def test_a_webhook_that_hangs_for_some_jobs_delays_no_other_job(num_ill: int, monkeypatch: pytest.MonkeyPatch):
+    """The whole of queue, reconciler and API server, where creating the RayJobs of some jobs hangs."""
+
+    async def scenario() -> tuple[World, float]:
+        world, created = World(), asyncio.Event()
+        create = world.kube.create
+
+        async def behind_a_webhook(manifest: Manifest) -> Manifest:
+            if manifest["kind"] == Kind.RAYJOB and manifest["metadata"]["name"].startswith("ill-"):
+                await asyncio.sleep(HANG_S)
+                raise UnansweredError("create RayJob", 0, "no answer within 35 s")
+            stored = await create(manifest)
+            if manifest["metadata"]["name"] == "healthy-a1":
+                created.set()
+            return stored
+
+        monkeypatch.setattr(world.kube, "create", behind_a_webhook)
+        for index in range(num_ill):
+            world.kube.add(rljob(f"ill-{index}"))
+        await world.boot()
+        queue = WorkQueue(world.reconciler.reconcile, workers=WORKERS, metrics=world.metrics, clock=now, jitter=lambda: 0.0)
+        queue.start()
+        for key in world.cache.keys():
+            queue.add(key)
+        await asyncio.sleep(100.0)
+        world.kube.add(rljob("healthy"))
+        world.deliver()
+        began_s = asyncio.get_running_loop().time()
+        queue.add(Key(namespace="team", name="healthy"))
+        await created.wait()
+        waited_s = asyncio.get_running_loop().time() - began_s
+        await queue.stop(0.0)
+        return world, waited_s
+
+    world, waited_s = run(scenario())
+    assert waited_s < 0.1
+    assert world.condition("Running", "ill-0") == ("False", "ApiUnavailable"), "reported meanwhile"
