@@ -72,6 +72,20 @@ def test_jobs_made_while_the_operator_was_away_are_found(world: World, operator:
     assert children(world, "early") == [c.format("early") for c in ALL_CHILDREN]
 
 
+def test_a_rayjob_whose_label_is_removed_goes_on_and_gets_it_back(world: World, operator: OperatorProcess):
+    operator.start()
+    world.job("unlabeled")
+    world.runs("unlabeled-a1")
+    world.until_condition("unlabeled", "Running", "True/Running")
+    world.kubectl("label", "rayjob", "unlabeled-a1", "rljob.dev/job-")
+    world.until("the label is back", lambda: world.list("rayjobs", "unlabeled"))
+    world.rayjob_status("unlabeled-a1", **SUCCEEDED)
+    world.until_condition("unlabeled", "Succeeded", "True/Completed")
+    assert "lastFailure" not in world.status("unlabeled")
+    reasons = world.kubectl("get", "events", "--field-selector=involvedObject.name=unlabeled", "-o", "jsonpath={.items[*].reason}")
+    assert "LabelsRestored" in reasons.split()
+
+
 def test_watches_that_are_cut_are_taken_up_again(world: World, operator: OperatorProcess, proxy: FaultyProxy):
     operator.start()
     world.job("cut")

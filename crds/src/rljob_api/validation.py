@@ -6,13 +6,16 @@ checked because of what comes before is said at the end of the problems:
 1. :mod:`rljob_api.reading.manifest`: YAML, traps, types, unknown keys.
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
    (:mod:`rljob_api.planner`); where there is one, rules that need it, and what fits (:mod:`rljob_api.memory`).
+
+A job that has started is judged once: a later version that has more checks tolerates what they find, as long as types, keys, form and
+placement are right (docs/design/0012).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rljob_api import planner
 from rljob_api.errors import FieldError, SpecInvalidError
@@ -41,10 +44,16 @@ from rljob_api.rules import (
 )
 from rljob_api.rules.model import ConfigReader, model_problems
 from rljob_api.rules.supported import unsupported
+from rljob_api.v1alpha1.base import SpecModel
+from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.rljob import RLJob, RLJobSpec
 
 if TYPE_CHECKING:
     from rljob_api.memory import ModelShape, Served, ShapeReader
+
+ENOUGH_STEPS: Final = 10_000_000
+"""More training steps than all warmups together can have."""
+Section = TypeVar("Section", bound=SpecModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,8 @@ class CheckedJob:
     """Size of its model, where that is known."""
     served: Served | None = None
     """Sizes of the models that components have of their own, where somebody looked for them."""
+    tolerated: tuple[FieldError, ...] = ()
+    """Problems that a new job would be refused for; only of a job that has started."""
 
 
 def check(
@@ -66,6 +77,7 @@ def check(
     *,
     name: str | None = None,
     runnable: bool = True,
+    started: bool = False,
     shape_of: ShapeReader | None = None,
     config_of: ConfigReader | None = None,
 ) -> CheckedJob:
@@ -75,6 +87,8 @@ def check(
         source: YAML or JSON text, or a manifest that is already parsed.
         name: which RLJob to take when the text holds several.
         runnable: whether fields that have no effect yet are problems; planning alone can do without.
+        started: whether the job has started with this spec, apart from fields that may change later, under a version that may have had
+            fewer checks. Problems that no change of these fields solves are then :attr:`CheckedJob.tolerated`.
         config_of: reads the config.json of a model, so that one that a run would refuse is reported.
         shape_of: says how large a model is, for the memory estimate; without it, or where it does not know, its parameterCount.
 
@@ -88,10 +102,39 @@ def check(
         raise SpecInvalidError(error.errors, _unchecked_without_types(len(error.errors))) from None
     shape, served = _shapes(job.spec, shape_of)
     plan, errors, not_yet = _examined(job.spec, shape, served, config_of)
+    tolerated: list[FieldError] = []
+    if started and errors and plan is not None:
+        lasting = set(_examined(_without_changes(job.spec), shape, served, None)[1])
+        lasting -= {error for rule in pods.FORM_RULES for error in rule(job.spec)}
+        tolerated = [error for error in errors if error in lasting]
+        errors = [error for error in errors if error not in lasting]
     if plan is None or unknown or errors or (runnable and not_yet):
         unchecked = _unchecked_without_plan() if plan is None else None
         raise SpecInvalidError(manifest.arrange(document, [*unknown, *errors, *not_yet]), unchecked)
-    return CheckedJob(job=job, plan=plan, not_yet=tuple(manifest.arrange(document, not_yet)), shape=shape, served=served)
+    return CheckedJob(
+        job=job,
+        plan=plan,
+        not_yet=tuple(manifest.arrange(document, not_yet)),
+        shape=shape,
+        served=served,
+        tolerated=tuple(manifest.arrange(document, tolerated)),
+    )
+
+
+def _without_changes(spec: RLJobSpec) -> RLJobSpec:
+    """The spec with values of the fields that may change after the start that no check objects to."""
+    from rljob_api.crd.schema import MUTABLE_BELOW, MUTABLE_SPEC_FIELDS  # only where an upgrade has brought a new check
+
+    sections = {name: _with_defaults(getattr(spec, name), mutable) for name, mutable in MUTABLE_BELOW.items()}
+    # A job without a trainer validates the model alone, which training.steps: 0 says; one with a trainer has more steps than any warmup.
+    steps = ENOUGH_STEPS if spec.with_role(Role.TRAINER) else 0
+    sections["training"] = sections["training"].model_copy(update={"steps": steps})
+    return _with_defaults(spec, MUTABLE_SPEC_FIELDS).model_copy(update=sections)
+
+
+def _with_defaults(section: Section, aliases: Collection[str]) -> Section:
+    fields = {name: field.default for name, field in type(section).model_fields.items() if field.alias in aliases}
+    return section.model_copy(update=fields)
 
 
 def _unchecked_without_types(num_problems: int) -> str:

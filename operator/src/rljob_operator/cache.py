@@ -68,7 +68,7 @@ class _Child:
 
 @dataclass(slots=True)
 class _JobEntry:
-    """One RLJob and the objects that carry its label."""
+    """One RLJob and its RayJobs, and the RayClusters and pods that carry its label."""
 
     job: _Job | None = None
     children: dict[tuple[Kind, str], _Child] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Cache:
         return None if entry is None or entry.job is None else views.job_view(_unpack(entry.job.packed))
 
     def children(self, key: Key) -> tuple[ChildView, ...]:
-        """RayJobs that carry the job's label, whatever their owner, by attempt."""
+        """RayJobs that the job controls, or that carry its label and have no RLJob as controller, by attempt."""
         return tuple(sorted((view for view in self._views(key) if isinstance(view, ChildView)), key=lambda view: (view.attempt, view.name)))
 
     def clusters(self, key: Key) -> tuple[ClusterView, ...]:
@@ -110,7 +110,7 @@ class Cache:
         return tuple(sorted((view for view in self._views(key) if isinstance(view, PodView)), key=lambda view: view.name))
 
     def uid(self, kind: Kind, key: Key, name: str) -> str | None:
-        """UID of an object that carries the job's label."""
+        """UID of an object of the job."""
         entry = self._entries.get(key)
         child = None if entry is None else entry.children.get((kind, name))
         return None if child is None else child.uid
@@ -210,6 +210,10 @@ class Cache:
         job = (metadata.get("labels") or {}).get(JOB_LABEL)
         if job is None:
             return None
+        # A RayJob's owner is not editable by mistake as its label is; pods and RayClusters have KubeRay's objects as owners.
+        owners = [o["name"] for o in metadata.get("ownerReferences") or () if o.get("controller") and o.get("kind") == Kind.RLJOB]
+        if kind is Kind.RAYJOB and owners:
+            job = owners[0]
         return Key(namespace=sys.intern(metadata["namespace"]), name=sys.intern(job))
 
     def _version(self, where: ObjectKey) -> int | None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -39,6 +40,10 @@ WRITE_TIMEOUT_S: Final = 35.0
 """Timeout of one write: the API server answers after 34 s at the latest, however long its webhooks take, each of them up to 30 s
 (``requestTimeoutUpperBound`` in k8s.io/apiserver/pkg/endpoints/handlers/rest.go). A client that disconnects earlier cancels the write: an
 object behind a webhook that hangs and may be ignored would never be stored, and the name of one that may not would not be reported."""
+LATE_S: Final = 2.0
+"""A write without an answer for so long waits for an admission webhook, and makes room for another request."""
+MAX_LATE: Final = 96
+"""Maximum number of such writes that make room: the reconciles of all workers of the queue and its slow lane, four writes each."""
 CONNECT_TIMEOUT_S: Final = 10.0
 """Timeout of a connection."""
 LEASE_TIMEOUT_S: Final = 4.0
@@ -69,12 +74,12 @@ class KubernetesClient:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
-        """Use a complete configuration; ``max_in_flight`` bounds concurrent requests and connections, those for the lease apart.
+        """Use a complete configuration; ``max_in_flight`` bounds concurrent requests, those for the lease and late writes apart.
 
         ``may_write`` is asked right before a write is sent; the lease itself is always written. ``on_date`` gets the header ``Date`` of
         every answer.
         """
-        configuration.connection_pool_maxsize = max_in_flight + 1
+        configuration.connection_pool_maxsize = max_in_flight + MAX_LATE + 1
         # The API server sets no cookies, and a pod reaches it without a proxy: skip both look-ups on every request.
         session: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar()}
         if _in_cluster():
@@ -82,8 +87,8 @@ class KubernetesClient:
         configuration.client_session_kwargs = session
         self._api: Any = ApiClient(configuration)  # its methods have no types
         self._host = configuration.host
-        self._slots = asyncio.Semaphore(max_in_flight)
-        self._lease_slot = asyncio.Semaphore(1)
+        self._slots = _Slots(max_in_flight)
+        self._lease_slots = _Slots(1)
         self._observe = observe
         self._may_write = may_write
         self._on_date = on_date
@@ -206,7 +211,7 @@ class KubernetesClient:
         headers = {"Content-Type": content_type, "Accept": JSON, "User-Agent": FIELD_MANAGER}
         status, is_sent = 0, False
         try:
-            async with self._lease_slot if is_lease else self._slots:
+            async with self._lease_slots.one() if is_lease else self._slots.one(is_write=method != "GET"):
                 # Also rereads the token file when due.
                 await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
                 if method != "GET" and not is_lease and not self._may_write():
@@ -234,6 +239,42 @@ class KubernetesClient:
         if is_lease:
             return LEASE_TIMEOUT_S
         return self._request_timeout_s if method == "GET" else self._write_timeout_s
+
+
+class _Slots:
+    """Bounds concurrent requests.
+
+    A write that hangs in an admission webhook costs the API server next to nothing. Without room of their own, a few of them would hold up
+    the requests for all other jobs.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._num_late = 0
+
+    @asynccontextmanager
+    async def one(self, *, is_write: bool = False) -> AsyncIterator[None]:
+        """A slot for one request; a write that is late gives it back early."""
+        await self._free.acquire()
+        is_late = False
+
+        def give_back() -> None:
+            nonlocal is_late
+            if self._num_late < MAX_LATE:
+                is_late = True
+                self._num_late += 1
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(LATE_S, give_back) if is_write else None
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if is_late:
+                self._num_late -= 1
+            else:
+                self._free.release()
 
 
 def _in_cluster() -> bool:

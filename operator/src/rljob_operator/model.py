@@ -48,7 +48,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildView:
-    """A RayJob that carries the job's label."""
+    """A RayJob of the job, or one that only carries its label."""
 
     name: str
     attempt: int

@@ -81,6 +81,8 @@ _LATER_KINDS: Final = (str(Kind.ROLE_BINDING), str(Kind.RAYJOB))
 
 SERVER_ERROR: Final = 500
 """Lowest HTTP status of errors of the server, among them those of webhooks that do not answer."""
+LABELS_RESTORED: Final = "LabelsRestored"
+"""Reason of the event about a RayJob whose labels were edited."""
 MAX_EVENT_MESSAGE: Final = 1024
 """Maximum length of an event message, in characters; the API server rejects longer ones."""
 
@@ -101,6 +103,8 @@ class _Checked:
 
     uid: str
     generation: int
+    started: bool | None
+    """Whether the job had started; None where that makes no difference."""
     found: CheckedJob | SpecInvalidError
 
 
@@ -183,8 +187,34 @@ class Reconciler:
         if not attempt or _is_finished(job.status):
             return
         name = naming.rayjob_name(job.key.name, attempt)
-        if self._cache.uid(Kind.RAYJOB, job.key, name) is None or self._is_head_leaving(job, attempt):
-            await self._refresh(Kind.RAYJOB, job.key, name)
+        is_known = any((child.name, child.attempt) == (name, attempt) for child in self._cache.children(job.key))
+        if is_known and not self._is_head_leaving(job, attempt):
+            return
+        try:
+            found = await self._client.get(Kind.RAYJOB, job.key.namespace, name)
+        except NotFoundError:
+            self._cache.forget(Kind.RAYJOB, job.key.namespace, name)
+            return
+        if _is_owned(found, job.uid):
+            found = await self._with_labels(job, found, {naming.JOB_LABEL: job.key.name, naming.ATTEMPT_LABEL: str(attempt)})
+        self._cache.put(Kind.RAYJOB, found, Source.OTHER)
+
+    async def _with_labels(self, job: JobView, found: Manifest, labels: Mapping[str, str]) -> Manifest:
+        """The RayJob with the labels that the watch selects by and the cache reads, which somebody may have edited.
+
+        Without them it looks deleted while it runs. Until they can be restored nothing is decided about the job.
+        """
+        metadata = found["metadata"]
+        stored = metadata.get("labels") or {}
+        lost = {name: value for name, value in labels.items() if stored.get(name) != value}
+        if not lost:
+            return found
+        patch = {"metadata": {"uid": metadata["uid"], "labels": lost}}
+        restored = await self._client.patch_merge(Kind.RAYJOB, job.key.namespace, metadata["name"], patch)
+        message = f"RayJob {metadata['name']}: labels that the operator needs were edited and are restored: {', '.join(sorted(lost))}."
+        logger.warning("%s/%s: %s", job.key.namespace, job.key.name, message)
+        await self._emit(job, Event(is_warning=True, reason=LABELS_RESTORED, message=message), self._clock())
+        return restored
 
     def _is_head_leaving(self, job: JobView, attempt: int) -> bool:
         """Whether a head pod is being deleted under a RayJob that runs, as far as is known.
@@ -212,20 +242,13 @@ class Reconciler:
         return frozen.hashes(checked.job.spec)
 
     def _check(self, job: JobView) -> CheckedJob | SpecInvalidError:
-        """Check the spec; cached, because the result is the same for a generation."""
-        known = self._checked.get(job.key)
-        if known is None or (known.uid, known.generation) != (job.uid, job.generation):
-            manifest = {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "metadata": {"name": job.key.name, "namespace": job.key.namespace},
-                "spec": job.spec,
-            }
-            try:
-                found: CheckedJob | SpecInvalidError = validation.check(manifest)
-            except SpecInvalidError as error:
-                found = error.with_traceback(None)  # a traceback would keep its frames alive
-            known = self._checked[job.key] = _Checked(uid=job.uid, generation=job.generation, found=found)
+        """Check the spec; cached, because the result is the same for a generation, before the start and after it."""
+        known, started = self._checked.get(job.key), bool(job.status.get("attempt"))
+        if known is None or (known.uid, known.generation) != (job.uid, job.generation) or known.started not in (None, started):
+            found = _check(job)
+            is_flawless = isinstance(found, CheckedJob) and not found.tolerated
+            judged = None if is_flawless else started
+            known = self._checked[job.key] = _Checked(uid=job.uid, generation=job.generation, started=judged, found=found)
             if len(self._checked) > NUM_CHECKED_SPECS:
                 self._checked.popitem(last=False)
         self._checked.move_to_end(job.key)
@@ -257,28 +280,37 @@ class Reconciler:
         """Create the children of an attempt; returns what prevents it.
 
         The Role comes before its binding, which refers to it, and the RayJob last, because it uses all others. Children that an earlier
-        try created before the API server throttled it are not requested again: that would use up the budget that the rest needs.
+        try created before it failed or was cancelled are not requested again: that would use up the budget that the rest needs.
         """
-        created = self._created.pop((job.uid, attempt), set())
-        objects = [
-            o for o in desired.attempt_objects(job, checked, attempt, self._settings) if (o["kind"], o["metadata"]["name"]) not in created
-        ]
+        created = self._created.setdefault((job.uid, attempt), set())
+        self._created.move_to_end((job.uid, attempt))
+        if len(self._created) > NUM_UNFINISHED:
+            self._created.popitem(last=False)
+        objects = [o for o in desired.attempt_objects(job, checked, attempt, self._settings) if _identity(o) not in created]
         stages = (
             [o for o in objects if o["kind"] not in _LATER_KINDS],
             *([o for o in objects if o["kind"] == kind] for kind in _LATER_KINDS),
         )
         for stage in stages:
-            outcomes = await asyncio.gather(*(self._ensure(job, manifest) for manifest in stage), return_exceptions=True)
-            created |= {(o["kind"], o["metadata"]["name"]) for o, outcome in zip(stage, outcomes, strict=True) if outcome is None}
+            outcomes = await asyncio.gather(*(self._ensure_once(job, manifest, created) for manifest in stage), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
-                    self._created[job.uid, attempt] = created
-                    if len(self._created) > NUM_UNFINISHED:
-                        self._created.popitem(last=False)
                     raise outcome
                 if outcome is not None:
+                    self._created.pop((job.uid, attempt), None)  # the next try may be much later, and looks at every child again
                     return outcome
+        self._created.pop((job.uid, attempt), None)
         return None
+
+    async def _ensure_once(self, job: JobView, manifest: Manifest, created: set[tuple[str, str]]) -> _Obstacle | None:
+        """:meth:`_ensure`, with the child added to ``created`` at once when it exists, so that neither an error nor a timeout loses it.
+
+        Except for the RayJob: its creation completes the attempt, which must not rest on memory.
+        """
+        obstacle = await self._ensure(job, manifest)
+        if obstacle is None and manifest["kind"] != Kind.RAYJOB:
+            created.add(_identity(manifest))
+        return obstacle
 
     async def _ensure(self, job: JobView, manifest: Manifest) -> _Obstacle | None:
         """Create one child unless it exists; returns what prevents it."""
@@ -361,6 +393,24 @@ class Reconciler:
             logger.warning("%s/%s: could not write event %s: %s", job.key.namespace, job.key.name, event.reason, error)
 
 
+def _check(job: JobView) -> CheckedJob | SpecInvalidError:
+    """Check the spec of a job; one that started with it keeps it, also where this version refuses it (see docs/design/0012)."""
+    metadata = {"name": job.key.name, "namespace": job.key.namespace}
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": job.spec}
+    try:
+        return validation.check(manifest)
+    except SpecInvalidError as error:
+        invalid = error.with_traceback(None)  # a traceback would keep its frames alive
+    recorded = job.status.get("specHashes")
+    if not job.status.get("attempt") or not isinstance(recorded, Mapping):
+        return invalid
+    try:
+        checked = validation.check(manifest, started=True)
+    except SpecInvalidError as error:
+        return error.with_traceback(None)
+    return invalid if frozen.changed(recorded, frozen.hashes(checked.job.spec)) else checked
+
+
 def _with_error(observed: Observed, decision: Decision, error: RejectedError | UnavailableError) -> Observed | None:
     """The observation with the refused write; None if it is not reported: the server only asks to wait, or cannot be reached at all."""
     if isinstance(error, UnavailableError) and error.status < SERVER_ERROR and not isinstance(error, UnansweredError):
@@ -383,6 +433,10 @@ def _reports_change(current: Mapping[str, Any]) -> bool:
 def _is_owned(stored: Manifest, uid: str) -> bool:
     """Whether the object's controller is the RLJob with this UID."""
     return any(owner.get("controller") and owner["uid"] == uid for owner in stored["metadata"].get("ownerReferences") or ())
+
+
+def _identity(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
 
 
 def _covers(stored: Any, wanted: Any) -> bool:

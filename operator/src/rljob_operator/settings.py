@@ -32,9 +32,9 @@ class Settings:
     metrics_from: str = ""
     """Peers that may read the metrics of jobs, as a JSON list like "from" of a NetworkPolicy; empty: nobody but the job's own pods."""
     workers: int = 8
-    """Maximum number of concurrent reconciles."""
+    """Maximum number of concurrent reconciles, besides up to 16 that take longer than 2 s."""
     requests: int = 16
-    """Maximum number of concurrent requests to the API server."""
+    """Maximum number of concurrent requests to the API server, besides writes that have not been answered for 2 s."""
     lease: str = ""
     """Lease "namespace/name" that operators take turns by; empty: this process is the only operator."""
     webhook: str = ""

@@ -3,7 +3,13 @@
 ::
 
     add(key) ----------------> ready (events first, then FIFO) --> N workers --> reconcile(key) -> next check | error
-    next check, backoff --> timers (one heap, one event loop timer) --^
+    next check, backoff --> timers (one heap, one event loop timer) --^    |
+                                                                           | longer than 2 s, this time or the last time
+                                                                           v
+                                                        slow lane (the same order) --> 16 workers
+
+A reconcile takes milliseconds, unless it waits for somebody else, for example for an admission webhook that hangs, up to 34 s for each
+write. Jobs that do are reconciled in the slow lane, so that all others wait at most 2 s for each of them, once.
 
 ==========================  ==================================================================================================
 event                       effect
@@ -14,6 +20,7 @@ key added while processed   reconciled once more, afterwards
 error                       retried after 0.1 s, 0.2 s, ... 60 s, less up to a quarter, or the server's Retry-After; a success resets it
 Retry-After                 nothing wakes the key earlier
 the clock is set            every key with a timer is reconciled: its next check was relative to the clock before
+a reconcile is slow         the slow lane continues it if a worker is free there, else it is cancelled and starts again in that lane
 too many keys               they wait; a queued key takes about a hundred bytes, further events for it nothing
 ==========================  ==================================================================================================
 """
@@ -39,12 +46,17 @@ MAX_BACKOFF_S: Final = 60.0
 RECONCILE_DEADLINE_S: Final = 240.0
 """Timeout of one reconcile: children in three stages, each behind a webhook that takes its time, the status, and a few reads."""
 
+PATIENCE_S: Final = 2.0
+"""A reconcile that takes longer waits for somebody else and no longer holds up others."""
+NUM_SLOW: Final = 16
+"""Maximum number of concurrent reconciles in the slow lane."""
+
 CLOCK_POLL_S: Final = 1.0
 MAX_CLOCK_DRIFT_S: Final = 0.5
 """Between two looks; more is not drift: somebody set the clock, or the machine slept."""
 
-_EVENT, _RESYNC = 0, 1
-"""Priorities; the lower number is served first."""
+_STARTED, _EVENT, _RESYNC, _STOP = -1, 0, 1, 2
+"""Priorities; the lower number is served first. In the slow lane a reconcile that has started comes first."""
 
 Reconcile = Callable[[Key], Awaitable[datetime | None]]
 """Reconciles one job; returns when to reconcile it again even without an event."""
@@ -64,7 +76,15 @@ class WorkQueue:
         clock: Callable[[], datetime] = utc_now,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Nothing runs before :meth:`start`; ``clock`` is what next checks are relative to; ``jitter`` (0 to 1) spreads retries."""
+        """Nothing runs before :meth:`start`.
+
+        Args:
+            reconcile: called for each key.
+            workers: number of concurrent reconciles, those in the slow lane apart.
+            metrics: of the operator.
+            clock: what next checks are relative to.
+            jitter: from 0 to 1, spreads retries.
+        """
         self._reconcile = reconcile
         self._num_workers = workers
         self._metrics = metrics
@@ -73,6 +93,14 @@ class WorkQueue:
         self._ready: asyncio.PriorityQueue[tuple[int, int, Key | None]] = asyncio.PriorityQueue()
         self._queued: dict[Key, int] = {}
         """Queued keys with their priority; a queue entry with another priority is stale and is skipped."""
+        self._lane: asyncio.PriorityQueue[tuple[int, int, Key | None]] = asyncio.PriorityQueue()
+        """The slow lane; its keys that have not started are queued keys, too."""
+        self._started: dict[Key, asyncio.Task[datetime | None]] = {}
+        """Reconciles that the slow lane has yet to take over."""
+        self._num_slow = 0
+        """Reconciles that it is running."""
+        self._slow: set[Key] = set()
+        """Keys whose last reconcile was slow."""
         self._processing: set[Key] = set()
         self._dirty: set[Key] = set()
         self._failures: dict[Key, int] = {}
@@ -89,6 +117,7 @@ class WorkQueue:
         """Start the workers."""
         self._clock_watch = asyncio.create_task(self._watch_clock(), name="clock")
         self._workers = [asyncio.create_task(self._work(), name=f"worker {index}") for index in range(self._num_workers)]
+        self._workers += [asyncio.create_task(self._work_slowly(), name=f"slow worker {index}") for index in range(NUM_SLOW)]
 
     @property
     def is_alive(self) -> bool:
@@ -142,40 +171,97 @@ class WorkQueue:
         if self._clock_watch is not None:
             self._clock_watch.cancel()
         for _ in self._workers:
-            self._ready.put_nowait((_EVENT, -1, None))  # wakes an idle worker
+            self._ready.put_nowait((_STARTED, -1, None))  # wakes an idle worker
+            self._lane.put_nowait((_STOP, -1, None))
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=deadline_s)
             if late:
                 logger.warning(
                     "%d reconciles were not done within %g s and are cancelled: %s", len(late), deadline_s, sorted(self._processing)
                 )
-            for worker in late:
-                worker.cancel()
+            for unfinished in (*late, *self._started.values()):
+                unfinished.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:
-            priority, _, key = await self._ready.get()
+            priority, order, key = await self._ready.get()
             if key is None or self._stopping:
                 return
             if self._queued.get(key) != priority:
                 continue
-            del self._queued[key]
-            self._metrics.queue_depth.set(len(self._queued))
-            await self._process(key)
+            if key in self._slow:
+                self._lane.put_nowait((priority, order, key))  # still queued
+                continue
+            task = self._begin(key)
+            await self._wait(key, task, PATIENCE_S)
+            if task.done():
+                self._end(key, task)
+            else:
+                await self._hand_over(key, task)
 
-    async def _process(self, key: Key) -> None:
-        """Run one reconcile and schedule the next."""
+    async def _work_slowly(self) -> None:
+        while True:
+            priority, _, key = await self._lane.get()
+            if key is None:
+                return
+            if priority != _STARTED and (self._stopping or self._queued.get(key) != priority):
+                continue
+            began_s = asyncio.get_running_loop().time()
+            task = self._started.pop(key) if priority == _STARTED else self._begin(key)
+            self._num_slow += 1
+            try:
+                await self._wait(key, task)
+            finally:
+                self._num_slow -= 1
+            if priority != _STARTED and asyncio.get_running_loop().time() - began_s <= PATIENCE_S:
+                self._slow.discard(key)
+            self._end(key, task)
+
+    async def _hand_over(self, key: Key, task: asyncio.Task[datetime | None]) -> None:
+        """Let the slow lane run a reconcile that takes long."""
+        if self._stopping:
+            await self._wait(key, task)
+            self._end(key, task)
+            return
+        self._slow.add(key)
+        logger.info("%s/%s: the reconcile takes longer than %g s; others go on", key.namespace, key.name, PATIENCE_S)
+        if self._num_slow + len(self._started) < NUM_SLOW:
+            self._started[key] = task
+            self._lane.put_nowait((_STARTED, next(self._order), key))
+            return
+        # As if the process had died: what was written is found by the next try.
+        task.cancel()
+        await self._wait(key, task)
+        if not task.cancelled():
+            self._end(key, task)
+            return
+        self._processing.discard(key)
+        self._dirty.discard(key)
+        self._queued[key] = _EVENT
+        self._metrics.queue_depth.set(len(self._queued))
+        self._lane.put_nowait((_EVENT, next(self._order), key))
+
+    def _begin(self, key: Key) -> asyncio.Task[datetime | None]:
+        """Start a reconcile, as a separate task: whatever it raises is an outcome to handle and never ends a worker."""
+        del self._queued[key]
+        self._metrics.queue_depth.set(len(self._queued))
         self._processing.add(key)
         self._due.pop(key, None)
-        # A separate task: whatever it raises is an outcome to handle and never ends the worker.
-        task = asyncio.create_task(self._timed(key), name=f"reconcile {key.namespace}/{key.name}")
+        return asyncio.create_task(self._timed(key), name=f"reconcile {key.namespace}/{key.name}")
+
+    async def _wait(self, key: Key, task: asyncio.Task[datetime | None], timeout_s: float | None = None) -> None:
+        """Wait for a reconcile, which ends with its worker."""
         try:
-            await asyncio.wait([task])
-        finally:
+            await asyncio.wait([task], timeout=timeout_s)
+        except asyncio.CancelledError:
             self._processing.discard(key)
-            if not task.done():
-                task.cancel()
+            task.cancel()
+            raise
+
+    def _end(self, key: Key, task: asyncio.Task[datetime | None]) -> None:
+        """Schedule the next reconcile."""
+        self._processing.discard(key)
         error = task.exception() if not task.cancelled() else TimeoutError("cancelled")
         if error is None:
             self._failures.pop(key, None)

@@ -54,12 +54,26 @@ def template_problems(parts: paths.Parts, template: Mapping[str, object] | None,
         yield _error(paths.join((*parts, "spec", "containers")), None, problem, f"remove the line, or list name: {naming.RAY_CONTAINER}")
     for field in ("containers", "initContainers"):
         yield from _containers((*parts, "spec", field), spec.get(field), field)
-    for field in ("volumes", "imagePullSecrets"):
+
+
+def list_problems(parts: paths.Parts, template: Mapping[str, object] | None) -> Iterator[FieldError]:
+    """Lists of one partial pod template that cannot be merged with those of the generated pod."""
+    spec = _mapping((template or {}).get("spec"))
+    for field in ("volumes", "imagePullSecrets", "containers", "initContainers"):
         yield from _keyed((*parts, "spec", field), spec.get(field), field)
+    for field in ("containers", "initContainers"):
+        for index, container in _items(spec.get(field)):
+            for inner in ("volumeMounts", "ports", "env"):
+                yield from _keyed((*parts, "spec", field, index, inner), container.get(inner), inner)
 
 
 def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _items(items: object) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Entries of a list with their index."""
+    return ((index, _mapping(item)) for index, item in enumerate(items if isinstance(items, list) else []))
 
 
 def _metadata(parts: paths.Parts, metadata: Mapping[str, object]) -> Iterator[FieldError]:
@@ -120,9 +134,7 @@ def _keyed(parts: paths.Parts, items: object, field: str) -> Iterator[FieldError
 
 
 def _containers(parts: paths.Parts, items: object, field: str) -> Iterator[FieldError]:
-    yield from _keyed(parts, items, field)
-    for index, item in enumerate(items if isinstance(items, list) else []):
-        container = _mapping(item)
+    for index, container in _items(items):
         name, here = container.get("name"), (*parts, index)
         if field == "containers" and index == 0 and isinstance(name, str) and name != naming.RAY_CONTAINER:
             problem = f"is not {naming.RAY_CONTAINER}: KubeRay starts Ray in the first container"
@@ -135,15 +147,11 @@ def _containers(parts: paths.Parts, items: object, field: str) -> Iterator[Field
                     yield _error(paths.join((*here, key)), container[key], problem, remedy)
         if field == "initContainers" and name == KUBERAY_INIT_CONTAINER:
             yield _error(paths.join((*here, "name")), name, "is the name of KubeRay's own", "choose another name")
-        yield from _keyed((*here, "volumeMounts"), container.get("volumeMounts"), "volumeMounts")
-        yield from _keyed((*here, "ports"), container.get("ports"), "ports")
         yield from _env((*here, "env"), container.get("env"))
 
 
 def _env(parts: paths.Parts, items: object) -> Iterator[FieldError]:
-    yield from _keyed(parts, items, "env")
-    for index, item in enumerate(items if isinstance(items, list) else []):
-        variable = _mapping(item)
+    for index, variable in _items(items):
         name = str(variable.get("name", ""))
         if name.startswith(naming.RESERVED_ENV_PREFIX) or name in naming.RESERVED_ENV:
             yield _error(paths.join((*parts, index, "name")), name, "is set by the system", "remove it, or choose another name")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rljob_api import naming, paths
 from rljob_api.errors import FieldError, did_you_mean
 from rljob_api.errors import field_error as _error
-from rljob_api.rules.pod_template import template_problems
+from rljob_api.rules.pod_template import list_problems, template_problems
 from rljob_api.rules.secret_names import looks_secret, secret_problem
 from rljob_api.v1alpha1.base import LABEL_KEY_PATTERN
 from rljob_api.v1alpha1.nodes import DeviceType, Head, NodeGroup
@@ -189,13 +189,26 @@ def _failure_rules(spec: RLJobSpec) -> Iterator[FieldError]:
         seen.setdefault(rule.reason, index)
 
 
-def _pod_templates(spec: RLJobSpec) -> Iterator[FieldError]:
-    yield from template_problems(("spec", "podTemplate"), spec.pod_template, is_head=True)
-    yield from template_problems(("spec", "head", "podTemplate"), spec.head.pod_template, is_head=True)
+def _templates(spec: RLJobSpec) -> Iterator[tuple[paths.Parts, Mapping[str, object] | None, bool]]:
+    """Every pod template: its path, and whether it is merged into the head's pod (too)."""
+    yield ("spec", "podTemplate"), spec.pod_template, True
+    yield ("spec", "head", "podTemplate"), spec.head.pod_template, True
     for index, group in enumerate(spec.node_groups):
-        yield from template_problems(("spec", "nodeGroups", index, "podTemplate"), group.pod_template, is_head=False)
+        yield ("spec", "nodeGroups", index, "podTemplate"), group.pod_template, False
 
 
+def _pod_templates(spec: RLJobSpec) -> Iterator[FieldError]:
+    for parts, template, is_head in _templates(spec):
+        yield from template_problems(parts, template, is_head=is_head)
+
+
+def _template_lists(spec: RLJobSpec) -> Iterator[FieldError]:
+    for parts, template, _ in _templates(spec):
+        yield from list_problems(parts, template)
+
+
+FORM_RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (_template_lists,)
+"""Rules without which no pods can be made of a spec."""
 RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _variables,
     _whole_sources,
@@ -204,6 +217,7 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[FieldError]], ...] = (
     _scheduling,
     _storage,
     _failure_rules,
+    *FORM_RULES,
     _pod_templates,
 )
 """Rules between fields, each independent of the others."""

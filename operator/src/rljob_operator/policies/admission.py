@@ -13,6 +13,7 @@ CONTROLLER = "rljob.dev/operator"
 """Value of spec.managedBy for this operator; an unset field means the same."""
 MAX_MESSAGE = 4096
 """Maximum length of a condition message, in characters."""
+TOLERATED = "The job has started and continues. This version of the operator refuses new jobs with such a spec:"
 
 
 def is_managed(job: JobView) -> bool:
@@ -33,7 +34,9 @@ def accepted(situation: Situation, failure: Failure | None = None) -> ConditionV
         rejected = failure.message
     if rejected is not None:
         return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.CHILD_REJECTED, message=rejected[:MAX_MESSAGE])
-    return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.SPEC_VALID)
+    tolerated = [str(error) for error in checked.tolerated]
+    message = f"{TOLERATED}\n{problems_text(tolerated, limit=MAX_MESSAGE - len(TOLERATED) - 1)}" if tolerated else ""
+    return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.SPEC_VALID, message=message)
 
 
 def changed_text(situation: Situation) -> str:

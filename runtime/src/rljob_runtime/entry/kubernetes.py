@@ -49,6 +49,7 @@ NO_STORAGE = (
     "spec.storage is not set, so nothing outlives the pods: no checkpoints are written, another attempt begins at step 0, "
     "and the trained model is lost"
 )
+TOLERATED = "a new job would be refused for this setting, the job has started and continues"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class PodContext:
     run_folder: Path
     has_storage: bool
     """Whether all pods, also those of later attempts, share the run folder."""
+    has_started: bool = False
+    """Whether the job has started before, maybe with an image of an earlier version."""
 
 
 def pod_context(environment: Mapping[str, str]) -> PodContext:
@@ -81,6 +84,7 @@ def pod_context(environment: Mapping[str, str]) -> PodContext:
         attempt=int(number),
         run_folder=Path(environment[naming.ENV_RUN_FOLDER]),
         has_storage=shared == "1",
+        has_started=environment.get(naming.ENV_HAS_STARTED) == "1",
     )
 
 
@@ -119,8 +123,10 @@ def exit_code_of(error: BaseException, *, checking: bool) -> int:
     return ExitCode.INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else ExitCode.FAILED
 
 
-def checked_job(spec_file: Path, run_folder: Path) -> tuple[CheckedJob, models.ModelSources]:
+def checked_job(spec_file: Path, run_folder: Path, *, started: bool = False) -> tuple[CheckedJob, models.ModelSources]:
     """The job, and all it names is there: where its model comes from; an earlier attempt's commit of it goes on.
+
+    One that has ``started`` before is not refused for checks that an earlier version did not have.
 
     Raises:
         SpecInvalidError, RuntimeFault: not so.
@@ -130,7 +136,7 @@ def checked_job(spec_file: Path, run_folder: Path) -> tuple[CheckedJob, models.M
     except (OSError, UnicodeDecodeError) as error:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise SetupError(f"the job's spec {spec_file} cannot be read: {why}; the operator mounts it into the head") from error
-    checked = check(text, shape_of=read_shape, config_of=read_config)
+    checked = check(text, started=started, shape_of=read_shape, config_of=read_config)
     return checked, launch.preflight(checked.job.spec, None, models.recorded(run_folder, checked.job.spec))
 
 
@@ -152,7 +158,7 @@ def drive(pod: PodContext, folder: RunFolder, checked: CheckedJob, sources: mode
         job_folder=None,
         model_folder=folder.model if pod.has_storage else None,
         sources=sources,
-        notes=() if pod.has_storage else (NO_STORAGE,),
+        notes=(*(() if pod.has_storage else (NO_STORAGE,)), *(f"{TOLERATED}: {problem}" for problem in checked.tolerated)),
         pod_stops=pid_file.stopping_file(state_folder).exists,
     )
     from rljob_runtime.cluster.ray_cluster import RayCluster
@@ -182,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outputs.enter_context(_copied_to([log]))
             _claim(pid_file.driver_file(options.state_folder))
             last.checking = True
-            checked, sources = checked_job(options.spec_file, folder.path)
+            checked, sources = checked_job(options.spec_file, folder.path, started=pod.has_started)
             last.checking = False
             drive(pod, folder, checked, sources, options.state_folder)
     return last.exit_code

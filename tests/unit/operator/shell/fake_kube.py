@@ -214,8 +214,20 @@ class FakeKube:
             obj["metadata"]["generation"] += 1
         obj["metadata"]["resourceVersion"] = str(next(self._versions))
         self.objects[where] = obj
-        self._notify(event, kind, obj)
+        if former is not None and _is_selected(kind, former) != _is_selected(kind, obj):
+            self._reselect(kind, former, obj)
+        else:
+            self._notify(event, kind, obj)
         return copy.deepcopy(obj)
+
+    def _reselect(self, kind: Kind, former: Manifest, obj: Manifest) -> None:
+        """A watch by label reports an object whose label goes as deleted, as it was before, and one whose label comes as added."""
+        if _is_selected(kind, obj):
+            self._notify("ADDED", kind, obj)
+            return
+        last = copy.deepcopy(former)
+        last["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
+        self._notify("DELETED", kind, last)
 
     def _vanish(self, where: Where) -> None:
         obj = self.objects.pop(where)
@@ -227,9 +239,12 @@ class FakeKube:
                 self._vanish(other)
 
     def _notify(self, type_: str, kind: Kind, obj: Manifest) -> None:
-        selected = kind is Kind.RLJOB or JOB_LABEL in obj["metadata"].get("labels", {})
-        if kind in WATCHED and selected and not self.lose(type_, kind, obj):
+        if kind in WATCHED and _is_selected(kind, obj) and not self.lose(type_, kind, obj):
             self.events.append((type_, kind, copy.deepcopy(obj)))
+
+
+def _is_selected(kind: Kind, obj: Manifest) -> bool:
+    return kind is Kind.RLJOB or JOB_LABEL in (obj["metadata"].get("labels") or {})
 
 
 def _text(time: datetime) -> str:

@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
-        self.answers: list[web.Response | float] = []
+        self.answers: list[web.Response | float | asyncio.Event] = []
         self.at_once = self.most_at_once = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -52,8 +52,8 @@ class Server:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         answer = self.answers.pop(0) if self.answers else web.json_response({"kind": "RayJob", "metadata": {}})
-        if isinstance(answer, float):
-            await asyncio.sleep(answer)
+        if not isinstance(answer, web.Response):
+            await (answer.wait() if isinstance(answer, asyncio.Event) else asyncio.sleep(answer))
             answer = web.json_response({})
         await asyncio.sleep(0)
         self.at_once -= 1
@@ -216,6 +216,32 @@ async def test_requests_under_way_are_bounded(client, server):
     await asyncio.gather(*(client.create(RAYJOB) for _ in range(20)))
     assert len(server.requests) == 20
     assert 1 < server.most_at_once <= 3
+
+
+async def test_a_write_that_hangs_in_a_webhook_makes_room_and_the_number_of_those_is_bounded(server, monkeypatch):
+    monkeypatch.setattr(kube, "LATE_S", 0.05)
+    monkeypatch.setattr(kube, "MAX_LATE", 1)
+    made = kube.KubernetesClient(Configuration(host=server.url), max_in_flight=1, observe=lambda *request: None)
+    webhook = asyncio.Event()
+    server.answers = [webhook, web.json_response({}), webhook]
+
+    async def arrived(number: int) -> None:
+        while len(server.requests) < number:
+            await asyncio.sleep(0)
+
+    first = asyncio.create_task(made.create(RAYJOB))
+    await arrived(1)
+    await made.get(Kind.RLJOB, "team", "math")
+    assert not first.done()
+    second = asyncio.create_task(made.create(RAYJOB))
+    await arrived(3)
+    third = asyncio.create_task(made.get(Kind.RLJOB, "team", "math"))
+    await asyncio.wait([third], timeout=0.3)
+    assert not third.done(), "the second write keeps its place"
+    assert len(server.requests) == 3
+    webhook.set()
+    await asyncio.gather(first, second, third)
+    await made.close()
 
 
 async def test_without_the_lease_nothing_is_written_but_the_lease(server):

@@ -1,6 +1,7 @@
 """The driver's last line: every error says its reason, and a worker's error what its log explains."""
 
 import inspect
+import json
 import pickle
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from rljob_runtime.entry.termination_message import failure_of
 from rljob_runtime.errors import EngineDiedError, Interrupted, RuntimeFault, WorkerFailedError, WorkerLostError
 from rljob_runtime.exit_codes import ExitCode
 from tests.support.pace import HANG_S
+from tests.unit.api.manifests import manifest
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, BaseException) and c.__module__ == errors.__name__]
 REASONS = {
@@ -150,6 +152,7 @@ def test_what_the_operator_must_set_is_named() -> None:
         pod_context({})
     whole = {"RLJOB_NAMESPACE": "n", "RLJOB_NAME": "j", "RLJOB_ATTEMPT": "2", "RLJOB_RUN_FOLDER": "/x", "RLJOB_STORAGE_SHARED": "1"}
     assert pod_context(whole) == kubernetes.PodContext(namespace="n", job="j", attempt=2, run_folder=Path("/x"), has_storage=True)
+    assert pod_context(whole | {"RLJOB_HAS_STARTED": "1"}).has_started
     with pytest.raises(errors.SetupError, match="RLJOB_ATTEMPT=0 must be a number from 1"):
         pod_context(whole | {"RLJOB_ATTEMPT": "0"})
 
@@ -177,9 +180,8 @@ def test_a_spec_that_is_not_there_and_a_signal_before_the_run_end_with_a_failure
     failure = decode(done.stdout.splitlines()[-1])
     assert (done.returncode, failure and failure.reason) == (ExitCode.INVALID, Reason.SPEC_INVALID), done.stderr
     assert (tmp_path / "run" / "logs" / "driver-a1.log").read_text() == done.stdout
-    killed = (
-        code + "kubernetes.checked_job = lambda path, folder: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(kubernetes.main(sys.argv[1:]))"
-    )
+    killed = code + "kubernetes.checked_job = lambda path, folder, **options: os.kill(os.getpid(), signal.SIGTERM)\n"
+    killed += "sys.exit(kubernetes.main(sys.argv[1:]))"
     stopped = subprocess.run([sys.executable, "-c", killed, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S)
     failure = decode(stopped.stdout.splitlines()[-1])
     assert (stopped.returncode, failure and failure.reason) == (ExitCode.INTERRUPTED, Reason.STOPPED), stopped.stderr
@@ -202,3 +204,14 @@ def test_a_spec_that_is_not_mounted_is_named_with_the_cause_in_words(tmp_path: P
     absent.write_bytes(b"\xff")
     with pytest.raises(errors.SetupError, match="cannot be read: it is not UTF-8 text; "):
         kubernetes.checked_job(absent, tmp_path)
+
+
+def test_a_job_that_has_started_is_not_refused_for_a_setting_without_effect(tmp_path: Path) -> None:
+    file = tmp_path / "rljob.yaml"
+    document = manifest()
+    document["spec"] |= {"training": {"minLearningRate": 1e-7}, "model": {"path": str(tmp_path / "absent"), "dtype": "float32"}}
+    file.write_text(json.dumps(document))
+    with pytest.raises(SpecInvalidError, match="minLearningRate"):
+        kubernetes.checked_job(file, tmp_path)
+    with pytest.raises(errors.ModelError, match="absent"):  # the next check, of what the spec names
+        kubernetes.checked_job(file, tmp_path, started=True)
