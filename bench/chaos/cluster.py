@@ -48,6 +48,7 @@ STEPS_AFTER = 2
 LAST_STEPS = 20
 FAULTS_OF_A_JOB = 12
 BACKOFF_S = 1
+MOST_RESTARTS = 90
 CUT_S = 8.0
 """Shorter than Ray waits for a node that does not answer."""
 RECOVERS_S = 400.0
@@ -252,8 +253,8 @@ def wrong_rows(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
 def _manifest(name: str) -> Manifest:
     manifest = two_groups(name, steps=ENDLESS_STEPS)
     spec = manifest["spec"]
-    spec["failurePolicy"] = {"maxRestarts": 1000, "restartBackoffSeconds": BACKOFF_S, "maxWorkerRestarts": 1000}
-    spec["rollout"] = {**spec.get("rollout", {}), "maxEngineRestarts": 1000}
+    spec["failurePolicy"] = {"maxRestarts": MOST_RESTARTS, "restartBackoffSeconds": BACKOFF_S, "maxWorkerRestarts": MOST_RESTARTS}
+    spec["rollout"] = {**spec.get("rollout", {}), "maxEngineRestarts": MOST_RESTARTS}
     return manifest
 
 

@@ -148,9 +148,9 @@ class RunFolder:
         Raises:
             RuntimeFault: the path is a file, or may not be read.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise RuntimeFault(f"{self.path}: is a file, a folder is needed; choose another output folder")
         with writing(self.path, "the run folder"):
+            if self.path.exists() and not self.path.is_dir():
+                raise RuntimeFault(f"{self.path}: is a file, a folder is needed; choose another output folder")
             return not self.path.exists() or next(self.path.iterdir(), None) is None
 
     @classmethod

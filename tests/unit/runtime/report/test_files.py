@@ -274,6 +274,15 @@ def test_a_read_only_place_says_so(tmp_path: Path):
             raise PermissionError(errno.EACCES, "Permission denied")
 
 
+def test_a_folder_below_one_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(self: Path, *_: object, **__: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with pytest.raises(RuntimeFault, match=r"run: cannot write the run folder: not writable \(Permission denied\)"):
+        RunFolder.open(tmp_path / "run", FolderMode.NEW)
+
+
 def test_replacing_a_file_leaves_no_temporary_and_names_the_path_on_failure(tmp_path: Path):
     replace_text(tmp_path / "a.json", "{}", "it")
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
