@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ CUT_S = 8.0
 RECOVERS_S = 400.0
 """Bound of one recovery: a node that Ray has to miss, a cluster that starts, an attempt, on a busy machine."""
 STARTS_S = 600.0
+PROBED_S = 900.0
+"""Bound where only the kubelet notices: KubeRay's liveness probe ends a head after 120 failures, one every 5 s."""
 Say = Callable[[int], None]
 
 
@@ -68,6 +71,8 @@ class Fault:
     do: Callable[[Scene], None]
     reasons: frozenset[str] = frozenset()
     """Those of ``status.lastFailure`` that name the true cause; empty: the attempt goes on."""
+    limit_s: float = RECOVERS_S
+    """Bound of its recovery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +180,9 @@ class Scene:
     def _is_beyond(self, mark: Mark) -> bool:
         return self.mark().row not in ("", mark.row)
 
-    def until_next_attempt(self, after: Mark) -> None:
+    def until_next_attempt(self, after: Mark, limit_s: float = RECOVERS_S) -> None:
         """Until the operator has made another attempt than the one of a mark."""
-        self.kubectl.until("another attempt", lambda: self.attempt > after.attempt, RECOVERS_S, job=self.name)
+        self.kubectl.until("another attempt", lambda: self.attempt > after.attempt, limit_s, job=self.name)
 
     def meet(self, kind: str) -> Outcome:
         """One fault, until the job trains on and the operator answers."""
@@ -187,7 +192,7 @@ class Scene:
             before = self.mark()
             fault.do(self)
             if fault.reasons:
-                self.until_next_attempt(before)
+                self.until_next_attempt(before, fault.limit_s)
             self.until_trained(self.mark(), STEPS_AFTER)
             took_s = time.monotonic() - began_s
             if problem := wrong_status(fault, before, self.status):
@@ -321,7 +326,7 @@ def _faults() -> dict[str, Fault]:
         found[f"{who} deleted by force"] = Fault(do=_by_force(group), reasons=of_pod)
         found[f"{who} evicted"] = Fault(do=_evicted(group), reasons=frozenset({"Evicted"}))
         found[f"{who} cut off for {CUT_S:.0f} s"] = Fault(do=_cut_for(group, CUT_S))
-        found[f"{who} cut off permanently"] = Fault(do=_cut(group), reasons=of_pod)
+        found[f"{who} cut off permanently"] = Fault(do=_cut(group), reasons=of_pod, limit_s=PROBED_S if group == HEAD else RECOVERS_S)
     return found | {
         "driver killed in its pod": Fault(do=_command_killed(HEAD, "rljob_runtime.entry.kubernetes"), reasons=head_lost),
         "GCS killed in its pod": Fault(do=_command_killed(HEAD, "gcs_server"), reasons=head_lost),
@@ -344,6 +349,8 @@ def _faults() -> dict[str, Fault]:
 
 FAULTS = _faults()
 KINDS = tuple(FAULTS)
+LONG_KINDS = tuple(kind for kind, fault in FAULTS.items() if fault.limit_s > RECOVERS_S)
+"""Each takes a quarter of an hour: one a run, at its end."""
 
 
 @contextlib.contextmanager
@@ -373,9 +380,7 @@ def _cluster() -> Iterator[Kubectl]:
 
 async def run(seed: int, count: int, only: str | None, say: Say) -> list[Outcome]:
     """So many faults, several in each job."""
-    kinds = [kind for kind in KINDS if only in (None, kind)]
-    rng, order = random.Random(seed), [kinds[number % len(kinds)] for number in range(count)]
-    rng.shuffle(order)
+    rng, order = random.Random(seed), _order(seed, count, only)
     found: list[Outcome] = []
     with _cluster() as kubectl, installed(kubectl, Helm(kubectl), installation_values()), shared_volume(kubectl) as volume:
         async with Api(kubectl.kubeconfig) as api, Observer(api, NAMESPACE) as observer:
@@ -387,6 +392,16 @@ async def run(seed: int, count: int, only: str | None, say: Say) -> list[Outcome
     return found
 
 
+def _order(seed: int, count: int, only: str | None) -> list[str]:
+    """Kinds of so many faults."""
+    if only is not None:
+        return [only] * count
+    kinds = [kind for kind in KINDS if kind not in LONG_KINDS]
+    order = [kinds[number % len(kinds)] for number in range(count)]
+    random.Random(seed).shuffle(order)
+    return order if count <= len(kinds) else [*order[: -len(LONG_KINDS)], *LONG_KINDS]
+
+
 def _live(scene: Scene, kinds: list[str], before: int, say: Say) -> list[Outcome]:
     """One job from its start to its end."""
     outcomes: list[Outcome] = []
@@ -396,6 +411,7 @@ def _live(scene: Scene, kinds: list[str], before: int, say: Say) -> list[Outcome
         return [Outcome(layer=LAYER, kind="start of a job", result=WRONG, detail=str(error)[:12000])]
     for kind in kinds:
         outcomes.append(scene.meet(kind))
+        print(f"{kind}: {outcomes[-1].result}, {outcomes[-1].recovery_s} s {outcomes[-1].detail}", file=sys.stderr, flush=True)
         say(before + len(outcomes))
         if outcomes[-1].result == WRONG:
             try:
