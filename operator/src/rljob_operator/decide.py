@@ -272,7 +272,7 @@ def _live(situation: Situation) -> Decision:
     cluster = startup.cluster_ready(situation)
     child = situation.child
     if child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING":
-        message = f"Attempt {child.attempt} is training.{startup.head_note(situation)}"
+        message = f"Attempt {child.attempt} is training. {startup.head_note(situation)}".rstrip()
         running = ConditionValue(status=TRUE, reason=Reason.RUNNING, message=message)
     elif cluster.status is TRUE:
         running = ConditionValue(status=FALSE, reason=Reason.STARTING, message=f"The driver of attempt {situation.attempt} is starting.")

@@ -28,11 +28,13 @@ def cluster_ready(situation: Situation) -> ConditionValue:
     child, ready, desired = situation.child, situation.num_ready, situation.options.num_nodes
     if child is not None and child.is_elsewhere:
         return _elsewhere(child, desired)
+    is_running = child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING"
+    if ready >= desired and is_running and (note := head_note(situation)):
+        return ConditionValue(status=ConditionStatus.FALSE, reason=Reason.NODES_NOT_READY, message=note)
     if ready >= desired:
         return ConditionValue(status=ConditionStatus.TRUE, reason=Reason.NODES_READY, message=f"All {desired} nodes have joined.")
     found = problem(situation)
     if found is None:
-        is_running = child is not None and child.deployment_status == "Running" and child.job_status == "RUNNING"
         reason = Reason.NODES_NOT_READY if is_running else Reason.STARTING
         return ConditionValue(status=ConditionStatus.FALSE, reason=reason, message=_count(situation))
     return ConditionValue(status=ConditionStatus.FALSE, reason=found[0], message=f"{_count(situation)} {found[1]}")
@@ -50,7 +52,7 @@ def _elsewhere(child: ChildView, desired: int) -> ConditionValue:
 def head_note(situation: Situation) -> str:
     """A sentence if the head pod of a running driver is not ready; empty otherwise."""
     names = [pod.name for pod in situation.pods if pod.is_head and not pod.ready and not pod.deleting]
-    return f" Its pod {names[0]} is not ready: its node may have stopped answering." if names else ""
+    return f"Head pod {names[0]} is not ready: its node may have stopped answering." if names else ""
 
 
 def deadline(situation: Situation) -> datetime | None:

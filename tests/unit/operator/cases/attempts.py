@@ -159,8 +159,8 @@ ATTEMPTS = [
     Case(
         name="the node of the driver does not answer",
         scene=scene().running().pod("head", head=True, ready=False),
-        expected=RUNS,
-        message="Attempt 1 is training. Its pod head is not ready: its node may have stopped answering.",
+        expected=RUNS | {"ClusterReady": "False NodesNotReady"},
+        message="Attempt 1 is training. Head pod head is not ready: its node may have stopped answering.",
     ),
     Case(
         name="a spec that became invalid keeps its child",
