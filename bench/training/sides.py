@@ -52,7 +52,9 @@ class RLJobSide:
     def __init__(self, folder: Path, token_budget: int, port: int) -> None:
         """Load the model of ``folder``."""
         loss = LossConfig(policy=PPOLoss(clipLow=CLIP, clipHigh=CLIP, dualClip=0.0))  # a dual clip is not in the others' loss
-        self.worker = PolicyWorker(PolicyConfig(model_path=str(folder), token_budget=token_budget, loss=loss), rank=0, world_size=1)
+        # All logits of a pass in memory at the same time, as the others have them.
+        config = PolicyConfig(model_path=str(folder), token_budget=token_budget, logprob_chunk_tokens=token_budget, loss=loss)
+        self.worker = PolicyWorker(config, rank=0, world_size=1)
         self.worker.setup("127.0.0.1", port, timeout_s=SETUP_TIMEOUT_S)
 
     def take(self, batch: TrainBatch) -> TrainBatch:

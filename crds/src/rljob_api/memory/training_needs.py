@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from rljob_api.dtypes import DTYPE_BYTES, optimizer_state_bytes
 from rljob_api.layer_compilation import compiles_layers
-from rljob_api.logit_chunks import chunk_tokens
 from rljob_api.memory.layer_activations import Attending, TreeSizes, cpu_attending, layer_bytes_per_token
 from rljob_api.memory.model import Kind, Need, Phase, ProcessNeeds
 from rljob_api.memory.process_needs import process_need
@@ -443,8 +442,7 @@ class PolicyNeeds:
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:
             return ()
-        wanted, parts = self.spec.training.logprob_chunk_tokens, self.vocabulary_parts
-        chunk = min(chunk_tokens(wanted, decoder.vocab_size), tokens)
+        chunk, parts = min(self.spec.training.logprob_chunk_tokens, tokens), self.vocabulary_parts
         logits = Need(
             kind=Kind.WORKSPACE,
             name="logits of a chunk",

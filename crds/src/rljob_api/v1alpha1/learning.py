@@ -128,9 +128,9 @@ class Training(SpecModel):
     """Passes over the samples of a step."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
     """At most this many tokens, padding included, in one forward and backward pass on one device."""
-    logprob_chunk_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Tokens whose logits over the vocabulary are in memory at the same time; by default as many as take 64 MiB, at least 1024. The
-    backward pass computes the logits of all other tokens of a micro-batch again, so it is faster with larger chunks."""
+    logprob_chunk_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Tokens whose logits over the vocabulary are in memory at the same time. The backward pass computes the logits of all other tokens
+    of a micro-batch again, so it is faster with larger chunks."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     layer_compilation: LayerCompilation = LayerCompilation.AUTO

@@ -76,8 +76,8 @@ class PolicyConfig:
     """Gradients are scaled down to this global 2-norm; None never scales."""
     token_budget: int = 16_384
     """Most tokens of one micro-batch on a rank, padding included; a single longer sequence still makes one."""
-    logprob_chunk_tokens: int | None = None
-    """Tokens whose logits exist at the same time; None: see :mod:`rljob_api.logit_chunks`."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits exist at the same time."""
     activation_checkpointing: bool = False
     """Recompute decoder layers in backward: less memory, about a third more time."""
     layer_compilation: LayerCompilation = LayerCompilation.AUTO
@@ -122,9 +122,8 @@ class PolicyConfig:
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
         sizes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
         for name in ("token_budget", "logprob_chunk_tokens", "threads", *sizes):
-            value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "offload_host_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")

@@ -25,7 +25,6 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from rljob_api.logit_chunks import chunk_tokens
 from rljob_api.rules.model import LOGIT_CHANGES, MIXTURE_MODELS
 from rljob_runtime.errors import ModelError
 from rljob_runtime.training.attention import PACKED, Packing
@@ -249,7 +248,7 @@ def _token_logprobs(
     positions: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
-    wanted_chunk: int | None,
+    chunk_tokens: int,
     packing: Packing | None = None,
     with_entropy: bool = False,
     possible_ids: torch.Tensor | None = None,
@@ -275,7 +274,7 @@ def _token_logprobs(
         weight,
         targets,
         temperature=temperature,
-        chunk_tokens=chunk_tokens(wanted_chunk, self.config.get_text_config().vocab_size),
+        chunk_tokens=chunk_tokens,
         part=part,
         with_entropy=with_entropy,
         possible=possible,

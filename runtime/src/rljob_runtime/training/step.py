@@ -145,7 +145,7 @@ def _own_part(micro: MicroBatch, layout: Layout) -> RowPart | None:
     return None if layout.cp_size == 1 or micro.is_filler else part_of(micro, layout.cp_rank, layout.cp_size)
 
 
-def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int | None) -> torch.Tensor:
+def run_micro_batch(model: PreTrainedModel, micro: MicroBatch, temperature: float, chunk_tokens: int) -> torch.Tensor:
     """Log-probs of the micro-batch's wanted tokens, shape (N,), float32."""
     return _run(model, micro, temperature, chunk_tokens)[0]
 
@@ -154,7 +154,7 @@ def _run(
     model: PreTrainedModel,
     micro: MicroBatch,
     temperature: float,
-    chunk_tokens: int | None,
+    chunk_tokens: int,
     *,
     with_entropy: bool = False,
     with_routing: bool = False,
