@@ -104,7 +104,10 @@ class ChaoticRun:
         time.sleep(self._rng.random())
         began_s, stamp = time.monotonic(), self._stamp()
         try:
-            if kind.endswith(" slowed"):
+            if kind in killing.PHASES:
+                began_s, stamp = self._order(killing.PHASES[kind])
+                self._train(steps, stamp)
+            elif kind.endswith(" slowed"):
                 self._slow(kind.removesuffix(" slowed"), stamp)
             else:
                 self._do(kind)
@@ -139,9 +142,7 @@ class ChaoticRun:
 
     def _do(self, kind: str) -> None:
         who, _, how = kind.partition(" killed") if " killed" in kind else kind.partition(" stopped ")
-        if kind in killing.PHASES:
-            self._order(killing.PHASES[kind])
-        elif kind == "driver sent SIGTERM":
+        if kind == "driver sent SIGTERM":
             self._end_driver()
         elif who == "everything":
             self._run.kill()
@@ -158,14 +159,16 @@ class ChaoticRun:
         else:
             os.kill(self._pid(WORKERS[who]), signal.SIGSTOP if how == "permanently" else signal.SIGKILL)
 
-    def _order(self, phase: str) -> None:
-        """The process that is in this phase of a sync next dies."""
+    def _order(self, phase: str) -> tuple[float, tuple[Any, ...]]:
+        """Kill the next process that reaches this phase of a sync. Returns when it did, and the stamp of then."""
         unfinished = self._orders.with_suffix(".new")
         unfinished.write_text(phase)
         unfinished.rename(self._orders)
-        self._until(f"a process in the phase {phase} of a sync", lambda: not self._orders.exists())
+        self._until(f"a process in the phase {phase} of a sync", lambda: not self._orders.exists() or self._over)
+        killed = time.monotonic(), self._stamp()
         if phase == "transfer":
             self._lose_driver()
+        return killed
 
     def _lose_driver(self) -> None:
         """Only the driver's own process; what it started has to end by itself."""

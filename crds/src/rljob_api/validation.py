@@ -104,10 +104,11 @@ def check(
     plan, errors, not_yet = _examined(job.spec, shape, served, config_of)
     tolerated: list[FieldError] = []
     if started and errors and plan is not None:
-        lasting = set(_examined(_without_changes(job.spec), shape, served, None)[1])
-        lasting -= {error for rule in pods.FORM_RULES for error in rule(job.spec)}
-        tolerated = [error for error in errors if error in lasting]
-        errors = [error for error in errors if error not in lasting]
+        # By path: numbers in a text may follow from a field that may change.
+        lasting = {error.path for error in _examined(_without_changes(job.spec), shape, served, None)[1]}
+        without_form = {error for rule in pods.FORM_RULES for error in rule(job.spec)}
+        tolerated = [error for error in errors if error.path in lasting and error not in without_form]
+        errors = [error for error in errors if error not in tolerated]
     if plan is None or unknown or errors or (runnable and not_yet):
         unchecked = _unchecked_without_plan() if plan is None else None
         raise SpecInvalidError(manifest.arrange(document, [*unknown, *errors, *not_yet]), unchecked)

@@ -41,7 +41,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rljob_api import naming, validation
@@ -67,6 +67,7 @@ from rljob_operator.errors import (
 from rljob_operator.metrics import Metrics
 from rljob_operator.model import Decision, Event, JobView, Key, Manifest, Observed
 from rljob_operator.policies import failure
+from rljob_operator.policies.admission import is_managed
 from rljob_operator.protocol import FIELD_MANAGER, Kind, KubeClient
 from rljob_operator.review import Known, everything
 from rljob_operator.settings import Settings
@@ -83,6 +84,8 @@ SERVER_ERROR: Final = 500
 """Lowest HTTP status of errors of the server, among them those of webhooks that do not answer."""
 LABELS_RESTORED: Final = "LabelsRestored"
 """Reason of the event about a RayJob whose labels were edited."""
+LABELS_REST: Final = timedelta(minutes=1)
+"""Labels that are removed again sooner are removed by a program: restored with the queue's backoff, and without events."""
 MAX_EVENT_MESSAGE: Final = 1024
 """Maximum length of an event message, in characters; the API server rejects longer ones."""
 
@@ -131,6 +134,8 @@ class Reconciler:
         self._checked: OrderedDict[Key, _Checked] = OrderedDict()
         self._created: OrderedDict[tuple[str, int], set[tuple[str, str]]] = OrderedDict()
         """(UID of the job, attempt) -> kind and name of the children created so far, for attempts that are not complete yet."""
+        self._labeled: OrderedDict[str, datetime] = OrderedDict()
+        """UID of a RayJob -> when its labels were last restored."""
         self._event_names = itertools.count()
 
     def forget_checked(self) -> None:
@@ -184,7 +189,7 @@ class Reconciler:
     async def _confirm(self, job: JobView) -> None:
         """Where the state of the current RayJob decides, ask the API server instead of the cache, which may lag."""
         attempt = job.status.get("attempt")
-        if not attempt or _is_finished(job.status):
+        if not attempt or _is_finished(job.status) or not is_managed(job):
             return
         name = naming.rayjob_name(job.key.name, attempt)
         is_known = any((child.name, child.attempt) == (name, attempt) for child in self._cache.children(job.key))
@@ -203,6 +208,9 @@ class Reconciler:
         """The RayJob with the labels that the watch selects by and the cache reads, which somebody may have edited.
 
         Without them it looks deleted while it runs. Until they can be restored nothing is decided about the job.
+
+        Raises:
+            ConflictError: somebody removes them again, at once or within :data:`LABELS_REST` after the last restoration.
         """
         metadata = found["metadata"]
         stored = metadata.get("labels") or {}
@@ -211,9 +219,15 @@ class Reconciler:
             return found
         patch = {"metadata": {"uid": metadata["uid"], "labels": lost}}
         restored = await self._client.patch_merge(Kind.RAYJOB, job.key.namespace, metadata["name"], patch)
+        stored, now, before = restored["metadata"].get("labels") or {}, self._clock(), self._labeled.get(metadata["uid"])
+        self._labeled[metadata["uid"]] = now
+        if len(self._labeled) > NUM_UNFINISHED:
+            self._labeled.popitem(last=False)
+        if any(stored.get(name) != value for name, value in lost.items()) or (before is not None and now - before < LABELS_REST):
+            raise ConflictError(f"restore labels of RayJob {metadata['name']}", 409, f"somebody removes {', '.join(sorted(lost))} again")
         message = f"RayJob {metadata['name']}: labels that the operator needs were edited and are restored: {', '.join(sorted(lost))}."
         logger.warning("%s/%s: %s", job.key.namespace, job.key.name, message)
-        await self._emit(job, Event(is_warning=True, reason=LABELS_RESTORED, message=message), self._clock())
+        await self._emit(job, Event(is_warning=True, reason=LABELS_RESTORED, message=message), now)
         return restored
 
     def _is_head_leaving(self, job: JobView, attempt: int) -> bool:

@@ -50,12 +50,17 @@ def review(request: Mapping[str, Any], known: Known = everything) -> dict[str, A
         return {**allowed, "warnings": [UNMANAGED]}
     problems, unchecked = _checked(new, known)
     if problems and old:
-        stored = set(problems_of(old, known))
-        problems = [problem for problem in problems if problem not in stored]
+        stored = {_path(problem) for problem in problems_of(old, known)}
+        problems = [problem for problem in problems if _path(problem) not in stored]
     if problems:
         status = {"code": 422, "reason": "Invalid", "message": admission.problems_text(problems, unchecked)}
         return {**allowed, "allowed": False, "status": status}
     return allowed if old or new["spec"].get("storage") else {**allowed, "warnings": [NO_STORAGE]}
+
+
+def _path(problem: str) -> str:
+    """Where a problem is. Texts differ more often: their numbers follow from other fields too."""
+    return problem.partition(": ")[0]
 
 
 def problems_of(job: Mapping[str, Any], known: Known = everything) -> list[str]:

@@ -22,6 +22,11 @@ TOLERATED: dict[str, dict[str, Any]] = {
         "nodeGroups": [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "deviceMemory": "1Gi"}],
         "model": {"path": "models/tiny", "dtype": "float32", "parameterCount": 10**10},
     },
+    "too little memory, and less is needed with a field that can be changed": {
+        "nodeGroups": [{"name": "local", "devicesPerNode": 2, "deviceResource": "cpu", "resources": {"memory": "4Gi"}}],
+        "model": {"path": "models/tiny", "dtype": "float32", "parameterCount": 10**10},
+        "checkpoint": {"asynchronous": False},
+    },
 }
 
 

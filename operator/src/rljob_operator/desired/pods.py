@@ -49,7 +49,7 @@ def head_template(job: JobView, resolved: RLJob, attempt: int) -> Manifest:
             _variable(naming.ENV_NAMESPACE, job.key.namespace),
             _variable(naming.ENV_JOB, job.key.name),
             _variable(naming.ENV_ATTEMPT, str(attempt)),
-            *([_variable(naming.ENV_HAS_STARTED, "1")] if job.status.get("attempt") else []),
+            *([_variable(naming.ENV_HAS_STARTED, "1")] if job.status.get("progress") else []),
             # By default Ray kills a driver 3 seconds after asking it to stop; a checkpoint takes longer.
             _variable("RAY_JOB_STOP_WAIT_TIME_S", str(TERMINATION_GRACE_S - STOP_MARGIN_S)),
         ],

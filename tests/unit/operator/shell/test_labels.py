@@ -81,6 +81,38 @@ def test_nothing_is_decided_while_the_labels_cannot_be_restored():
     assert asyncio.run(scenario()).condition("Succeeded") == ("True", "Completed")
 
 
+def test_labels_that_a_program_removes_again_and_again_are_restored_with_one_event_and_decide_nothing():
+    async def scenario() -> World:
+        world = await _edited({JOB_LABEL: None})
+        patch_merge = world.kube.patch_merge
+
+        async def removed_again(kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+            stored = await patch_merge(kind, namespace, name, patch)
+            return world.kube.edit(kind, namespace, name, {"metadata": {"labels": {JOB_LABEL: None}}}) if kind is Kind.RAYJOB else stored
+
+        world.kube.patch_merge = removed_again  # type: ignore[method-assign]
+        await world.settle(until=lambda: len(world.errors) > 3)
+        return world
+
+    world = asyncio.run(scenario())
+    assert world.condition("Running")[0] == "True"
+    assert "removes rljob.dev/job again" in str(world.errors[0])
+    assert not [e for (kind, _, _), e in world.kube.objects.items() if kind is Kind.EVENT and e["reason"] == "LabelsRestored"]
+
+
+def test_a_job_of_another_controller_is_only_read():
+    async def scenario() -> World:
+        world = await _edited({})
+        stored = world.kube.one(Kind.RLJOB, "math")
+        stored["spec"]["managedBy"] = "example.com/other"
+        world.kube.edit(Kind.RLJOB, "team", "math", {"spec": {"managedBy": "example.com/other"}})
+        world.kube.edit(Kind.RAYJOB, "team", "math-a1", {"metadata": {"labels": {JOB_LABEL: None}}})
+        await world.settle(hours=0.1)
+        return world
+
+    assert _patches(asyncio.run(scenario())) == []
+
+
 def test_a_rayjob_of_another_owner_in_its_place_is_left_alone():
     async def scenario() -> World:
         world = await _edited({})
