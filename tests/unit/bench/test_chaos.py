@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench.chaos import __main__ as command
-from bench.chaos import cluster, loop, operator_faults, processes, slowed
+from bench.chaos import cluster, killing, loop, operator_faults, processes, slowed
 from bench.chaos.loop_attempt import REFUSED, TRAINED, Case, append
 from bench.chaos.observer import Observer
 from bench.chaos.outcome import FAILED, RECOVERED, Outcome, table
@@ -153,6 +154,19 @@ def test_on_a_cluster_every_step_has_one_row(steps: list[int], says: str) -> Non
     assert says in found
     assert bool(found) == bool(says)
     assert "of 16 and of [8]" in cluster.wrong_rows([{"step": n, "rollout/sequences": size} for n, size in ((1, 16), (2, 8))], 2)
+
+
+def test_an_order_kills_the_first_process_in_its_phase_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, killed = tmp_path / "run.orders", list[int]()
+    monkeypatch.setenv(killing.ORDERS, str(orders))
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
+    killing.obey("send")
+    orders.write_text("send")
+    killing.obey("take")
+    assert (killed, orders.exists()) == ([], True)
+    killing.obey("send")
+    killing.obey("send")
+    assert (killed, orders.exists()) == ([signal.SIGKILL], False)
 
 
 def test_a_slowed_process_is_stopped_and_continued_in_turn_and_goes_on_at_the_end() -> None:
