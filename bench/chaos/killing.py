@@ -1,4 +1,4 @@
-"""Weights through shared memory, with orders: the process that is in a certain phase of a sync first kills itself.
+"""Shared memory transport that kills a process on command: the first process to reach the ordered phase of a sync sends itself SIGKILL.
 
 A sync of a tiny model takes milliseconds, which no signal from outside hits.
 """
@@ -36,7 +36,7 @@ TRANSPORTS[SyncBackend.SHARED_MEMORY] = "{__name__}:KillingTransport"
 
 
 def obey(phase: str) -> None:
-    """Die if that is ordered, once."""
+    """Kill this process if this phase is ordered; an order is used once."""
     orders = Path(os.environ[ORDERS])
     try:
         if orders.read_text() != phase:
@@ -61,7 +61,7 @@ class KillingTransport(SharedMemoryTransport):
 
 
 class _KillingLink:
-    """A link that has other ends made than it is asked for."""
+    """A link that replaces sender and receiver by the killing ones."""
 
     def __init__(self, link: SyncLink) -> None:
         self._link = link

@@ -265,6 +265,13 @@ def test_dns_is_reached_where_openshifts_pods_listen(helm: Path):
     assert [{(item["port"], item["protocol"]) for item in rules[0]["ports"]} for rules in (egress, own)] == [expected, expected]
 
 
+def test_no_rule_is_without_ports_even_where_the_schema_is_not_checked(helm: Path):
+    """Such a rule allows all ports."""
+    without = "--set=networkPolicy.dnsPorts=null,networkPolicy.apiServerPorts=null"
+    restricted = ("--set=jobs.egress.restrict=true", "--set=networkPolicy.apiServerCIDRs={198.18.0.1/32}")
+    assert render(helm, without, "--skip-schema-validation", *restricted) == render(helm, *restricted)
+
+
 def test_names_that_yaml_takes_for_another_type_stay_text(helm: Path):
     """Namespaces may consist of digits, and releases may be called like a boolean."""
     done = run(
@@ -324,6 +331,8 @@ def test_two_releases_in_one_cluster_share_only_the_policy_that_protects_the_sta
         ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("image.repository=registry.example/rljob-operator:1", "at '/image/repository'"),
         ("replicas=0", "at '/replicas': minimum: got 0, want 1"),
+        ("networkPolicy.dnsPorts=null", "at '/networkPolicy': missing property 'dnsPorts'"),
+        ("networkPolicy.apiServerPorts=null", "at '/networkPolicy': missing property 'apiServerPorts'"),
         ("jobs.egress.restrict=true", "set networkPolicy.apiServerCIDRs, or port 443 of any address would stay open"),
         ("jobs.egress.restrict=true,jobs.networkPolicy=false", "needs jobs.networkPolicy: true"),
         ("podMonitor.enabled=true", "set jobs.metricsFrom, or jobs.networkPolicy: false"),

@@ -358,6 +358,11 @@ def test_tensor_parallel_ranks_read_shared_memory_themselves(tmp_path: Path) -> 
             WeightSyncError,
         ),
         ("CUDA error: an illegal memory access was encountered", RuntimeFault),
+        ("HIP error: an illegal memory access was encountered", RuntimeFault),
+        (
+            "member 1 of 2 of the group of trainer rank 0: broadcast 3 broke off: HIP error: unspecified launch failure",
+            RuntimeFault,
+        ),
         (
             "member 1 of 2 of the group of trainer rank 0: broadcast 3 broke off: NCCL error: remote process exited",
             WeightSyncError,

@@ -87,8 +87,8 @@ def check(
         source: YAML or JSON text, or a manifest that is already parsed.
         name: which RLJob to take when the text holds several.
         runnable: whether fields that have no effect yet are problems; planning alone can do without.
-        started: whether the job has started with this spec, apart from fields that may change later, under a version that may have had
-            fewer checks. Problems that no change of these fields solves are then :attr:`CheckedJob.tolerated`.
+        started: the job has already started with this spec (fields that may change excepted), possibly under a version with fewer checks.
+            Problems that no edit of those fields can solve are returned as :attr:`CheckedJob.tolerated`.
         config_of: reads the config.json of a model, so that one that a run would refuse is reported.
         shape_of: says how large a model is, for the memory estimate; without it, or where it does not know, its parameterCount.
 

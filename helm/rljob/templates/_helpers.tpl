@@ -69,7 +69,7 @@ helm.sh/chart: {{ printf "%s-%s" $context.Chart.Name $context.Chart.Version | re
 - apiGroups: [rljob.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
-# One RayJob per attempt; patch is for suspend.
+# One RayJob per attempt; patch is for suspend and labels.
 - apiGroups: [ray.io]
   resources: [rayjobs]
   verbs: [get, list, watch, create, patch, delete]
@@ -114,11 +114,11 @@ helm.sh/chart: {{ printf "%s-%s" $context.Chart.Name $context.Chart.Version | re
 {{- $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}
 {{- end }}
 {{- $ports := list }}
-{{- range .Values.networkPolicy.apiServerPorts }}
+{{- range .Values.networkPolicy.apiServerPorts | default (list 443 6443) }}
 {{- $ports = append $ports (dict "port" . "protocol" "TCP") }}
 {{- end }}
 {{- $dns := list }}
-{{- range .Values.networkPolicy.dnsPorts }}
+{{- range .Values.networkPolicy.dnsPorts | default (list 53 5353) }}
 {{- $dns = concat $dns (list (dict "port" . "protocol" "UDP") (dict "port" . "protocol" "TCP")) }}
 {{- end }}
 {{- toJson (concat (list (dict "ports" $dns) (dict "to" $peers "ports" $ports)) .Values.jobs.egress.allow) }}

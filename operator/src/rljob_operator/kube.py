@@ -41,7 +41,7 @@ WRITE_TIMEOUT_S: Final = 35.0
 (``requestTimeoutUpperBound`` in k8s.io/apiserver/pkg/endpoints/handlers/rest.go). A client that disconnects earlier cancels the write: an
 object behind a webhook that hangs and may be ignored would never be stored, and the name of one that may not would not be reported."""
 LATE_S: Final = 2.0
-"""A write without an answer for so long waits for an admission webhook, and makes room for another request."""
+"""A write without an answer for so long probably waits for an admission webhook, and makes room for another request."""
 MAX_LATE: Final = 96
 """Maximum number of such writes that make room: the reconciles of all workers of the queue and its slow lane, four writes each."""
 CONNECT_TIMEOUT_S: Final = 10.0

@@ -8,8 +8,8 @@
                                                                            v
                                                         slow lane (the same order) --> 16 workers
 
-A reconcile takes milliseconds, unless it waits for somebody else, for example for an admission webhook that hangs, up to 34 s for each
-write. Jobs that do are reconciled in the slow lane, so that all others wait at most 2 s for each of them, once.
+A reconcile takes milliseconds, unless it waits for another component, for example for an admission webhook that hangs, up to 34 s for each
+write. A job whose reconcile was slow is reconciled in the slow lane, so that jobs that were never slow wait at most 2 s for it, once.
 
 ==========================  ==================================================================================================
 event                       effect
@@ -20,7 +20,7 @@ key added while processed   reconciled once more, afterwards
 error                       retried after 0.1 s, 0.2 s, ... 60 s, less up to a quarter, or the server's Retry-After; a success resets it
 Retry-After                 nothing wakes the key earlier
 the clock is set            every key with a timer is reconciled: its next check was relative to the clock before
-a reconcile is slow         the slow lane continues it if a worker is free there, else it is cancelled and starts again in that lane
+a reconcile is slow         goes on in the slow lane if a worker is free there, else is cancelled and starts again in that lane
 too many keys               they wait; a queued key takes about a hundred bytes, further events for it nothing
 ==========================  ==================================================================================================
 """
@@ -47,7 +47,7 @@ RECONCILE_DEADLINE_S: Final = 240.0
 """Timeout of one reconcile: children in three stages, each behind a webhook that takes its time, the status, and a few reads."""
 
 PATIENCE_S: Final = 2.0
-"""A reconcile that takes longer waits for somebody else and no longer holds up others."""
+"""A reconcile that takes longer waits for another component and no longer holds up others."""
 NUM_SLOW: Final = 16
 """Maximum number of concurrent reconciles in the slow lane."""
 

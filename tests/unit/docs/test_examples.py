@@ -32,6 +32,17 @@ def test_every_example_holds_one_job_under_a_name_of_its_own():
     assert len(names) == len(EXAMPLES) == len(set(names))
 
 
+def test_the_secret_for_gated_models_has_one_key():
+    """Jobs take it alone or all of a Secret's keys as variables, so the key is the variable's name."""
+    texts = {path: path.read_text() for path in (*EXAMPLES, *(ROOT / "docs").rglob("*.md"))}
+    keys = {
+        (path.name, key)
+        for path, text in texts.items()
+        for key in re.findall(r"generic hub --from-literal=(\w+)=|secretKeyRef: \{name: hub, key: (\w+)\}", text)
+    }
+    assert {key for _, pair in keys for key in pair if key} == {"HF_TOKEN"}, keys
+
+
 def test_the_index_lists_every_example_with_its_devices():
     page = ROOT / "docs" / "examples.md"
     listed = {}

@@ -42,7 +42,19 @@ def test_the_default_values_fit_the_schema():
 def test_a_peer_that_names_nobody_is_refused(option: str):
     """Kubernetes refuses it, too, but for jobs only when the operator creates a NetworkPolicy."""
     with pytest.raises(jsonschema.ValidationError, match=r"non-empty|enough properties"):
-        jsonschema.validate(values() | {option: {"metricsFrom": [{}]}}, schema())
+        jsonschema.validate(values() | {option: values()[option] | {"metricsFrom": [{}]}}, schema())
+
+
+@pytest.mark.parametrize("option", ["dnsPorts", "apiServerPorts"])
+def test_ports_that_are_missing_or_null_are_refused(option: str):
+    """A rule of a NetworkPolicy without ports allows all of them, and so do null values of --set and old values of --reuse-values."""
+    given = values()
+    given["networkPolicy"][option] = None
+    with pytest.raises(jsonschema.ValidationError, match="None is not of type 'array'"):
+        jsonschema.validate(given, schema())
+    del given["networkPolicy"][option]
+    with pytest.raises(jsonschema.ValidationError, match=f"'{option}' is a required property"):
+        jsonschema.validate(given, schema())
 
 
 def test_the_schema_has_exactly_the_options():

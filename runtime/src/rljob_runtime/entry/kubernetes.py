@@ -49,7 +49,7 @@ NO_STORAGE = (
     "spec.storage is not set, so nothing outlives the pods: no checkpoints are written, another attempt begins at step 0, "
     "and the trained model is lost"
 )
-TOLERATED = "a new job would be refused for this setting, the job has started and continues"
+TOLERATED = "the job has started and continues, but a new job with this setting would be refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,8 @@ def selected_logprobs(
         head_weight: shape (V, H), same dtype; with ``part`` this rank's rows only.
         targets: shape (N,), int64 in [0, V).
         temperature: above 0.
-        chunk_tokens: most rows of logits that exist at the same time; chunks are of equal size. With N or more nothing is recomputed.
+        chunk_tokens: maximum number of rows of logits that exist at the same time; rows are spread evenly over the chunks. If
+            chunk_tokens is at least N, nothing is recomputed.
         part: None where this rank has the whole head. Otherwise two small sums per chunk, and in backward one of the hidden states'
             gradient, go over the ranks of the group, which all must call this with equal arguments otherwise.
         possible: None for the softmax over the whole vocabulary, else over these tokens: the log-probs of top-k, top-p and min-p sampling.
@@ -129,7 +130,8 @@ class _SelectedLogprobs(torch.autograd.Function):
                     logits.masked_fill_(impossible, LEAST_LOGPROB)
                 entropy[rows] = _entropy(logits, part)
         ctx.save_for_backward(hidden, head_weight, targets, log_normalizer, entropy)
-        ctx.last_logits = logits if any(ctx.needs_input_grad) else None  # with entropy, its log-probs
+        # With entropy these are log-probs already: the normalizer was subtracted in place.
+        ctx.last_logits = logits if any(ctx.needs_input_grad) else None
         ctx.temperature, ctx.chunk_tokens, ctx.part, ctx.possible = temperature, chunk_tokens, part, possible
         return result if entropy is None else torch.stack([result, entropy])
 

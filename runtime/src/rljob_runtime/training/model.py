@@ -186,9 +186,9 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered root parameters after forwards without backward, so that shards can be read; there has to be one since the start.
+    """Free gathered root parameters after forwards without backward, so that shards can be read. At least one forward must have run.
 
-    Torch also forgets the order of the layers in these forwards, which it keeps until a backward, and a frozen model makes none.
+    Also clears FSDP2's record of the forward order, which otherwise grows until a backward; a frozen model has none.
     """
     assert isinstance(model, FSDPModule)
     model.reset_iter_state()

@@ -432,8 +432,8 @@ class ModelRank(ABC):
 def leave_alone(device: torch.device) -> None:
     """Leave the process group where other ranks may not.
 
-    NCCL destroys a communicator together with the ranks of the same node: this one would wait for those that wait for it in a collective,
-    and its error would reach nobody.
+    Destroying an NCCL communicator waits for the other ranks of the node. These may be in a collective that waits for this rank, so neither
+    would return and the error would be lost. Aborting waits for nobody.
     """
     if device.type == "cuda":
         abort_process_group()

@@ -49,9 +49,10 @@ OVER = "over"
 NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
 """Torch would end the whole process when a peer of an NCCL group is lost; here that is an error of one sync.
 
-It is not enough to handle no errors: the group's watchdog thread still sees the error and asks for a dump, and the monitor of the first
-group of the process (the trainer's, or vLLM's) then ends the process after ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``, 8 minutes. A group of
-blocking waits has no watchdog. Its ``wait`` blocks nothing here, because it comes after the end of a call.
+Turning off error handling is not enough. The group's watchdog thread still sees the error and requests a debug dump. The monitor thread of
+the first group of the process (the trainer's, or vLLM's) sees that request, and ends the process after ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``
+(8 minutes). With blocking wait torch starts no watchdog for the group, so nobody requests a dump. ``wait`` does not block here, because the
+broadcast is complete by then.
 """
 
 
@@ -70,9 +71,10 @@ class Meeting:
     num_members: int
     """With the sender."""
     join_s: float
-    """Deadline of forming the group, from the moment when a member comes that is not the sender, and of connecting its members."""
+    """How long a receiver waits for the others, and how long connecting may then take. The sender waits ``timeout_s``, because receivers
+    visit senders one after another."""
     timeout_s: float
-    """Deadline of every later broadcast."""
+    """Deadline of every broadcast."""
 
 
 def device_here() -> torch.device:
@@ -98,7 +100,6 @@ class Member:
         self._meeting, self._rank, self._device = meeting, rank, device
         self._next = 0
         self._group: Any = None
-        # engines come to one sender after the other, and the driver ends a meeting to which they do not come
         deadline = time.monotonic() + (meeting.join_s if rank else meeting.timeout_s)
         self._what = f"member {rank} of {meeting.num_members} of the group of trainer rank {meeting.sender}"
         self._control = _store(meeting)
@@ -108,9 +109,10 @@ class Member:
             wanted = [f"here/{other}" for other in range(meeting.num_members)]
             self._wait(lambda: bool(self._control.check(wanted)), deadline, "the other members did not come")
             self._look()
-            left_s = max(deadline - time.monotonic(), 1.0)
+            left_s = max(min(deadline - time.monotonic(), meeting.join_s), 1.0)
             on_cuda = device.type == "cuda"
-            store = _store(meeting) if on_cuda else self._control  # NCCL's thread waits in it, and the look at the other would, too
+            # Own connection: NCCL's thread blocks in it, and `_look` must not block with it.
+            store = _store(meeting) if on_cuda else self._control
             self._group = _process_group(C10D.PrefixStore("group", store), rank, meeting, device, left_s)
             if on_cuda:
                 self._connect()
@@ -150,7 +152,10 @@ class Member:
             threading.Thread(target=_dropped, args=(held,), name="rljob-group-end", daemon=True).start()
 
     def _connect(self) -> None:
-        """Have NCCL connect the members now: in the first call it would, and wait for a peer that it cannot reach without any deadline."""
+        """Connect the members now, under a deadline.
+
+        NCCL would do so in the first broadcast, and wait forever for a peer that it cannot reach.
+        """
         done: Future[None] = Future()
         threading.Thread(target=_connected, args=(self._group, self._device, done), name="rljob-group-connect", daemon=True).start()
         try:
@@ -317,7 +322,7 @@ def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
 
 
 def _connected(group: Any, device: torch.device, done: Future[None]) -> None:
-    """The thread of a connection, which stays behind where that does not end."""
+    """Connect the members. Runs in a thread of its own, which is abandoned if NCCL never returns."""
     try:
         torch.cuda.set_device(device)
         group.eager_connect_single_device(device)

@@ -196,3 +196,14 @@ def test_a_sender_has_the_time_of_a_sync_for_engines_that_come_to_other_senders_
     with pytest.raises(DeadlineError, match="did not come"):
         Member(meeting, rank, CPU)
     assert found == [pytest.approx(limit_s, abs=25.0)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_has_met_has_the_time_of_joining_to_connect(store: Any, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """The sender does not spend the time of a whole sync on members that are there and cannot be reached."""
+    found: list[float] = []
+    monkeypatch.setattr(group, "_process_group", lambda *arguments: found.append(arguments[-1]))
+    store.set(f"here/{1 - rank}", "")
+    meeting = Meeting(name="a", sender=0, host="127.0.0.1", port=store.port, num_members=2, join_s=50.0, timeout_s=500.0)
+    Member(meeting, rank, CPU)
+    assert found == [pytest.approx(50.0, abs=25.0)]

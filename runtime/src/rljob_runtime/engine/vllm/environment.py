@@ -15,7 +15,7 @@ ENVIRONMENT_TO_UNSET = ("VLLM_CPU_KVCACHE_SPACE",)
 
 
 def sampler_environment() -> dict[str, str]:
-    """Do without FlashInfer's sampler, which vLLM takes by default and compiles at its first use, by a compiler that images lack."""
+    """Turn off FlashInfer's sampler: vLLM uses it by default and compiles it at first use, and the images have no compiler."""
     name = "VLLM_USE_FLASHINFER_SAMPLER"
     return {name: os.environ.get(name, "0")}
 

@@ -19,7 +19,8 @@ from rljob_runtime.weightsync.parcel import CHANGED, NOT_OPENED, Remote
 from rljob_runtime.weightsync.transport import IncomingUpdate
 from rljob_runtime.weightsync.transports.tested import TEST_VERSION
 
-DEVICE_ERRORS = ("CUDA error", "NCCL error")
+DEVICE_ERRORS = ("CUDA error", "HIP error", "NCCL error")
+"""Parts of torch's error texts; the last one is about communication, not about the device itself."""
 OF_TRANSPORT = "of the group of trainer rank"
 """In errors of a transport's own group, where what NCCL says of a lost peer is no end: the next group may be whole."""
 
@@ -106,7 +107,8 @@ class WeightUpdates:
             raise DeadlineError(f"update to version {version}: the deadline passed before {name}; allow more time and send it again")
         try:
             answers = self._core.collective_rpc(attempted, left_s, (method, arguments))
-        except TimeoutError as exc:  # of several processes: their answers would be taken for those to later calls
+        except TimeoutError as exc:
+            # Of several processes: the late answers would be taken for answers to later calls, so the engine is of no use any more.
             raise RuntimeFault(f"update to version {version}: {name} was not done in {left_s:.0f} s: {exc}") from exc
         except Exception as exc:
             is_over = isinstance(exc, torch.AcceleratorError | EngineDeadError)
@@ -120,14 +122,14 @@ class WeightUpdates:
         if is_over or self._process_ended() or any(map(_is_fatal, said)):
             return RuntimeFault(f"update to version {version}: {name} failed: {text}")
         kind = CorruptedWeightsError if CHANGED in text else WeightSyncError
-        return kind(f"update to version {version}: vLLM failed in {name}: {text}; send a full update")
+        return kind(f"update to version {version}: {name} failed in a worker of vLLM: {text}; send a full update")
 
 
 def _is_fatal(text: str) -> bool:
-    """Whether no later call can succeed in the process that says so: a CUDA error stays until the process ends.
+    """Whether no later call can succeed in the process that says so: an error of the device stays until the process ends.
 
     Not so where a handle of another process's memory was refused, as between containers that share no IPC namespace: weights go another way
     then. Of a device that is broken already the next call says so.
     """
-    errors = () if NOT_OPENED in text else DEVICE_ERRORS[:1] if OF_TRANSPORT in text else DEVICE_ERRORS
+    errors = () if NOT_OPENED in text else DEVICE_ERRORS[:-1] if OF_TRANSPORT in text else DEVICE_ERRORS
     return any(known in text for known in errors)

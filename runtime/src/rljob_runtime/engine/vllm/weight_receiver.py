@@ -205,7 +205,10 @@ def fetch_tests(worker: Any, tests: tuple[Remote, ...]) -> None:
 
 
 def start_update(worker: Any) -> None:
-    """vLLM's ``start_weight_update``, also after an update that broke off on other ranks alone: vLLM ends it only where it breaks off."""
+    """vLLM's ``start_weight_update``, also if the last update failed on other ranks only.
+
+    vLLM closes an update only on ranks where it failed, and refuses to start while one is open.
+    """
     held = getattr(worker, "worker", worker)  # vLLM's wrapper passes on what is read, not what is written
     if held._weight_update_active:
         held._weight_update_active = False

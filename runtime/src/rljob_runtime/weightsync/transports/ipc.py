@@ -226,8 +226,9 @@ def _buffer(bucket: Bucket, device: torch.device) -> torch.Tensor:
 def _plain_segments() -> Iterator[None]:
     """Allocate what other processes can open by a handle.
 
-    Memory of expandable segments, where the user has chosen these, is opened by the system call ``pidfd_getfd``, which containers and
-    Yama refuse. Torch parses its settings as a whole: what is not in the string is set back to its default.
+    Memory of expandable segments, where the user has chosen these, is opened by the system call ``pidfd_getfd``, which containers and the
+    kernel's Yama module refuse. Torch replaces all settings at once and resets those that the string lacks to their defaults, so the string
+    that is set repeats the other settings.
     """
     before = torch._C._accelerator_getAllocatorSettings()
     plain = re.sub(r"(expandable_segments\s*:\s*)True", r"\1False", before, flags=re.IGNORECASE)
