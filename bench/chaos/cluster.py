@@ -184,6 +184,14 @@ class Scene:
         """Until the operator has made another attempt than the one of a mark."""
         self.kubectl.until("another attempt", lambda: self.attempt > after.attempt, limit_s, job=self.name)
 
+    def until_own_step(self) -> None:
+        """Until the present attempt has trained a step: the driver of a pod that is deleted by force trains until its processes end."""
+        self.kubectl.until("a step of the next attempt", self._has_own_step, RECOVERS_S, job=self.name)
+
+    def _has_own_step(self) -> bool:
+        status = self.status
+        return bool(status.get("progress", {}).get("attempt") == status["attempt"])
+
     def meet(self, kind: str) -> Outcome:
         """One fault, until the job trains on and the operator answers."""
         time.sleep(self._rng.random() * 2)
@@ -193,6 +201,7 @@ class Scene:
             fault.do(self)
             if fault.reasons:
                 self.until_next_attempt(before, fault.limit_s)
+                self.until_own_step()
             self.until_trained(self.mark(), STEPS_AFTER)
             took_s = time.monotonic() - began_s
             if problem := wrong_status(fault, before, self.status):
