@@ -207,7 +207,7 @@ class Scene:
             if problem := wrong_status(fault, before, self.status):
                 raise _Wrong(problem)
             self._check_operator()
-        except (KubectlError, _Wrong, OSError, pods.NotRunning, subprocess.SubprocessError) as error:
+        except (KubectlError, _Wrong, OSError, ValueError, pods.NotRunning, subprocess.SubprocessError) as error:
             return Outcome(layer=LAYER, kind=kind, result=WRONG, detail=f"{type(error).__name__}: {error}"[:12000])
         return Outcome(layer=LAYER, kind=kind, result=RECOVERED, recovery_s=took_s)
 

@@ -39,12 +39,12 @@ def processes(pod_uid: str) -> list[int]:
 
 
 def with_command(pod_uid: str, part: str) -> int:
-    """Pid, on the node, of the pod's oldest process whose command line has ``part``.
+    """Pid, on the node, of the pod's youngest process whose command line has ``part``: the shell that started it may have it too.
 
     Raises:
         NotRunning: there is none.
     """
-    for pid in sorted(processes(pod_uid)):
+    for pid in sorted(processes(pod_uid), reverse=True):
         with contextlib.suppress(OSError):
             if part in (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
                 return pid
