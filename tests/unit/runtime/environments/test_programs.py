@@ -154,7 +154,8 @@ def test_an_end_without_a_reward_fails_the_episode(make, last, error) -> None:
 def test_a_program_that_hangs_is_killed_with_all_it_started(make) -> None:
     reply = play(make(step_timeout_s=1.0), "hang")[-1]
     assert re.search(r"took longer than 1 s \(stepTimeoutSeconds\) until its next call", reply.error)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "3607"]]
+    running = ["sleep", "3607"]
+    until("the end of what it started", lambda: running not in [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])])
 
 
 def test_an_episode_ends_with_its_time(make) -> None:
