@@ -470,7 +470,7 @@ def test_an_update_that_broke_off_in_some_ranks_leaves_no_answer_behind_and_a_fu
             incoming.take(bucket.index, np.zeros(bucket.size_bytes, dtype=np.uint8))
         return incoming
 
-    with pytest.raises(WeightSyncError, match="update_weights failed in a worker of vLLM: WeightSyncError: the bucket cannot be opened on cuda:1; send"):
+    with pytest.raises(WeightSyncError, match="failed in a worker of vLLM: WeightSyncError: the bucket cannot be opened on cuda:1; send"):
         updates.load(whole(1), deadline)
     again = whole(2)
     updates.load(again, deadline)
