@@ -184,13 +184,21 @@ class Scene:
         """Until the operator has made another attempt than the one of a mark."""
         self.kubectl.until("another attempt", lambda: self.attempt > after.attempt, limit_s, job=self.name)
 
-    def until_own_step(self) -> None:
-        """Until the present attempt has trained a step: the driver of a pod that is deleted by force trains until its processes end."""
-        self.kubectl.until("a step of the next attempt", self._has_own_step, RECOVERS_S, job=self.name)
+    def until_own_steps(self) -> None:
+        """Until the present attempt has trained.
 
-    def _has_own_step(self) -> bool:
+        Rows of metrics do not tell: the driver of a pod that is deleted by force trains until its processes end, and the next one removes
+        the rows after its checkpoint. In the progress, the second step of an attempt is one that it has trained.
+        """
+        seen: set[int] = set()
+        self.kubectl.until("steps of the next attempt", partial(self._sees_steps, seen), RECOVERS_S, job=self.name)
+
+    def _sees_steps(self, seen: set[int]) -> bool:
         status = self.status
-        return bool(status.get("progress", {}).get("attempt") == status["attempt"])
+        progress = status.get("progress", {})
+        if progress.get("attempt") == status["attempt"]:
+            seen.add(int(progress["step"]))
+        return len(seen) > 1
 
     def meet(self, kind: str) -> Outcome:
         """One fault, until the job trains on and the operator answers."""
@@ -201,8 +209,9 @@ class Scene:
             fault.do(self)
             if fault.reasons:
                 self.until_next_attempt(before, fault.limit_s)
-                self.until_own_step()
-            self.until_trained(self.mark(), STEPS_AFTER)
+                self.until_own_steps()
+            else:
+                self.until_trained(self.mark(), STEPS_AFTER)
             took_s = time.monotonic() - began_s
             if problem := wrong_status(fault, before, self.status):
                 raise _Wrong(problem)
@@ -406,8 +415,8 @@ def _order(seed: int, count: int, only: str | None) -> list[str]:
     if only is not None:
         return [only] * count
     kinds = [kind for kind in KINDS if kind not in LONG_KINDS]
+    random.Random(seed).shuffle(kinds)
     order = [kinds[number % len(kinds)] for number in range(count)]
-    random.Random(seed).shuffle(order)
     return order if count <= len(kinds) else [*order[: -len(LONG_KINDS)], *LONG_KINDS]
 
 
