@@ -94,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def golden(request: pytest.FixtureRequest) -> Golden:
-    """golden(path, text) fails where the golden file holds another text."""
+    """``assert golden.differences(path, text) == ""`` fails where the golden file holds another text, with a diff."""
     return Golden(updating=request.config.getoption(SWITCH))
 
 

@@ -1,9 +1,8 @@
 """Texts that tests compare with files under tests/golden. `pytest --update-goldens` writes the files instead; review the diff."""
 
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
-
-import pytest
 
 SWITCH = "--update-goldens"
 
@@ -14,11 +13,15 @@ class Golden:
 
     updating: bool
 
-    def __call__(self, path: Path, text: str) -> None:
-        """Fails where the file does not hold this text."""
+    def differences(self, path: Path, text: str) -> str:
+        """How the text differs from the file, and what to do about it; empty where it does not."""
         if self.updating:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         if not path.exists():
-            pytest.fail(f"{path} is missing: run this test with {SWITCH} and review the file")
-        assert text == path.read_text(encoding="utf-8"), f"{path} holds another text; {SWITCH} rewrites it"
+            return f"{path} is missing: run this test with {SWITCH} and review the file"
+        stored = path.read_text(encoding="utf-8")
+        if text == stored:
+            return ""
+        diff = "".join(unified_diff(stored.splitlines(keepends=True), text.splitlines(keepends=True), "golden file", "this text"))
+        return f"{path} holds another text; {SWITCH} rewrites it\n{diff}"

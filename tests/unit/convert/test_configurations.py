@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rljob_convert import conversion
 from rljob_convert.rlinf.keys import TABLE as RLINF
@@ -23,7 +24,9 @@ READ_BY_SECTION = {"rlinf": {("cluster",)}, "roll": {("code_sandbox", "world_siz
 
 @every
 def test_golden(framework: str, path: Path, golden: Golden) -> None:
-    cases.compare_with_golden(path, golden)
+    text = cases.rendered(path)
+    assert golden.differences(cases.GOLDEN / path.name, text) == ""
+    assert yaml.safe_load(text) == cases.converted(path).manifest
 
 
 @every

@@ -79,7 +79,7 @@ def played(path: Path, steps: int) -> RunFolder:
 
 
 def test_the_file_tells_memory_before_and_after_every_switch(tmp_path: Path, golden):
-    golden(GOLDEN / "switches.jsonl", played(tmp_path / "run", 1).switches_jsonl.read_text())
+    assert golden.differences(GOLDEN / "switches.jsonl", played(tmp_path / "run", 1).switches_jsonl.read_text()) == ""
 
 
 def test_rows_reach_the_disk_with_the_others_and_survive_a_kill(tmp_path: Path):
@@ -305,7 +305,7 @@ def _figure(folder: RunFolder) -> go.Figure:
 def test_bands_are_drawn_under_the_lanes_as_they_were(tmp_path: Path, golden):
     figure = _figure(played(tmp_path / "run", 1))
     drawn = [trace.to_plotly_json() for trace in figure.data if trace.yaxis == "y2"]
-    golden(GOLDEN / "bands.json", json.dumps(drawn, indent=1, ensure_ascii=False) + "\n")
+    assert golden.differences(GOLDEN / "bands.json", json.dumps(drawn, indent=1, ensure_ascii=False) + "\n") == ""
     assert list(figure.layout.yaxis2.ticktext) == ["node 0 device 0"]
     assert figure.layout.yaxis.domain[0] >= figure.layout.yaxis2.domain[1]
 

@@ -77,7 +77,7 @@ def test_plain_output_of_a_whole_run(tmp_path: Path, golden):
             run.step(number, **({"train__grad_norm": math.nan} if number == 9 else {}))
         reporter.event("checkpoint of step 30 written")
         reporter.finish(RunStatus.SUCCEEDED)
-    golden(GOLDEN / "plain_run.txt", run.lines())
+    assert golden.differences(GOLDEN / "plain_run.txt", run.lines()) == ""
 
 
 def test_a_failed_run_says_why(tmp_path: Path, golden):
@@ -91,7 +91,7 @@ def test_a_failed_run_says_why(tmp_path: Path, golden):
 
     with pytest.raises(ClusterError):
         driver()
-    golden(GOLDEN / "plain_failed.txt", run.lines())
+    assert golden.differences(GOLDEN / "plain_failed.txt", run.lines()) == ""
     summary = load_summary(run.folder.summary_json)
     assert (summary.status, summary.failure) == (RunStatus.FAILED, "ClusterError: 2 devices asked, 1 there; lower the count")
     assert "2 devices asked" in run.folder.report_html.read_text()
@@ -165,7 +165,7 @@ def _frame(width: int, steps: int) -> str:
 def test_the_panel(width, steps, golden):
     frame = _frame(width, steps)
     assert {len(line) for line in frame.splitlines()} == {width}
-    golden(GOLDEN / f"panel_{width}_{steps}.txt", frame)
+    assert golden.differences(GOLDEN / f"panel_{width}_{steps}.txt", frame) == ""
 
 
 def test_a_narrow_terminal_still_gets_a_panel():

@@ -41,7 +41,7 @@ def show(folder: RunFolder, *options: str) -> tuple[int, str]:
 def test_the_newest_episodes_are_printed_by_turns(run: RunFolder, golden) -> None:
     code, output = show(run, "-t")
     assert code == 0
-    golden(GOLDEN / "trajectories.txt", output)
+    assert golden.differences(GOLDEN / "trajectories.txt", output) == ""
 
 
 def test_a_single_response_is_one_turn(tmp_path: Path, golden) -> None:
@@ -49,7 +49,7 @@ def test_a_single_response_is_one_turn(tmp_path: Path, golden) -> None:
     write_trajectories(folder, 1, [make_trajectory(0, 1.0), make_trajectory(1, None)], SAMPLING, first_ids)
     code, output = show(folder, "-t")
     assert code == 0
-    golden(GOLDEN / "trajectories_single.txt", output)
+    assert golden.differences(GOLDEN / "trajectories_single.txt", output) == ""
 
 
 def test_what_a_judge_said_stands_beside_its_score(tmp_path: Path) -> None:
