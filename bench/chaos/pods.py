@@ -20,7 +20,7 @@ table {NFT_TABLE} {{
   chain outgoing {{ type filter hook output priority 0; policy drop; oif lo accept; }}
 }}
 """
-"""Rules of a pod whose packets are lost in both directions: nobody is told, as when a cable is pulled."""
+"""Rules of a pod whose packets are dropped in both directions without a reply, as when a cable is pulled."""
 TIMEOUT_S = 30.0
 
 

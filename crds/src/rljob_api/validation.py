@@ -7,8 +7,8 @@ checked because of what comes before is said at the end of the problems:
 2. rules between fields (:mod:`rljob_api.rules`), fields without effect (:mod:`rljob_api.rules.supported`), placement
    (:mod:`rljob_api.planner`); where there is one, rules that need it, and what fits (:mod:`rljob_api.memory`).
 
-A job that has started is judged once: a later version that has more checks tolerates what they find, as long as types, keys, form and
-placement are right (docs/design/0012).
+A job that has started is not refused by checks that a later version adds, as long as types, keys, form and placement are right
+(docs/design/0012).
 """
 
 from __future__ import annotations

@@ -261,8 +261,8 @@ class Reconciler:
         if known is None or (known.uid, known.generation) != (job.uid, job.generation) or known.started not in (None, started):
             found = _check(job)
             is_flawless = isinstance(found, CheckedJob) and not found.tolerated
-            judged = None if is_flawless else started
-            known = self._checked[job.key] = _Checked(uid=job.uid, generation=job.generation, started=judged, found=found)
+            counts = None if is_flawless else started
+            known = self._checked[job.key] = _Checked(uid=job.uid, generation=job.generation, started=counts, found=found)
             if len(self._checked) > NUM_CHECKED_SPECS:
                 self._checked.popitem(last=False)
         self._checked.move_to_end(job.key)

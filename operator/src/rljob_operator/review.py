@@ -4,7 +4,7 @@
 request                                    answer
 =========================================  ==========================================================================
 a new RLJob                                refused with every problem of its spec
-a change of the spec                       refused with the problems that the stored spec does not have
+a change of the spec                       refused with the problems at paths where the stored spec has none
 the spec stays, or the object is deleted   allowed: metadata can always be edited, also of a spec an upgrade made invalid
 ``managedBy`` another controller           allowed with a warning, not checked: its controller may know more
 =========================================  ==========================================================================
@@ -12,11 +12,11 @@ the spec stays, or the object is deleted   allowed: metadata can always be edite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rljob_api import validation
-from rljob_api.errors import SpecInvalidError
+from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1.rljob import API_VERSION, KIND
 from rljob_operator import views
 from rljob_operator.policies import admission
@@ -50,25 +50,21 @@ def review(request: Mapping[str, Any], known: Known = everything) -> dict[str, A
         return {**allowed, "warnings": [UNMANAGED]}
     problems, unchecked = _checked(new, known)
     if problems and old:
-        stored = {_path(problem) for problem in problems_of(old, known)}
-        problems = [problem for problem in problems if _path(problem) not in stored]
+        # By path: the numbers in a text may follow from other fields.
+        stored = {problem.path for problem in _checked(old, known)[0]}
+        problems = [problem for problem in problems if problem.path not in stored]
     if problems:
-        status = {"code": 422, "reason": "Invalid", "message": admission.problems_text(problems, unchecked)}
+        status = {"code": 422, "reason": "Invalid", "message": admission.problems_text([str(problem) for problem in problems], unchecked)}
         return {**allowed, "allowed": False, "status": status}
     return allowed if old or new["spec"].get("storage") else {**allowed, "warnings": [NO_STORAGE]}
 
 
-def _path(problem: str) -> str:
-    """Where a problem is. Texts differ more often: their numbers follow from other fields too."""
-    return problem.partition(": ")[0]
-
-
 def problems_of(job: Mapping[str, Any], known: Known = everything) -> list[str]:
     """The problems of an RLJob as the operator words them in condition Accepted."""
-    return _checked(job, known)[0]
+    return [str(problem) for problem in _checked(job, known)[0]]
 
 
-def _checked(job: Mapping[str, Any], known: Known) -> tuple[list[str], str | None]:
+def _checked(job: Mapping[str, Any], known: Known) -> tuple[Sequence[FieldError], str | None]:
     """The problems of an RLJob, and what was not checked because of them."""
     metadata = job["metadata"]
     name = metadata.get("name") or f"{metadata.get('generateName', '')}{NAME_TO_COME}"
@@ -76,5 +72,5 @@ def _checked(job: Mapping[str, Any], known: Known) -> tuple[list[str], str | Non
     try:
         validation.check({"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": known(job.get("spec") or {})})
     except SpecInvalidError as error:
-        return [str(problem) for problem in error.errors], error.unchecked
-    return [], None
+        return error.errors, error.unchecked
+    return (), None

@@ -184,7 +184,7 @@ class VllmEngine:
         if tests := tuple(made.tests):
             deadline = time.monotonic() + LOAD_TIMEOUT_S
             tested: Future[None] = Future()
-            fetch = self._updating(tested, lambda loop: loop.test_transport(tests, deadline))
+            fetch = self._updating(tested, lambda loop: loop.check_transport(tests, deadline))
             self._call(tested, fetch, LOAD_TIMEOUT_S, "the test of a weight transport")
         self._receiver = made
 

@@ -263,7 +263,7 @@ class VllmLoop:
             self._finish_scores(deadline)
         self._weights.load(incoming, deadline)
 
-    def test_transport(self, tests: Sequence[Remote], deadline: float) -> None:
+    def check_transport(self, tests: Sequence[Remote], deadline: float) -> None:
         """Have every process of the engine fetch what senders sent first; the model stays as it is.
 
         Raises:
