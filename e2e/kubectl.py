@@ -65,6 +65,19 @@ class Kubectl:
         """Objects of a kind that carry the job's label."""
         return self.items(kind, selector=f"rljob.dev/job={job}")
 
+    def pod_of(self, job: str, group: str, attempt: int) -> dict[str, Any]:
+        """The pod of a node group with one node in an attempt, unless it is being deleted."""
+        labels = f"rljob.dev/job={job},ray.io/group={group},rljob.dev/attempt={attempt}"
+        found = [pod for pod in self.items("pods", selector=labels) if "deletionTimestamp" not in pod["metadata"]]
+        if len(found) != 1:
+            raise KubectlError(f"{len(found)} pods of group {group} in attempt {attempt} of {job}, not 1")
+        return found[0]
+
+    def evict(self, pod: str) -> None:
+        """As ``kubectl drain`` does."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
+        self("create", "--raw", f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction", "-f", "-", input=json.dumps(eviction))
+
     def condition(self, job: str, kind: str) -> dict[str, Any]:
         """One condition of an RLJob; empty until the operator has written it."""
         status = self.get("rljob", job).get("status", {})

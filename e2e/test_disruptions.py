@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from e2e.installation import NAMESPACE
 from e2e.jobs import Manifest, two_groups
 from e2e.kubectl import Kubectl
 from e2e.test_training import STARTS_S, metrics
@@ -25,19 +23,6 @@ def job() -> Manifest:
     return manifest
 
 
-def pod_of(kubectl: Kubectl, group: str, attempt: int) -> str:
-    """Name of the pod of a node group in an attempt."""
-    wanted = {"ray.io/group": group, "rljob.dev/attempt": str(attempt)}
-    (name,) = [p["metadata"]["name"] for p in kubectl.children(NAME, "pods") if wanted.items() <= p["metadata"]["labels"].items()]
-    return str(name)
-
-
-def evict(kubectl: Kubectl, pod: str) -> None:
-    """As kubectl drain does."""
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
-    kubectl("create", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", "-f", "-", input=json.dumps(eviction))
-
-
 def trains_beyond(kubectl: Kubectl, step: int) -> None:
     kubectl.until(f"ten steps after step {step}", lambda: kubectl.step(NAME) >= step + 10, STARTS_S, job=NAME)
 
@@ -47,7 +32,7 @@ def test_a_drained_head_and_a_drained_trainer_cost_no_step_and_no_restart(kubect
     trained = 0
     for attempt, group in ((1, "headgroup"), (2, "train")):
         trains_beyond(kubectl, trained)
-        evict(kubectl, pod_of(kubectl, group, attempt))
+        kubectl.evict(kubectl.pod_of(NAME, group, attempt)["metadata"]["name"])
         wanted = f"--for=jsonpath={{.status.attempt}}={attempt + 1}"
         kubectl("wait", wanted, f"rljob/{NAME}", f"--timeout={DRAINS_S:.0f}s", timeout_s=DRAINS_S + 30)
         status = kubectl.get("rljob", NAME)["status"]

@@ -16,21 +16,21 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.chaos import pods
 from bench.chaos.observer import Observer
 from bench.chaos.outcome import RECOVERED, WRONG, Outcome
 from bench.operator.api import Api
+from e2e.cluster import cleanup, exports
 from e2e.cluster.paths import REPOSITORY, state_folder
+from e2e.cluster.state import StateFolder
 from e2e.environment import needed
 from e2e.installation import NAMESPACE, SYSTEM, Helm, installation_values, installed
 from e2e.jobs import Manifest, two_groups
@@ -86,7 +86,7 @@ class Mark:
 
 
 class Scene:
-    """One job that trains until it is told to end."""
+    """One job that trains until :meth:`end`."""
 
     def __init__(self, kubectl: Kubectl, volume: Volume, name: str, rng: random.Random) -> None:
         self.kubectl, self.name = kubectl, name
@@ -97,15 +97,7 @@ class Scene:
 
     def pod(self, group: str) -> dict[str, Any]:
         """The pod of a node group in the present attempt."""
-        wanted = {"ray.io/group": group, "rljob.dev/attempt": str(self.attempt)}
-        found = [
-            pod
-            for pod in self.kubectl.children(self.name, "pods")
-            if wanted.items() <= pod["metadata"]["labels"].items() and "deletionTimestamp" not in pod["metadata"]
-        ]
-        if len(found) != 1:
-            raise _Wrong(f"{len(found)} pods of group {group} in attempt {self.attempt}")
-        return found[0]
+        return self.kubectl.pod_of(self.name, group, self.attempt)
 
     def pod_uid(self, group: str) -> str:
         """Of the pod of a node group."""
@@ -117,9 +109,7 @@ class Scene:
 
     def evict(self, group: str) -> None:
         """As ``kubectl drain`` does."""
-        name = self.pod(group)["metadata"]["name"]
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
-        self.kubectl("create", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction", "-f", "-", input=json.dumps(eviction))
+        self.kubectl.evict(self.pod(group)["metadata"]["name"])
 
     def kill_worker(self, group: str, worker: str) -> None:
         """SIGKILL the process of a worker."""
@@ -374,26 +364,15 @@ LONG_KINDS = tuple(kind for kind, fault in FAULTS.items() if fault.limit_s > REC
 @contextlib.contextmanager
 def _cluster() -> Iterator[Kubectl]:
     """The cluster that is there (``make cluster-up``, or one that ``tools/e2e`` left), or one that is stopped at the end."""
-    command = ("python", "-m", "e2e.cluster")
-
-    def answer(*arguments: str) -> str:
-        done = subprocess.run([*command, *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
-        return done.stdout.strip().splitlines()[-1]
-
-    is_there = (state_folder(CLUSTER) / "state.json").exists()
+    folder = StateFolder(path=state_folder(CLUSTER))
+    is_there = folder.file.exists()
     subprocess.run(["tools/e2e", "--boot"], cwd=REPOSITORY, check=True)
     try:
-        os.environ |= {
-            "KUBECONFIG": answer("kubeconfig"),
-            "RLJOB_E2E_OPERATOR_IMAGE": answer("image", "operator"),
-            "RLJOB_E2E_RUNTIME_IMAGE": answer("image", "runtime"),
-            "RLJOB_E2E_KUBECTL": answer("binary", "kubectl"),
-            "RLJOB_E2E_HELM": answer("binary", "helm"),
-        }
-        yield Kubectl(shutil.which("kubectl") or needed("RLJOB_E2E_KUBECTL"), Path(needed("KUBECONFIG")), NAMESPACE)
+        os.environ |= exports.variables(folder)
+        yield Kubectl(needed("RLJOB_E2E_KUBECTL"), folder.kubeconfig, NAMESPACE)
     finally:
         if not is_there:
-            subprocess.run([*command, "down"], cwd=REPOSITORY, check=True)
+            cleanup.down(folder)
 
 
 async def run(seed: int, count: int, only: str | None, say: Say) -> list[Outcome]:

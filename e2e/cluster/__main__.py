@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import build, cleanup, control_plane, images, lifecycle, overview, packages
+from e2e.cluster import build, cleanup, exports, images, lifecycle, overview, packages
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.paths import state_folder, state_root
 from e2e.cluster.state import StateFolder, all_folders
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     image.add_argument("target", choices=images.TARGETS, help="base: Debian with Python; the others: targets of the Dockerfile")
     image.add_argument("--archive", action="store_true", help="only write the archive that the node of a later cluster loads")
     add("kubeconfig", "print the path of the kubeconfig")
-    add("audit-log", "print the path of the API server's log of what service accounts asked for")
+    add("exports", "print shell commands that set what the scenarios of e2e need; builds the images unless their content is unchanged")
     binary = add("binary", "print the path of a program in the cache, for example kubectl", default_name=None)
     binary.add_argument("program")
     return top
@@ -112,9 +112,8 @@ def _run(arguments: argparse.Namespace) -> int:
         case "kubeconfig":
             folder.require()
             print(folder.kubeconfig)
-        case "audit-log":
-            folder.require()
-            print(control_plane.audit_log(folder))
+        case "exports":
+            print(exports.as_shell(exports.variables(folder, _say)))
     return 0
 
 
