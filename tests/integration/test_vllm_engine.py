@@ -398,7 +398,7 @@ def test_a_call_that_is_not_over_in_time_costs_the_engine() -> None:
 
 
 class Rank:
-    """What loads into one rank's model; fails in its first update where it is told to."""
+    """What loads into one rank's model; fails in its first update if a test asks for it."""
 
     supports_draft_weight_update = False
 
