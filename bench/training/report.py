@@ -61,7 +61,8 @@ def _speed(part: dict[str, Any]) -> list[str]:
         "",
         f"One process, one thread; the sides alternately compute the gradients of the same batches, {len(rows[0]['tokens'])} rounds. "
         f"Equal on all sides: model, float32, batch, GRPO loss (gradient norms agree to {rows[0]['norm_tolerance']:.0e} in every round), "
-        f"at most {rows[0]['token_budget']:,} tokens per pass with padding, all logits of a pass in memory at once. Tokens are those of prompts and responses, for each sequence. "
+        f"at most {rows[0]['token_budget']:,} tokens per pass with padding, all logits of a pass in memory at once. "
+        "Tokens are those of prompts and responses, for each sequence. "
         f"{SAMPLES_PER_PROMPT} responses share a prompt, which RLJob may compute once. Included: RLJob's batching, TRL's "
         "own metrics and entropies. Excluded: the optimizer. TRL pads to the longest sequence of the batch, the plain loop to the longest "
         "of a pass and without a mask. Ratios are RLJob's rate over the other's, per round: median (range).",
