@@ -63,7 +63,7 @@ class PodContext:
     has_storage: bool
     """Whether all pods, also those of later attempts, share the run folder."""
     has_started: bool = False
-    """Whether the job has started before, maybe with an image of an earlier version."""
+    """Whether a driver has trained with this spec before, maybe of an earlier version."""
 
 
 def pod_context(environment: Mapping[str, str]) -> PodContext:
