@@ -1,17 +1,35 @@
-"""What each role means to planner, validation and memory estimate: one row per role, nothing about it anywhere else.
+"""The roles of components, and what each means to planner, validation and memory estimate: one row each, nothing about it anywhere else.
 
-The runtime has a table of its own for what starts and drives a role. A new role is a member of
-:class:`~rljob_api.v1alpha1.components.Role` and a row here.
+The runtime has a table of its own for what starts and drives a role. A new role is a member of :class:`Role` and a row of :data:`TRAITS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 
-from rljob_api.v1alpha1.components import Role
+
+class Role(StrEnum):
+    """What a component does."""
+
+    TRAINER = "Trainer"
+    """Holds the trained policy and its optimizer."""
+    ROLLOUT = "Rollout"
+    """Generates responses with an inference engine."""
+    REFERENCE = "Reference"
+    """Holds the frozen policy that the KL term compares with."""
+    CRITIC = "Critic"
+    """Estimates values for GAE."""
+    REWARD = "Reward"
+    """Scores responses in CPU processes."""
+    ENVIRONMENT = "Environment"
+    """Runs the environments of agentic jobs."""
+    TEACHER = "Teacher"
+    """Holds a frozen model with the policy's vocabulary, which the policy learns to match: algorithm.distillation."""
+    JUDGE = "Judge"
+    """Serves its own model with an inference engine, for rewards of type LLMJudge or RewardModel that name it."""
 
 
 class RunsOn(Enum):

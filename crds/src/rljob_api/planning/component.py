@@ -33,7 +33,7 @@ ACROSS_NODES = {
     EngineType.VLLM: "vLLM itself can span nodes, with its Ray executor",
     EngineType.SGLANG: "SGLang itself can span nodes, with one launch on each",
 }
-"""Sources: the documentation of vLLM ("Parallelism and Scaling") and SGLang ("Multi-Node Deployment")."""
+"""Engines that can do more than RLJob uses; the documentation of vLLM ("Parallelism and Scaling") and SGLang ("Multi-Node Deployment")."""
 GROUP_CHECKS = frozenset({"G1", "D6", "D8", "V3"})
 """Checks that are about the choice of node groups."""
 
@@ -92,7 +92,9 @@ class ComponentPlanner:
         problem, remedy = error.problem, error.remedy
         if error.check == SPLIT_CHECK and self._traits.has_engine:
             engine = self._component.engine.type if self._component.engine else EngineType.VLLM
-            problem += f"; RLJob runs an engine as one process on one node, although {ACROSS_NODES[engine]}"
+            problem += "; RLJob runs an engine as one process on one node"
+            if engine in ACROSS_NODES:
+                problem += f", although {ACROSS_NODES[engine]}"
             remedy += ", or use smaller engines and more of them, which are data parallel"
         return FieldError(path=path, value=None if value is None else show(value), problem=problem, remedy=remedy)
 

@@ -7,30 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rljob_api.roles import Role as Role
 from rljob_api.v1alpha1.base import ComponentName, Count, FreeForm, Label, PathText, SpecModel
 from rljob_api.v1alpha1.data import DType
 from rljob_api.v1alpha1.pods import EnvVar
-
-
-class Role(StrEnum):
-    """What a component does."""
-
-    TRAINER = "Trainer"
-    """Holds the trained policy and its optimizer."""
-    ROLLOUT = "Rollout"
-    """Generates responses with an inference engine."""
-    REFERENCE = "Reference"
-    """Holds the frozen policy that the KL term compares with."""
-    CRITIC = "Critic"
-    """Estimates values for GAE."""
-    REWARD = "Reward"
-    """Scores responses in CPU processes."""
-    ENVIRONMENT = "Environment"
-    """Runs the environments of agentic jobs."""
-    TEACHER = "Teacher"
-    """Holds a frozen model with the policy's vocabulary, which the policy learns to match: algorithm.distillation."""
-    JUDGE = "Judge"
-    """Serves its own model with an inference engine, for rewards of type LLMJudge or RewardModel that name it."""
 
 
 class EngineType(StrEnum):

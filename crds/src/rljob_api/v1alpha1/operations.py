@@ -89,7 +89,14 @@ class Senders(StrEnum):
     """Every rank sends a part; with SharedMemory, those on the node of rank 0."""
 
 
-THROUGH_HOST_MEMORY = frozenset({SyncBackend.AUTO, SyncBackend.SHARED_MEMORY, SyncBackend.OBJECT_STORE, SyncBackend.TCP})
+THROUGH_HOST_MEMORY = frozenset(
+    {
+        SyncBackend.AUTO,
+        SyncBackend.SHARED_MEMORY,
+        SyncBackend.OBJECT_STORE,
+        SyncBackend.TCP,
+    }
+)
 """Backends by which senders pack whole tensors into buckets of their hosts."""
 
 

@@ -11,8 +11,8 @@ from rljob_runtime.cluster.standby import Standby
 from rljob_runtime.engine.registry import ENGINES
 from rljob_runtime.job.launch import worker_specs
 from rljob_runtime.job.standby import standby_processes
+from tests.support.recipes import toy_engine
 from tests.unit.api.manifests import manifest
-from tests.unit.recipes import toy_engine
 
 
 class Starting:
@@ -55,5 +55,5 @@ async def test_a_process_waits_with_the_settings_of_the_first_engine_of_its_node
 
 def test_none_where_no_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made(restarts=0)[0] == {}
-    monkeypatch.setitem(ENGINES, next(iter(ENGINES)), f"{toy_engine.__name__}:ADAPTER")  # its loss ends the attempt
+    monkeypatch.setitem(ENGINES, next(iter(ENGINES)), f"{toy_engine().__name__}:ADAPTER")  # its loss ends the attempt
     assert made()[0] == {}

@@ -1,25 +1,16 @@
-"""Recipes: an environment of the user's own, and a role that a row in each of the two tables adds to a job."""
+"""An environment of the user's own, by its name module:Class."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rljob_api import planner
-from rljob_api.v1alpha1 import RLJob
-from rljob_api.v1alpha1.components import Role
-from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.environments.protocol import Turn, make_environment
 from rljob_runtime.errors import PluginError
-from rljob_runtime.job import device_sharing, launch
-from rljob_runtime.job.roles import ROLES, RoleDescription, WorkerContext, WorkerSettings
 from tests.support.environments import Player, environment_config, environment_worker
-from tests.unit.api.manifests import manifest
 
 PLUGIN = '''
 from rljob_runtime.environments.protocol import Turn
@@ -47,25 +38,6 @@ class Countdown:
 class Silent:
     async def reset(self, seed):
         return ""
-
-
-class Host:
-    """A worker of the toy role: plays episodes by answering what the observation says."""
-
-    def __init__(self, environment):
-        self.environment = environment
-
-    def play(self, seed):
-        import asyncio
-
-        return asyncio.run(self._play(seed))
-
-    async def _play(self, seed):
-        observation, score, done = await self.environment.reset(seed), 0.0, False
-        while not done:
-            turn = await self.environment.step(observation.split()[0])
-            observation, score, done = turn.observation, score + turn.reward, turn.done
-        return score
 '''
 
 
@@ -114,30 +86,3 @@ def test_an_environment_is_played_by_a_worker(folder: Path) -> None:
     assert [turn.observation for turn in turns] == ["3 left", "2 left", "1 left", "0 left"]
     assert [turn.reward for turn in turns] == [0.0, 1.0, 0.0, 1.0]
     assert turns[-1].summary == {"left": 1.0}
-
-
-def host_settings(context: WorkerContext) -> WorkerSettings:
-    environment = make_environment("my_environment:Countdown", context.job_folder, {"start": context.process.rank + 2})
-    return WorkerSettings(factory="my_environment:Host", kwargs={"environment": environment}, environment={"GAME": "countdown"})
-
-
-def test_a_row_in_each_table_is_a_role(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ROLES, Role.ENVIRONMENT, RoleDescription(settings=host_settings))  # type: ignore[arg-type]
-    made = manifest()
-    made["spec"]["components"].append({"name": "games", "role": "Environment", "placement": {"workers": 2}})
-    spec = RLJob.model_validate_json(json.dumps(made)).spec
-    plan = planner.plan(spec)
-    running = {component.name: [] for component in plan.components}
-    for worker in launch.worker_specs(spec, plan, plan.component("games"), folder, folder):
-        assert worker.env["GAME"] == "countdown"
-        module, name = worker.factory.split(":")
-        running["games"].append(InProcessWorker(worker.name, getattr(import_module(module), name)(**worker.kwargs)))
-    assert [worker.name for worker in running["games"]] == ["games-0", "games-1"]
-
-    async def scores() -> list[float]:
-        games = launch.job_workers(spec, plan, running, device_sharing.DeviceLeases(arbiter=None, clients={})).with_role(Role.ENVIRONMENT)[
-            0
-        ]
-        return await games.group.call("play", 1)
-
-    assert asyncio.run(scores()) == [3.0, 4.0]

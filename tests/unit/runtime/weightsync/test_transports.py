@@ -1,4 +1,4 @@
-"""Recipe: a weight transport, from its backend in the manifest to the bytes in an engine."""
+"""Every transport: the trainer's bytes in engines, also where engines are lost and come back."""
 
 from __future__ import annotations
 
@@ -24,18 +24,9 @@ from rljob_runtime.weightsync.probe import ProbeLimits
 from rljob_runtime.weightsync.publisher import ProbeConfig, WeightPublisher
 from rljob_runtime.weightsync.transport import ByteArray, TransportSettings
 from rljob_runtime.weightsync.transports import TRANSPORTS, transport
-from tests.unit.recipes import toy_transport
 
-WIRE = SyncBackend.AUTO
-"""The name of no transport."""
 SETTINGS = TransportSettings(run=f"recipe{os.getpid()}", while_generating=False, neighbors=((0,), (0,)))
-BACKENDS = [*TRANSPORTS, WIRE]
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRANSPORTS, WIRE, f"{toy_transport.__name__}:WireTransport")
-    toy_transport.WIRES.clear()
+BACKENDS = list(TRANSPORTS)
 
 
 @pytest.fixture(scope="module")
@@ -151,21 +142,9 @@ async def test_an_engine_in_the_place_of_a_lost_one_catches_up_or_takes_part_in_
     setting.stop()
 
 
-async def test_a_transfer_that_does_not_end_is_an_error_within_the_deadline(trainer: PolicyWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy_transport.WireSender, "send", lambda self, version, part: None)
-    setting = Setting(trainer, WIRE, timeout_s=0.2)
-    with pytest.raises(
-        WeightSyncError,
-        match=r"weights v1 .* did not reach all engines within 0 s .* it waited for engine-0, engine-1|did not come over wire",
-    ):
-        await setting.publisher.publish(1)
-    setting.stop()
-
-
 def test_a_backend_without_a_transport_is_named() -> None:
-    TRANSPORTS.pop(WIRE)
     with pytest.raises(WeightSyncError, match="Auto has no transport; this runtime has ObjectStore, SharedMemory, IPC, NCCL, TCP"):
-        transport(WIRE, SETTINGS)
+        transport(SyncBackend.AUTO, SETTINGS)
 
 
 def test_a_rank_without_a_transport_says_so(trainer: PolicyWorker) -> None:

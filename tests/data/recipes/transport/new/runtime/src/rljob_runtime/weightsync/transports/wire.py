@@ -1,4 +1,4 @@
-"""A weight transport in one file: what a new one has to bring. Like a collective, it transfers while the engine stands still."""
+"""The transport of the recipe, all three ends. Like a collective, it transfers while the engine is paused."""
 
 from __future__ import annotations
 

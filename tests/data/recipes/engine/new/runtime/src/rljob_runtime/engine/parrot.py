@@ -1,4 +1,4 @@
-"""An engine in one file: what a new one has to bring. It computes nothing real."""
+"""The engine of the recipe: its adapter, and the engine, which computes nothing real."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rljob_runtime.offload.states import StateKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyConfig:
+class ParrotConfig:
     max_num_seqs: int
     letters: int
 
 
-class ToyEngine(FakeEngine):
-    def __init__(self, config: ToyConfig) -> None:
+class ParrotEngine(FakeEngine):
+    def __init__(self, config: ParrotConfig) -> None:
         super().__init__(vocab_size=config.letters, max_num_seqs=config.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyAdapter:
-    factory: str = f"{__name__}:ToyEngine"
+class ParrotAdapter:
+    factory: str = f"{__name__}:ParrotEngine"
     package: str = "json"
     concurrency: int = 2
     releases: frozenset[StateKind] = frozenset()
@@ -37,15 +37,15 @@ class ToyAdapter:
     def lacking(self) -> str | None:
         return missing_package(self.package, "install it")
 
-    def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> ToyConfig:
+    def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> ParrotConfig:
         assert component.engine is not None
-        return ToyConfig(max_num_seqs=component.engine.max_running_requests, letters=component.engine.extra_args.get("letters", 26))
+        return ParrotConfig(max_num_seqs=component.engine.max_running_requests, letters=component.engine.extra_args.get("letters", 26))
 
-    def environment(self, config: ToyConfig) -> Mapping[str, str]:
-        return {"TOY_LETTERS": str(config.letters), "OMP_NUM_THREADS": "99"}
+    def environment(self, config: ParrotConfig) -> Mapping[str, str]:
+        return {"PARROT_LETTERS": str(config.letters), "OMP_NUM_THREADS": "99"}
 
     def argument_problems(self, path: str, arguments: Mapping[str, Any]) -> Sequence[FieldError]:
         return [field_error(f"{path}.{name}", value, "is unknown", "remove it") for name, value in arguments.items() if name != "letters"]
 
 
-ADAPTER = ToyAdapter()
+ADAPTER = ParrotAdapter()

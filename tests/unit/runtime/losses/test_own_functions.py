@@ -1,4 +1,4 @@
-"""Recipe: a policy loss and an advantage estimator of the user's own, from the manifest to an optimizer update."""
+"""A policy loss and an advantage estimator of the user's own, from the manifest to an optimizer update."""
 
 from __future__ import annotations
 
