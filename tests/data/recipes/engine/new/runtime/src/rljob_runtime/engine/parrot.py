@@ -16,17 +16,23 @@ from rljob_runtime.offload.states import StateKind
 
 @dataclass(frozen=True, kw_only=True)
 class ParrotConfig:
+    """Settings of one engine."""
+
     max_num_seqs: int
     letters: int
 
 
 class ParrotEngine(FakeEngine):
+    """Answers with letters by rule."""
+
     def __init__(self, config: ParrotConfig) -> None:
         super().__init__(vocab_size=config.letters, max_num_seqs=config.max_num_seqs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParrotAdapter:
+    """What the driver knows of the engine."""
+
     factory: str = f"{__name__}:ParrotEngine"
     package: str = "json"
     concurrency: int = 2
@@ -35,16 +41,20 @@ class ParrotAdapter:
     spares_lost: bool = False
 
     def lacking(self) -> str | None:
+        """The package, if it is not here."""
         return missing_package(self.package, "install it")
 
     def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> ParrotConfig:
+        """From the spec to the settings."""
         assert component.engine is not None
         return ParrotConfig(max_num_seqs=component.engine.max_running_requests, letters=component.engine.extra_args.get("letters", 26))
 
     def environment(self, config: ParrotConfig) -> Mapping[str, str]:
+        """Variables of the worker."""
         return {"PARROT_LETTERS": str(config.letters), "OMP_NUM_THREADS": "99"}
 
     def argument_problems(self, path: str, arguments: Mapping[str, Any]) -> Sequence[FieldError]:
+        """Arguments other than ``letters``."""
         return [field_error(f"{path}.{name}", value, "is unknown", "remove it") for name, value in arguments.items() if name != "letters"]
 
 

@@ -18,12 +18,15 @@ WIRES: Mapping[str, queue.Queue[ByteArray]] = defaultdict(queue.Queue)
 
 
 class WireTransport:
+    """The driver's end."""
+
     warning: str | None = None
 
     def __init__(self, settings: TransportSettings) -> None:
         """All it needs comes with the link."""
 
     async def prepare(self, link: SyncLink) -> None:
+        """Make both other ends."""
         wires = {index: f"wire-{index}" for index in link.engines}
         made = link.on_trainers("prepare_sender", f"{__name__}:WireSender", link.manifest, {"wires": list(wires.values())})
         ends = {i: engine.start("prepare_receiver", f"{__name__}:WireReceiver", {"wire": wires[i]}) for i, engine in link.engines.items()}
@@ -31,6 +34,7 @@ class WireTransport:
         await link.engines_done(ends)
 
     async def transfer(self, version: int, link: SyncLink) -> dict[int, int]:
+        """Send one version to all engines."""
         await link.engines_done(link.on_engines("begin_update", link.manifest, version))
         finishing = link.finish()  # before the sender: both sides of a collective have to be there
         sent = link.on_trainers("send_weights", version, 0)
@@ -40,32 +44,41 @@ class WireTransport:
 
 
 class WireSender:
+    """A trainer rank's end."""
+
     def __init__(self, source: WeightSource, manifest: WeightManifest, wires: list[str]) -> None:
         self._source, self._manifest, self._wires = source, manifest, wires
 
     def send(self, version: int, part: int) -> None:
+        """Put every bucket on all wires."""
         for bucket in self._manifest.buckets:
             data = self._source.pack_buckets({0: bucket})
-            for wire in self._wires if data is not None else ():
-                WIRES[wire].put(data)
+            if data is not None:
+                for wire in self._wires:
+                    WIRES[wire].put(data)
 
     def close(self) -> None:
         """It holds nothing."""
 
 
 class WireReceiver:
+    """An engine's end."""
+
     tests = ()
 
     def __init__(self, wire: str) -> None:
         self._wire = wire
 
     def begin(self, manifest: WeightManifest, version: int, expected: Shapes | None) -> WireUpdate:
+        """Check the layout, and expect one version."""
         if expected is not None:
             verify_manifest(manifest, expected)
         return WireUpdate(self._wire, manifest, version)
 
 
 class WireUpdate:
+    """One version on its way in."""
+
     streams = False
     received_bytes = 0
 
@@ -73,12 +86,14 @@ class WireUpdate:
         self.manifest, self.version, self._wire = manifest, version, wire
 
     def take(self, part: int, data: Any) -> None:
+        """Refuse parts."""
         raise WeightSyncError("nothing comes in parts over a wire")
 
     def check(self) -> None:
         """Everything comes later."""
 
     def receive(self, deadline: float) -> Iterator[tuple[Bucket, ByteArray]]:
+        """Take every bucket from the wire."""
         for bucket in self.manifest.buckets:
             try:
                 data = WIRES[self._wire].get(timeout=max(deadline - time.monotonic(), 0.0))
