@@ -9,12 +9,36 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component
 from rljob_runtime.offload.states import StateKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWorker:
+    """How to start the worker of one engine."""
+
+    factory: str
+    """``module:Class``, constructed with ``kwargs``."""
+    kwargs: Mapping[str, Any]
+    env: Mapping[str, str]
+    """Set before the engine is imported; the user's variables go over them."""
+    concurrency: int
+    """Calls that it takes at the same time."""
+
+
+class JudgeServer(Protocol):
+    """Makes the worker of one engine of a Judge, which serves the component's own model over HTTP."""
+
+    def __call__(
+        self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, log_file: Path, releases_devices: bool
+    ) -> EngineWorker:
+        """Arguments as those of :meth:`EngineAdapter.config`; ``log_file`` receives what the server prints."""
 
 
 class EngineAdapter(Protocol):
@@ -47,6 +71,10 @@ class EngineAdapter(Protocol):
     @property
     def spares_lost(self) -> bool:
         """Restart policy: whether the job goes on when one is lost, replaced or without it; else its loss ends the attempt."""
+
+    @property
+    def judge_server(self) -> JudgeServer | None:
+        """How it serves a Judge; None where it serves none."""
 
     def config(self, spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> Any:
         """How to start one engine of a component.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
-from rljob_api.errors import FieldError, SpecInvalidError
+from rljob_api.errors import FieldError, SpecInvalidError, field_error
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine, EngineType, Role
-from rljob_runtime.engine.adapter import EngineAdapter
+from rljob_runtime.engine.adapter import EngineAdapter, EngineWorker
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.errors import SetupError
 
@@ -34,19 +33,6 @@ def engine_adapter(kind: EngineType) -> EngineAdapter:
     return adapter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineWorker:
-    """How to start the worker of one engine."""
-
-    factory: str
-    """``module:Class``, constructed with ``kwargs``."""
-    kwargs: Mapping[str, Any]
-    env: Mapping[str, str]
-    """Set before the engine is imported; the user's variables go over them."""
-    concurrency: int
-    """Calls that it takes at the same time."""
-
-
 def engine_worker(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, releases_devices: bool) -> EngineWorker:
     """The worker of one engine of a rollout component; arguments as :meth:`EngineAdapter.config` takes them.
 
@@ -66,6 +52,21 @@ def engine_worker(spec: RLJobSpec, component: Component, *, on_cpu: bool, num_th
     )
 
 
+def judge_worker(
+    spec: RLJobSpec, component: Component, *, on_cpu: bool, num_threads: int, log_file: Path, releases_devices: bool
+) -> EngineWorker:
+    """The worker of one engine of a judge; arguments as :class:`~rljob_runtime.engine.adapter.JudgeServer` takes them.
+
+    Raises:
+        SetupError: there is no such engine, or it serves no judges.
+    """
+    kind = (component.engine or Engine()).type
+    server = engine_adapter(kind).judge_server
+    if server is None:
+        raise SetupError(f"{component.name} has the role Judge, and engine {kind} serves no judges; use engine.type: VLLM")
+    return server(spec, component, on_cpu=on_cpu, num_threads=num_threads, log_file=log_file, releases_devices=releases_devices)
+
+
 def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
     """Find out whether the engines of a job are installed and take their arguments.
 
@@ -77,7 +78,7 @@ def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
 
     Raises:
         SetupError: an engine's package is not installed.
-        SpecInvalidError: arguments in ``engine.extraArgs`` that the engine does not take.
+        SpecInvalidError: arguments in ``engine.extraArgs`` that the engine does not take, or a Judge with an engine that serves none.
     """
     problems: list[FieldError] = []
     for path, engine in _engines(spec):
@@ -86,6 +87,10 @@ def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
             raise SetupError(f"{path}.type {engine.type}: {lacking}")
         if engine.extra_args:
             problems += adapter.argument_problems(f"{path}.extraArgs", engine.extra_args)
+    for index, judge in spec.with_role(Role.JUDGE):
+        kind = (judge.engine or Engine()).type
+        if engine_adapter(kind).judge_server is None:
+            problems.append(field_error(f"spec.components[{index}].engine.type", kind, "serves no judges", "write VLLM"))
     if problems:
         raise SpecInvalidError(problems)
 

@@ -17,9 +17,8 @@ from rljob_api.rules.algorithm import base_is_reference
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Role
 from rljob_api.vocabulary import GradientReduction
-from rljob_runtime.engine.registry import engine_worker
+from rljob_runtime.engine.registry import engine_worker, judge_worker
 from rljob_runtime.engine.residence import ENGINE_KINDS
-from rljob_runtime.engine.vllm.server_settings import vllm_server
 from rljob_runtime.environments.config import WorkerConfig
 from rljob_runtime.job import learning_settings, worker_settings
 from rljob_runtime.job.judge_settings import JUDGED_CALLS, share_of
@@ -209,7 +208,7 @@ def _reward_settings(context: WorkerContext) -> WorkerSettings:
 def _server_settings(context: WorkerContext) -> WorkerSettings:
     component = worker_settings.component_spec(context.spec, context.component.name)
     log_file = context.log_dir / f"{component.name}-{context.process.rank}-server.log"
-    server = vllm_server(
+    server = judge_worker(
         context.spec,
         component,
         on_cpu=context.on_cpu,
@@ -217,7 +216,7 @@ def _server_settings(context: WorkerContext) -> WorkerSettings:
         log_file=log_file,
         releases_devices=context.devices.releases,
     )
-    return WorkerSettings(factory=server.factory, kwargs=server.kwargs, environment=server.env)
+    return WorkerSettings(factory=server.factory, kwargs=server.kwargs, environment=server.env, concurrency=server.concurrency)
 
 
 def _environment_settings(context: WorkerContext) -> WorkerSettings:

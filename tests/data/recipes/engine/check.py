@@ -1,6 +1,7 @@
 """The engine of the recipe: chosen by its own name, planned, checked, and started by its adapter's settings."""
 
 import asyncio
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.errors import SpecInvalidError
+from rljob_api.v1alpha1 import RLJob
 from rljob_api.validation import CheckedJob, check
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.cluster.protocol import WorkerSpec
@@ -68,3 +70,10 @@ document["spec"]["nodeGroups"][0]["nodes"] = 2
 document["spec"]["components"][1] |= {"engine": {"type": "Parrot", "tensorParallelSize": 2}, "placement": {"deviceMapping": "[1, 2]"}}
 split = problem_of(lambda: check(document))
 assert "RLJob runs an engine as one process on one node" in split, split
+
+document = manifest()
+judge = {"name": "judge", "role": "Judge", "engine": {"type": "Parrot"}, "placement": {"ranks": "0"}, "model": {"path": "owner/judge"}}
+document["spec"]["components"].append(judge)
+spec = RLJob.model_validate_json(json.dumps(document)).spec
+refused = problem_of(lambda: registry.check_engines(spec, on_this_python=True))
+assert 'spec.components[3].engine.type: "Parrot": serves no judges; write VLLM' in refused, refused

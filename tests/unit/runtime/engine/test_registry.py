@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rljob_api.errors import SpecInvalidError
-from rljob_api.v1alpha1 import RLJobSpec
+from rljob_api.v1alpha1 import RLJob, RLJobSpec
 from rljob_api.v1alpha1.components import EngineType
 from rljob_api.validation import check
 from rljob_runtime.engine import registry
@@ -62,3 +64,18 @@ def test_a_type_without_an_adapter_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(registry.ENGINES, KIND)
     with pytest.raises(SetupError, match="SGLang has no adapter; this runtime has VLLM"):
         registry.check_engines(job_with({}), on_this_python=False)
+
+
+def test_a_judge_needs_an_engine_that_serves_judges() -> None:
+    document = manifest()
+    judge = {"name": "judge", "role": "Judge", "placement": {"ranks": "0"}, "model": {"path": "owner/judge"}}
+    document["spec"]["components"].append(judge | {"engine": {"type": str(KIND)}})
+    spec = RLJob.model_validate_json(json.dumps(document)).spec
+    with pytest.raises(SpecInvalidError, match=r'spec\.components\[3\]\.engine\.type: "SGLang": serves no judges; write VLLM'):
+        registry.check_engines(spec, on_this_python=False)
+    settings = {"on_cpu": True, "num_threads": 1, "log_file": Path("server.log"), "releases_devices": False}
+    with pytest.raises(SetupError, match=r"judge has the role Judge, and engine SGLang serves no judges; use engine\.type: VLLM"):
+        registry.judge_worker(spec, spec.components[3], **settings)
+    served = spec.components[3].model_copy(update={"engine": None})
+    spec = spec.model_copy(update={"components": (*spec.components[:3], served)})
+    assert registry.judge_worker(spec, served, **settings).factory == "rljob_runtime.engine.vllm.server:VllmServer"

@@ -10,6 +10,7 @@ from rljob_api.dtypes import engine_dtype
 from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
+from rljob_runtime.engine.adapter import JudgeServer
 from rljob_runtime.engine.protocol import EngineConfig
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.engine.sglang import arguments, interpreter
@@ -30,6 +31,7 @@ class SglangAdapter:
     releases: frozenset[StateKind] = ENGINE_KINDS
     leaves_alone: bool = False
     spares_lost: bool = True
+    judge_server: JudgeServer | None = None
 
     def lacking(self) -> str | None:
         """Where no interpreter has SGLang."""

@@ -12,14 +12,12 @@ from rljob_api.errors import FieldError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
 from rljob_api.vocabulary import RouterReplay
-from rljob_runtime.engine.adapter import missing_package
+from rljob_runtime.engine.adapter import JudgeServer, missing_package
 from rljob_runtime.engine.protocol import EngineConfig, ServedAdapters
 from rljob_runtime.engine.residence import ENGINE_KINDS
 from rljob_runtime.engine.vllm import arguments, environment
+from rljob_runtime.engine.vllm.server_settings import CPU_KV_CACHE_BYTES, vllm_server
 from rljob_runtime.offload.states import StateKind
-
-CPU_KV_CACHE_BYTES = 128 * 2**20
-"""KV cache of an engine on CPU devices where the spec sets none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +30,7 @@ class VllmAdapter:
     releases: frozenset[StateKind] = ENGINE_KINDS
     leaves_alone: bool = True
     spares_lost: bool = True
+    judge_server: JudgeServer | None = vllm_server
 
     def lacking(self) -> str | None:
         """Where vLLM is not installed."""

@@ -8,11 +8,12 @@ from rljob_api.dtypes import engine_dtype
 from rljob_api.rules.judges import scores_by_class
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine
-from rljob_runtime.engine.registry import EngineWorker
-from rljob_runtime.engine.vllm.adapter import CPU_KV_CACHE_BYTES
+from rljob_runtime.engine.adapter import EngineWorker
 from rljob_runtime.engine.vllm.environment import sampler_environment
 from rljob_runtime.engine.vllm.server import ServerConfig
 
+CPU_KV_CACHE_BYTES = 128 * 2**20
+"""KV cache of an engine on CPU devices where the spec sets none."""
 _FACTORY = "rljob_runtime.engine.vllm.server:VllmServer"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rljob_api.errors import FieldError, field_error
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component
-from rljob_runtime.engine.adapter import missing_package
+from rljob_runtime.engine.adapter import JudgeServer, missing_package
 from rljob_runtime.engine.fake import FakeEngine
 from rljob_runtime.offload.states import StateKind
 
@@ -39,6 +39,7 @@ class ParrotAdapter:
     releases: frozenset[StateKind] = frozenset()
     leaves_alone: bool = False
     spares_lost: bool = False
+    judge_server: JudgeServer | None = None
 
     def lacking(self) -> str | None:
         """The package, if it is not here."""
