@@ -1,6 +1,7 @@
 """The loss of the recipe: from the manifest through the objective to gradients."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,3 +48,4 @@ refused({"variant": "Tether", "pull": 11}, r"policyLoss\.pull")
 refused({"variant": "Tether", "clipLow": 0.1}, "has no effect with variant Tether")
 refused({"variant": "PPO", "pull": 1.0}, "has no effect with variant PPO")
 assert '"Tether"' in str(schema.crd()).replace("'", '"')
+assert "| `Tether` | -A log p + pull (log rho)^2 | `pull` |\n| `Kimi15` |" in Path("docs/algorithms.md").read_text()

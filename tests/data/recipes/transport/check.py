@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rljob_api.planning.sync_routes import chosen_backend
+from rljob_api.planning.sync_routes import chosen_backend, sync_plan_of
 from rljob_api.v1alpha1.operations import SyncBackend
 from rljob_api.validation import check
 from rljob_runtime.cluster.inprocess import InProcessWorker
@@ -80,4 +80,5 @@ document["spec"]["weightSync"] = {"backend": "Wire"}
 checked = check(document)
 backend = chosen_backend(checked.job.spec, checked.plan)
 assert backend.value == "Wire"
+assert sync_plan_of(backend, checked.plan.component("actor_train"), checked.plan.component("actor_infer")).moves_whole_tensors
 asyncio.run(sync(backend))
