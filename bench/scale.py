@@ -1,13 +1,16 @@
-"""``python -m bench.scale``: 7B, 32B and 235B-A22B on 8, 64 and 512 devices, simulated, as ``docs/scale.md``; a test compares it."""
+"""``python -m bench.scale``: 7B, 32B and 235B-A22B on 8 to 1,024 devices, simulated, as ``docs/scale.md``; a test compares it."""
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_api import memory
+from rljob_api.errors import SpecInvalidError
 from rljob_api.memory import shape_from_config
 from rljob_api.validation import check
 from rljob_runtime.commands.simulate_plan import device_peak, device_type, number
@@ -17,7 +20,9 @@ from rljob_runtime.simulation.layout import layout_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
 DEVICE = "H100"
-PROMPTS = {8: 32, 64: 64, 512: 256}
+DEVICE_MEMORY = "80Gi"
+"""With it the plan knows whether a job fits, and the trainer when to reduce gradients."""
+PROMPTS = {8: 32, 64: 64, 512: 256, 1024: 512}
 """Of a step, by devices."""
 SAMPLES = 8
 PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8192
@@ -46,18 +51,52 @@ MODELS = (
 """Qwen2.5-7B, Qwen3-32B and Qwen3-235B-A22B (config.json on their pages)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What a job does so that it fits into the devices' memory, as a reader of the plan's advice would."""
+
+    said: str
+    training: dict[str, Any]
+    in_turn: bool = False
+    """Trainer and engines share all devices, also on several nodes."""
+    lora: bool = False
+
+
+_SMALL_PASSES = {"microBatchTokens": PROMPT_TOKENS + RESPONSE_TOKENS}
+_LIGHT = {"optimizerStateDtype": "bfloat16", **_SMALL_PASSES}
+SAVINGS = {
+    ("32B", 8): Saving(said="moments in bfloat16, passes of one sequence", training=_LIGHT),
+    ("235B-A22B", 8): Saving(
+        said="LoRA, experts on 8 devices, passes of one sequence",
+        training={"expertParallelSize": 8, **_SMALL_PASSES},
+        lora=True,
+    ),
+    ("235B-A22B", 64): Saving(
+        said="experts on 8 devices, moments in bfloat16, passes of one sequence",
+        training={"expertParallelSize": 8, **_LIGHT},
+        in_turn=True,
+    ),
+    ("235B-A22B", 512): Saving(said="experts on 8 devices", training={"expertParallelSize": 8}),
+    ("235B-A22B", 1024): Saving(said="experts on 8 devices", training={"expertParallelSize": 8}),
+}  # fmt: skip
+"""By model and devices; the other jobs fit as they are."""
+AS_IS = Saving(said="-", training={})
+_SHARED = "in turn"
+
+
 def job(model: Model, devices: int) -> dict[str, Any]:
-    """On one node Trainer and engines in turn, on more of them a half each and one batch ahead."""
-    apart = devices > 8
+    """On one node Trainer and engines in turn, on more of them a half each and one batch ahead, unless memory forbids that."""
+    saving = SAVINGS.get((model.name, devices), AS_IS)
+    apart = devices > 8 and not saving.in_turn
     trainer, engine = (f"0-{devices // 2 - 1}", f"{devices // 2}-{devices - 1}") if apart else (f"0-{devices - 1}",) * 2
     spec: dict[str, Any] = {
-        "nodeGroups": [{"name": "gpus", "nodes": devices // 8, "devicesPerNode": 8}],
+        "nodeGroups": [{"name": "gpus", "nodes": devices // 8, "devicesPerNode": 8, "deviceMemory": DEVICE_MEMORY}],
         "components": [
             {"name": "trainer", "role": "Trainer", "placement": {"ranks": trainer}},
             {"name": "engine", "role": "Rollout", "placement": {"ranks": engine}, "engine": {"tensorParallelSize": model.engine_devices}},
             {"name": "reward", "role": "Reward", "placement": {"workers": 8}},
         ],
-        "model": {"path": f"models/{model.name}", "dtype": "bfloat16"},
+        "model": {"path": f"models/{model.name}", "dtype": "bfloat16"} | ({"lora": {}} if saving.lora else {}),
         "data": {"train": [{"name": "prompts", "type": "JSONL", "jsonl": {"path": "prompts.jsonl"}}]},
         "rewards": [{"name": "reward", "type": "Function", "function": "rewards:score"}],
         "rollout": {
@@ -66,7 +105,7 @@ def job(model: Model, devices: int) -> dict[str, Any]:
             "maxPromptTokens": PROMPT_TOKENS,
             "maxResponseTokens": RESPONSE_TOKENS,
         },
-        "training": {"steps": 100, "activationCheckpointing": True},
+        "training": {"steps": 100, "activationCheckpointing": True} | saving.training,
     }
     more = {"overlap": {"asyncGenerationRatio": 1, "updateMode": "InFlight"}} if apart else {"offload": {"residency": "Switching"}}
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "scale"}, "spec": spec | more}
@@ -75,7 +114,12 @@ def job(model: Model, devices: int) -> dict[str, Any]:
 def rows(model: Model, devices: int) -> tuple[str, list[str]]:
     """The row of one configuration, and those of its changes."""
     kind, shape = device_type(DEVICE), shape_from_config(model.config)
-    checked = check(job(model, devices), runnable=False, shape_of=lambda _spec: shape)
+    saving = SAVINGS.get((model.name, devices), AS_IS)
+    try:
+        checked = check(job(model, devices), runnable=False, shape_of=lambda _spec: shape)
+    except SpecInvalidError as error:
+        need = _device_needs(error)
+        return f"| {model.name} | {devices} | {_SHARED} | {saving.said} |{' |' * 7} {need} | does not fit |", []
     spec, layout = checked.job.spec, layout_of(checked.job.spec, checked.plan)
 
     def make(changed: Any, on: Any) -> costs.Simulated:
@@ -84,10 +128,8 @@ def rows(model: Model, devices: int) -> tuple[str, list[str]]:
     found = find("as it is", make(spec, layout))
     peak = device_peak(memory.estimate(spec, checked.plan, shape))
     assert peak is not None, "the size of the model is given"
-    need, there = peak[0] / 2**30, kind.memory_bytes / 2**30
-    fits = f"{need:.0f}" if need <= there else f"**{need:.0f}**"
-    how = "in turn" if layout.shares_devices else f"{layout.trainer_devices} + {layout.rollout_devices}"
-    row = f"| {model.name} | {devices} | {how} | {_cells(found)} | {fits} | {LIMITS[found.limit]} |"
+    how = _SHARED if layout.shares_devices else f"{layout.trainer_devices} + {layout.rollout_devices}"
+    row = f"| {model.name} | {devices} | {how} | {saving.said} | {_cells(found)} | {peak[0] / 2**30:.0f} | {LIMITS[found.limit]} |"
     if devices != WITH_CHANGES:
         return row, []
     found_changes = [change for change in changes(spec, layout, make, measured=False) if isinstance(change, Finding)]
@@ -96,6 +138,18 @@ def rows(model: Model, devices: int) -> tuple[str, list[str]]:
         f"| {LIMITS[change.limit]} |"
         for change in found_changes
     ]
+
+
+def _device_needs(error: SpecInvalidError) -> str:
+    """GiB that the refusal names, rounded up.
+
+    Raises:
+        SpecInvalidError: the job was refused for anything else.
+    """
+    found = re.search(r"needs ([0-9.]+) GiB of", str(error))
+    if found is None:
+        raise error
+    return f"**{math.ceil(float(found[1]))}**"
 
 
 def _cells(found: Finding) -> str:
@@ -132,10 +186,11 @@ HEAD = [
     "",
 ]
 COLUMNS = (
-    "model", "devices", "Trainer + engines", "step s", "training s", "sync s", "tokens/s", "a device", "trainer idle", "engines idle",
+    "model", "devices", "Trainer + engines", "for memory",
+    "step s", "training s", "sync s", "tokens/s", "a device", "trainer idle", "engines idle",
     "GiB", "limited by",
 )  # fmt: skip
-BASE = [f"| {' | '.join(COLUMNS)} |", "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"]
+BASE = [f"| {' | '.join(COLUMNS)} |", "|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"]
 CHANGES = [
     "",
     "## One change at a time",
@@ -170,9 +225,10 @@ def _about(sizes: str, prompts: str) -> list[str]:
         f"{DEVICE}, nodes of 8. {sizes}. {prompts},",
         f"{SAMPLES} samples each, prompts of {PROMPT_TOKENS:,} tokens, responses log-normal with a mean of {RESPONSE_TOKENS // 2:,}, cut",
         f"at {RESPONSE_TOKENS:,}. On one node Trainer and engines take turns and switch (`offload.residency: Switching`); on more each has",
-        "a half, one batch ahead (`overlap.asyncGenerationRatio: 1`, `InFlight`). Tokens are response tokens. GiB is the fullest device by",
-        f"the estimate of *rljob plan*, **bold** where that is more than {memory_gib}: the job does not fit, and its times are what they",
-        "would be.",
+        "a half, one batch ahead (`overlap.asyncGenerationRatio: 1`, `InFlight`), except as the column *for memory* says. Activations are",
+        "recomputed, and with `deviceMemory` set the trainer reduces gradients after each micro-batch where whole ones do not fit.",
+        "Tokens are response tokens. GiB is the fullest device by the estimate of *rljob plan*; of 235B-A22B on 8 devices it is what the",
+        f"plan asks for when it refuses the job (**bold**, more than {memory_gib}), even with LoRA.",
         "",
     ]
 
