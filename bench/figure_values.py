@@ -43,6 +43,12 @@ def newcomer_clone(values: Values) -> list[str]:
     return [f"{way(values, 'clone')['total_s'] / 60:.1f}", f"{step_s(values, 'clone', 'set up'):.0f}"]
 
 
+def newcomer_steps(values: Values) -> list[str]:
+    """Seconds to the learning curve, of setup, of model and run."""
+    found_s = (way(values, "clone")["total_s"], step_s(values, "clone", "set up"), step_s(values, "clone", "model and run"))
+    return [f"{one_s:.0f}" for one_s in found_s]
+
+
 def quickstart_transcript(values: Values) -> list[str]:
     """What ``make run`` printed."""
     lines = list(way(values, "clone").get("transcript", ()))
@@ -57,7 +63,8 @@ def cluster_transcript(values: Values) -> list[str]:
     parts = ", ".join(f"{one['what']} {one['seconds']:.0f} s" for one in way(values, "cluster")["steps"])
     return [
         "```", *rows, "```", "",
-        f"From a clone to the end of this job on the cluster of `make cluster-up`: [{total_s / 60:.1f} minutes](bench/results/newcomer.md) ({parts}).",
+        "From a clone to the end of this job on the cluster of `make cluster-up`: "
+        f"[{total_s / 60:.1f} minutes](bench/results/newcomer.md) ({parts}).",
     ]  # fmt: skip
 
 
@@ -127,6 +134,18 @@ def trl(values: Values) -> list[str]:
 def trl_steps(values: Values) -> list[str]:
     """The same, and the measured steps of a run."""
     return [*trl(values), str(values["workloads"][0]["runs"][0]["steps"])]
+
+
+def trl_parts(values: Values) -> list[str]:
+    """Mean seconds of RLJob's step and of its parts; of TRL's generation and the rest of its step."""
+    by_side = {side: [run for run in values["workloads"][0]["runs"] if run["side"] == side] for side in ("RLJob", "TRL")}
+
+    def part_s(side: str, part: str) -> str:
+        return f"{statistics.fmean(run['parts_mean_s'][part] for run in by_side[side]):.3f}"
+
+    step_mean_s = statistics.fmean(run["step_mean_s"] for run in by_side["RLJob"])
+    own = [part_s("RLJob", part) for part in ("generate", "train", "sync", "reward")]
+    return [f"{step_mean_s:.3f}", *own, part_s("TRL", "generate"), part_s("TRL", "rest")]
 
 
 def gradients(values: Values, case: str) -> str:

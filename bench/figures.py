@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,11 @@ class QuoteMissingError(ValueError):
 
 
 QUOTES = (
-    Quote(stem="newcomer", text="then trains a tiny model to add. About {} minutes.", values=lambda v: [f"{read.way(v, 'clone')['total_s'] / 60:.0f}"]),
+    Quote(
+        stem="newcomer",
+        text="then trains a tiny model to add. About {} minutes.",
+        values=lambda v: [f"{read.way(v, 'clone')['total_s'] / 60:.0f}"],
+    ),
     Quote(
         stem="newcomer",
         text="of free disk, of which the environment takes {}.",
@@ -83,8 +88,8 @@ QUOTES = (
     Quote(stem="upstream", text="[{} of {}](bench/results/upstream.md) upstream text jobs", values=read.upstream),
     Quote(
         stem="placement",
-        text="planning takes RLinf [{} times](bench/results/placement.md) as long on recorded cases and {} times on random ones, from configuration to "
-        "placement, and the placement alone {} and {} times",
+        text="planning takes RLinf [{} times](bench/results/placement.md) as long on recorded cases and {} times on random ones, "
+        "from configuration to placement, and the placement alone {} and {} times",
         values=read.placement,
     ),
     Quote(stem="fidelity", text="[{} of {}](bench/results/fidelity.md) losses", values=read.agreeing),
@@ -98,7 +103,11 @@ QUOTES = (
         text="[same learning curve](bench/results/curves.md) over five seeds (bands overlap in {} % of the windows)",
         values=lambda v: [f"{100 * v['overlap_share']:.0f}"],
     ),
-    Quote(stem="trl-i", text="[{} times](bench/results/trl-i.md) synchronously ({} to {} in {} pairs of runs of {} steps)", values=read.trl_steps),
+    Quote(
+        stem="trl-i",
+        text="[{} times](bench/results/trl-i.md) synchronously ({} to {} in {} pairs of runs of {} steps)",
+        values=read.trl_steps,
+    ),
     Quote(stem="trl-i-ratio1", text="[{}](bench/results/trl-i-ratio1.md) one batch ahead ({} to {} in {})", values=read.trl),
     Quote(stem="trl-iii", text="[{}](bench/results/trl-iii.md) with LoRA ({} to {} in {} of {} steps)", values=read.trl_steps),
     Quote(
@@ -114,8 +123,8 @@ QUOTES = (
     Quote(stem="chaos", text="[chaos](bench/results/chaos.md): {} of {} injected faults handled correctly", values=read.faults),
     Quote(
         stem="weightsync",
-        text="1 GiB to two engines that generate in {} s (median of {}); through a file it takes {} times as long, as pickled objects {} times; "
-        "with idle engines the fastest one reaches {} % of the speed of bare copies",
+        text="1 GiB to two engines that generate in {} s (median of {}); through a file it takes {} times as long, "
+        "as pickled objects {} times; with idle engines the fastest one reaches {} % of the speed of bare copies",
         values=read.sync,
     ),
     Quote(
@@ -165,17 +174,42 @@ QUOTES = (
         page=FIGURES,
         stem="weightsync",
         text="engines that only copy and generate, medians of {} | shared memory {} s; object store {} times that, gloo's broadcast {}, "
-        "a safetensors file {}, pickled objects {}. With idle engines the fastest sync through shared memory reaches {} % of the speed of bare copies "
-        "between the same processes",
+        "a safetensors file {}, pickled objects {}. With idle engines the fastest sync through shared memory reaches {} % of the speed "
+        "of bare copies between the same processes",
         values=read.sync_all,
     ),
     Quote(
         page=FIGURES,
         stem="newcomer",
         text="empty caches | {} s: setup {} s, model and run {} s",
-        values=lambda v: [f"{x:.0f}" for x in (read.way(v, "clone")["total_s"], read.step_s(v, "clone", "set up"), read.step_s(v, "clone", "model and run"))],
+        values=read.newcomer_steps,
     ),
-)  # fmt: skip
+    Quote(
+        page=FIGURES,
+        stem="trl-i",
+        text="A synchronous quickstart step took {} s in the newest measurement: generation {} s, training {} s, weight sync {} s, "
+        "rewards {} s. TRL generates in {} s (one padded batch in Transformers) and spends {} s on the rest of its step",
+        values=read.trl_parts,
+    ),
+    Quote(
+        page=FIGURES,
+        stem="overlap-real",
+        text="reward after the same number of samples {}, {}, {}, and {} without correction",
+        values=lambda v: [f"{one['reward_last_quarter']:.2f}" for one in v["summary"]],
+    ),
+    Quote(
+        page=FIGURES,
+        stem="curves",
+        text="bands overlap in {} % of the windows of {} steps",
+        values=lambda v: [f"{100 * v['overlap_share']:.0f}", str(v["window_steps"])],
+    ),
+    Quote(
+        page=FIGURES,
+        stem="curves",
+        text="final rewards {} (RLJob) and {} (TRL)",
+        values=lambda v: [f"{statistics.fmean(v['ends'][side]):.3f}" for side in ("RLJob", "TRL")],
+    ),
+)
 
 BLOCKS = (
     Block(name="quickstart", stem="newcomer", lines=read.quickstart_transcript),
@@ -230,8 +264,8 @@ def found(quote: Quote, page: str) -> Iterator[Found]:
     places = list(re.finditer(pattern, page))
     if len(places) != 1:
         raise QuoteMissingError(
-            f"{quote.page}: found {len(places)} times, not once: {quote.text!r} ({quote.stem}.json). Remedy: change the quote in bench/figures.py "
-            "together with the page"
+            f"{quote.page}: found {len(places)} times, not once: {quote.text!r} ({quote.stem}.json). Remedy: change the quote in "
+            "bench/figures.py together with the page"
         )
     (place,), recorded = places, quote.values(result(quote.stem))
     if len(recorded) != len(place.groups()):

@@ -24,8 +24,8 @@ def headline(values: dict[str, Any]) -> str:
     times = {way: row[way]["median_s"] / here_s for way in WAYS[2:]}
     return (
         f"{row['mib']:,} MiB to {values['engines']} engines that generate in {here_s:.2f} s through shared memory (median of "
-        f"{values['repeat']}), {times['broadcast']:.1f} times that by gloo's broadcast, {times['ObjectStore']:.1f} through the object store, "
-        f"{times['safetensors']:.1f} by a file, {times['objects']:.1f} as pickled objects; with idle engines the fastest reaches "
+        f"{values['repeat']}), {times['broadcast']:.1f} times that by gloo's broadcast, {times['ObjectStore']:.1f} through the object "
+        f"store, {times['safetensors']:.1f} by a file, {times['objects']:.1f} as pickled objects; with idle engines the fastest reaches "
         f"{row['bare_s'] / idle_s:.0%} of the speed of bare copies between the same processes"
     )
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bench import figures
-from bench.figures import BLOCKS, NOT_MEASURED, QUOTES, README, RESULTS, UNCLEAN, Block, Quote, QuoteMissingError
+from bench.figures import BLOCKS, NOT_MEASURED, QUOTES, README, UNCLEAN, Block, Quote, QuoteMissingError
+from bench.measure import RESULTS
 from tests.layout.tree import ROOT
 
 TEXT = (ROOT / README).read_text()
@@ -66,20 +67,20 @@ def half(values: Mapping[str, Any]) -> list[str]:
 def test_writing_replaces_the_figures_and_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     page = "A 3 is\n 3.5 times, or 2e-5.\n<!-- figures: rows -->\nold\n<!-- /figures -->\nend 3.5\n"
     quotes = (Quote(page="p.md", stem="s", text="is {} times, or {}.", values=half),)
-    lines = {"rows": ["new"], "later": []}
-    blocks = tuple(Block(page="p.md", name=name, stem="s", lines=lambda _, given=given: given) for name, given in lines.items())
+    blocks = (
+        Block(page="p.md", name="rows", stem="s", lines=lambda values: ["new"]),
+        Block(page="p.md", name="later", stem="s", lines=lambda values: []),
+    )
     monkeypatch.setattr(figures, "QUOTES", quotes)
     monkeypatch.setattr(figures, "BLOCKS", blocks)
     monkeypatch.setattr(figures, "result", lambda stem: {"n": 9})
-    assert figures.rewritten("p.md", page) == (
-        "A 3 is\n 4.5 times, or 1.0e-6.\n<!-- figures: rows -->\nnew\n<!-- /figures -->\nend 3.5\n"
-    )
+    assert figures.rewritten("p.md", page) == ("A 3 is\n 4.5 times, or 1.0e-6.\n<!-- figures: rows -->\nnew\n<!-- /figures -->\nend 3.5\n")
     assert [(one.line, one.printed, one.recorded) for one in figures.found(quotes[0], page)] == [(2, "3.5", "4.5"), (2, "2e-5", "1.0e-6")]
     with pytest.raises(QuoteMissingError, match=r"p\.md: found 2 times"):
         list(figures.found(quotes[0], page + page))
     with pytest.raises(QuoteMissingError, match="figures: rows"):
         figures.rewritten("p.md", "is 1 times, or 2.")
-    with pytest.raises(ValueError, match="has 1 figures, s.json gives 2"):
+    with pytest.raises(ValueError, match=r"has 1 figures, s\.json gives 2"):
         list(figures.found(Quote(page="p.md", stem="s", text="is {} times", values=half), page))
 
 

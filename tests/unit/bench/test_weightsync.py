@@ -49,7 +49,7 @@ def test_the_report_has_every_way_and_what_changed() -> None:
     values["headline"] = headline(values)
     assert values["headline"].startswith(
         "1,024 MiB to 2 engines that generate in 0.80 s through shared memory (median of 3), 3.5 times that by gloo's broadcast, "
-        "1.5 through the object store, 4.0 by a file, 4.5 as pickled objects; with idle engines the fastest reaches 75% of the speed of bare"
+        "1.5 through the object store, 4.0 by a file, 4.5 as pickled objects; with idle engines the fastest reaches 75% of the speed"
     )
     text = markdown(values)
     assert "| 1,024 | ObjectStore | 0.6000 | 1.2000 | 1.79 | 25% | 6.0 | 0.1500 | 0.3000 |" in text
