@@ -79,7 +79,9 @@ MEASUREMENTS = (
     Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, and how fast", timeout_s=3600.0),
     Measurement(name="recovery", answers="cost of a lost process, compared with a full restart", timeout_s=1800.0),
     Measurement(
-        name="newcomer", answers="time from a fresh clone, and from wheels with pip alone, to a first learning curve", timeout_s=7200.0
+        name="newcomer",
+        answers="time from a fresh clone, and from wheels with pip alone, to a first learning curve; to a job on a cluster",
+        timeout_s=7200.0,
     ),
     Measurement(name="soak", answers="memory of driver, trainer, engine, and operator in a long run", timeout_s=7200.0),
 )

@@ -62,10 +62,20 @@ def cluster_transcript(values: Values) -> list[str]:
     total_s, rows = way(values, "cluster")["total_s"], way(values, "cluster")["transcript"]
     parts = ", ".join(f"{one['what']} {one['seconds']:.0f} s" for one in way(values, "cluster")["steps"])
     return [
-        "```", *rows, "```", "",
+        "```", *thinned(rows), "```", "",
         "From a clone to the end of this job on the cluster of `make cluster-up`: "
         f"[{total_s / 60:.1f} minutes](bench/results/newcomer.md) ({parts}).",
     ]  # fmt: skip
+
+
+def thinned(rows: Sequence[str], most: int = 9) -> list[str]:
+    """The header, the first row of each status, the last row, and of the others as many as fit, evenly."""
+    status = [row.split()[1] for row in rows]
+    chosen = {status.index(one) for one in status} | {len(rows) - 1}
+    others = [number for number in range(len(rows)) if number not in chosen]
+    free = max(0, most - len(chosen))
+    chosen |= {others[len(others) * one // free] for one in range(min(free, len(others)))}
+    return [rows[number] for number in sorted(chosen)]
 
 
 def gpu_status(values: Values) -> list[str]:
@@ -76,6 +86,13 @@ def gpu_status(values: Values) -> list[str]:
     (failed,) = [line for line in lines if line["verdict"] == "FAIL"]
     apart = max(abs(line["compared"] - 1.0) for line in passed if line["check"].startswith("train-") and line["what"] in MEMORY)
     return [str(len(passed)), str(len(lines)), f"{100 * mfu:.0f}", f"{100 * apart:.0f}", f"{failed['value']:.1f}", f"{failed['limit']:.1f}"]
+
+
+def gpu_memory(values: Values) -> list[str]:
+    """State compared with the estimate, least and most, and the peak of a step at each size; in percent."""
+    lines = [line for line in values["lines"] if line["check"].startswith("train-") and line["compared"] is not None]
+    state, peaks = ([100 * line["compared"] for line in lines if line["what"] == what] for what in MEMORY)
+    return [f"{percent:.0f}" for percent in (min(state), max(state), *peaks)]
 
 
 def upstream(values: Values) -> list[str]:

@@ -105,14 +105,18 @@ QUOTES = (
     ),
     Quote(
         stem="trl-i",
-        text="[{} times](bench/results/trl-i.md) synchronously ({} to {} in {} pairs of runs of {} steps)",
+        text="[{}](bench/results/trl-i.md) synchronously ({} to {} in {} pairs of runs of {} steps)",
         values=read.trl_steps,
     ),
-    Quote(stem="trl-i-ratio1", text="[{}](bench/results/trl-i-ratio1.md) one batch ahead ({} to {} in {})", values=read.trl),
-    Quote(stem="trl-iii", text="[{}](bench/results/trl-iii.md) with LoRA ({} to {} in {} of {} steps)", values=read.trl_steps),
+    Quote(
+        stem="trl-i-ratio1",
+        text="[{}](bench/results/trl-i-ratio1.md) one batch ahead ({} to {} in {} pairs of {} steps)",
+        values=read.trl_steps,
+    ),
+    Quote(stem="trl-iii", text="[{}](bench/results/trl-iii.md) with LoRA ({} to {} in {} pairs of {} steps)", values=read.trl_steps),
     Quote(
         stem="trl-ii",
-        text="[{}](bench/results/trl-ii.md) with heavy-tailed responses ({} to {} in {} of {} steps)",
+        text="[{}](bench/results/trl-ii.md) with heavy-tailed responses ({} to {} in {} pairs of {} steps)",
         values=read.trl_steps,
     ),
     Quote(
@@ -126,6 +130,12 @@ QUOTES = (
         text="1 GiB to two engines that generate in {} s (median of {}); through a file it takes {} times as long, "
         "as pickled objects {} times; with idle engines the fastest one reaches {} % of the speed of bare copies",
         values=read.sync,
+    ),
+    Quote(
+        page=FIGURES,
+        stem="gpu_check",
+        text="state {} to {} %; peak of a step {} % at 0.5B, which failed, and {}, {}, and {} % at 1.5B, 3B, and 7B",
+        values=read.gpu_memory,
     ),
     Quote(
         page=FIGURES,
@@ -250,7 +260,7 @@ def origin(stem: str) -> tuple[str, str]:
 def unclean(stem: str) -> bool:
     """Whether it is unknown which state of the code a result belongs to."""
     date, commit = origin(stem)
-    return not date or not re.fullmatch(r"[0-9a-f]{7,40}", commit)
+    return not date or not commit or commit == "unknown" or commit.endswith("+")
 
 
 def found(quote: Quote, page: str) -> Iterator[Found]:
@@ -301,7 +311,8 @@ def unexplained(page: str) -> list[tuple[int, str]]:
     known = [one.span for quote in QUOTES if quote.page == README for one in found(quote, page)]
     for passage in NOT_MEASURED:
         known += [place.span() for place in re.finditer(r"\s+".join(re.escape(word) for word in passage.split(" ")), page)]
-    code = [place.span() for place in re.finditer(r"^```.*?^```|`[^`\n]+`|\]\([^)]*\)", page, re.MULTILINE | re.DOTALL)]
+    block = r"<!-- figures: .*?<!-- /figures -->"
+    code = [place.span() for place in re.finditer(rf"{block}|^```.*?^```|`[^`\n]+`|\]\([^)]*\)", page, re.MULTILINE | re.DOTALL)]
     missing = []
     for place in MEASURED.finditer(page):
         if not any(begin <= place.start() and place.end() <= end for begin, end in [*known, *code]):

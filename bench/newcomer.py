@@ -351,7 +351,7 @@ def _described(way: dict[str, Any]) -> list[str]:
     lines = [
         f"Measured on {about['measured_at']}, commit {about.get('commit', '-')}; {about['processor']}, {about['cores']} cores, "
         f"load {way['load']:.1f} of one minute at the end; package caches {'as they were on this machine' if way['warm'] else 'empty'}"
-        f"{', image layers as they were' if on_cluster else ''}.", "",
+        f"{', image layers and Go modules as they were' if on_cluster else ''}.", "",
         "| step | command | s |", "|---|---|---:|",
     ]  # fmt: skip
     for step in way["steps"]:
@@ -440,7 +440,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.newcomer", description=__doc__)
     parser.add_argument("--warm", action="store_true", help="use this machine's package caches")
     parser.add_argument("--only", nargs="+", choices=tuple(KINDS), default=["clone", "pip"], help="some of the ways (default: clone pip)")
-    parser.add_argument("--folder", type=Path, help="where the ways are gone; needs 25 GB free (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where the ways are gone; needs 25 GB free, for cluster 40 (default: a temporary folder)"
+    )
     options = parser.parse_args()
     if "cluster" in options.only:
         require_no_cluster()

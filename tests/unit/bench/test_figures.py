@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import figures
+from bench import figure_values, figures
 from bench.figures import BLOCKS, NOT_MEASURED, QUOTES, README, UNCLEAN, Block, Quote, QuoteMissingError
 from bench.measure import RESULTS
 from tests.layout.tree import ROOT
@@ -94,3 +94,15 @@ def test_a_result_without_a_clean_commit_is_found(monkeypatch: pytest.MonkeyPatc
 def test_the_readme_counts_the_scenarios() -> None:
     scenarios = sum(file.read_text().count("\ndef test_") for file in (ROOT / "e2e").glob("test_*.py"))
     assert f"{scenarios} scenarios on a real cluster" in TEXT
+
+
+def test_the_transcript_of_a_cluster_is_shortened_and_has_its_times() -> None:
+    rows = ["NAME STATUS STEP", "q Starting", "q Starting", *(f"q Running {step}" for step in range(0, 200, 5)), "q Completed 200"]
+    way = {"name": "to a job on a cluster", "total_s": 90.0, "transcript": rows, "steps": [{"what": "cluster", "seconds": 60.0}]}
+    lines = figure_values.cluster_transcript({"ways": [way]})
+    assert lines[:4] == ["```", "NAME STATUS STEP", "q Starting", "q Starting"]
+    assert lines[4] == "q Running 0"
+    assert lines[9:12] == ["q Completed 200", "```", ""]
+    assert lines[-1].endswith("[1.5 minutes](bench/results/newcomer.md) (cluster 60 s).")
+    assert figure_values.cluster_transcript({"ways": [{"name": "from a clone"}]}) == []
+    assert figure_values.thinned(rows[:3]) == rows[:3]
