@@ -79,7 +79,9 @@ MEASUREMENTS = (
     Measurement(name="chaos", answers="a thousand faults at random moments: what recovers, and how fast", timeout_s=3600.0),
     Measurement(name="recovery", answers="cost of a lost process, compared with a full restart", timeout_s=1800.0),
     Measurement(
-        name="newcomer", answers="time from a fresh clone, and from wheels with pip alone, to a first learning curve", timeout_s=7200.0
+        name="newcomer",
+        answers="time from a fresh clone, and from wheels with pip alone, to a first learning curve; to a job on a cluster",
+        timeout_s=7200.0,
     ),
     Measurement(name="soak", answers="memory of driver, trainer, engine, and operator in a long run", timeout_s=7200.0),
 )
@@ -205,7 +207,7 @@ def _headline(values: object) -> str:
         return ""
     found = [values["headline"]] if "headline" in values else []
     if "headline" not in values:
-        found += [_beside_trl(workload["key"], values) for workload in values.get("workloads", [])]
+        found += [_beside_trl(workload) for workload in values.get("workloads", [])]
     if peaks := _log_prob_peaks(values.get("points", [])):
         found.append(peaks)
     if "turns" in values and "Served" in values["turns"]:
@@ -224,18 +226,17 @@ def _headline(values: object) -> str:
             found.append(f"{way} at {100 * switch[f'{way}_gb_per_s'] / limits[f'{limit}_gb_per_s']:.0f} % of bare copies")
     if "growth" in values:
         for name in ("recorded", "random"):
-            ratio = values[name]["rljob_plans_per_s"] / values[name]["rlinf_plans_per_s"]
-            found.append(f"{ratio:.1f} times RLinf's plans per second on {name} cases")
+            whole, alone = (values[name][f"rljob_{key}"] / values[name][f"rlinf_{key}"] for key in ("plans_per_s", "placements_per_s"))
+            found.append(f"{whole:.1f} times RLinf's plans per second on {name} cases ({alone:.1f} for the placement alone)")
         largest = values["growth"][0]["sides"]["plan"]
         devices, seconds = largest["points"][-1]["devices"], largest["points"][-1]["seconds"]
         found.append(f"{devices:,} devices in {seconds:.2f} s, exponent {largest['exponent']:.2f}")
     return ", ".join(found)
 
 
-def _beside_trl(key: str, values: dict[str, Any]) -> str:
-    """A workload's ratio to TRL: the median of the pairs on all machines, or the one that was measured."""
-    runs = [w for one in (values, *values.get("earlier", [])) for w in one["workloads"] if w["key"] == key]
-    pairs = [pair for run in runs for pair in pairs_of(run)]
+def _beside_trl(workload: dict[str, Any]) -> str:
+    """A workload's ratio to TRL: the median of the newest measurement's pairs, or the one that was measured."""
+    pairs = pairs_of(workload)
     if len(pairs) == 1:
         return f"{pairs[0]:.2f} times, one pair of runs"
     return f"{statistics.median(pairs):.2f} times in the median of {len(pairs)} pairs ({min(pairs):.2f} to {max(pairs):.2f})"

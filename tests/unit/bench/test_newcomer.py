@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,29 @@ from rich.console import Console
 
 from bench import newcomer
 from bench.measure import ChildFailedError
-from bench.newcomer import Step, Way, by_clone, by_pip, command_of, documented, headline, markdown, size_of, walk, wrong_spec
+from bench.newcomer import (
+    KINDS,
+    MISTAKES,
+    Step,
+    Way,
+    by_clone,
+    by_cluster,
+    by_pip,
+    command_of,
+    documented,
+    headline,
+    markdown,
+    quickstart_lines,
+    size_of,
+    together,
+    walk,
+    watched_rewards,
+    wrong_spec,
+)
+from e2e.cluster.__main__ import parser
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.state import State, StateFolder
+from e2e.cluster.versions import Mode
 from rljob_api.errors import SpecInvalidError
 from rljob_api.validation import check
 from tests.layout.tree import ROOT
@@ -26,10 +49,10 @@ MISTAKEN = Step(what="a wrong spec", command="echo /tmp/place/wrong.yaml is not 
 """In a shell of its own, as each step."""
 
 
-def go(folder: Path, *steps: Step) -> dict[str, Any]:
+def go(folder: Path, *steps: Step, cleanup: Step | None = None) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
-    way = Way(name="from nothing", steps=steps, environment="rl")
+    way = Way(name="from nothing", steps=steps, environment="rl", cleanup=cleanup)
     return walk(way, place, logs=folder / "logs", caches=folder / "caches", console=Console(file=io.StringIO()))
 
 
@@ -94,6 +117,7 @@ def test_a_way_that_does_not_lead_there_is_an_error(tmp_path: Path, steps: list[
 
 def test_the_page_of_results_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written: dict[str, Any] = {}
+    monkeypatch.setattr(newcomer, "recorded", list)
     monkeypatch.setattr(newcomer, "build_wheels", lambda out: out.mkdir())
     monkeypatch.setattr(
         newcomer, "by_pip", lambda page, wrong: Way(name="by pip", steps=(MISTAKEN, Step(what="run", command=RUNS)), environment="rl")
@@ -115,3 +139,136 @@ def test_the_page_of_results_names_no_folder_of_the_machine(monkeypatch: pytest.
     found = headline(written["values"]["ways"])
     assert re.match(r"first learning curve \d+ s by clone and \d+ s by pip; a wrong spec is answered within \d+\.\d s", found), found
     assert markdown(written["values"]) == text
+
+
+WATCHED = """NAME         STATUS      STEP   REWARD   ATTEMPT   NODES   AGE
+quickstart   Starting                    1         0/1     1s
+quickstart   Running     0               1         1/1     25s
+quickstart   Running     1      0.2500   1         1/1     51s
+quickstart   Completed   200    0.9490   1         0/1     94s
+"""
+
+
+def test_the_way_on_a_cluster_uses_the_commands_of_the_pages(tmp_path: Path) -> None:
+    way = by_cluster(ROOT, Path("/tmp/a b/wrong.yaml"), Path("/tmp/a b/no-device.yaml"))
+    what = [step.what for step in way.steps]
+    assert what == [
+        "clone", "set up", "cluster", "images", "chart", "the webhook answers", "a misspelt field", "a device that is not there",
+        "kubectl apply", "first training step", "end of the job",
+    ]  # fmt: skip
+    assert way.cleanup is not None
+    commands = [step.command for step in (*way.steps, way.cleanup)]
+    targets = (ROOT / "Makefile").read_text()
+    made = [words[1] for command in commands for line in command.splitlines() if (words := line.split())[0] == "make"]
+    assert made == ["setup", "cluster-up", "cluster-down"]
+    assert all(f"\n{target}: " in targets for target in made)
+    assert parser().parse_args(["exports"]).command == "exports"
+    assert "helm install rljob helm/rljob --namespace rljob-system --create-namespace" in (ROOT / "README.md").read_text()
+    assert "install rljob helm/rljob --namespace rljob-system --create-namespace" in commands[4]
+    assert "webhook:\n  enabled:" in (ROOT / "helm/rljob/values.yaml").read_text()
+    assert "--set webhook.enabled=true" in commands[4]
+    assert [step.exit_code for step in way.steps if step.exit_code] == [1, 1]
+    assert "apply -f '/tmp/a b/wrong.yaml'" in commands[6]
+    assert "apply -f '/tmp/a b/no-device.yaml'" in commands[7]
+    for step in (*way.steps, way.cleanup):
+        script = command_of(step, tmp_path, path="/usr/bin", root=ROOT, caches=None)[-1]
+        subprocess.run(["bash", "-n", "-c", script], check=True, timeout=20)
+
+
+def fake_cluster(folder: Path) -> Path:
+    """A kubectl that answers as a cluster does, and a helm that prints its arguments."""
+    kubectl = folder / "kubectl"
+    kubectl.write_text(
+        f"""#!/bin/bash
+case "$*" in
+"apply --dry-run=server"*) touch {folder}/asked; echo 'admission webhook "validate.rljob.dev" denied' >&2; exit 1;;
+"apply -f examples/quickstart.yaml") touch {folder}/applied;;
+"apply -f"*) echo "refused: $3" >&2; exit 1;;
+"get rlj quickstart -w") cat {folder}/rows;;
+"get rlj quickstart -o"*) [ -f {folder}/applied ] && echo 1;;
+esac
+"""
+    )
+    helm = folder / "helm"
+    helm.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+    (folder / "rows").write_text(WATCHED)
+    for program in (kubectl, helm):
+        program.chmod(0o755)
+    exports = folder / "cluster.env"
+    exports.write_text(
+        f"export RLJOB_E2E_KUBECTL={kubectl} RLJOB_E2E_HELM={helm} "
+        "RLJOB_E2E_OPERATOR_IMAGE=localhost:5000/rljob-operator:1 RLJOB_E2E_RUNTIME_IMAGE=localhost/rljob-runtime:2\n"
+    )
+    return exports
+
+
+def test_the_way_on_a_cluster_is_measured_to_the_first_step_and_the_end(tmp_path: Path) -> None:
+    exports = fake_cluster(tmp_path)
+    real = by_cluster(ROOT, Path("/tmp/wrong.yaml"), Path("/tmp/no-device.yaml"))
+    steps = (Step(what="images", command=f"cp {exports} ."), *real.steps[4:])
+    place = tmp_path / "place"
+    place.mkdir()
+    cleanup = Step(what="down", command="touch ../down")
+    way = Way(name=KINDS["cluster"], steps=steps, environment="rl", cleanup=cleanup)
+    found = walk(way, place, logs=tmp_path / "logs", caches=None, console=Console(file=io.StringIO()))
+    assert (tmp_path / "down").is_file()
+    chart = (tmp_path / "logs" / way.name.replace(" ", "-") / "1.log").read_text().splitlines()
+    for value in ("image.repository=localhost:5000/rljob-operator", "image.tag=1", "runtime.image.repository=localhost/rljob-runtime"):
+        assert value in chart
+    assert found["transcript"] == WATCHED.splitlines()
+    assert found["rewards"] == [0.25, 0.949]
+    assert found["first_step_s"] == pytest.approx(found["total_s"] - found["steps"][-1]["seconds"])
+    assert [step["output"] for step in found["steps"] if step["output"]] == [
+        ("refused: /tmp/wrong.yaml",),
+        ("refused: /tmp/no-device.yaml",),
+    ]
+    assert newcomer.applied_s(found) < found["first_step_s"]
+    found |= {"machine": {"measured_at": "today", "processor": "P", "cores": 2}, "load": 1.0, "warm": True}
+    assert re.search(r"on a cluster \d+ s to the first kubectl apply, \d+ s to its first training step", headline([found]))
+    text = markdown({"machine": found["machine"], "ways": [found]})
+    assert "On the cluster, a device that is not there:" in text
+    assert '| kubectl apply | `"$RLJOB_E2E_KUBECTL" apply -f examples/quickstart.yaml' in text
+    assert "\\|\\| exit 1" in text, "a bar within a cell"
+
+
+def test_a_cluster_is_taken_down_after_a_step_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(ChildFailedError, match="from nothing, cluster"):
+        go(tmp_path, Step(what="cluster", command="false"), cleanup=Step(what="down", command="touch ../down"))
+    assert (tmp_path / "down").is_file()
+
+
+def test_the_spec_that_the_webhook_refuses_has_known_fields_alone() -> None:
+    with pytest.raises(SpecInvalidError) as caught:
+        check(wrong_spec(newcomer.QUICKSTART.read_text(), MISTAKES[1:]))
+    assert [error.path for error in caught.value.errors] == ["spec.components[1].placement.ranks"]
+
+
+def test_a_cluster_that_runs_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="needs root"):
+        newcomer.require_no_cluster()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("RLJOB_E2E_STATE", str(tmp_path))
+    newcomer.require_no_cluster()
+    StateFolder(path=tmp_path / "cluster").create(State(mode=Mode.CLUSTER))
+    with pytest.raises(ValueError, match="make cluster-down"):
+        newcomer.require_no_cluster()
+
+
+def test_a_way_that_is_not_measured_again_stays(tmp_path: Path) -> None:
+    file = tmp_path / "newcomer.json"
+    assert newcomer.recorded(file) == []
+    earlier = [{"name": KINDS["clone"], "total_s": 1.0}, {"name": KINDS["cluster"], "total_s": 2.0, "machine": {"commit": "b"}}]
+    file.write_text(json.dumps({"machine": {"commit": "a"}, "load": 0.5, "warm": False, "ways": earlier}))
+    ways = together([{"name": KINDS["pip"], "total_s": 3.0}, {"name": KINDS["clone"], "total_s": 4.0}], newcomer.recorded(file))
+    assert [(way["name"], way["total_s"]) for way in ways] == [(KINDS["clone"], 4.0), (KINDS["pip"], 3.0), (KINDS["cluster"], 2.0)]
+    assert ways[-1]["machine"] == {"commit": "b"}
+    assert newcomer.recorded(file)[0] == earlier[0] | {"machine": {"commit": "a"}, "load": 0.5, "warm": False}
+
+
+def test_what_is_transcribed() -> None:
+    lines = ["uv sync", "models/tiny: made in 47 s", "step   1/200", "report     runs/quickstart/report.html", "make: done"]
+    assert quickstart_lines(lines) == lines[1:4]
+    assert quickstart_lines(["no model"]) == []
+    with pytest.raises(ValueError, match="showed no reward"):
+        watched_rewards(WATCHED.splitlines()[:3])

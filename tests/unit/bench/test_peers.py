@@ -26,3 +26,18 @@ def test_a_ratio_is_the_median_of_its_pairs() -> None:
     (row,) = peers.READERS["generation"]({"machine": {}, "workloads": [workload]})
     assert row.ratio == "1.50, one pair"
     assert list(peers.READERS["training"]({})) == []
+
+
+def test_the_ratio_to_trl_is_of_the_newest_measurement() -> None:
+    def measured(own: float) -> dict[str, object]:
+        runs = [{"side": "TRL", "updates_per_s": 1.0}, {"side": "RLJob", "updates_per_s": own}]
+        return {"workloads": [{"key": "i", "title": "t", "runs": runs}]}
+
+    (row,) = peers.READERS["trl-i"](measured(2.0) | {"earlier": [measured(8.0)]})
+    assert row.ratio == "2.00, one pair"
+
+
+def test_the_placement_alone_is_beside_the_whole_plan() -> None:
+    cases = {"cases": 2, "rljob_plans_per_s": 12.0, "rlinf_plans_per_s": 1.0, "rljob_placements_per_s": 7.0, "rlinf_placements_per_s": 2.0}
+    found = [row.ratio for row in peers.READERS["placement"]({"recorded": cases, "random": cases})]
+    assert found == ["12.0", "12.0", "3.5", "3.5"]

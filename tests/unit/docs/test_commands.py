@@ -90,7 +90,8 @@ def test_subcommands_and_their_options_exist(page: Path):
 def test_measurements_and_their_options_exist():
     text = (ROOT / "bench" / "README.md").read_text()
     for module, *words in commands(text, "python -m"):
-        source = "".join(path.read_text() for path in (ROOT / module.replace(".", "/")).glob("__main__.py"))
+        place = ROOT / module.replace(".", "/")
+        source = "".join(path.read_text() for path in (place / "__main__.py", place.with_suffix(".py")) if path.is_file())
         for option in (word for word in words if word.startswith("--")):
             assert f'"{option}"' in source, f"{module} {option}"
     section = text.partition("(`bench.operator`)")[2]
