@@ -19,6 +19,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+WRITTEN = ("bench/results", "docs/measurements.md", "docs/figures.md", "README.md")
+"""What measurements and ``bench.figures`` write."""
 _SAMPLE_EVERY_S = 1.0
 _KILL_WAIT_S = 20.0
 
@@ -134,9 +136,14 @@ def machine_text(found: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """What is measured: the commit checked out, with ``+`` where files differ from it."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return described.stdout.strip() or "unknown"
+    """What is measured: the commit checked out, with ``+`` where files differ from it; results of other measurements may differ."""
+    described = _git("describe", "--always", "--exclude", "*") or "unknown"
+    changed = _git("status", "--porcelain", "--", ".", *(f":!{written}" for written in WRITTEN))
+    return f"{described}+" if changed else described
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _processor() -> str:
