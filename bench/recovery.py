@@ -73,7 +73,13 @@ def rows_of(found: Sequence[Outcome], kinds: int) -> list[dict[str, Any]]:
     rows = []
     for kind, took in rounds.items():
         seconds = list(took.values())
-        row = {"kind": kind, "lost": KINDS[kind], "times": len(seconds), **quantiles(seconds), "largest_s": max(seconds, default=None)}
+        row: dict[str, Any] = {
+            "kind": kind,
+            "lost": KINDS[kind],
+            "times": len(seconds),
+            **quantiles(seconds),
+            "largest_s": max(seconds, default=None),
+        }
         both = [number for number in took if number in whole and kind != FULL]
         row |= {"all_s": seconds, "ratios": ratios([took[number] for number in both], [whole[number] for number in both])}
         rows.append(row)
