@@ -60,6 +60,7 @@ MEASUREMENTS = (
     Measurement(
         name="overlap", answers="speedup from generating ahead, compared with the bounds on throughput and staleness", timeout_s=5400.0
     ),
+    Measurement(name="advice", answers="what the report's best advice promises, compared with the job that follows it", timeout_s=3600.0),
     Measurement(name="driver", answers="tokens and responses per second of the driver, its memory and its longest pause", timeout_s=3600.0),
     Measurement(
         name="agentic",
