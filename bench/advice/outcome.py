@@ -47,7 +47,10 @@ def values(change: Change, pairs: Sequence[Mapping[str, float]]) -> dict[str, An
     predicted = [pair["before_s"] / pair["predicted_s"] for pair in pairs]
     contended = [pair["before_s"] / pair["contended_s"] for pair in pairs]
     low, high = statistics.median(contended), statistics.median(predicted)
-    headline = f"{change.what}: predicted {low:.2f} (all cores used by both phases) to {high:.2f} times as fast, measured {statistics.median(measured):.2f}"
+    headline = (
+        f"{change.what}: predicted {low:.2f} (all cores used by both phases) to {high:.2f} times as fast, "
+        f"measured {statistics.median(measured):.2f}"
+    )
     return {
         "advice": change.what,
         "pairs": [dict(pair) for pair in pairs],
