@@ -1,6 +1,7 @@
 """The table of peers: from the results as they are, and from figures made for it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_ratio_is_the_median_of_its_pairs() -> None:
 
 
 THREE = [2.0, 1.0, 4.0]
-MEASURED = {
+MEASURED: dict[str, dict[str, Any]] = {
     "placement": {name: {"cases": 1000, "ratios": {"whole": THREE, "placement alone": THREE}} for name in ("recorded", "random")},
     "offload": {"to_cpu": {"stands_for": "clone", "ratios": {"offload": THREE, "load": THREE}}},
     "weightsync": {"sizes": [{"mib": 1}, {"mib": 1024, "ratios": {"safetensors": THREE, "objects": THREE}}]},
