@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import peers
+from bench import peers, peers_chart
 from bench.measure import RESULTS, ROOT
 from bench.trl.report import pairs_of
 
@@ -60,6 +60,7 @@ MEASUREMENTS = (
     Measurement(
         name="overlap", answers="speedup from generating ahead, compared with the bounds on throughput and staleness", timeout_s=5400.0
     ),
+    Measurement(name="advice", answers="what the report's best advice promises, compared with the job that follows it", timeout_s=3600.0),
     Measurement(name="driver", answers="tokens and responses per second of the driver, its memory and its longest pause", timeout_s=3600.0),
     Measurement(
         name="agentic",
@@ -123,7 +124,8 @@ def main() -> int:
 
 
 def write_lists() -> None:
-    """The index of the results, for the repository and for the documentation."""
+    """The index of the results, for the repository and for the documentation, and the picture of all comparisons."""
+    peers_chart.draw(RESULTS)
     (RESULTS / "README.md").write_text(index(RESULTS))
     PAGE.write_text(page(RESULTS))
 
@@ -167,6 +169,8 @@ def page(folder: Path) -> str:
         *_peers(folder, "../bench/results/"),
     ]
     for picture in sorted([*folder.glob("*.svg"), *folder.glob("*.png")]):
+        if picture.name == peers_chart.NAME:
+            continue  # with its table
         lines += ["", f"## {picture.stem}", "", f"![{_answers(picture.stem)}](../bench/results/{picture.name})"]
     return "\n".join([*lines, ""])
 
@@ -174,7 +178,10 @@ def page(folder: Path) -> str:
 def _peers(folder: Path, prefix: str) -> list[str]:
     """The table of comparisons and what its figures are."""
     about = "A multiple above 1 is in favor of RLJob: the median of pairs of runs that followed each other, with their range."
-    return ["## Compared with others", "", about, "", *peers.table(folder, prefix)]
+    lines = ["## Compared with others", "", about, ""]
+    if (folder / peers_chart.NAME).is_file():
+        lines += [f"![multiples of all comparisons: medians and ranges]({prefix}{peers_chart.NAME})", ""]
+    return [*lines, *peers.table(folder, prefix)]
 
 
 def _answers(stem: str) -> str:
@@ -217,9 +224,9 @@ def _headline(values: object) -> str:
     found += [f"{row['socket_s'] / row['seconds']:.0%} of a bare socket at {row['mbit']} Mbit/s" for row in dense]
     if "latency" in values:
         found.append(f"RLJob to RayJob p50 {values['latency']['p50_ms']:.0f} ms, p99 {values['latency']['p99_ms']:.0f} ms")
-    if "direct" in values:
-        size = values["direct"]["rayjobs"]
-        found += [f"{size} at once in {burst['all_children_s']:.1f} s" for burst in values["bursts"] if burst["jobs"] == size]
+    if "bursts" in values:
+        burst = max(values["bursts"], key=lambda one: one["jobs"])
+        found.append(f"{burst['jobs']} at once in {burst['all_children_s']:.1f} s")
     if "switch" in values:
         switch, limits, cuda = values["switch"], values["limits"], "duplex_gb_per_s" in values["limits"]
         for way, limit in (("offload", "offload" if cuda else "offload_freed"), ("load", "load" if cuda else "load_fresh")):

@@ -6,12 +6,12 @@ A ratio above 1 is in favor of RLJob; it is the median, with the range where sev
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.pairs import spread
 from bench.training.report import ratios
 from bench.trl.report import pairs_of
 
@@ -26,7 +26,10 @@ class Row:
     what: str
     equal: str
     """Held equal on both sides."""
-    ratio: str
+    ratios: tuple[float, ...]
+    """One of each pair."""
+    label: str
+    """In the picture."""
     machine: Values | None = None
     """Of a part that was measured at another time than the rest of its file."""
 
@@ -36,7 +39,7 @@ def table(folder: Path, prefix: str) -> list[str]:
     lines = ["| peer | compared | held equal | RLJob's multiple | date, commit |", "|---|---|---|---|---|"]
     for stem, machine, row in rows(folder):
         when = f"{machine.get('measured_at', '-').removesuffix(' UTC')}, {machine.get('commit', '-')}"
-        lines.append(f"| {row.peer} | [{row.what}]({prefix}{stem}.md) | {row.equal} | {row.ratio} | {when} |")
+        lines.append(f"| {row.peer} | [{row.what}]({prefix}{stem}.md) | {row.equal} | {spread(row.ratios)} | {when} |")
     return lines
 
 
@@ -50,10 +53,9 @@ def rows(folder: Path) -> Iterator[tuple[str, Values, Row]]:
                 yield stem, row.machine or values.get("machine", {}), row
 
 
-def _spread(found: Sequence[float]) -> str:
-    if len(found) == 1:
-        return f"{found[0]:.2f}, one pair"
-    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}, {len(found)} pairs)"
+def _short(title: str) -> str:
+    """The first words of a workload's title."""
+    return title.split(":")[0].split(",")[0]
 
 
 def _trl(values: Values) -> Iterator[Row]:
@@ -64,7 +66,8 @@ def _trl(values: Values) -> Iterator[Row]:
             peer="TRL, GRPOTrainer",
             what=f"updates per second: {workload['title']}",
             equal=f"model, prompts, batch, rewards, loss, optimizer, float32, two cores{ahead}",
-            ratio=_spread(pairs_of(workload)),
+            ratios=tuple(pairs_of(workload)),
+            label=f"TRL, updates: {_short(workload['title'])}{', one batch ahead' if ahead else ''}",
         )
 
 
@@ -74,7 +77,8 @@ def _generation(values: Values) -> Iterator[Row]:
             peer="vLLM alone, LLM.generate",
             what=f"responses per second of a job's generation phase: {workload['title']}",
             equal="model, prompts, samples, limits, log-probs, float32, two threads",
-            ratio=_spread(workload["ratios"]),
+            ratios=tuple(workload["ratios"]),
+            label=f"bare vLLM, responses: {_short(workload['title'])}",
         )
 
 
@@ -85,67 +89,71 @@ def _training(values: Values) -> Iterator[Row]:
                 peer=peer,
                 what=f"gradients, tokens per CPU second: {row['model']}, {row['case']}",
                 equal="model, batch, loss, gradient norms to 1e-4, float32, one thread",
-                ratio=_spread(ratios(row, side)),
+                ratios=tuple(ratios(row, side)),
+                label=f"{side}, gradients: {row['model'].split(' (')[0]}, {row['case']}",
                 machine=values["speed"]["machine"],
             )
 
 
 def _placement(values: Values) -> Iterator[Row]:
-    for title, key in (("from configuration to placement", "plans_per_s"), ("the placement alone", "placements_per_s")):
-        for name in ("recorded", "random"):
-            cases = values[name]
+    for name in ("recorded", "random"):
+        cases = values[name]
+        for way, found in cases.get("ratios", {}).items():
             yield Row(
                 peer="RLinf 0.3.0, its planner",
-                what=f"plans per second {title}, {cases['cases']:,} {name} cases",
+                what=f"plans per second, {cases['cases']:,} {name} cases, {way}",
                 equal="placement, cluster, and devices; equal answers are checked",
-                ratio=f"{cases[f'rljob_{key}'] / cases[f'rlinf_{key}']:.1f}",
+                ratios=tuple(found),
+                label=f"RLinf, plans: {name} cases, {way}",
             )
 
 
 def _offload(values: Values) -> Iterator[Row]:
-    switch, moved = values["switch"], values["to_cpu"]
-    for way in ("offload", "load"):
+    moved = values["to_cpu"]
+    to = moved["stands_for"] == "to"
+    for way, found in moved.get("ratios", {}).items():
         yield Row(
-            peer='`model.to("cpu")`' if moved["stands_for"] == "to" else "`clone` of each parameter, which `to` is not on a CPU",
+            peer='`model.to("cpu")`' if to else "`clone` of each parameter, which `to` is not on a CPU",
             what=f"{way} of parameters",
             equal="parameters, type, device",
-            ratio=f"{moved[f'{way}_s'] / switch[f'params_{way}_s']:.2f}",
+            ratios=tuple(found),
+            label=f"{'model.to' if to else 'clone'}: {way}",
         )
 
 
 def _weightsync(values: Values) -> Iterator[Row]:
     largest = max(values["sizes"], key=lambda size: size["mib"])
-    for key, peer in (("safetensors", "safetensors file"), ("objects", "pickled objects through Ray")):
-        own, other = largest["SharedMemory, engines generate"], largest[key]
+    peers = {"safetensors": "safetensors file", "objects": "pickled objects through Ray"}
+    for way, found in largest.get("ratios", {}).items():
         yield Row(
-            peer=peer,
+            peer=peers[way],
             what=f"weight sync of {largest['mib']:,} MiB to two engines",
-            equal="weights, machine, engines that only copy; the median of both",
-            ratio=f"{other['median_s'] / own['median_s']:.1f}",
+            equal="weights, machine, engines that only copy; a pair is the medians of consecutive rounds",
+            ratios=tuple(found),
+            label=f"{peers[way]}: weight sync",
         )
 
 
 def _operator(values: Values) -> Iterator[Row]:
-    direct = values["direct"]
-    burst = next(b for b in values["bursts"] if b["jobs"] == direct["rayjobs"])
-    yield Row(
-        peer="plain KubeRay: a client that creates the RayJobs and what belongs to them",
-        what=f"{direct['rayjobs']:,} jobs at once, jobs per second",
-        equal="the same five objects per job; an RLJob and its statuses are added to them",
-        ratio=f"{direct['all_objects_s'] / burst['all_children_s']:.2f}",
-    )
+    if found := values.get("ratios"):
+        yield Row(
+            peer="plain KubeRay: a client that creates the RayJobs and what belongs to them",
+            what=f"{values['direct'][0]['rayjobs']:,} jobs at once, jobs per second",
+            equal="the same five objects per job; an RLJob and its statuses are added to them",
+            ratios=tuple(found),
+            label="plain KubeRay: jobs created",
+        )
 
 
 def _recovery(values: Values) -> Iterator[Row]:
-    found = {row["kind"]: row for row in values["rows"]}
-    full = found["everything killed"]["p50_s"]
-    for kind, row in found.items():
-        if kind != "everything killed":
+    for row in values["rows"]:
+        if found := row.get("ratios"):
             yield Row(
                 peer="a full restart from the checkpoint, as plain KubeRay retries a RayJob",
-                what=f"{kind}: time until two further steps",
+                what=f"{row['kind']}: time until two further steps",
                 equal="job, machine; a retry's pods would have to be placed in addition",
-                ratio=f"{full / row['p50_s']:.1f}",
+                ratios=tuple(found),
+                label=f"full restart: {row['kind']}",
             )
 
 

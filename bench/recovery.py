@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from bench.chaos.outcome import RECOVERED, WRONG, Outcome, quantiles
 from bench.chaos.processes import ChaoticRun
 from bench.measure import machine, write_results
+from bench.pairs import ratios, spread
 from tests.integration.jobs import untrained_model
 
 PACKAGES = ("ray", "torch")
@@ -28,6 +30,7 @@ KINDS = {
     "everything killed": "everything: a full restart",
 }
 """Fault -> what is lost."""
+FULL = "everything killed"
 STEPS = 2
 """Trained after a fault: responses of the first one may be there already, those of the second one are generated and trained afterwards."""
 
@@ -51,7 +54,7 @@ def main() -> int:
                 run.ready()
         finally:
             run.kill()
-    values: dict[str, Any] = {"machine": machine(PACKAGES), "load": os.getloadavg()[1], "rows": _rows(found)}
+    values: dict[str, Any] = {"machine": machine(PACKAGES), "load": os.getloadavg()[1], "rows": rows_of(found, len(arguments.only))}
     values["wrong"] = [f"{outcome.kind}: {outcome.detail}" for outcome in found if outcome.result == WRONG]
     values["headline"] = headline(values["rows"])
     write_results("recovery", values, markdown(values))
@@ -59,11 +62,26 @@ def main() -> int:
     return 1 if values["wrong"] else 0
 
 
-def _rows(found: list[Outcome]) -> list[dict[str, Any]]:
+def rows_of(found: Sequence[Outcome], kinds: int) -> list[dict[str, Any]]:
+    """Figures of each kind of fault; a full restart over it in each round of ``kinds`` faults in which both were recovered from."""
+    rounds: dict[str, dict[int, float]] = {}
+    for place, outcome in enumerate(found):
+        took = rounds.setdefault(outcome.kind, {})
+        if outcome.result == RECOVERED and outcome.recovery_s is not None:
+            took[place // kinds] = outcome.recovery_s
+    whole = rounds.get(FULL, {})
     rows = []
-    for kind in dict.fromkeys(outcome.kind for outcome in found):
-        took_s = [o.recovery_s for o in found if o.kind == kind and o.result == RECOVERED and o.recovery_s is not None]
-        row = {"kind": kind, "lost": KINDS[kind], "times": len(took_s), **quantiles(took_s), "largest_s": max(took_s, default=None)}
+    for kind, took in rounds.items():
+        seconds = list(took.values())
+        row: dict[str, Any] = {
+            "kind": kind,
+            "lost": KINDS[kind],
+            "times": len(seconds),
+            **quantiles(seconds),
+            "largest_s": max(seconds, default=None),
+        }
+        both = [number for number in took if number in whole and kind != FULL]
+        row |= {"all_s": seconds, "ratios": ratios([took[number] for number in both], [whole[number] for number in both])}
         rows.append(row)
     return rows
 
@@ -72,31 +90,30 @@ def headline(rows: list[dict[str, Any]]) -> str:
     """One line."""
     p50_s = {row["kind"]: row["p50_s"] for row in rows if row["p50_s"] is not None}
     within = [p50_s[kind] for kind in ("engine killed", "reward worker killed", "trainer killed") if kind in p50_s]
-    if not within or "everything killed" not in p50_s:
+    if not within or FULL not in p50_s:
         return "not all measured"
-    whole_s = p50_s["everything killed"]
+    whole_s = p50_s[FULL]
     return f"lost workers {min(within):.0f} to {max(within):.0f} s until {STEPS} further steps, a full restart {whole_s:.0f} s"
 
 
 def markdown(values: dict[str, Any]) -> str:
     """The whole report."""
     about = values["machine"]
-    whole_s = next((row["p50_s"] for row in values["rows"] if row["kind"] == "everything killed"), None)
     lines = [
         "# Recovery", "",
         f"Written by `python -m bench.recovery` on {about['measured_at']}; {about['processor']}, {about['cores']} cores, load "
         f"{values['load']:.1f}. A real job on embedded Ray with a tiny model: two trainer ranks, one engine, one reward worker, nothing "
         "generated ahead, a checkpoint every two steps. Seconds from the fault until two steps more are trained: what the first one needs "
         "may be there already. Steps that have to be trained again count as others do; steps themselves take about a second.", "",
-        "| lost | times | p50 s | largest s | of a full restart |",
-        "|---|---:|---:|---:|---:|",
+        "| lost | times | p50 s | largest s | a full restart in the same round takes, times |",
+        "|---|---:|---:|---:|---|",
     ]  # fmt: skip
     for row in values["rows"]:
         if row["p50_s"] is None:
             lines.append(f"| {row['lost']} | 0 | | | |")
             continue
-        share = "" if not whole_s else f"{row['p50_s'] / whole_s:.0%}"
-        lines.append(f"| {row['lost']} | {row['times']} | {row['p50_s']:.1f} | {row['largest_s']:.1f} | {share} |")
+        times = spread(row["ratios"]) if row["ratios"] else ""
+        lines.append(f"| {row['lost']} | {row['times']} | {row['p50_s']:.1f} | {row['largest_s']:.1f} | {times} |")
     lines += [
         "",
         "Almost all of a start is imports: of Ray, torch and vLLM, by processes that share two cores. On a cluster, pods that have to be "

@@ -18,6 +18,7 @@ from bench.offload.limits import WIDTH, limits
 from bench.offload.peers import offload_policy, to_cpu
 from bench.offload.report import report
 from bench.offload.switches import duplex, switches
+from bench.pairs import PAIRS
 from rljob_runtime.offload.slabs import DEFAULT_CHUNK_BYTES
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -64,7 +65,7 @@ def measure(device: torch.device, mebibytes: int | None, repeat: int) -> dict[st
         "limits": limits(device, 3 * layers * 4 * WIDTH * WIDTH, repeat),
         "switch": switches(device, layers, repeat),
         "duplex": duplex(device, max(1, layers // 2), repeat),
-        "to_cpu": to_cpu(device, layers, repeat),
+        "to_cpu": to_cpu(device, layers, max(PAIRS, repeat)),
         "cpu_offload_policy": offload_policy(device, layers, repeat),
     }
     values["duration_s"] = time.perf_counter() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from bench.offload.limits import WIDTH, synchronize, timed
+from bench.offload.switches import KINDS, State
+from bench.pairs import ratios
 
 
 def make_model(device: torch.device, layers: int) -> nn.Sequential:
@@ -21,9 +24,13 @@ def make_model(device: torch.device, layers: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(layers)))
 
 
-def to_cpu(device: torch.device, layers: int, repeat: int) -> dict[str, Any]:
-    """``model.to("cpu")`` and back, for the parameters. On a CPU ``to`` copies nothing; there a clone of each parameter stands for it."""
-    model = make_model(device, layers)
+def to_cpu(device: torch.device, layers: int, pairs: int) -> dict[str, Any]:
+    """Our offload and load of the parameters, then ``model.to("cpu")`` and back, pair by pair.
+
+    On a CPU ``to`` copies nothing; there a clone of each parameter stands for it, once for each direction.
+    """
+    state, model = State(device, layers), make_model(device, layers)
+    sums = state.checksums()
 
     def away() -> None:
         if device.type == "cuda":
@@ -34,18 +41,34 @@ def to_cpu(device: torch.device, layers: int, repeat: int) -> dict[str, Any]:
             parameter.data = parameter.data.clone()
 
     def back() -> None:
-        model.to(device)
+        if device.type == "cuda":
+            model.to(device)
+        else:
+            away()
 
-    seconds: dict[str, list[float]] = {"offload": [], "load": []}
-    for _ in range(repeat + 1):
-        for name, work in (("offload", away), ("load", back)):
+    works: Mapping[tuple[str, str], Callable[[], object]] = {
+        ("rljob", "offload"): lambda: state.store.offload(KINDS[:1]),
+        ("rljob", "load"): lambda: state.store.load(KINDS[:1]),
+        ("to", "offload"): away,
+        ("to", "load"): back,
+    }
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in works}
+    for _ in range(pairs + 1):
+        for key, work in works.items():
             synchronize(device)
             started = time.perf_counter()
             work()
             synchronize(device)
-            seconds[name].append(time.perf_counter() - started)
-    result = {f"{name}_s": statistics.median(values[1:]) for name, values in seconds.items()}
-    return result if device.type == "cuda" else {"offload_s": result["offload_s"], "load_s": result["offload_s"], "stands_for": "clone"}
+            seconds[key].append(time.perf_counter() - started)
+    if state.checksums() != sums:
+        raise RuntimeError("state changed")
+    return beside({key: values[1:] for key, values in seconds.items()}) | {"stands_for": "to" if device.type == "cuda" else "clone"}
+
+
+def beside(seconds: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, Any]:
+    """Medians of both sides, and each pair's ratio, by direction; from the seconds by side and direction."""
+    medians = {f"{'rljob_' if side == 'rljob' else ''}{way}_s": statistics.median(values) for (side, way), values in seconds.items()}
+    return medians | {"ratios": {way: ratios(seconds["rljob", way], seconds["to", way]) for way in ("offload", "load")}}
 
 
 def offload_policy(device: torch.device, layers: int, repeat: int) -> dict[str, Any]:

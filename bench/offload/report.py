@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from bench.pairs import spread
+
 
 def report(values: dict[str, Any]) -> str:
     """The figures as markdown."""
@@ -63,7 +65,7 @@ def _rates(values: dict[str, Any]) -> list[str]:
 def _peers(values: dict[str, Any], cuda: bool) -> list[str]:
     """Rows of what else one could do."""
     switch, both, peers, policy = (values[key] for key in ("switch", "duplex", "to_cpu", "cpu_offload_policy"))
-    ours_s, theirs_s = switch["params_offload_s"] + switch["params_load_s"], peers["offload_s"] + peers["load_s"]
+    ours_s, theirs_s = peers["rljob_offload_s"] + peers["rljob_load_s"], peers["offload_s"] + peers["load_s"]
     extra_s = policy["policy_update_s"] - policy["resident_update_s"]
     pair_s = (switch["offload_s"] + switch["load_s"]) * policy["parameter_bytes"] / values["parameter_bytes"]
     even = "on a CPU this policy moves nothing" if not cuda else "no difference measured"
@@ -76,7 +78,7 @@ def _peers(values: dict[str, Any], cuda: bool) -> list[str]:
         f"| two components swap: concurrently, or one after the other | {both['together_s']:.3f} s | {both['serial_s']:.3f} s |"
         f" {both['times']:.2f} times as fast |",
         f"| offloading and loading parameters, compared with `model.to`{stand_in} | {ours_s:.3f} s | {theirs_s:.3f} s |"
-        f" {theirs_s / ours_s:.2f} times as fast |",
+        f" offload {spread(peers['ratios']['offload'])} times as fast, load {spread(peers['ratios']['load'])} |",
         f"| an update: all resident, or with CPUOffloadPolicy | {policy['resident_update_s']:.3f} s | {policy['policy_update_s']:.3f} s |"
         f" a switch of this model and its states takes {pair_s:.3f} s: {even} |",
     ]

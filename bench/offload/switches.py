@@ -54,7 +54,7 @@ class State:
 
 
 def switches(device: torch.device, layers: int, repeat: int) -> dict[str, Any]:
-    """Offload and load of parameters and optimizer states, and of the parameters alone."""
+    """Offload and load of parameters and optimizer states."""
     state = State(device, layers)
     sums, total_bytes = state.checksums(), sum(t.nbytes for t in state.tensors)
     started = time.perf_counter()
@@ -66,7 +66,6 @@ def switches(device: torch.device, layers: int, repeat: int) -> dict[str, Any]:
     taken = state.slabs.allocations
     out = [(state.store.offload(KINDS), state.store.load(KINDS)) for _ in range(repeat)]
     release_s = statistics.median(state.copies.seconds[1:]) if state.copies is not None else None
-    params = [(state.store.offload(KINDS[:1]), state.store.load(KINDS[:1])) for _ in range(repeat)]
     if state.checksums() != sums or state.slabs.allocations != taken:
         raise RuntimeError("state changed, or host memory was taken after warm-up")
     offload_s, load_s = (statistics.median(pair[i].elapsed_s for pair in out) for i in (0, 1))
@@ -79,8 +78,6 @@ def switches(device: torch.device, layers: int, repeat: int) -> dict[str, Any]:
         "release_s": release_s,
         "offload_gb_per_s": total_bytes / offload_s / 1e9,
         "load_gb_per_s": total_bytes / load_s / 1e9,
-        "params_offload_s": statistics.median(pair[0].elapsed_s for pair in params),
-        "params_load_s": statistics.median(pair[1].elapsed_s for pair in params),
         "host_bytes_kept": state.slabs.held_bytes,
         "host_rss_away_bytes": rss_away_bytes,
         "device_bytes_there": out[-1][0].before.allocated_bytes,

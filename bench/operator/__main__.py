@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from bench.measure import machine, write_results
 from bench.operator import report, scenarios
 from bench.operator.api import Api
 from bench.operator.subject import Subject
+from bench.pairs import PAIRS, ratios
 from e2e.cluster.api_server import temporary_api_server
 from e2e.cluster.state import StateFolder
 
 PACKAGES = ("kopf", "kubernetes", "pydantic", "aiohttp")
 SETTLE_S = 5.0
+Step = Callable[[str, Any], Awaitable[Any]]
+"""Awaits a scenario and shows its figures under the text."""
 
 
 def main() -> int:
@@ -58,11 +62,12 @@ async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Names
         values["rss"].append({"jobs": 0, "rss_bytes": (await step("idle, no jobs", scenarios.idle(subject, 0, SETTLE_S)))["rss_bytes"]})
         values["latency"] = await step("one job at a time", scenarios.latency(api, "latency", arguments.latency))
         values["life"] = await step("writes of a life", scenarios.life(api, subject, "life", 20))
-        for size in sorted({main_size // 10, main_size // 3, main_size}):
-            values["bursts"].append(await step(f"{size} jobs at once", scenarios.burst(api, subject, f"burst-{size}", size)))
-        values["direct"] = await step(
-            f"{main_size} RayJobs by the client", scenarios.direct(api, f"burst-{main_size}", "direct", main_size)
-        )
+        first, size = main_size // 10, main_size // PAIRS
+        values["bursts"].append(await step(f"{first} jobs at once", scenarios.burst(api, subject, "burst-first", first)))
+        values |= await _pairs(api, subject, size, step)
+        values["bursts"] += values.pop("paired")
+        main_text = f"{main_size} jobs at once"
+        values["bursts"].append(await step(main_text, scenarios.burst(api, subject, f"burst-{main_size}", main_size)))
         values["running"] = await step("all start to run", scenarios.all_running(api, f"burst-{main_size}", main_size))
         values["idle"] = await step("nothing happens", scenarios.idle(subject, main_size, arguments.idle))
         values["reaction"] = await step("single changes", scenarios.reaction(api, f"burst-{main_size}", main_size, main_size // 4))
@@ -75,6 +80,17 @@ async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Names
             present = arguments.many
         values["restart"] = await step(f"restart with {present} jobs", scenarios.restart(api, subject, "restart", present))
     return values
+
+
+async def _pairs(api: Api, subject: Subject, size: int, step: Step) -> dict[str, Any]:
+    """Bursts of ``size`` RLJobs, each followed by the same objects created by the client."""
+    paired, direct = [], []
+    for pair in range(1, PAIRS + 1):
+        source = f"pair-{pair}"
+        paired.append(await step(f"{size} jobs at once, pair {pair}", scenarios.burst(api, subject, source, size)))
+        direct.append(await step(f"{size} RayJobs by the client, pair {pair}", scenarios.direct(api, source, f"direct-{pair}", size)))
+    found = ratios([burst["all_children_s"] for burst in paired], [one["all_objects_s"] for one in direct])
+    return {"paired": paired, "direct": direct, "ratios": found}
 
 
 def _parse() -> argparse.Namespace:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.measure import ChildFailedError, machine, run_child, write_results
+from bench.pairs import PAIRS, ratios
 from bench.placement import report
 from bench.placement.cases import LAYOUTS, Case, growth_case, recorded
 from bench.placement.random_cases import cases as random_cases
@@ -30,6 +32,9 @@ GROWTH_TIMES = 5
 SEED = 5
 CHILD_TIMEOUT_S = 240.0
 """Of a child, beside the limit of its slowest case."""
+
+Rows = Mapping[str, Case]
+"""What one process of one side measured, by name of the case."""
 
 
 class _Lab:
@@ -56,21 +61,13 @@ class _Lab:
         return found
 
     def compare(self, cases: Sequence[Case], what: str) -> dict[str, Any]:
-        """Both planners on the same cases."""
-        ours, theirs = ({row["name"]: row for row in self.run(side, cases, what)["cases"]} for side in ("conformance", "rlinf"))
-        both = [name for name, row in ours.items() if row["ok"] and theirs[name]["ok"]]
-        result: dict[str, Any] = {
-            "cases": len(cases),
-            "accepted_by_both": len(both),
-            "equal_placements": sum(ours[name]["digest"] == theirs[name]["digest"] for name in both),
-            "intended_differences": sum(
-                ours[name]["digest"] != theirs[name]["digest"] and ours[name]["difference"] is not None for name in both
-            ),
-        }
-        for key, rows in (("rljob", ours), ("rlinf", theirs)):
-            result[f"{key}_plans_per_s"] = len(both) / sum(rows[name]["seconds"] for name in both)
-            result[f"{key}_placements_per_s"] = len(both) / sum(rows[name]["placement_s"] for name in both)
-        return result
+        """Both planners on the same cases, in alternating processes."""
+        ours: list[Rows] = []
+        theirs: list[Rows] = []
+        for pair in range(1, PAIRS + 1):
+            for side, found in (("conformance", ours), ("rlinf", theirs)):
+                found.append({row["name"]: row for row in self.run(side, cases, f"{what}, pair {pair} of {PAIRS}")["cases"]})
+        return compared(ours, theirs)
 
     def growth(self, layout: str, sizes: Sequence[int]) -> dict[str, Any]:
         """One layout at all sizes; a planner that ran past the limit is not asked for larger ones."""
@@ -88,6 +85,27 @@ class _Lab:
         return result
 
 
+def compared(ours: Sequence[Rows], theirs: Sequence[Rows]) -> dict[str, Any]:
+    """Counts, rates in the median of all pairs, and each pair's ratio, over the cases that both sides accept."""
+    first, other = ours[0], theirs[0]
+    both = [name for name in first if all(rows[name].get("ok") for rows in (*ours, *theirs))]
+    result: dict[str, Any] = {
+        "cases": len(first),
+        "accepted_by_both": len(both),
+        "equal_placements": sum(first[name]["digest"] == other[name]["digest"] for name in both),
+        "intended_differences": sum(
+            first[name]["digest"] != other[name]["digest"] and first[name]["difference"] is not None for name in both
+        ),
+        "ratios": {},
+    }
+    for what, rate, key in (("whole", "plans_per_s", "seconds"), ("placement alone", "placements_per_s", "placement_s")):
+        own_s, other_s = ([sum(rows[name][key] for name in both) for rows in side] for side in (ours, theirs))
+        result[f"rljob_{rate}"] = statistics.median(len(both) / seconds for seconds in own_s)
+        result[f"rlinf_{rate}"] = statistics.median(len(both) / seconds for seconds in other_s)
+        result["ratios"][what] = ratios(own_s, other_s)
+    return result
+
+
 def exponent(points: Sequence[Case]) -> float | None:
     """Slope of time over devices, both as logarithms: 1 is linear. Least squares over the points from :data:`FIT_FROM` on."""
     from math import log
@@ -100,7 +118,7 @@ def main() -> int:
     """Measure, show, write; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
     parser.add_argument("--random", type=int, default=2000, help="random cases (default: 2000)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of a case, the best counts; fewer when they take long (default: 3)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of a case in a process, fewer if long; the best counts (default: 3)")
     parser.add_argument("--limit-s", type=float, default=30.0, help="most seconds of one case (default: 30)")
     arguments = parser.parse_args()
     if min(arguments.random, arguments.repeat, arguments.limit_s) < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.measure import RESULTS
+from bench.pairs import spread
 
 NAMES = {
     "plan": "RLJob, spec to plan",
@@ -31,6 +32,8 @@ def markdown(values: dict[str, Any]) -> str:
         "",
         "## Plans per second",
         "",
+        "Rates are medians of the pairs of processes; times: median, range, and number of pairs.",
+        "",
         "| cases | accepted by both | equal placements | intended differences | | RLJob | RLinf | times |",
         "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
@@ -39,7 +42,7 @@ def markdown(values: dict[str, Any]) -> str:
         counts = f"{found['cases']} {name} | {found['accepted_by_both']} | {found['equal_placements']} | {found['intended_differences']}"
         for what, key in (("whole", "plans_per_s"), ("placement alone", "placements_per_s")):
             ours, theirs = found[f"rljob_{key}"], found[f"rlinf_{key}"]
-            lines.append(f"| {counts} | {what} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.1f} |")
+            lines.append(f"| {counts} | {what} | {ours:,.0f} | {theirs:,.0f} | {spread(found['ratios'][what])} |")
             counts = "| | |"
     for growth in values["growth"]:
         lines += ["", *_growth(growth)]

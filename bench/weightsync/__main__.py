@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import ray
 
 import bench.weightsync
 from bench.measure import machine, write_results
+from bench.pairs import PAIRS, ratios
 from bench.weightsync.bare import bare_s
-from bench.weightsync.report import SPARSE, draw, headline, markdown
+from bench.weightsync.report import COMPARED, OWN, SPARSE, draw, headline, markdown
 from bench.weightsync.world import ENGINES, specs, start
 from rljob_runtime.cluster.ports import group_port
 from rljob_runtime.cluster.protocol import gather_all
@@ -104,12 +105,13 @@ async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: P
         limit_s = await asyncio.to_thread(bare_s, mib << 20, BUCKET_BYTES, len(engines), repeat)
         row: dict[str, Any] = {"mib": mib, "memcpy_s": memcpy_s(mib << 20, repeat), "bare_s": limit_s}
         for name, (make, generates) in TRANSPORTS.items():
-            row[name] = await syncs([trainer], engines, make, generates, mib << 20, repeat)
+            if name != OWN:
+                row[name] = await syncs([trainer], engines, make, generates, mib << 20, repeat)
         row["broadcast"] = await _fastest(partial(_by_broadcast, trainer, engines, mib << 20), repeat)
-        row["safetensors"] = await _fastest(lambda: _by_file(trainer, engines, folder), repeat)
-        row["objects"] = await _fastest(lambda: _by_objects(trainer, engines), repeat)
+        row |= await _in_pairs(trainer, engines, folder, mib << 20, repeat)
         sizes.append(row)
-        sys.stderr.write(f"{mib} MiB: " + ", ".join(f"{k} {v['seconds']:.3f} s" for k, v in row.items() if isinstance(v, dict)) + "\n")
+        took = {way: found["seconds"] for way, found in row.items() if isinstance(found, dict) and "seconds" in found}
+        sys.stderr.write(f"{mib} MiB: " + ", ".join(f"{way} {seconds:.3f} s" for way, seconds in took.items()) + "\n")
     await trainer.call("take_model", sparse_mib << 20, timeout_s=TIMEOUT_S)
     for changed in CHANGED:
         row = {"changed": changed}
@@ -123,6 +125,28 @@ async def _measure(sizes_mib: list[int], sparse_mib: int, repeat: int, folder: P
     return {"sizes": sizes, "changes": changes}
 
 
+async def _in_pairs(trainer: RayWorker, engines: list[RayWorker], folder: Path, size_bytes: int, repeat: int) -> dict[str, Any]:
+    """Our sync while engines generate, a file, and pickled objects in turn, several rounds of each."""
+    make, generates = TRANSPORTS[OWN]
+    each = -(-repeat // PAIRS)
+    rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in (OWN, *COMPARED)}
+    for _ in range(PAIRS):
+        rounds[OWN].append(await syncs([trainer], engines, make, generates, size_bytes, each))
+        rounds["safetensors"].append(await _fastest(lambda: _by_file(trainer, engines, folder), each))
+        rounds["objects"].append(await _fastest(lambda: _by_objects(trainer, engines), each))
+    return paired(rounds)
+
+
+def paired(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """All rounds of each way as one row of figures, and the ratio of the medians of each round by peer."""
+    found: dict[str, Any] = {}
+    for way, parts in rounds.items():
+        all_s = [seconds for part in parts for seconds in part["all_s"]]
+        found[way] = {**min(parts, key=lambda part: part["seconds"]), "all_s": all_s, "median_s": statistics.median(all_s)}
+    medians = {way: [part["median_s"] for part in parts] for way, parts in rounds.items()}
+    return found | {"ratios": {way: ratios(medians[OWN], medians[way]) for way in COMPARED}}
+
+
 async def syncs(
     trainers: list[RayWorker],
     engines: list[RayWorker],
@@ -134,7 +158,7 @@ async def syncs(
     changed: float = 1.0,
     dense_above: float | None = None,
     senders: tuple[int, ...] = (0,),
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The fastest of some syncs, the first two of which are not counted; engines hold the same afterwards."""
     settings = TransportSettings(
         run=f"bench{os.getpid()}",
@@ -164,7 +188,8 @@ async def syncs(
     await publisher.close()
     best = min(found[2:], key=lambda one: one["seconds"])
     names = (("seconds", "seconds"), ("stall_s", "sync/stall_s"), ("hidden_s", "sync/hidden_s"), ("bytes", "sync/bytes"))
-    return {key: best[name] for key, name in names} | {"median_s": statistics.median(one["seconds"] for one in found[2:])}
+    all_s = [one["seconds"] for one in found[2:]]
+    return {key: best[name] for key, name in names} | {"median_s": statistics.median(all_s), "all_s": all_s}
 
 
 async def _by_broadcast(trainer: RayWorker, engines: list[RayWorker], size_bytes: int) -> None:
@@ -185,14 +210,14 @@ async def _by_objects(trainer: RayWorker, engines: list[RayWorker]) -> None:
     await gather_all([engine.start("take", given) for engine in engines], TIMEOUT_S)
 
 
-async def _fastest(run: Callable[[], Awaitable[None]], repeat: int) -> dict[str, float]:
+async def _fastest(run: Callable[[], Awaitable[None]], repeat: int) -> dict[str, Any]:
     """Seconds of some runs, the first of which is not counted."""
     seconds = []
     for _ in range(repeat + 1):
         started = time.perf_counter()
         await run()
         seconds.append(time.perf_counter() - started)
-    return {"seconds": min(seconds[1:]), "median_s": statistics.median(seconds[1:])}
+    return {"seconds": min(seconds[1:]), "median_s": statistics.median(seconds[1:]), "all_s": seconds[1:]}
 
 
 def memcpy_s(size_bytes: int, repeat: int) -> float:

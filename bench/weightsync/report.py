@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.measure import RESULTS
+from bench.pairs import spread
 
 STEM = "weightsync"
 TRANSPORTS = (
@@ -12,6 +13,8 @@ TRANSPORTS = (
 )  # fmt: skip
 PEERS = ("broadcast", "safetensors", "objects")
 WAYS = (*TRANSPORTS, *PEERS)
+OWN, COMPARED = TRANSPORTS[1], PEERS[1:]
+"""What is measured in pairs: our transport, and its peers."""
 SPARSE = TRANSPORTS[1:3]
 """What is measured with a part of the weights changed."""
 TITLES = {"broadcast": "gloo broadcast, bare", "safetensors": "safetensors file", "objects": "pickled objects"}
@@ -43,7 +46,7 @@ def markdown(values: dict[str, Any]) -> str:
         f"{values['headline']}.",
         "",
         f"One trainer rank, {values['engines']} engines, bfloat16, buckets of {values['bucket_bytes'] >> 20} MiB. Seconds of a sync, the "
-        f"fastest of {values['repeat']} and their median; GB/s of the model's bytes; limit: the speed of bare copies "
+        f"fastest of {values['repeat']} or more and their median; GB/s of the model's bytes; limit: the speed of bare copies "
         "between as many processes, with two alternating segments, is 100 %; memcpys: the time in copies of the model within one process. "
         "Without GPUs, NCCL and IPC are represented by the same transports between processes on the host.",
         "",
@@ -53,6 +56,9 @@ def markdown(values: dict[str, Any]) -> str:
     for row in values["sizes"]:
         for way in WAYS:
             lines.append(_row(row, way))
+    lines += ["", f"Rounds of {OWN}, of a file, and of objects alternate; how much longer each took in the medians of a round:", ""]
+    lines += ["| MiB | " + " | ".join(TITLES[way] for way in COMPARED) + " |", "|---:|" + "---|" * len(COMPARED)]
+    lines += [f"| {row['mib']:,} | " + " | ".join(spread(row["ratios"][way]) for way in COMPARED) + " |" for row in values["sizes"]]
     kinds = [f"{way}, {kind}" for way in SPARSE for kind in ("dense", "sparse")]
     lines += [
         "",

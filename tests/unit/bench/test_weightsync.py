@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.weightsync.report import WAYS, headline, markdown
+from bench.weightsync.__main__ import paired
+from bench.weightsync.report import COMPARED, OWN, WAYS, headline, markdown
 from bench.weightsync.world import Engine, Trainer, specs
 from rljob_runtime.weightsync.packing import plan_buckets
 from rljob_runtime.weightsync.parcel import checksum
@@ -39,7 +40,9 @@ def test_the_report_has_every_way_and_what_changed() -> None:
     def found(seconds: float) -> dict[str, float]:
         return {"seconds": seconds, "median_s": 2 * seconds, "stall_s": seconds / 4, "hidden_s": seconds / 2, "bytes": 100 * seconds}
 
-    row: dict[str, Any] = {"mib": 1024, "memcpy_s": 0.1, "bare_s": 0.15} | {way: found(0.2 * (i + 1)) for i, way in enumerate(WAYS)}
+    row: dict[str, Any] = {"mib": 1024, "memcpy_s": 0.1, "bare_s": 0.15, "ratios": {way: [2.0, 3.0, 7.0] for way in COMPARED}} | {
+        way: found(0.2 * (i + 1)) for i, way in enumerate(WAYS)
+    }
     change = {f"{way}, {kind}": found(0.5 if kind == "dense" else 0.1) for way in WAYS[:3] for kind in ("dense", "sparse")}
     values: dict[str, Any] = {
         "machine": {"measured_at": "now", "processor": "P", "cores": 2, "versions": {}},
@@ -54,4 +57,16 @@ def test_the_report_has_every_way_and_what_changed() -> None:
     text = markdown(values)
     assert "| 1,024 | ObjectStore | 0.6000 | 1.2000 | 1.79 | 25% | 6.0 | 0.1500 | 0.3000 |" in text
     assert "| 1.0% | 0.500 | 0.100 | 0.500 | 0.100 | 20.00% |" in text
-    assert sum(line.startswith("| 1,024 |") for line in text.splitlines()) == len(WAYS)
+    assert "| 1,024 | 3.00 (2.00 to 7.00, 3 pairs) | 3.00 (2.00 to 7.00, 3 pairs) |" in text
+    assert sum(line.startswith("| 1,024 |") for line in text.splitlines()) == len(WAYS) + 1
+
+
+def test_rounds_of_a_way_are_one_row_and_each_round_gives_a_ratio() -> None:
+    def part(*seconds: float) -> dict[str, Any]:
+        return {"seconds": min(seconds), "median_s": sorted(seconds)[len(seconds) // 2], "all_s": list(seconds)}
+
+    rounds = {OWN: [part(1.0, 2.0, 3.0) | {"stall_s": 0.5}, part(0.8, 4.0, 5.0) | {"stall_s": 0.1}]}
+    rounds |= {way: [part(4.0, 4.0, 4.0), part(6.0, 6.0, 6.0)] for way in COMPARED}
+    row = paired(rounds)
+    assert row[OWN] == {"seconds": 0.8, "median_s": 2.5, "all_s": [1.0, 2.0, 3.0, 0.8, 4.0, 5.0], "stall_s": 0.1}
+    assert row["ratios"] == {way: [2.0, 1.5] for way in COMPARED}

@@ -13,7 +13,6 @@ from bench.measure import RESULTS
 
 OPERATOR = {
     "latency": {"p50_ms": 21.4, "p99_ms": 60.6},
-    "direct": {"rayjobs": 1000, "all_created_s": 4.0, "all_objects_s": 6.0},
     "bursts": [{"jobs": 100, "all_children_s": 1.0}, {"jobs": 1000, "all_children_s": 8.04}],
 }
 ALONE = {"rljob_placements_per_s": 14000.0, "rlinf_placements_per_s": 4000.0}
@@ -23,8 +22,7 @@ PLACEMENT = {
     "growth": [{"sides": {"plan": {"points": [{"devices": 100_000, "seconds": 0.203}], "exponent": 1.016}}}],
 }
 OFFLOAD = {
-    "to_cpu": {"offload_s": 0.2, "load_s": 0.2, "stands_for": "to"},
-    "switch": {"offload_gb_per_s": 45.0, "load_gb_per_s": 48.0, "params_offload_s": 0.1, "params_load_s": 0.1},
+    "switch": {"offload_gb_per_s": 45.0, "load_gb_per_s": 48.0},
     "limits": {"offload_gb_per_s": 50.0, "load_gb_per_s": 50.0, "duplex_gb_per_s": 80.0},
 }
 ONE_PAIR = {

@@ -8,7 +8,9 @@ A step, from the phases of a synchronous run::
     side by side:  max(G + stall, T) + rest     stall: the part of sync in which engines do not generate
 
 Generation scales with the engines' devices, scoring and training with the trainer's; rewards, sync and the rest stay. Side by side the two
-are taken not to slow each other down. :mod:`rljob_api.auto.cost` is the same for placements that have not run.
+are taken not to slow each other down. On CPU devices that is only the better bound: a synchronous job gives each phase all cores of its
+node, one that overlaps divides them. Where both phases use all cores, only the wait for rewards is saved (``Change.contended_s``).
+:mod:`rljob_api.auto.cost` is the same for placements that have not run.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ class Change:
 
     what: str
     step_s: float
+    contended_s: float | None = None
+    """On CPU devices, the step where generation and training could each use all cores, and share them now."""
     lacks_switching: bool = False
     """What leaving devices and coming back takes is not in it: the run did not do that."""
 
@@ -216,12 +220,17 @@ def _side_by_side(times: StepTimes, devices: Devices) -> Iterator[Change]:
         generating_s, training_s = _scaled(times, devices, *split)
         return max(generating_s + times.stall_s, training_s) + rest_s
 
+    def contended_s() -> float | None:
+        # The cores' work is that of the phases in turn, whichever devices the spec gives to whom.
+        generating_s, training_s = times.generate_s, times.score_s + times.train_s + times.sync_s
+        return generating_s + training_s + rest_s if devices.on_cpu else None
+
     as_it_is = (devices.trainer, devices.rollout)
     if not devices.shared:
-        yield Change(what="overlap.asyncGenerationRatio 1", step_s=step_s(as_it_is))
+        yield Change(what="overlap.asyncGenerationRatio 1", step_s=step_s(as_it_is), contended_s=contended_s())
     split = min(_splits(devices), key=step_s, default=as_it_is)
     if split != as_it_is:
-        yield Change(what=f"overlap.asyncGenerationRatio 1, {_placed(*split)}", step_s=step_s(split))
+        yield Change(what=f"overlap.asyncGenerationRatio 1, {_placed(*split)}", step_s=step_s(split), contended_s=contended_s())
 
 
 def _placed(trainer: int, rollout: int) -> str:
@@ -231,9 +240,15 @@ def _placed(trainer: int, rollout: int) -> str:
 def words(times: StepTimes, found: list[Change], *, on_cpu: bool) -> list[str]:
     """A sentence per change, the best three."""
     best = "if cores are left for it" if on_cpu else "at best"
+
+    def contended(change: Change) -> str:
+        if change.contended_s is None or change.contended_s <= change.step_s:
+            return ""
+        return f", {format_seconds(change.contended_s)} or more if generation and training each use all cores"
+
     return [
-        f"{change.what}: a step of {format_seconds(change.step_s)} {best}, now {format_seconds(times.step_s)} "
-        f"({format_percent(1 - change.step_s / times.step_s)} less)"
+        f"{change.what}: a step of {format_seconds(change.step_s)} {best}{contended(change)}, now {format_seconds(times.step_s)} "
+        f"({format_percent(1 - change.step_s / times.step_s)} less{' at best' if contended(change) else ''})"
         for change in found[:3]
     ]
 

@@ -1,0 +1,1 @@
+"""What the report promises for its best advice, beside what came of it."""
