@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from rljob_runtime.cluster import host, pid_file
+from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.host import EARLY_WORDS, PREPARED_WORDS, WAITS_WORDS
-from tests.support.pace import HANG_S
+from tests.support.pace import HANG_S, until
 
 CODE = """
 import os, sys
@@ -177,14 +176,26 @@ def test_a_settled_process_looks_at_nothing_old_in_later_collections() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
-def test_a_worker_learns_that_its_pod_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLJOB_NODE_RANK", "0")
-    monkeypatch.setattr(pid_file, "STATE_FOLDER", tmp_path)
-    monkeypatch.setattr(host.WorkerHost, "_enter", lambda self, *arguments: None)  # this process keeps its output
-    worker = host.WorkerHost("w-0", "collections:namedtuple", {}, {}, "")
-    waiting = threading.Thread(target=worker.drained, daemon=True)
-    waiting.start()
-    assert waiting.is_alive()
-    pid_file.stopping_file(tmp_path).touch()
-    waiting.join(HANG_S)
-    assert not waiting.is_alive()
+DRAINED = """
+import sys
+from pathlib import Path
+from rljob_runtime.cluster import host, pid_file
+
+folder = Path(sys.argv[1])
+host.POD_OUTPUT, pid_file.STATE_FOLDER = folder / "pod", folder / "state"
+worker = host.WorkerHost("w-0", "collections:namedtuple", {}, {}, str(folder / "w-0.log"))
+(folder / "waits").touch()
+worker.drained()
+assert pid_file.stopping_file(folder / "state").exists()
+"""
+
+
+def test_a_worker_learns_that_its_pod_is_asked_to_end(tmp_path: Path) -> None:
+    (tmp_path / "pod").touch()
+    waiting = subprocess.Popen([sys.executable, "-c", DRAINED, str(tmp_path)], env=importable(tmp_path) | {"RLJOB_NODE_RANK": "0"})
+    try:
+        until("the worker waits", (tmp_path / "waits").exists)
+        pid_file.stopping_file(tmp_path / "state").touch()
+        assert waiting.wait(HANG_S) == 0, (tmp_path / "w-0.log").read_text()
+    finally:
+        waiting.kill()
