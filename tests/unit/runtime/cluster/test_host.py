@@ -35,7 +35,9 @@ while "RLJOB_NODE_RANK" in os.environ and "raised" not in (folder / "pod").read_
 
 def run(folder: Path, factory: str, environment: dict[str, str]) -> str:
     (folder / "pod").touch()
-    done = subprocess.run([sys.executable, "-c", CODE, str(folder), factory], env=environment, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(folder), factory], env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
     assert done.returncode == 0, (folder / "w-0.log").read_text()
     return (folder / "pod").read_text()
 
@@ -57,7 +59,9 @@ def test_the_log_begins_with_the_place_of_the_worker(tmp_path: Path) -> None:
     place = {"CLUSTER_NODE_RANK": "3", "RLJOB_NODE_GROUP": "arms", "RLJOB_HARDWARE_TYPE": "Franka", "LOCAL_HARDWARE_RANKS": "0,1"}
     code = CODE.replace('{"A": "1"}', repr(place))
     (tmp_path / "pod").touch()
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), "collections:namedtuple"], env={}, capture_output=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "collections:namedtuple"], env={}, capture_output=True, timeout=HANG_S
+    )
     assert done.returncode == 0
     first = (tmp_path / "w-0.log").read_text().splitlines()[0]
     assert first.endswith(" starts collections:namedtuple on node 3 (arms), Franka 0,1")
@@ -141,7 +145,7 @@ def test_a_process_imports_and_prepares_its_worker_before_its_turn_and_construct
 ) -> None:
     (tmp_path / "ahead.py").write_text(module)
     log = tmp_path / "w-0.log"
-    subprocess.run([sys.executable, "-c", AHEAD, "ahead:Worker", str(log)], env=importable(tmp_path), check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", AHEAD, "ahead:Worker", str(log)], env=importable(tmp_path), check=True, timeout=HANG_S)
     assert log.read_text().splitlines()[1:] == lines
 
 
@@ -149,7 +153,7 @@ def test_a_process_that_holds_memory_of_a_device_does_not_stand_by(tmp_path: Pat
     (tmp_path / "ahead.py").write_text(WITH_CUDA)
     code = AHEAD.replace("host.prepare()", "host.stand_by()")
     command = [sys.executable, "-c", code, "ahead:Worker", str(tmp_path / "w-0.log")]
-    assert subprocess.run(command, env=importable(tmp_path), check=False, timeout=50).returncode == 1
+    assert subprocess.run(command, env=importable(tmp_path), check=False, timeout=HANG_S).returncode == 1
     log = (tmp_path / "w-0.log").read_text()
     assert "SetupError: imports have initialized CUDA in a process that only waits; write rollout.standbyProcesses: Never" in log
     assert WAITS_WORDS not in log
@@ -157,7 +161,7 @@ def test_a_process_that_holds_memory_of_a_device_does_not_stand_by(tmp_path: Pat
 
 def test_a_prepared_process_becomes_another_worker_with_its_environment_devices_and_log(tmp_path: Path) -> None:
     (tmp_path / "prepared.py").write_text(PREPARED)
-    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env=importable(tmp_path), check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env=importable(tmp_path), check=True, timeout=HANG_S)
     waited, worked = ((tmp_path / name).read_text().splitlines() for name in ("standby.log", "w-1.log"))
     assert waited[0].startswith("[w-standby-0] pid ")
     assert waited[1:] == ["prepared 3 0 4", f"[w-standby-0] {WAITS_WORDS}"]
@@ -173,7 +177,7 @@ def test_a_settled_process_looks_at_nothing_old_in_later_collections() -> None:
         "settle_process()\n"
         "assert gc.get_freeze_count() >= 1000 and not any(found is old for found in gc.get_objects())\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
 
 
 DRAINED = """

@@ -20,6 +20,7 @@ from rljob_runtime.report import FolderMode, Level, PlainDisplay, Reporter, RunF
 from tests.integration.jobs import job
 from tests.support.fake_workers import CountingTrainer
 from tests.support.job_workers import make_job_workers
+from tests.support.pace import HANG_S
 
 
 class Events:
@@ -164,7 +165,7 @@ class Living:
 
 def test_a_run_whose_cluster_loses_its_control_service_ends_with_that() -> None:
     async def run() -> None:
-        async with asyncio.timeout(20), while_cluster_lives(Ended()):
+        async with asyncio.timeout(HANG_S), while_cluster_lives(Ended()):
             await asyncio.Event().wait()
 
     with pytest.raises(ClusterLostError, match="the control service has ended"):
