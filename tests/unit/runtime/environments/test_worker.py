@@ -1,17 +1,15 @@
 import re
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from rljob_runtime.environments import worker as worker_module
 from rljob_runtime.environments.local import LocalHost
 from rljob_runtime.environments.messages import EpisodeAction, StopReason
 from rljob_runtime.environments.templates import TemplateClass
 from rljob_runtime.errors import EnvironmentSetupError
 from tests.support.chat_tokenizers import chat_tokenizer
-from tests.support.environments import LIMIT_S, Player, environment_config, environment_worker, plain_prompt, tokens
+from tests.support.environments import LIMIT_S, Player, ShiftedClock, environment_config, environment_worker, plain_prompt, tokens
 from tests.support.pace import HANG_S
 
 WAY = ("<answer>Up</answer>", "<answer>Up</answer>", "<answer>Right</answer>")
@@ -135,22 +133,9 @@ def test_an_episode_that_is_given_up_is_forgotten(make_player) -> None:
     assert "no such episode runs in this worker" in player.wait("e1", 2).error
 
 
-class ShiftedClock:
-    """In place of the module ``time``."""
-
-    perf_counter = staticmethod(time.perf_counter)
-
-    def __init__(self) -> None:
-        self.shift_s = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.shift_s
-
-
 @pytest.mark.parametrize("act_before", [False, True])
 def test_the_time_of_an_episode_includes_the_drivers(make_player, act_before, monkeypatch) -> None:
-    clock = ShiftedClock()
-    monkeypatch.setattr(worker_module, "time", clock)
+    clock = ShiftedClock(monkeypatch)
     player = make_player(episode_timeout_s=HANG_S)
     player.play("e1", WAY[:1] if act_before else [], seed=3)
     clock.shift_s = 2 * HANG_S
