@@ -107,7 +107,6 @@ class WeightPublisher:
         self._arrivals: dict[int, asyncio.Future[None]] = {}
         """Engines that replace lost ones and wait for the next publish."""
         self.timeout_s = timeout_s
-        """Deadline of one sync."""
         self._probe = probe
         self._history = ProbeHistory(probe.limits)
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
