@@ -50,27 +50,27 @@ class FaultyEngine(VllmEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        assert self._loop is not None
-        step, file, loop = self._loop.step, Path(os.environ[FAULT_FILE]), self._loop
+        assert self.loop is not None
+        step, file, loop = self.loop.step, Path(os.environ[FAULT_FILE]), self.loop
 
         first = True
 
         def faulty() -> None:
             nonlocal first
             step()
-            if first and any(response.token_ids for response in loop._responses.values()):
+            if first and any(response.token_ids for response in loop.responses.values()):
                 print(f"{FIRST} at {time.time()}", flush=True)
                 first = False
-            if any("+" in request_id and response.token_ids for request_id, response in loop._responses.items()):
+            if any("+" in request_id and response.token_ids for request_id, response in loop.responses.items()):
                 print(f"{MOVED} at {time.time()}", flush=True)
             # early in a response: one that ends with its next token would not be seen going on
-            if any(0 < len(response.token_ids) <= 8 for response in loop._responses.values()) and (fault := _take(file)):
+            if any(0 < len(response.token_ids) <= 8 for response in loop.responses.values()) and (fault := _take(file)):
                 print(f"{FAILED} at {time.time()}", flush=True)
                 if fault == "raise":
                     raise RuntimeError("CUDA error: an illegal memory access was encountered")
                 threading.Event().wait()
 
-        self._loop.step = faulty  # type: ignore[method-assign]
+        self.loop.step = faulty  # type: ignore[method-assign]
 
 
 def _take(file: Path) -> str:

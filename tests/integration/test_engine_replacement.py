@@ -47,24 +47,14 @@ def check_replaced(run: Running, times: int = 1) -> dict[str, float]:
     }
 
 
-def time_of(what: str, logs: str) -> float:
-    """When a faulty engine printed it first; ``logs`` are those of several, one after the other."""
-    return min(float(after.split()[0]) for after in logs.split(f"{what} at ")[1:])
+def times_of(what: str, log: str) -> list[float]:
+    """When a faulty engine printed it, in order."""
+    return [float(after.split()[0]) for after in log.split(f"{what} at ")[1:]]
 
 
 def pids(run: Running, name: str) -> list[str]:
     """Of the processes that were a worker, from the first lines that each wrote to its log."""
     return [line.split("pid ")[1].split()[0] for line in run.log(name).splitlines() if f" {START_WORD} " in line]
-
-
-def restart_share(run: Running) -> float:
-    """Time from the fault to the next token of a response that it hit, in that from the start of the command to the first token."""
-    logs = "".join(run.log(f"actor_infer-{rank}") for rank in range(2))
-    again_s, start_s = time_of(MOVED, logs) - time_of(FAILED, logs), time_of(FIRST, logs) - run.started_s
-    replaced_s = max(row.get("engine/replacement_s", 0.0) for row in run.metrics())
-    print(f"tokens again after {again_s:.2f} s, {again_s / start_s:.1%} of the {start_s:.1f} s that the job took to its first token")
-    print(f"replaced within {replaced_s:.2f} s of the loss")
-    return again_s / start_s
 
 
 def test_an_engine_whose_thread_ends_and_one_that_hangs_are_replaced_by_standbys_and_their_tokens_are_kept(
@@ -91,8 +81,9 @@ def test_an_engine_whose_thread_ends_and_one_that_hangs_are_replaced_by_standbys
     assert "CUDA error: an illegal memory access" in run.output
     assert f"it gave no token for {STALL_S} s" in run.output
     assert "actor_infer-0 was replaced within" in run.output
+    # processes that had started before the faults took the place, and responses went on there
     assert pids(run, "actor_infer-0")[1:] == pids(run, "actor_infer-standby-0")[:2]
-    assert restart_share(run) < 0.2  # 0.03 on an idle machine
+    assert times_of(MOVED, run.log("actor_infer-0"))
 
 
 def test_responses_of_a_failed_engine_go_on_at_another_one_while_it_is_replaced(model: Path, tmp_path: Path) -> None:
@@ -110,7 +101,10 @@ def test_responses_of_a_failed_engine_go_on_at_another_one_while_it_is_replaced(
     assert all(m["rollout/sequences"] == 16 for m in metrics)
     assert sum(m["rollout/engines_lost"] for m in metrics) == 1, run.output
     assert sum(m["rollout/tokens_kept"] for m in metrics) > 0
-    assert restart_share(run) < 0.1
+    (failed,) = (name for name in ("actor_infer-0", "actor_infer-1") if FAILED in run.log(name))
+    (other,) = {"actor_infer-0", "actor_infer-1"} - {failed}
+    moved_s = times_of(MOVED, run.log(other))[0]
+    assert all(moved_s < first_s for first_s in times_of(FIRST, run.log(failed))[1:]), "the process in its place begins later"
 
 
 def test_an_engine_that_shares_its_device_with_the_trainer_is_replaced_under_its_own_lease(model: Path, tmp_path: Path) -> None:
@@ -123,7 +117,6 @@ def test_an_engine_that_shares_its_device_with_the_trainer_is_replaced_under_its
     run.until("the second step", lambda: len(run.metrics()) >= 2)
     file.write_text("raise")
     assert check_replaced(run)["kept"] > 0
-    restart_share(run)
 
 
 def test_a_killed_shard_of_a_tensor_parallel_engine_is_noticed_and_the_engine_replaced(model: Path, tmp_path: Path) -> None:

@@ -126,8 +126,8 @@ def test_after_every_update_scores_and_samples_are_those_of_the_merged_weights(e
 def test_every_tensor_is_the_one_that_was_sent_to_the_bit(engine: VllmEngine) -> None:
     tensors = adapters(3)
     push(engine, tensors, engine.version() + 1)
-    assert engine._loop is not None
-    (stacks,) = engine._loop._core.collective_rpc(held)
+    assert engine.loop is not None
+    (stacks,) = engine.loop.core.collective_rpc(held)
     packs = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
     compared = 0
     for name, (stacked_a, stacked_b) in stacks.items():

@@ -68,7 +68,7 @@ def asked(server: VllmServer, path: str, body: dict[str, Any], key: str = KEY) -
 
 def answers(server: VllmServer) -> list[Any]:
     """What it says of some texts, with every number of it."""
-    if server._config.classifies:
+    if server.config.classifies:
         return [asked(server, "/classify", {"model": "served", "input": text, "use_activation": False})["data"] for text in WORDS]
     sampling = {"temperature": 0.0, "max_tokens": 12, "min_tokens": 12, "logprobs": True}
     bodies = [{"model": "served", "messages": [{"role": "user", "content": text}], **sampling} for text in WORDS]

@@ -121,8 +121,8 @@ class TestSglangOffload(OffloadContract):
 
         engine.offload(BOTH, TIMEOUT_S)
         engine.submit([endless("never", 0)])
-        post = engine._session.client.post
-        monkeypatch.setattr(engine._session.client, "post", refused)
+        post = engine.session.client.post
+        monkeypatch.setattr(engine.session.client, "post", refused)
         for call in (lambda: engine.load(BOTH, TIMEOUT_S), lambda: collected(engine, TIMEOUT_S), lambda: engine.score([(1, 2)], TIMEOUT_S)):
             with pytest.raises(EngineDiedError, match=r"load of kv_cache, params broke off half-way: RefusedError: no room; start a new"):
                 call()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -150,9 +149,7 @@ class Halted:
 
     def fails(self, within_s: float) -> str:
         """The run ends as failed, leaves no process behind and keeps its newest checkpoint; the failure that it reports."""
-        started_s = time.monotonic()
         assert self.run.wait(within_s + ENDS_S) == 3, self.run.output
-        assert time.monotonic() - started_s < within_s + ENDS_S
         assert self.run.left_behind() == []
         assert self._is_checkpointed()
         failure: str = self.run.summary()["failure"]

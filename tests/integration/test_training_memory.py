@@ -165,7 +165,7 @@ def test_activations_of_common_prompts_are_what_autograd_keeps(
     kind: str, context: int, prompt: int, response: int, samples: int, attending: Attending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group: Any = SimpleNamespace(size=lambda: context) if context > 1 else None
-    monkeypatch.setattr(context_parallel, "_all_to_all", lambda blocks, _: blocks.contiguous().clone())  # shapes are all that counts
+    monkeypatch.setattr(context_parallel, "all_to_all", lambda blocks, _: blocks.contiguous().clone())  # shapes are all that counts
     sizes = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 80}
     config = {"model_type": kind, **SMALL, "head_dim": 16} | (sizes if kind in MIXTURE_MODELS else {})
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rljob_runtime.environments.codec import Codec, Place, PromptSettings
 from rljob_runtime.environments.protocol import Turn
-from rljob_runtime.environments.tool_calls import Tool
+from rljob_runtime.environments.tool_calls import Tool, prompt_part
 from tests.support.chat_tokenizers import chat_tokenizer
 
 PLACE = Place(turn=0, actions_left=1, max_tokens=1)
@@ -75,7 +75,10 @@ def test_ids_over_tool_calls_are_those_sampled_and_around_them_a_render_of_the_w
     ids = codec.first_prompt(Turn(observation="go"), PLACE).tolist()
     turns = data.draw(st.lists(st.tuples(SPOKEN, st.lists(SPOKEN, min_size=1, max_size=3)), min_size=1, max_size=6))
     encode = data.draw(st.sampled_from([tokenizer.encode, lambda text: [i for letter in text for i in tokenizer.encode(letter)]]))
-    messages = [{"role": "system", "content": codec._opening[0]["content"]}, {"role": "user", "content": "go"}]
+    messages = [
+        {"role": "system", "content": "Play." if kind == "tools" else f"Play.\n\n{prompt_part((TOOL,))}"},
+        {"role": "user", "content": "go"},
+    ]
     spans = []
     for said, results in turns:
         sampled = [*encode(said), codec.close_token_id]

@@ -38,14 +38,14 @@ class Trainer:
         self._random = torch.Generator().manual_seed(seed)
         self.integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}[dtype]
         self.tensors = {
-            "model.embed_tokens.weight": self._bits((9, 7)).view(dtype),
-            "model.layers.0.weight": self._bits((16, 5)).view(dtype),
-            "model.layers.1.weight": self._bits((1,)).view(dtype),
-            "model.layers.2.weight": self._bits((31, 3)).view(dtype),
+            "model.embed_tokens.weight": self.random_bits((9, 7)).view(dtype),
+            "model.layers.0.weight": self.random_bits((16, 5)).view(dtype),
+            "model.layers.1.weight": self.random_bits((1,)).view(dtype),
+            "model.layers.2.weight": self.random_bits((31, 3)).view(dtype),
         }
         self._sender: Any = None
 
-    def _bits(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def random_bits(self, shape: tuple[int, ...]) -> torch.Tensor:
         info = torch.iinfo(self.integers)
         return torch.randint(info.min, info.max, shape, generator=self._random, dtype=self.integers)
 
@@ -53,7 +53,7 @@ class Trainer:
         for tensor in self.tensors.values():
             bits = tensor.view(self.integers)
             where = torch.rand(bits.shape, generator=self._random) < changed
-            bits[where] = self._bits(tuple(bits.shape))[where]
+            bits[where] = self.random_bits(tuple(bits.shape))[where]
 
     @property
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -148,7 +148,7 @@ def test_engines_hold_the_trainers_bits_after_any_syncs(
 def encoded(changed: float, dense_above: float, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int | None, int]:
     """Bytes that travel, what they change, and bytes of the bucket."""
     trainer = Trainer(3, dtype)
-    trainer.tensors = {"weight": trainer._bits((100, 100)).view(dtype)}
+    trainer.tensors = {"weight": trainer.random_bits((100, 100)).view(dtype)}
     bucket = plan_buckets(trainer.specs, 2**20).buckets[0]
     encoder = DeltaEncoder(dense_above)
     data, base = encoder.encode(4, bucket, trainer.pack_buckets({0: bucket}))
@@ -191,11 +191,12 @@ def test_changed_bytes_of_a_sparse_bucket_are_found_before_they_are_applied() ->
     manifest = plan_buckets(trainer.specs, 10_000)
     bucket = manifest.buckets[0]
     encoder, images = DeltaEncoder(1.0), Images()
-    before = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[0])).copy()
+    image = images.apply(bucket, sealed(1, encoder.encode(1, bucket, trainer.pack_buckets({0: bucket}))[0]))
+    before = bytes(image)
     trainer.step(0.05)
     data, base = encoder.encode(2, bucket, trainer.pack_buckets({0: bucket}))
     parcel = sealed(2, data, base=base)
     data[-1] ^= 1
     with pytest.raises(CorruptedWeightsError):
         UpdateAssembly(manifest, 2, None, images=images).take(0, parcel)
-    assert bytes(images._held[0][1]) == bytes(before)
+    assert bytes(image) == before

@@ -12,9 +12,9 @@ from rljob_runtime.weightsync.parcel import checksum
 
 def multiplied_bits(engine: VllmEngine) -> list[dict[str, int]]:
     """Checksums by name, of each worker: of parameters that have memory, and of what the layers' packed copies multiply with."""
-    loop = engine._loop
+    loop = engine.loop
     assert loop is not None
-    found: list[dict[str, int]] = loop._core.collective_rpc(worker_bits)
+    found: list[dict[str, int]] = loop.core.collective_rpc(worker_bits)
     return found
 
 

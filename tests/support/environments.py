@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rljob_runtime.environments.codec import PromptSettings
 from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig, Isolation, WorkerConfig
@@ -39,6 +40,15 @@ def tokens(text: str, *, close: str = "<|im_end|>") -> np.ndarray:
 
 def plain_prompt(**settings) -> PromptSettings:
     return PromptSettings(chat_template=False, turn="{observation}\n", **settings)
+
+
+class ShiftedClock:
+    """In place of ``time.monotonic`` in this process: a test lets deadlines pass by a shift, not by waiting."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.shift_s = 0.0
+        self.real = time.monotonic
+        patch.setattr(time, "monotonic", lambda: self.real() + self.shift_s)
 
 
 class Player:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 from rljob_runtime.training.config import PolicyConfig
-from rljob_runtime.training.model import _token_logprobs, load_model
+from rljob_runtime.training.model import load_model, token_logprobs
 from rljob_runtime.training.parallel import Layout
 from rljob_runtime.training.worker import PolicyWorker
 from tests.support.ports import free_port
@@ -93,5 +93,5 @@ def whole_policy(model_folder: Path, **settings: Any) -> PreTrainedModel:
 
 def make_whole(model: PreTrainedModel) -> None:
     """Put on a model, which nobody shards, what the trainer's passes take from a sharded one: its entry, and a layout of one rank."""
-    model.token_logprobs = types.MethodType(_token_logprobs, model)
+    model.token_logprobs = types.MethodType(token_logprobs, model)
     model.layout = Layout(mesh=cast(DeviceMesh, None))

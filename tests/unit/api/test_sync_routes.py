@@ -214,6 +214,12 @@ def spec_of(trainer: str, rollout: str, group: dict[str, object], **fields: obje
     return RLJob.model_validate_json(json.dumps(document)).spec
 
 
+def problems_of(spec: RLJobSpec) -> list[str]:
+    """What the rules about the weight sync that need a plan find."""
+    placed = plan(spec)
+    return [str(problem) for rule in weight_sync.PLAN_RULES for problem in rule(spec, placed)]
+
+
 FOUR = {"devicesPerNode": 4}
 ON_CPU = {"devicesPerNode": 4, "deviceType": "CPU"}
 
@@ -260,7 +266,7 @@ def test_what_no_transport_between_devices_reaches_is_refused(
     backend: str, trainer: str, rollout: str, group: dict[str, object], fields: dict[str, object], problems: list[str]
 ) -> None:
     spec = spec_of(trainer, rollout, group, backend=backend, **fields)
-    found = [str(problem) for problem in weight_sync._between_devices(spec, plan(spec))]
+    found = problems_of(spec)
     assert len(found) == len(problems)
     assert all(text in problem for text, problem in zip(problems, found, strict=True)), found
 
@@ -279,7 +285,7 @@ def test_auto_is_shared_memory_where_one_node_has_it_all(nodes: int, chosen: Syn
     document["spec"]["weightSync"] = {"backend": "ObjectStore"}
     assert chosen_backend(RLJob.model_validate_json(json.dumps(document)).spec, placed) is SyncBackend.OBJECT_STORE
     document["spec"]["weightSync"] = {"backend": "SharedMemory"}
-    problems = [str(problem) for problem in weight_sync._shared_memory(RLJob.model_validate_json(json.dumps(document)).spec, placed)]
+    problems = problems_of(RLJob.model_validate_json(json.dumps(document)).spec)
     expected = 'spec.weightSync.backend: "SharedMemory": needs one node: the trainer\'s rank 0 is on node 0, engines are also on node 1; '
     assert problems == ([] if nodes == 1 else [expected + "write Auto or ObjectStore, or place all engines on the node of rank 0"])
 
@@ -291,7 +297,7 @@ def test_sglang_gets_its_weights_through_the_object_store() -> None:
     assert chosen_backend(spec, plan(spec)) is SyncBackend.OBJECT_STORE
     document["spec"]["weightSync"] = {"backend": "SharedMemory"}
     spec = RLJob.model_validate_json(json.dumps(document)).spec
-    assert [str(problem) for problem in weight_sync._shared_memory(spec, plan(spec))] == [
+    assert problems_of(spec) == [
         'spec.weightSync.backend: "SharedMemory": hands weights over bucket by bucket, '
         "and actor_infer's engine, SGLang, takes a whole update; write Auto or ObjectStore"
     ]

@@ -17,7 +17,8 @@ class InProcessWorker:
         """``target`` must not be used elsewhere from now on; ``log_file`` is for messages."""
         self.name = name
         self.log_file = log_file
-        self._target = target
+        self.target = target
+        """A test that replaces it stands for a new process in the place of a lost one."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._stopped = False
 
@@ -61,7 +62,7 @@ class InProcessWorker:
         return WorkerLostError(self.name, "stopped", self.log_file)
 
     def _run(self, method: str, args: tuple[Any, ...]) -> Any:
-        return getattr(self._target, method)(*(a.future.result() if isinstance(a, InProcessCall) else a for a in args))
+        return getattr(self.target, method)(*(a.future.result() if isinstance(a, InProcessCall) else a for a in args))
 
 
 class InProcessCall:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHUNK = 64
-_CACHED_BYTES = 8 * 2**20
+MAX_CACHED_BYTES = 8 * 2**20
 """What a source keeps of its encoded prompts for the next epoch: thousands of short ones, 100 of 8k tokens. What does not fit is encoded
 again."""
 _OBJECT_BYTES = 1_500
@@ -144,7 +144,7 @@ class _Stream:
         }
         result = [fresh[i] if i in fresh else self._cache[i] for i in indexes]
         for index, encoded in fresh.items():
-            if self.cached_bytes + encoded.num_bytes <= _CACHED_BYTES:
+            if self.cached_bytes + encoded.num_bytes <= MAX_CACHED_BYTES:
                 self._cache[index] = encoded
                 self.cached_bytes += encoded.num_bytes
         return result

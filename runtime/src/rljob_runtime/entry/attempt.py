@@ -23,7 +23,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,11 +36,10 @@ from rljob_api.validation import CheckedJob
 from rljob_runtime.cluster.host import settle_process
 from rljob_runtime.cluster.protocol import Cluster
 from rljob_runtime.cluster.replaceable import processes
+from rljob_runtime.entry.limits import while_cluster_lives, within_active_deadline
 from rljob_runtime.entry.stopping import Stopper
 from rljob_runtime.errors import (
-    ActiveDeadlineError,
     CallDeadlineError,
-    ClusterLostError,
     Evicted,
     Interrupted,
     RuntimeFault,
@@ -164,19 +163,19 @@ async def _run(attempt: Attempt, cluster: Cluster, reporter: Reporter) -> None:
     with interrupt.handling_signals():
         try:
             attempt.stopper.bind(interrupt)
-            async with _deadline(job.spec.active_deadline_seconds), _living(cluster):
+            async with within_active_deadline(job.spec.active_deadline_seconds), while_cluster_lives(cluster):
                 cluster.on_call = reporter.called
                 log_dir = attempt.folder.logs.resolve()
                 start = partial(launch.launch, job, plan, cluster, reporter, attempt.job_folder, log_dir, attempt.sources)
                 restarts = Restarts(job.spec.failure_policy.max_worker_restarts, partial(reporter.event, level=Level.WARNING))
                 workers = await start()
-                attempt = await _undamaged(attempt, workers, reporter)
+                attempt = await undamaged(attempt, workers, reporter)
                 while (lost := await _train_or_lose(attempt, cluster, workers, reporter, interrupt, restarts)) is not None:
                     with reporter.phase("ending workers"):
                         kept = await end_others(workers, cluster, lost)
                     attempt = _choose_again(attempt, reporter)
                     workers = await start_again(start(kept=kept), cluster, lost)
-                    attempt = await _undamaged(attempt, workers, reporter)
+                    attempt = await undamaged(attempt, workers, reporter)
         except asyncio.CancelledError:
             if interrupt.stop.is_set():
                 raise interrupt.error("stopped at once, without a checkpoint of the step under way") from None
@@ -205,7 +204,7 @@ def _choose_again(attempt: Attempt, reporter: Reporter, without: Collection[Path
     return chosen_again
 
 
-async def _undamaged(attempt: Attempt, workers: JobWorkers, reporter: Reporter) -> Attempt:
+async def undamaged(attempt: Attempt, workers: JobWorkers, reporter: Reporter) -> Attempt:
     """The attempt as it goes on from the newest checkpoint whose files have the contents that were written.
 
     Raises:
@@ -274,39 +273,6 @@ async def _train(attempt: Attempt, cluster: Cluster, workers: JobWorkers, report
         return
     with reporter.phase("writing the model"):
         await launch.export(spec, workers, attempt.model_folder, attempt.sources)
-
-
-@contextlib.asynccontextmanager
-async def _deadline(active_deadline_s: int | None) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(active_deadline_s) as limit:
-            yield
-    except TimeoutError as error:
-        if isinstance(error, RuntimeFault) or not limit.expired():  # a system call can time out, too
-            raise
-        raise ActiveDeadlineError(f"the run did not end within {active_deadline_s} s (spec.activeDeadlineSeconds)") from error
-
-
-@contextlib.asynccontextmanager
-async def _living(cluster: Cluster) -> AsyncIterator[None]:
-    """The block is given up when the cluster's control service ends: calls of workers would still be answered, but nothing else."""
-    main = asyncio.current_task()
-    assert main is not None
-    ended: list[str] = []
-
-    async def watch() -> None:
-        ended.append(await cluster.ended())
-        main.cancel()
-
-    watching = asyncio.ensure_future(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not ended or main.uncancel():  # somebody else cancelled it, too
-            raise
-        raise ClusterLostError(ended[0]) from None
-    finally:
-        watching.cancel()
 
 
 class Announcer(Protocol):

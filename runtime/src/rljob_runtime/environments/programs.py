@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import pickle
 import selectors
 import time
@@ -27,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from rljob_runtime.environments.config import EnvironmentConfig, HarnessConfig
 from rljob_runtime.environments.endpoint.chat import Chat
@@ -38,6 +37,7 @@ from rljob_runtime.environments.outcome import Call, Counters, Failure, Outcome,
 from rljob_runtime.environments.processes import Processes
 from rljob_runtime.environments.program import Run, Setup
 from rljob_runtime.environments.protocol import Turn
+from rljob_runtime.environments.reward_file import parse_reward
 from rljob_runtime.environments.task_file import TaskFile
 from rljob_runtime.sandbox.process import BrokenProtocolError, SandboxProcess
 
@@ -323,7 +323,7 @@ class Programs:
         if ended.get("reward") is None:
             return None, f"wrote no reward to RLJOB_REWARD_FILE{said}"
         try:
-            reward, metrics = _reward(ended["reward"])
+            reward, metrics = parse_reward(ended["reward"])
         except ValueError as error:
             return None, f"has a reward that is none: {error}"
         session = episode.session
@@ -372,30 +372,3 @@ class Programs:
         if process is self._spare:
             self._spare = None
         return self._processes.end(process, grace_s=grace_s)
-
-
-def _reward(text: str) -> tuple[float, dict[str, float]]:
-    """Reward and metrics of a reward file.
-
-    Raises:
-        ValueError: it is neither a number nor an object with one.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("it is no JSON; write a number, or an object with reward") from error
-    metrics = value.get("metrics", {}) if isinstance(value, dict) else {}
-    value = value.get("reward") if isinstance(value, dict) else value
-    if isinstance(value, bool) or not _is_finite(value):
-        raise ValueError("reward must be a finite number")
-    if not isinstance(metrics, dict) or not all(map(_is_finite, metrics.values())):
-        raise ValueError("metrics must be finite numbers by name")
-    return float(value), {str(name): float(metric) for name, metric in metrics.items()}
-
-
-def _is_finite(value: object) -> TypeGuard[int | float]:
-    """Whether it is a number that a float can hold; Python's own integers may have more digits."""
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:
-        return False

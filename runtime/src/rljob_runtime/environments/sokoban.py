@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -50,20 +50,18 @@ class SokobanSettings(GridSettings):
 class Sokoban:
     """One room at a time; a room is a function of the seed."""
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        """Raise EnvironmentSetupError when a parameter is unknown or of no use."""
+    def __init__(self, parameters: Mapping[str, Any], room_of: Callable[[SokobanSettings, int], Room] | None = None) -> None:
+        """Raise EnvironmentSetupError when a parameter is unknown or of no use; ``room_of``: the room of a seed, None: a random one."""
         self._settings = settings = read_settings(SokobanSettings, "Sokoban", parameters)
         check_keys("Sokoban", "grid_lookup", settings.grid_lookup, _SYMBOLS)
         check_keys("Sokoban", "action_lookup", settings.action_lookup, _ACTIONS)
         self._parser = action_parser(settings.action_pattern, settings.action_lookup, settings.special_token_list)
         self._rules = settings.rules()
+        self._room_of = room_of or random_room
 
     def reset(self, seed: int) -> Turn:
         """Begin the episode of a seed."""
-        settings = self._settings
-        height, width = settings.dim_room
-        steps = int(1.7 * (height + width)) if settings.num_gen_steps is None else settings.num_gen_steps
-        self._room = _room(height, width, settings.num_boxes, steps, settings.search_depth, seed)
+        self._room = self._room_of(self._settings, seed)
         self._boxes, self._player, self._steps = set(self._room.boxes), self._room.player, 0
         return Turn(observation=self._observation(), instruction=self._rules)
 
@@ -128,7 +126,14 @@ class Sokoban:
         return EMPTY if cell in self._room.floor else WALL
 
 
+def random_room(settings: SokobanSettings, seed: int) -> Room:
+    """The same for equal settings and seed."""
+    height, width = settings.dim_room
+    steps = int(1.7 * (height + width)) if settings.num_gen_steps is None else settings.num_gen_steps
+    return _kept_room(height, width, settings.num_boxes, steps, settings.search_depth, seed)
+
+
 @lru_cache(maxsize=256)
-def _room(height: int, width: int, num_boxes: int, num_walk_steps: int, search_depth: int, seed: int) -> Room:
+def _kept_room(height: int, width: int, num_boxes: int, num_walk_steps: int, search_depth: int, seed: int) -> Room:
     """A group's members begin in the same room: one of them pays for it."""
     return make_room(height=height, width=width, num_boxes=num_boxes, num_walk_steps=num_walk_steps, search_depth=search_depth, seed=seed)

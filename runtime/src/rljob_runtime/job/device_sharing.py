@@ -154,7 +154,7 @@ def lease_devices(
     if not shared:
         return DeviceLeases(arbiter=None, clients={})
     served = served_shapes(spec) if served is None else served
-    sizes, budgets = _sizes(spec, plan, shape, served), _budgets(spec, plan, shape, served)
+    sizes, budgets = process_sizes(spec, plan, shape, served), device_budgets(spec, plan, shape, served)
     arbiter = DeviceArbiter(budgets, hold_s=hold_s(spec), on_switch=on_switch)
     resident = spec.offload.residency is Residency.RESIDENT
     clients: dict[str, list[str]] = {}
@@ -246,7 +246,7 @@ def _moved_kinds(spec: RLJobSpec, component: PlannedComponent) -> frozenset[Stat
     return ROLES[component.role].state_kinds - around_step
 
 
-def _sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served) -> Needs:
+def process_sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served) -> Needs:
     """Sizes from the memory estimate, computed once for equal processes."""
     if shape is None:
         return lambda component, process: None
@@ -260,7 +260,7 @@ def _sizes(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served
     return sizes
 
 
-def _budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served) -> dict[Device, int]:
+def device_budgets(spec: RLJobSpec, plan: Plan, shape: ModelShape | None, served: Served) -> dict[Device, int]:
     """Bytes that may be resident on each device; unknown where a process of unknown size is."""
     unknown = [c for c in plan.components if TRAITS[c.role].has_own_model and c.name not in served]
     own = {device for c in unknown for p in c.processes for device in local_devices(p)}

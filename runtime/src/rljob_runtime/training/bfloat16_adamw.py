@@ -66,7 +66,7 @@ class BFloat16AdamW(torch.optim.AdamW):
         device = stepped[0].device
         width = min(STRETCH_NUMBERS[device.type], max(local_tensor(p).numel() for p in stepped))
         floats = torch.empty((len(MOMENTS), width), dtype=torch.float32, device=device)
-        noise = self._noise(width, device)
+        noise = self.rounding_noise(width, device)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and local_tensor(parameter).numel():
@@ -85,7 +85,7 @@ class BFloat16AdamW(torch.optim.AdamW):
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (parameter for group in self.param_groups for parameter in group["params"])
 
-    def _noise(self, width: int, device: torch.device) -> torch.Tensor:
+    def rounding_noise(self, width: int, device: torch.device) -> torch.Tensor:
         """What this update adds to the bits that rounding drops: int32 of shape (2, width), uniform; a row for each moment."""
         (seed,) = np.random.SeedSequence((self._seed, self._updates)).generate_state(1)
         generator = torch.Generator(device).manual_seed(int(seed))

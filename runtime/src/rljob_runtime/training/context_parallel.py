@@ -162,14 +162,15 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, blocks: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        return _all_to_all(blocks, group)
+        return all_to_all(blocks, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_to_all(grad, ctx.group), None
+        return all_to_all(grad, ctx.group), None
 
 
-def _all_to_all(blocks: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def all_to_all(blocks: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Block i of each rank, on rank i."""
     sent = blocks.contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)

@@ -165,7 +165,7 @@ def shard_model(model: PreTrainedModel, config: PolicyConfig, layout: Layout, de
         for layer in layers:
             fully_shard(layer, mesh=layout.fsdp_mesh, mp_policy=policy)
     fully_shard(model, mesh=layout.fsdp_mesh, mp_policy=policy)
-    for name, method in (("token_logprobs", _token_logprobs), ("expert_choices", _expert_choices)):
+    for name, method in (("token_logprobs", token_logprobs), ("expert_choices", _expert_choices)):
         setattr(model, name, types.MethodType(method, model))
         register_fsdp_forward_method(model, name)
     if model.weight_files is not None:
@@ -242,7 +242,7 @@ def _used_share(parameter: nn.Parameter, config: PretrainedConfig) -> float:
     return float(config.num_experts_per_tok) / parameter.shape[0] if parameter.ndim == 3 else 1.0
 
 
-def _token_logprobs(
+def token_logprobs(
     self: PreTrainedModel,
     input_ids: torch.Tensor,
     positions: torch.Tensor,

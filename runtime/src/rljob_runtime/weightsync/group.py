@@ -113,7 +113,7 @@ class Member:
             on_cuda = device.type == "cuda"
             # Own connection: NCCL's thread blocks in it, and `_look` must not block with it.
             store = _store(meeting) if on_cuda else self._control
-            self._group = _process_group(C10D.PrefixStore("group", store), rank, meeting, device, left_s)
+            self._group = process_group(C10D.PrefixStore("group", store), rank, meeting, device, left_s)
             if on_cuda:
                 self._connect()
 
@@ -293,32 +293,40 @@ def end_meeting(store: Any, reason: str) -> None:
         store.set(OVER, reason)
 
 
-_joined: dict[tuple[int, int], tuple[str, Member]] = {}
-"""By sender and rank in its group: the meeting that this process has joined last."""
-_joining = threading.Lock()
+class Memberships:
+    """The groups that a process has joined."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._lock = threading.Lock()
+        self._joined: dict[tuple[int, int], tuple[str, Member]] = {}
+        """By sender and rank in its group: the meeting that was joined last."""
+
+    def join(self, meeting: Meeting, rank: int, device: torch.device) -> Member:
+        """The membership of a meeting; at the first call it joins, and leaves the meetings of the sender that were there before.
+
+        Of whatever rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep what it has on
+        the device.
+
+        Raises:
+            DeadlineError, WeightSyncError: as of :class:`Member`.
+        """
+        key = (meeting.sender, rank)
+        with self._lock:
+            if (known := self._joined.get(key)) is not None and known[0] == meeting.name:
+                return known[1]
+            over = [at for at, (name, _) in self._joined.items() if at[0] == meeting.sender and name != meeting.name]
+            left = [self._joined.pop(at)[1] for at in over]
+        for one in left:
+            one.close()
+        member = Member(meeting, rank, device)
+        with self._lock:
+            self._joined[key] = meeting.name, member
+        return member
 
 
-def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
-    """This process's membership; at the first call it joins, and leaves the meetings of the sender that were there before.
-
-    Of whatever rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep what it has on the
-    device.
-
-    Raises:
-        DeadlineError, WeightSyncError: as of :class:`Member`.
-    """
-    key = (meeting.sender, rank)
-    with _joining:
-        if (known := _joined.get(key)) is not None and known[0] == meeting.name:
-            return known[1]
-        over = [at for at, (name, _) in _joined.items() if at[0] == meeting.sender and name != meeting.name]
-        left = [_joined.pop(at)[1] for at in over]
-    for one in left:
-        one.close()
-    member = Member(meeting, rank, device)
-    with _joining:
-        _joined[key] = meeting.name, member
-    return member
+MEMBERSHIPS = Memberships()
+"""Of this process."""
 
 
 def _connected(group: Any, device: torch.device, done: Future[None]) -> None:
@@ -339,7 +347,7 @@ def _dropped(held: list[Any]) -> None:
     held.clear()
 
 
-def _process_group(store: Any, rank: int, meeting: Meeting, device: torch.device, left_s: float) -> Any:
+def process_group(store: Any, rank: int, meeting: Meeting, device: torch.device, left_s: float) -> Any:
     """The lowest border between CUDA and CPU: which of torch's groups it is."""
     if device.type == "cuda":
         options = C10D.ProcessGroupNCCL.Options()

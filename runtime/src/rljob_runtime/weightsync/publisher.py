@@ -106,7 +106,7 @@ class WeightPublisher:
         """Version that engines serve, as long as the trainer still has its weights."""
         self._arrivals: dict[int, asyncio.Future[None]] = {}
         """Engines that replace lost ones and wait for the next publish."""
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._probe = probe
         self._history = ProbeHistory(probe.limits)
         self._lengths = np.array([len(sequence) for sequence in probe.sequences], dtype=np.int32)
@@ -198,8 +198,8 @@ class WeightPublisher:
             await self._transfer(alone, self._held, prepare=True)
             if self._probe.every_syncs:
                 expecting = self._expecting()
-                scores = alone.on_engines("score", self._probe.sequences, self._timeout_s)
-                expected, answers = await asyncio.gather(gather_all(expecting, self._timeout_s), alone.engines_done(scores))
+                scores = alone.on_engines("score", self._probe.sequences, self.timeout_s)
+                expected, answers = await asyncio.gather(gather_all(expecting, self.timeout_s), alone.engines_done(scores))
                 self._history.test(self._held, _without_first(expected[0], self._lengths), self._found(alone, answers))
             unproven = self._unproven
             self.join(engine)
@@ -228,7 +228,7 @@ class WeightPublisher:
         """Move the trainer's weights to the engines of a link."""
         self._prepared = False  # whatever breaks off, both ends are made again and all is sent
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with asyncio.timeout(self.timeout_s) as limit:
                 if prepare:
                     await self._prepare(link)
                 served = await self._sent(link, version)
@@ -238,7 +238,7 @@ class WeightPublisher:
             size_mib, buckets = self._manifest.total_bytes / 2**20, len(self._manifest.buckets)
             raise WeightSyncError(
                 f"weights v{version} ({size_mib:.1f} MiB in {buckets} buckets) did not reach all engines within "
-                f"{self._timeout_s:.0f} s (spec.weightSync.timeoutSeconds); it waited for {link.awaited}"
+                f"{self.timeout_s:.0f} s (spec.weightSync.timeoutSeconds); it waited for {link.awaited}"
             ) from error
         wrong = [f"{link.engines[index].name} serves v{v}" for index, v in served.items() if int(v) != version]
         if wrong:
@@ -290,7 +290,7 @@ class WeightPublisher:
     async def expected(self) -> None:
         """Wait for the trainer's part of the probe: for whoever takes the trainer's devices away before the engines answer."""
         if self._expected:
-            self._scored, self._expected = await gather_all(self._expected, self._timeout_s), []
+            self._scored, self._expected = await gather_all(self._expected, self.timeout_s), []
 
     async def probe(self, version: int) -> ProbeReport | None:
         """How far trainer and engines are apart in a probe token's log-prob under ``version``; None when not due.
@@ -302,8 +302,8 @@ class WeightPublisher:
         """
         if not self._expected and not self._scored:
             return None
-        scoring = self._link.on_engines("score", self._probe.sequences, self._timeout_s)
-        expected, scores = await asyncio.gather(gather_all(self._expected, self._timeout_s), self._link.engines_done(scoring))
+        scoring = self._link.on_engines("score", self._probe.sequences, self.timeout_s)
+        expected, scores = await asyncio.gather(gather_all(self._expected, self.timeout_s), self._link.engines_done(scoring))
         wanted = _without_first((self._scored + expected)[0], self._lengths)
         return self._history.test(version, wanted, self._found(self._link, scores))
 

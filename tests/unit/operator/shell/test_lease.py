@@ -134,13 +134,20 @@ async def test_a_renewal_without_an_answer_in_time_costs_no_term(kube, first, mo
         assert first.leads()
 
 
-async def test_of_two_that_see_a_free_lease_one_gets_it(kube, first, second):
+async def test_of_two_that_see_a_free_lease_one_gets_it(kube, first, second, monkeypatch):
     await first.election.step()
     await first.election.release()
-    await first.election._look()
-    await second.election._look()
-    await first.election._take()
+    get = kube.get
+
+    async def get_before_the_first_takes_it(*what):
+        monkeypatch.setattr(kube, "get", get)
+        free = await get(*what)
+        await first.election.step()
+        return free
+
+    monkeypatch.setattr(kube, "get", get_before_the_first_takes_it)
     await second.election.step()
+    assert first.leads()
     assert (second.leads(), holder(kube)) == (False, "first")
 
 

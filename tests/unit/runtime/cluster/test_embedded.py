@@ -13,6 +13,7 @@ from rljob_api.naming import NODE_RANK_LABEL
 from rljob_runtime.cluster import embedded, ray_cluster
 from rljob_runtime.cluster.embedded import EmbeddedCluster
 from rljob_runtime.errors import ClusterError, SetupError
+from tests.support.pace import HANG_S
 
 PLAN = SimpleNamespace(
     components=[],
@@ -182,29 +183,59 @@ class Cluster(Processes):
         return [self.head_node, self.other]
 
 
+class Group:
+    """A placement group of Ray's that is placed at once."""
+
+    id = SimpleNamespace(hex=lambda: "0123456789")
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+
+class ActorClass:
+    """What ``ray.remote`` makes of a class, by its protocol."""
+
+    def options(self, **_: object) -> "ActorClass":
+        return self
+
+    def remote(self, *_: object) -> str:
+        return "an actor"
+
+
+async def nothing(*_: object) -> None:
+    """What is waited for is there."""
+
+
 def test_the_end_of_rays_control_service_is_noticed_and_all_is_killed_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(embedded, "RayProcesses", Cluster)
+    made: list[Cluster] = []
+    monkeypatch.setattr(embedded, "RayProcesses", type("Made", (Cluster,), {"made": made}))
     monkeypatch.setattr(embedded, "LOOK_S", 0.001)
     asked: list[object] = []
     monkeypatch.setattr(ray_cluster.ray, "kill", lambda actor, *, no_restart: asked.append(actor))
     monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: asked.append("shutdown"))
+    monkeypatch.setattr(ray_cluster, "remove_placement_group", asked.append)
+    monkeypatch.setattr(ray_cluster.ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray_cluster.ray, "remote", lambda **_: lambda _: ActorClass())
+    monkeypatch.setattr(ray_cluster.RayWorker, "started", nothing)
+    monkeypatch.setattr(ray_cluster, "wait_for_nodes", nothing)
+    monkeypatch.setattr(ray_cluster, "placement_group", lambda *_, **__: Group())
     cluster = EmbeddedCluster(tmp_path, {"local": 1}, {"local": {}})
-    cluster.start_processes(PLAN)
-    cluster._connected = True
-    cluster._actors.append("an actor")
-    processes = cluster._processes
-    assert isinstance(processes, Cluster)
+    spec = SimpleNamespace(name="w-0", node_rank=0, interpreter=None, concurrency=1)
 
     async def run() -> str:
+        await cluster.start(plan_of(("local", 0, "cpu"), ("local", 0, "cpu")), HANG_S, print)
+        await cluster.start_workers([spec], HANG_S)
         ended = asyncio.ensure_future(cluster.ended())
         await asyncio.sleep(0.01)
         assert not ended.done()
+        (processes,) = made
         processes.head_node.dead.append("gcs_server")
-        found = await asyncio.wait_for(ended, 20)
+        found = await asyncio.wait_for(ended, HANG_S)
         await cluster.stop()
         return found
 
     assert "/session/logs/gcs_server.out" in asyncio.run(run())
     assert asked == ["shutdown"]
+    (processes,) = made
     assert [node.killed for node in processes.list_all_nodes()] == [True, True]
     assert processes.stopped

@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from rljob_runtime.cluster import host, pid_file
+from rljob_runtime.cluster import pid_file
 from rljob_runtime.cluster.host import EARLY_WORDS, PREPARED_WORDS, WAITS_WORDS
-from tests.support.pace import HANG_S
+from tests.support.pace import HANG_S, until
 
 CODE = """
 import os, sys
@@ -36,7 +35,9 @@ while "RLJOB_NODE_RANK" in os.environ and "raised" not in (folder / "pod").read_
 
 def run(folder: Path, factory: str, environment: dict[str, str]) -> str:
     (folder / "pod").touch()
-    done = subprocess.run([sys.executable, "-c", CODE, str(folder), factory], env=environment, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(folder), factory], env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
     assert done.returncode == 0, (folder / "w-0.log").read_text()
     return (folder / "pod").read_text()
 
@@ -58,7 +59,9 @@ def test_the_log_begins_with_the_place_of_the_worker(tmp_path: Path) -> None:
     place = {"CLUSTER_NODE_RANK": "3", "RLJOB_NODE_GROUP": "arms", "RLJOB_HARDWARE_TYPE": "Franka", "LOCAL_HARDWARE_RANKS": "0,1"}
     code = CODE.replace('{"A": "1"}', repr(place))
     (tmp_path / "pod").touch()
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), "collections:namedtuple"], env={}, capture_output=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "collections:namedtuple"], env={}, capture_output=True, timeout=HANG_S
+    )
     assert done.returncode == 0
     first = (tmp_path / "w-0.log").read_text().splitlines()[0]
     assert first.endswith(" starts collections:namedtuple on node 3 (arms), Franka 0,1")
@@ -142,7 +145,7 @@ def test_a_process_imports_and_prepares_its_worker_before_its_turn_and_construct
 ) -> None:
     (tmp_path / "ahead.py").write_text(module)
     log = tmp_path / "w-0.log"
-    subprocess.run([sys.executable, "-c", AHEAD, "ahead:Worker", str(log)], env=importable(tmp_path), check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", AHEAD, "ahead:Worker", str(log)], env=importable(tmp_path), check=True, timeout=HANG_S)
     assert log.read_text().splitlines()[1:] == lines
 
 
@@ -150,7 +153,7 @@ def test_a_process_that_holds_memory_of_a_device_does_not_stand_by(tmp_path: Pat
     (tmp_path / "ahead.py").write_text(WITH_CUDA)
     code = AHEAD.replace("host.prepare()", "host.stand_by()")
     command = [sys.executable, "-c", code, "ahead:Worker", str(tmp_path / "w-0.log")]
-    assert subprocess.run(command, env=importable(tmp_path), check=False, timeout=50).returncode == 1
+    assert subprocess.run(command, env=importable(tmp_path), check=False, timeout=HANG_S).returncode == 1
     log = (tmp_path / "w-0.log").read_text()
     assert "SetupError: imports have initialized CUDA in a process that only waits; write rollout.standbyProcesses: Never" in log
     assert WAITS_WORDS not in log
@@ -158,7 +161,7 @@ def test_a_process_that_holds_memory_of_a_device_does_not_stand_by(tmp_path: Pat
 
 def test_a_prepared_process_becomes_another_worker_with_its_environment_devices_and_log(tmp_path: Path) -> None:
     (tmp_path / "prepared.py").write_text(PREPARED)
-    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env=importable(tmp_path), check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", BECOMES, str(tmp_path)], env=importable(tmp_path), check=True, timeout=HANG_S)
     waited, worked = ((tmp_path / name).read_text().splitlines() for name in ("standby.log", "w-1.log"))
     assert waited[0].startswith("[w-standby-0] pid ")
     assert waited[1:] == ["prepared 3 0 4", f"[w-standby-0] {WAITS_WORDS}"]
@@ -174,17 +177,29 @@ def test_a_settled_process_looks_at_nothing_old_in_later_collections() -> None:
         "settle_process()\n"
         "assert gc.get_freeze_count() >= 1000 and not any(found is old for found in gc.get_objects())\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
 
 
-def test_a_worker_learns_that_its_pod_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLJOB_NODE_RANK", "0")
-    monkeypatch.setattr(pid_file, "STATE_FOLDER", tmp_path)
-    monkeypatch.setattr(host.WorkerHost, "_enter", lambda self, *arguments: None)  # this process keeps its output
-    worker = host.WorkerHost("w-0", "collections:namedtuple", {}, {}, "")
-    waiting = threading.Thread(target=worker.drained, daemon=True)
-    waiting.start()
-    assert waiting.is_alive()
-    pid_file.stopping_file(tmp_path).touch()
-    waiting.join(HANG_S)
-    assert not waiting.is_alive()
+DRAINED = """
+import sys
+from pathlib import Path
+from rljob_runtime.cluster import host, pid_file
+
+folder = Path(sys.argv[1])
+host.POD_OUTPUT, pid_file.STATE_FOLDER = folder / "pod", folder / "state"
+worker = host.WorkerHost("w-0", "collections:namedtuple", {}, {}, str(folder / "w-0.log"))
+(folder / "waits").touch()
+worker.drained()
+assert pid_file.stopping_file(folder / "state").exists()
+"""
+
+
+def test_a_worker_learns_that_its_pod_is_asked_to_end(tmp_path: Path) -> None:
+    (tmp_path / "pod").touch()
+    waiting = subprocess.Popen([sys.executable, "-c", DRAINED, str(tmp_path)], env=importable(tmp_path) | {"RLJOB_NODE_RANK": "0"})
+    try:
+        until("the worker waits", (tmp_path / "waits").exists)
+        pid_file.stopping_file(tmp_path / "state").touch()
+        assert waiting.wait(HANG_S) == 0, (tmp_path / "w-0.log").read_text()
+    finally:
+        waiting.kill()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_runtime.cluster.ray_cluster import RayWorker
+from tests.support.pace import HANG_S
 
 
 class Reference:
@@ -58,7 +59,7 @@ def test_a_worker_that_is_watched_again_is_called_once(method: str) -> None:
         second = asyncio.ensure_future(getattr(worker, method)())
         await asyncio.sleep(0)
         called.calls[0].answer.set_result(None)
-        await asyncio.wait_for(second, 20)
+        await asyncio.wait_for(second, HANG_S)
         return len(called.calls)
 
     assert asyncio.run(run()) == 1

@@ -217,7 +217,7 @@ def test_what_is_kept_of_a_source_is_bounded_and_changes_no_prompt(sources, refe
     """Without a bound a data set larger than memory's share for it would be kept whole after an epoch."""
     wanted = [prompt.text for prompt in reference]
     for bound in (0, 20_000, 10**9):
-        monkeypatch.setattr(source, "_CACHED_BYTES", bound)
+        monkeypatch.setattr(source, "MAX_CACHED_BYTES", bound)
         stream = make_source(sources)
         assert [prompt.text for prompt in stream.next(500)] == wanted
         assert stream.cached_bytes <= bound * len(sources)

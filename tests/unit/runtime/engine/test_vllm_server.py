@@ -38,7 +38,7 @@ def config(folder: Path, model: str = "owner/judge") -> ServerConfig:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_SERVER", "tests.support.fake_vllm_server")
+    monkeypatch.setattr(server, "SERVER_MODULE", "tests.support.fake_vllm_server")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 

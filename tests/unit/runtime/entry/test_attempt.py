@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api.validation import check
-from rljob_runtime.entry.attempt import Interruption, _deadline, _living, _undamaged, prepare
+from rljob_runtime.entry.attempt import Interruption, prepare, undamaged
+from rljob_runtime.entry.limits import while_cluster_lives, within_active_deadline
 from rljob_runtime.errors import ActiveDeadlineError, CheckpointError, ClusterLostError, Evicted
 from rljob_runtime.job.worker_settings import spec_fingerprint
 from rljob_runtime.loop.checkpointing import CheckpointStore, Chosen, DriverState, NoCheckpoints
@@ -19,6 +20,7 @@ from rljob_runtime.report import FolderMode, Level, PlainDisplay, Reporter, RunF
 from tests.integration.jobs import job
 from tests.support.fake_workers import CountingTrainer
 from tests.support.job_workers import make_job_workers
+from tests.support.pace import HANG_S
 
 
 class Events:
@@ -99,7 +101,7 @@ def test_a_checkpoint_with_other_contents_of_the_same_size_is_skipped_with_a_war
     with Reporter(
         folder, info, PlainDisplay(io.StringIO(), clock=lambda: 0.0, every_s=1.0), resumed_step=6, packages={}, ticker=False
     ) as reporter:
-        attempt = asyncio.run(_undamaged(attempt, workers, reporter))
+        attempt = asyncio.run(undamaged(attempt, workers, reporter))
     assert attempt.first_step == 3
     events = (folder.path / "logs" / "events.jsonl").read_text()
     assert f"checkpoint {begun.name} is damaged and skipped: policy/updates has the checksum" in events
@@ -163,7 +165,7 @@ class Living:
 
 def test_a_run_whose_cluster_loses_its_control_service_ends_with_that() -> None:
     async def run() -> None:
-        async with asyncio.timeout(20), _living(Ended()):
+        async with asyncio.timeout(HANG_S), while_cluster_lives(Ended()):
             await asyncio.Event().wait()
 
     with pytest.raises(ClusterLostError, match="the control service has ended"):
@@ -173,7 +175,7 @@ def test_a_run_whose_cluster_loses_its_control_service_ends_with_that() -> None:
 def test_a_run_that_is_cancelled_for_another_reason_is_cancelled() -> None:
     async def run() -> None:
         async with asyncio.timeout(0.0):
-            async with _living(Living()):
+            async with while_cluster_lives(Living()):
                 await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
@@ -182,7 +184,7 @@ def test_a_run_that_is_cancelled_for_another_reason_is_cancelled() -> None:
 
 def test_a_run_that_ends_is_not_disturbed_by_the_watch() -> None:
     async def run() -> int:
-        async with _living(Living()):
+        async with while_cluster_lives(Living()):
             await asyncio.sleep(0)
         return len(asyncio.all_tasks())
 
@@ -201,7 +203,7 @@ def test_the_newest_checkpoints_are_kept_as_many_as_asked_for(tmp_path: Path, ke
 
 def test_only_the_deadline_of_the_run_is_reported_as_that() -> None:
     async def run(deadline_s: float | None, error: Exception | None) -> None:
-        async with _deadline(deadline_s):
+        async with within_active_deadline(deadline_s):
             if error is not None:
                 raise error
             await asyncio.Event().wait()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rljob_runtime.environments.messages import EpisodeAction, EpisodeReply, StopReason
-from rljob_runtime.environments.programs import _reward
+from rljob_runtime.environments.reward_file import parse_reward
 from rljob_runtime.environments.worker import EnvironmentWorker
 from rljob_runtime.errors import EnvironmentSetupError
 from rljob_runtime.sandbox import landlock
@@ -292,4 +292,4 @@ BAD_REWARDS = ["1" * 400, "[" * 60_000, f'{{"reward": 1, "metrics": {{"n": {"1" 
 def test_a_reward_file_of_no_use_fails_its_episode_and_nothing_else(text: str) -> None:
     """A program writes what its model computed, and any other error than ValueError would end the worker."""
     with pytest.raises(ValueError, match=r"finite number|no JSON"):
-        _reward(text)
+        parse_reward(text)

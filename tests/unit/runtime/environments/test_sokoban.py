@@ -3,7 +3,7 @@ from collections import deque
 import pytest
 
 from rljob_runtime.environments.sokoban import Sokoban
-from rljob_runtime.environments.sokoban_rooms import make_room
+from rljob_runtime.environments.sokoban_rooms import Room, make_room
 from rljob_runtime.errors import EnvironmentSetupError
 
 NAMES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
@@ -83,26 +83,23 @@ def test_rolls_configurations_have_rooms(parameters) -> None:
     assert len(set(shown)) == len(shown)
 
 
-def game_of(monkeypatch, rows: str, **parameters) -> Sokoban:
+def game_of(rows: str, **parameters) -> Sokoban:
     """A game whose room is what the rows show."""
-    from rljob_runtime.environments import sokoban
-
     cells = {(r, c): symbol for r, row in enumerate(rows.split()) for c, symbol in enumerate(row)}
-    room = sokoban.Room(
+    room = Room(
         floor=frozenset(cell for cell, symbol in cells.items() if symbol != "#"),
         targets=frozenset(cell for cell, symbol in cells.items() if symbol in "O√S"),
         boxes=frozenset(cell for cell, symbol in cells.items() if symbol in "X√"),
         player=next(cell for cell, symbol in cells.items() if symbol in "PS"),
     )
-    monkeypatch.setattr(sokoban, "_room", lambda *_: room)
     height = len(rows.split())
-    game = Sokoban({"dim_room": [height, len(rows.split()[0])], "num_boxes": len(room.boxes), **parameters})
+    game = Sokoban({"dim_room": [height, len(rows.split()[0])], "num_boxes": len(room.boxes), **parameters}, lambda *_: room)
     game.reset(0)
     return game
 
 
-def test_pushes_walls_and_rewards(monkeypatch) -> None:
-    game = game_of(monkeypatch, "####### #PXO_O# #__X__# #######")
+def test_pushes_walls_and_rewards() -> None:
+    game = game_of("####### #PXO_O# #__X__# #######")
     on = game.step(answer("Right"))
     assert on.observation == "#######\n#_P√_O#\n#__X__#\n#######"
     assert on.reward == pytest.approx(0.9)
@@ -115,8 +112,8 @@ def test_pushes_walls_and_rewards(monkeypatch) -> None:
     assert (blocked.observation, blocked.action_valid) == (off.observation, True)
 
 
-def test_a_response_without_an_action_is_a_step_without_a_move(monkeypatch) -> None:
-    game = game_of(monkeypatch, "###### #PX_O# ###### ######", format_penalty=-0.15, max_steps=2)
+def test_a_response_without_an_action_is_a_step_without_a_move() -> None:
+    game = game_of("###### #PX_O# ###### ######", format_penalty=-0.15, max_steps=2)
     turns = [game.step("Right"), game.step("Right")]
     assert [turn.reward for turn in turns] == [pytest.approx(-0.25)] * 2
     assert [turn.done for turn in turns] == [False, True]

@@ -9,7 +9,8 @@ from rljob_runtime.environments.messages import EpisodeAction, StopReason
 from rljob_runtime.environments.templates import TemplateClass
 from rljob_runtime.errors import EnvironmentSetupError
 from tests.support.chat_tokenizers import chat_tokenizer
-from tests.support.environments import LIMIT_S, Player, environment_config, environment_worker, plain_prompt, tokens
+from tests.support.environments import LIMIT_S, Player, ShiftedClock, environment_config, environment_worker, plain_prompt, tokens
+from tests.support.pace import HANG_S
 
 WAY = ("<answer>Up</answer>", "<answer>Up</answer>", "<answer>Right</answer>")
 """Solves the lake of seed 3."""
@@ -133,11 +134,12 @@ def test_an_episode_that_is_given_up_is_forgotten(make_player) -> None:
 
 
 @pytest.mark.parametrize("act_before", [False, True])
-def test_the_time_of_an_episode_includes_the_drivers(make_player, act_before) -> None:
-    player = make_player(episode_timeout_s=0.2)
+def test_the_time_of_an_episode_includes_the_drivers(make_player, act_before, monkeypatch) -> None:
+    clock = ShiftedClock(monkeypatch)
+    player = make_player(episode_timeout_s=HANG_S)
     player.play("e1", WAY[:1] if act_before else [], seed=3)
-    while player.worker.metrics()["running"] and not player.worker._episodes["e1"].expired:
-        player.collect()
+    clock.shift_s = 2 * HANG_S
+    player.play("e2", [], seed=3)  # the worker has looked at all deadlines before its reply arrives
     player.act("e1", WAY[1])
     last = player.wait("e1", 2 + act_before)
     assert (last.stop, last.error, last.turn) == (StopReason.TIMEOUT, None, int(act_before))

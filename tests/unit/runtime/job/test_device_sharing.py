@@ -504,9 +504,9 @@ def test_where_a_teacher_of_unknown_size_is_everything_idle_leaves() -> None:
     spec, plan = planned(
         document(component("train", "Trainer", "0-1"), component("infer", "Rollout", "2-3"), teacher, offload={"residency": "Switching"})
     )
-    budgets = device_sharing._budgets(spec, plan, SHAPE, {})
+    budgets = device_sharing.device_budgets(spec, plan, SHAPE, {})
     assert {device.local_index for device, size in budgets.items() if size == device_sharing.UNKNOWN_BYTES} == {1}
-    sizes = device_sharing._sizes(spec, plan, SHAPE, {})
+    sizes = device_sharing.process_sizes(spec, plan, SHAPE, {})
     by_name = {c.name: c for c in plan.components}
     assert sizes(by_name["teacher"], by_name["teacher"].processes[0]) is None
     assert sizes(by_name["train"], by_name["train"].processes[0]) is not None
@@ -518,10 +518,10 @@ def test_a_judge_of_known_size_leaves_its_device_with_weights_and_cache() -> Non
     train, infer = component("train", "Trainer", "0-1"), component("infer", "Rollout", "2-3")
     spec, plan = planned(document(train, infer, grader, offload={"residency": "Switching"}))
     served = memory.served_shapes(spec)
-    budgets = device_sharing._budgets(spec, plan, SHAPE, served)
+    budgets = device_sharing.device_budgets(spec, plan, SHAPE, served)
     assert device_sharing.UNKNOWN_BYTES not in budgets.values()
     judge = plan.component("grader")
-    sizes = device_sharing._sizes(spec, plan, SHAPE, served)(judge, judge.processes[0])
+    sizes = device_sharing.process_sizes(spec, plan, SHAPE, served)(judge, judge.processes[0])
     assert sizes is not None
     assert sizes.size_bytes == {PARAMS: 4 * 10**9}
     left = sizes.working_bytes + sizes.size_bytes[PARAMS] + sizes.fixed_bytes

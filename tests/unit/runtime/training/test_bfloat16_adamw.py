@@ -28,19 +28,23 @@ def groups(tensors: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
     return [{"params": matrices, "weight_decay": 0.1}, {"params": [p for p in tensors if p.ndim < 2], "weight_decay": 0.0}]
 
 
-def half(tensors: list[torch.nn.Parameter], seed: int = 0) -> BFloat16AdamW:
-    return BFloat16AdamW(groups(tensors), betas=BETAS, eps=EPS, seed=seed)
+def half(tensors: list[torch.nn.Parameter], seed: int = 0, kind: type[BFloat16AdamW] = BFloat16AdamW) -> BFloat16AdamW:
+    return kind(groups(tensors), betas=BETAS, eps=EPS, seed=seed)
 
 
 def full(tensors: list[torch.nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups(tensors), lr=0.0, betas=BETAS, eps=EPS, fused=True)
 
 
-def to_nearest(tensors: list[torch.nn.Parameter]) -> BFloat16AdamW:
+class ToNearest(BFloat16AdamW):
     """Half of what is dropped is always added."""
-    optimizer = half(tensors)
-    optimizer._noise = lambda width, device: torch.full((2, width), 1 << 15, dtype=torch.int32)  # type: ignore[method-assign]
-    return optimizer
+
+    def rounding_noise(self, width: int, device: torch.device) -> torch.Tensor:
+        return torch.full((2, width), 1 << 15, dtype=torch.int32)
+
+
+def to_nearest(tensors: list[torch.nn.Parameter]) -> BFloat16AdamW:
+    return half(tensors, kind=ToNearest)
 
 
 def update(optimizer: torch.optim.AdamW, number: int, rate: float = 0.01) -> None:

@@ -43,6 +43,6 @@ def test_buffers_are_in_no_expandable_segments_which_other_processes_cannot_open
 
     monkeypatch.setattr(torch, "zeros", on_the_device)
     cuda = torch.device("cuda", 1)
-    assert ipc._buffer(BUCKET, cuda).numel() == BUCKET.size_bytes
+    assert ipc.shared_buffer(BUCKET, cuda).numel() == BUCKET.size_bytes
     assert found == [(expected, cuda)]
     assert torch._C._accelerator_getAllocatorSettings() == chosen

@@ -182,12 +182,12 @@ class Setting:
     def replace_engine(self) -> None:
         """A new process in the place of the second."""
         self.engines[1] = Faulty()
-        self.workers[1]._target = self.engines[1]
+        self.workers[1].target = self.engines[1]
 
     def replace_trainer(self) -> None:
         """A new process in the place of the trainer's, without what the old one held, and a publisher, as of an attempt that goes on."""
         self.trainer = Trainer(self.trainer.value)
-        self.training._target = self.trainer
+        self.training.target = self.trainer
         self.publisher = self._published_by()
 
     def serves(self, engine: int) -> tuple[int, set[int]]:
@@ -265,11 +265,11 @@ async def test_an_engine_that_does_not_answer_in_time_is_named_and_takes_the_nex
     faults = setting.engines[1].faults
     faults.hangs_in = method
     # Before engines prepare, the trainer's ranks do, which has to be done by then.
-    setting.publisher._timeout_s = SHORT_S * (8 if method == "prepare_receiver" else 1)
+    setting.publisher.timeout_s = SHORT_S * (8 if method == "prepare_receiver" else 1)
     with pytest.raises(WeightSyncError, match=r"spec\.weightSync\.timeoutSeconds\); it waited for .*engine-1"):
         await setting.publish(2)
     assert setting.engines[1].version() < 2
-    setting.publisher._timeout_s, faults.hangs_in = HANG_S, None
+    setting.publisher.timeout_s, faults.hangs_in = HANG_S, None
     faults.let_go.set()
     await setting.publish(3)
     assert [setting.serves(i) for i in (0, 1)] == [(3, {3})] * 2

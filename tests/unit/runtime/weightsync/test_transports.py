@@ -53,6 +53,7 @@ class Setting:
         expected = {name: shape for name, _, shape in specs}
         self.engines = [FakeEngine(expected=expected), FakeEngine(expected=expected)]
         self.workers = [InProcessWorker(f"engine-{i}", engine) for i, engine in enumerate(self.engines)]
+        self.policy = trainer
         self.trainer = InProcessWorker("trainer-0", trainer)
         self.lost: list[int] = []
         self.publisher = WeightPublisher(
@@ -70,7 +71,7 @@ class Setting:
         return True
 
     def stop(self) -> None:
-        self.trainer._target.close_sender()  # type: ignore[attr-defined]
+        self.policy.close_sender()
         for worker in (self.trainer, *self.workers):
             worker.stop()
 

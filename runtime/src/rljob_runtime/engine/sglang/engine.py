@@ -96,7 +96,7 @@ class SglangEngine:
         if config.release != "never":
             self._memory = LedgerMemory(ledger) if ledger is not None else ReportedMemory(self._server.info())
         self._last_bytes = 0
-        self._session = SglangSession(
+        self.session = SglangSession(
             client=SglangClient(self._server.url),
             config=config,
             vocab_size=self._limits.vocab_size,
@@ -105,8 +105,8 @@ class SglangEngine:
             publish=self._publish,
             fail=self._fail,
         )
-        self._stats = self._session.stats()
-        self._residence = self._session.residence.states()
+        self._stats = self.session.stats()
+        self._residence = self.session.residence.states()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rljob-sglang", daemon=True)
         self._thread.start()
@@ -121,7 +121,7 @@ class SglangEngine:
                 used = sorted(ids & self._known_ids) or "repeated in one call"
                 raise DataError(f"submit: request ids are in use: {used}; give every request an id of its own")
             self._known_ids |= ids
-        self._loop.call_soon_threadsafe(self._session.add, tuple(requests))
+        self._loop.call_soon_threadsafe(self.session.add, tuple(requests))
 
     def collect(self, max_wait_s: float) -> CompletionBatch:
         """Finished responses, waiting for the first; see ``Engine.collect``."""
@@ -138,7 +138,7 @@ class SglangEngine:
         """End requests early; see ``Engine.abort``."""
         with self._changed:
             self._raise_if_dead()
-        self._loop.call_soon_threadsafe(self._session.abort, tuple(request_ids))
+        self._loop.call_soon_threadsafe(self.session.abort, tuple(request_ids))
 
     def clear(self, timeout_s: float) -> None:
         """End all requests and forget them; see ``Engine.clear``."""
@@ -150,7 +150,7 @@ class SglangEngine:
             self._failure = self._failure or "the engine was given up; start a new engine"
             finished, self._finished = self._finished, []
             self._changed.notify_all()
-        return pack(finished + self._session.salvage())
+        return pack(finished + self.session.salvage())
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         """Log-probs of given sequences; see ``Engine.score``."""
@@ -158,7 +158,7 @@ class SglangEngine:
         if not sequences:
             return []
         batch = tuple(sequences)
-        return self._call(lambda: self._session.score(batch), timeout_s, f"scoring {len(batch)} sequences")
+        return self._call(lambda: self.session.score(batch), timeout_s, f"scoring {len(batch)} sequences")
 
     def prepare_receiver(self, receiver: str, settings: Mapping[str, Any]) -> None:
         """Make the engine's end of a transport; see ``Engine.prepare_receiver``.
@@ -189,7 +189,7 @@ class SglangEngine:
         incoming.check()
         deadline = time.monotonic() + timeout_s
         what = f"the update to version {incoming.version}"
-        version = self._call(lambda: self._session.apply_update(incoming, on_running, deadline), timeout_s + GRACE_S, what)
+        version = self._call(lambda: self.session.apply_update(incoming, on_running, deadline), timeout_s + GRACE_S, what)
         with self._changed:
             self._incoming = None
         return version
@@ -204,12 +204,12 @@ class SglangEngine:
     def offload(self, kinds: Collection[StateKind], timeout_s: float, on_running: OnOffload = "refuse") -> SwitchReport:
         """Give memory back; see ``Engine.offload``."""
         wanted, deadline = frozenset(kinds), time.monotonic() + timeout_s
-        return self._switch("offload", lambda: self._session.offload(wanted, on_running, deadline), timeout_s, wanted)
+        return self._switch("offload", lambda: self.session.offload(wanted, on_running, deadline), timeout_s, wanted)
 
     def load(self, kinds: Collection[StateKind], timeout_s: float) -> SwitchReport:
         """Take memory again; see ``Engine.load``."""
         wanted, deadline = frozenset(kinds), time.monotonic() + timeout_s
-        return self._switch("load", lambda: self._session.load(wanted, deadline), timeout_s, wanted)
+        return self._switch("load", lambda: self.session.load(wanted, deadline), timeout_s, wanted)
 
     def residence(self) -> Mapping[StateKind, Residence]:
         """Where weights and cache are."""
@@ -253,7 +253,7 @@ class SglangEngine:
         self._fail("the engine was shut down; start a new engine")
         self._server.close()
         if self._loop.is_running():
-            asyncio.run_coroutine_threadsafe(self._session.client.close(), self._loop).result(SHUTDOWN_TIMEOUT_S)
+            asyncio.run_coroutine_threadsafe(self.session.client.close(), self._loop).result(SHUTDOWN_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SHUTDOWN_TIMEOUT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -272,7 +272,7 @@ class SglangEngine:
         after_held = self._held()
         freed = {kind: abs(before_held[kind] - after_held[kind]) for kind in sorted(moved)} if self._memory is not None else {}
         with self._changed:
-            undefined = moved & {StateKind.PARAMS} if direction == "load" and self._session.weights_undefined is not None else frozenset()
+            undefined = moved & {StateKind.PARAMS} if direction == "load" and self.session.weights_undefined is not None else frozenset()
         return SwitchReport(
             direction=direction,
             copied_bytes={kind: size for kind, size in freed.items() if kind is StateKind.PARAMS and self._config.release == "copy"},
@@ -304,14 +304,14 @@ class SglangEngine:
 
     def _publish(self, finished: Sequence[Completion]) -> None:
         """Hand finished responses and the session's state to the other threads; on the event loop."""
-        stats = self._session.stats()
+        stats = self.session.stats()
         with self._changed:
             self._finished += finished
             self._stats = stats
-            self._version = self._session.version
-            self._residence = self._session.residence.states()
+            self._version = self.session.version
+            self._residence = self.session.residence.states()
             # With something offloaded the engine is merely at rest.
-            self._weights_undefined = None if self._session.residence.away() else self._session.weights_undefined
+            self._weights_undefined = None if self.session.residence.away() else self.session.weights_undefined
             if finished or self._weights_undefined is not None:
                 self._changed.notify_all()
 

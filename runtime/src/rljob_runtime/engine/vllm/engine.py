@@ -91,7 +91,7 @@ class VllmEngine:
         self._vocab_size = 0
         self._receiver: Receiver = PackedReceiver()
         self._incoming: IncomingUpdate | None = None
-        self._loop: VllmLoop | None = None
+        self.loop: VllmLoop | None = None
         """Other threads only look at it: whether its processes live, and what it has once it is lost."""
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(VllmLoop, started), name="rljob-vllm", daemon=True)
@@ -161,7 +161,7 @@ class VllmEngine:
             self._failure = self._failure or "the engine was given up; start a new engine"
             finished, self._finished = self._finished, []
             self._changed.notify_all()
-        return pack(finished if self._loop is None else finished + self._loop.salvage())
+        return pack(finished if self.loop is None else finished + self.loop.salvage())
 
     def score(self, sequences: Sequence[tuple[int, ...]], timeout_s: float) -> list[tuple[float, ...]]:
         """Log-probs of given sequences; see ``Engine.score``."""
@@ -274,7 +274,7 @@ class VllmEngine:
         """Build the loop, then serve until shutdown. No exception leaves the thread: callers get it."""
         loop: VllmLoop | None = None
         try:
-            loop = self._loop = make_loop(self._config)
+            loop = self.loop = make_loop(self._config)
             loop.on_process_end(lambda: self._fail(PROCESS_ENDED))
             self._vocab_size = loop.vocab_size
             self._publish(loop)
@@ -401,7 +401,7 @@ class VllmEngine:
 
     def _raise_if_dead(self) -> None:
         """Raise when the engine ended; call with the condition held."""
-        if self._failure is None and self._loop is not None and self._loop.process_ended():
+        if self._failure is None and self.loop is not None and self.loop.process_ended():
             self._failure = PROCESS_ENDED
         if self._failure is not None:
             raise EngineDiedError(self._failure)

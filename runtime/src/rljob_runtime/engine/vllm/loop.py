@@ -69,20 +69,21 @@ class VllmLoop:
         if current_platform.is_cpu() and config.dtype == "bfloat16":
             _permit_amx()
         self._engine = LLMEngine.from_engine_args(engine_args(config))
-        self._core: Any = self._engine.engine_core
-        self._scheduler: Any = self._core.engine_core.scheduler
-        self._executor: Any = self._core.engine_core.model_executor
+        self.core: Any = self._engine.engine_core
+        """vLLM's client of its engine core."""
+        self._scheduler: Any = self.core.engine_core.scheduler
+        self._executor: Any = self.core.engine_core.model_executor
         self.vocab_size: int = self._engine.model_config.get_vocab_size()
         self.version = 0
-        self._core.set_weight_version("0")
-        self._weights = WeightUpdates(self._core, self.process_ended, None if config.adapters is None else install_received)
+        self.core.set_weight_version("0")
+        self._weights = WeightUpdates(self.core, self.process_ended, None if config.adapters is None else install_received)
         self.residence = EngineResidence(config.release != "never")
         self._discards = config.release != "copy"
         self._memory: EngineMemory
         if current_platform.is_cpu():
-            self._memory = CpuMemory(self._core, config.release != "never")
+            self._memory = CpuMemory(self.core, config.release != "never")
         else:
-            self._memory = CudaMemory(self._core, not self._discards)
+            self._memory = CudaMemory(self.core, not self._discards)
         self.generated_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -93,20 +94,21 @@ class VllmLoop:
         self._decode = decoder(tokenizer) if config.finds_texts and tokenizer is not None else None
         self._caches = bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
         self._templates: dict[Sampling, SamplingParams] = {}
-        self._responses: dict[str, Response] = {}
+        self.responses: dict[str, Response] = {}
+        """Under way, by request id."""
         self._finished: list[Completion] = []
         self._scores: dict[str, tuple[_ScoreJob, int]] = {}
         self._num_scores = 0
         self._score_params = self._validated(SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False))
-        self._routes = routes_of(self._engine.model_config, self._core) if config.returns_routes else None
+        self._routes = routes_of(self._engine.model_config, self.core) if config.returns_routes else None
         self._adapter = None if config.adapters is None else ADAPTER
         if self._adapter is not None:
-            self._core.collective_rpc(install_empty)
+            self.core.collective_rpc(install_empty)
         self._warm_up()
 
     def close(self) -> None:
         """Free the model and the executor's processes."""
-        self._core.shutdown()
+        self.core.shutdown()
 
     def process_ended(self) -> bool:
         """Whether a process that computes a shard of the model has ended; any thread may ask.
@@ -126,7 +128,7 @@ class VllmLoop:
 
         A thread that hangs may have been stopped between two lists of one response: only tokens that have all that belongs to them count.
         """
-        return [response.whole().completion(request_id, "abort") for request_id, response in list(self._responses.items())]
+        return [response.whole().completion(request_id, "abort") for request_id, response in list(self.responses.items())]
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
@@ -170,7 +172,7 @@ class VllmLoop:
                 )
             params = copy.copy(template)
             params.seed = request.seed % SEED_RANGE
-            self._responses[request.request_id] = Response.of(request, self._finder(request))
+            self.responses[request.request_id] = Response.of(request, self._finder(request))
             if request.sampling.returns_routes:
                 params.routed_experts_prompt_start = request.num_routed_before
             self._add(request.request_id, request.prompt_token_ids.tolist(), params, arrival, salt)
@@ -184,11 +186,11 @@ class VllmLoop:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests now with what they have; unknown ids are ignored."""
-        known = [request_id for request_id in request_ids if request_id in self._responses]
+        known = [request_id for request_id in request_ids if request_id in self.responses]
         if not known:
             return
-        self._core.abort_requests(known)
-        self._finished += [self._responses.pop(request_id).completion(request_id, "abort") for request_id in known]
+        self.core.abort_requests(known)
+        self._finished += [self.responses.pop(request_id).completion(request_id, "abort") for request_id in known]
 
     def score(self, sequences: Sequence[tuple[int, ...]], result: Future[list[tuple[float, ...]]]) -> None:
         """Queue sequences for scoring; ``result`` is set when all of them are done, at once where they cannot be computed now."""
@@ -209,7 +211,7 @@ class VllmLoop:
     def cancel_score(self, result: Future[list[tuple[float, ...]]]) -> None:
         """Drop the sequences of a call nobody waits for any more."""
         mine = [request_id for request_id, (job, _) in self._scores.items() if job.result is result]
-        self._core.abort_requests(mine)
+        self.core.abort_requests(mine)
         for request_id in mine:
             del self._scores[request_id]
 
@@ -220,12 +222,12 @@ class VllmLoop:
             RuntimeFault: vLLM reports a request as failed.
         """
         begin = time.perf_counter()
-        outputs = self._core.get_output()
+        outputs = self.core.get_output()
         if self._routes is not None:
-            self._routes.hand_out(outputs.outputs, self._responses)
+            self._routes.hand_out(outputs.outputs, self.responses)
         version = int(outputs.weight_version) if outputs.weight_version is not None else self.version
         for output in outputs.outputs:
-            response = self._responses.get(output.request_id)
+            response = self.responses.get(output.request_id)
             if response is None:
                 if output.request_id in self._scores:
                     self._take_score(output)
@@ -237,15 +239,15 @@ class VllmLoop:
                 self.generated_tokens += len(output.new_token_ids)
                 if response.take(output, version, self.vocab_size):
                     if output.finish_reason is None:
-                        self._core.abort_requests([output.request_id])
-                    del self._responses[output.request_id]
+                        self.core.abort_requests([output.request_id])
+                    del self.responses[output.request_id]
                     self._finished.append(response.completion(output.request_id, "stop"))
                     continue
             if output.finish_reason is not None:
                 reason = FINISH_REASONS.get(output.finish_reason)
                 if reason is None:
                     raise RuntimeFault(f"vLLM ended request {output.request_id} as {output.finish_reason!s}; see its log above")
-                del self._responses[output.request_id]
+                del self.responses[output.request_id]
                 self._finished.append(response.completion(output.request_id, reason))
         self.steps += 1
         self.busy_s += time.perf_counter() - begin
@@ -288,7 +290,7 @@ class VllmLoop:
         # (see ``add``) keeps later requests away from them. A reset looks at every block.
         recompute = on_running == "recompute"
         if self._caches or (recompute and self._scheduler.get_request_counts()[0]):
-            self._core.reset_prefix_cache(reset_running_requests=recompute)
+            self.core.reset_prefix_cache(reset_running_requests=recompute)
         self.version = incoming.version
         self._weights.closed()
         return self.version
@@ -310,9 +312,9 @@ class VllmLoop:
             check_running(self._scheduler.get_request_counts()[0])
         _raise_if_past(deadline, "offload")
         if wanted and on_running == "abort":
-            self.abort(list(self._responses))
+            self.abort(list(self.responses))
         if wanted:
-            self._core.reset_prefix_cache(reset_running_requests=True)
+            self.core.reset_prefix_cache(reset_running_requests=True)
         if StateKind.PARAMS in wanted and self._discards:
             self._weights.undefined = self._weights.undefined or DISCARDED
         return self._switch("offload", wanted, deadline)
@@ -333,7 +335,7 @@ class VllmLoop:
     def _reload_model(self, deadline: float) -> None:
         """Bring back the weights that updates do not bring."""
         try:
-            self._core.collective_rpc(reload_model, max(0.0, deadline - time.monotonic()))
+            self.core.collective_rpc(reload_model, max(0.0, deadline - time.monotonic()))
         except Exception as exc:
             raise RuntimeFault(f"the model's weights could not be read again: {type(exc).__name__}: {exc}") from exc
 
@@ -385,7 +387,7 @@ class VllmLoop:
 
     def _add(self, request_id: str, prompt: list[int], params: SamplingParams, arrival: float, salt: str | None) -> None:
         """Hand one request to the core, past the front end's per-request work."""
-        self._core.add_request(
+        self.core.add_request(
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,

@@ -27,7 +27,7 @@ _CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
 KEY_VARIABLE = "VLLM_API_KEY"
 """Read by vLLM's server; a key among its arguments would be shown to every user of the node."""
 _CHILD = "rljob_runtime.engine.server_child"
-_SERVER = "vllm.entrypoints.openai.api_server"
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 _POLL_S = 0.2
 _END_S = 20.0
 _SHOWN_CHARACTERS = 2000
@@ -96,7 +96,7 @@ class VllmServer:
 
     def __init__(self, config: ServerConfig) -> None:
         """Nothing starts before :meth:`serve`."""
-        self._config = config
+        self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._served: tuple[str, str] | None = None
         self._url = ""
@@ -110,9 +110,9 @@ class VllmServer:
             StartupDeadlineError: it did not answer within ``timeout_s``.
         """
         model_infos.seed()
-        command = [sys.executable, "-m", _CHILD, sys.executable, "-m", _SERVER, *self._config.arguments(host, port)]
-        env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self._config.releases else {})
-        with self._config.log_file.open("ab") as log:
+        command = [sys.executable, "-m", _CHILD, sys.executable, "-m", SERVER_MODULE, *self.config.arguments(host, port)]
+        env = os.environ | {KEY_VARIABLE: key} | ({_CONTROL_VARIABLE: "1"} if self.config.releases else {})
+        with self.config.log_file.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True)
         self._url = f"http://{host}:{port}"
         self._wait_until_healthy(f"{self._url}/health", time.monotonic() + timeout_s, timeout_s)
@@ -121,7 +121,7 @@ class VllmServer:
     def served(self) -> tuple[str, str]:
         """Base URL and key, after :meth:`serve`."""
         if self._served is None:
-            raise RuntimeError(f"{self._config.name}: served was called before serve")
+            raise RuntimeError(f"{self.config.name}: served was called before serve")
         return self._served
 
     def offload(self, kinds: Collection[StateKind]) -> SwitchReport:
@@ -130,12 +130,12 @@ class VllmServer:
         Raises:
             OffloadError: the server did not do it; it is of no use any more.
         """
-        calls = ("/reset_prefix_cache", _rpc("rljob_release")) if self._config.on_cpu else ("/sleep?level=1&mode=wait",)
+        calls = ("/reset_prefix_cache", _rpc("rljob_release")) if self.config.on_cpu else ("/sleep?level=1&mode=wait",)
         return self._move("offload", calls if kinds and not self._is_away else (), is_away=bool(kinds) or self._is_away)
 
     def load(self, kinds: Collection[StateKind]) -> SwitchReport:
         """Take them again; errors as of :meth:`offload`."""
-        calls = (_rpc("rljob_restore"),) if self._config.on_cpu else ("/wake_up",)
+        calls = (_rpc("rljob_restore"),) if self.config.on_cpu else ("/wake_up",)
         return self._move("load", calls if kinds and self._is_away else (), is_away=self._is_away and not kinds)
 
     def _move(self, direction: str, calls: Collection[str | tuple[str, str]], *, is_away: bool) -> SwitchReport:
@@ -147,7 +147,7 @@ class VllmServer:
         freed = {StateKind.PARAMS: abs(before.allocated_bytes - after.allocated_bytes)} if calls else {}
         return SwitchReport(
             direction=direction,
-            copied_bytes={} if self._config.on_cpu else _copied(freed, before, after),
+            copied_bytes={} if self.config.on_cpu else _copied(freed, before, after),
             freed_bytes=freed,
             elapsed_s=elapsed_s,
             before=before,
@@ -171,9 +171,7 @@ class VllmServer:
                 text = answer.read()
         except OSError as error:  # also what is refused, and a connection that ends
             what = method or path
-            raise OffloadError(
-                f"{self._config.name}: vLLM's server did not answer {what}: {error}; log: {self._config.log_file}"
-            ) from error
+            raise OffloadError(f"{self.config.name}: vLLM's server did not answer {what}: {error}; log: {self.config.log_file}") from error
         return json.loads(text) if text else None
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ class VllmServer:
             self._process = None
 
     def _wait_until_healthy(self, url: str, deadline_s: float, timeout_s: float) -> None:
-        config, process = self._config, self._process
+        config, process = self.config, self._process
         assert process is not None
         while process.poll() is None:
             if _is_healthy(url):

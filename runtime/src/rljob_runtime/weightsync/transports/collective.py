@@ -29,7 +29,7 @@ from rljob_runtime.errors import WeightSyncError
 from rljob_runtime.records import WeightManifest
 from rljob_runtime.weightsync.assembly import Part, UpdateAssembly
 from rljob_runtime.weightsync.delta import DeltaEncoder, Images
-from rljob_runtime.weightsync.group import Meeting, Meetings, Outbox, device_here, joined
+from rljob_runtime.weightsync.group import MEMBERSHIPS, Meeting, Meetings, Outbox, device_here
 from rljob_runtime.weightsync.packing import as_byte_tensor
 from rljob_runtime.weightsync.parcel import Parcel, Remote, compare, fingerprint
 from rljob_runtime.weightsync.shares import shared_out
@@ -165,7 +165,7 @@ class Broadcast(Remote):
 
     def fetch(self, process: int, device: torch.device) -> torch.Tensor:
         """Take part in the broadcast; see ``Remote.fetch``."""
-        member = joined(self.meeting, self.first_rank + process, device)
+        member = MEMBERSHIPS.join(self.meeting, self.first_rank + process, device)
         data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
         member.broadcast(data, self.sequence)
         compare(fingerprint(data), self.sent_checksum, self.what)

@@ -180,7 +180,7 @@ class HandleSender:
             self._source.pack_buckets(owned)
             return None
         self._held.pop(part % TURNS, None)
-        data = self._held[part % TURNS] = _buffer(bucket, self._device)
+        data = self._held[part % TURNS] = shared_buffer(bucket, self._device)
         self._source.pack_buckets(owned, data if data.is_cuda else data.numpy())
         proof = fingerprint(data)  # on CUDA also the end of what is still being packed
         what = f"bucket {bucket.index} of weights v{version} ({bucket.size_bytes} bytes) from trainer rank {self._source.rank}"
@@ -213,7 +213,7 @@ class HandleReceiver:
         return UpdateAssembly(manifest, version, expected, streams=self._streams)
 
 
-def _buffer(bucket: Bucket, device: torch.device) -> torch.Tensor:
+def shared_buffer(bucket: Bucket, device: torch.device) -> torch.Tensor:
     """Zeros, of which gaps between slots keep theirs; in host memory where others can open it."""
     if device.type == "cuda":
         with _plain_segments():
