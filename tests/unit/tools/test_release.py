@@ -35,7 +35,7 @@ def tree(release: ModuleType, tmp_path: Path) -> Path:
     for name in (*FILES, *(f"{folder}/pyproject.toml" for folder in release.MEMBERS)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
-    shutil.copytree(ROOT / release.CHART, root / release.CHART)
+    shutil.copytree(ROOT / release.CHART, root / release.CHART, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 
 
@@ -122,14 +122,29 @@ def test_a_wheel_has_every_file_of_its_package_and_no_other(release: ModuleType,
 
 
 def test_the_chart_is_packaged_whole_and_the_same_each_time(release: ModuleType, tree: Path, tmp_path: Path) -> None:
-    (tree / "helm/rljob/values.yaml.orig").write_text("left by an editor")
+    chart = tree / release.CHART
+    sources = {f"rljob/{path.relative_to(chart)}" for path in chart.rglob("*") if path.is_file()}
+    (chart / "values.yaml.orig").write_text("left by an editor")
+    (chart / "files/__pycache__").mkdir()
+    (chart / "files/__pycache__/check_install.cpython-311.pyc").write_bytes(b"left by the tests of the script")
+    (chart / "files/__pycache__/notes.txt").write_text("in a folder that is left out")
     first = release.build_chart(tree, tmp_path)
     with tarfile.open(first) as archive:
         names = set(archive.getnames())
-    assert names == {f"rljob/{path.relative_to(ROOT / release.CHART)}" for path in (ROOT / release.CHART).rglob("*") if path.is_file()}
+    assert names == sources
     assert list(release.problems_of_chart(first, tree)) == []
     whole = first.read_bytes()
     os.utime(tree / "helm/rljob/values.yaml", (0, 0))
     assert release.build_chart(tree, tmp_path).read_bytes() == whole
     (tree / "crds/rljobs.rljob.dev.yaml").write_text("another")
     assert list(release.problems_of_chart(first, tree)) == [f"{first.name}: its CRD is not crds/rljobs.rljob.dev.yaml; make generate"]
+
+
+def test_a_file_of_the_chart_that_git_does_not_track_is_seen(release: ModuleType, tree: Path, tmp_path: Path) -> None:
+    release.run(["git", "init", "--quiet"], cwd=tree)
+    release.run(["git", "add", "--force", "."], cwd=tree)
+    assert list(release.problems_of_chart(release.build_chart(tree, tmp_path), tree)) == []
+    (tree / release.CHART / "templates/debug.yaml").write_text("kind: ConfigMap")
+    built = release.build_chart(tree, tmp_path)
+    (problem,) = release.problems_of_chart(built, tree)
+    assert problem.startswith(f"{built.name}: has rljob/templates/debug.yaml, which git does not track; ")
