@@ -169,7 +169,7 @@ def open_page(
 
 def kubectl_plugin() -> None:
     """Entry point ``kubectl-rlj``, which kubectl runs as ``kubectl rlj``: the commands that look at jobs."""
-    _plugin()()
+    plugin()()
 
 
 def kubectl_complete() -> None:
@@ -187,13 +187,14 @@ def kubectl_complete() -> None:
     }
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        _plugin()(prog_name="kubectl-rlj", complete_var=COMPLETE_VARIABLE)
+        plugin()(prog_name="kubectl-rlj", complete_var=COMPLETE_VARIABLE)
     completions = [line for line in printed.getvalue().split("\n") if line]
     # Without completions it is an argument: the name of a job, or the folder of a run, which the shell completes.
     typer.echo("\n".join([*completions, NO_FILES if completions else SHELL_DEFAULT]))
 
 
-def _plugin() -> typer.Typer:
+def plugin() -> typer.Typer:
+    """The command line of ``kubectl rlj``."""
     app = typer.Typer(
         name="kubectl rlj",
         no_args_is_help=True,
