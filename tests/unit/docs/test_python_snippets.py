@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pandas
+import pandas  # type: ignore[import-untyped]
 import pytest
 import torch
 
