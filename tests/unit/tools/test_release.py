@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from rljob_api.validation import check
 from tests.layout.tree import ROOT
 
 FILES = ("Dockerfile", "README.md", "CHANGELOG.md", "crds/rljobs.rljob.dev.yaml", "docs/install.md", "examples/kubernetes/rdma.yaml")
@@ -70,6 +71,7 @@ def test_a_version_is_written_everywhere_and_names_the_section_of_the_changelog(
     assert {"crds/pyproject.toml", "helm/rljob/Chart.yaml", "Dockerfile", "CHANGELOG.md", "docs/install.md"} <= set(written)
     assert release.version_of(tree) == "0.2.0rc1"
     assert [*release.problems_of_versions(tree), *release.problems_of_changelog(tree)] == []
+    assert list(release.problems_of_changelog(tree, rehearse=True)) == [], "the commit of a release can be rehearsed, too"
     assert '"ray[default]==2.60.0"' in (tree / "runtime/pyproject.toml").read_text()
     with pytest.raises(release.ReleaseError, match=r"v0\.2 is no version"):
         release.set_version(tree, "v0.2")
@@ -115,8 +117,8 @@ def test_a_wheel_has_every_file_of_its_package_and_no_other(release: ModuleType,
         "smaller.whl: lacks rljob_convert/py.typed; without it type checkers ignore its types",
         "smaller.whl: lacks the license",
     ]
-    old = wheel(release, tmp_path, "0.0.9")
-    assert list(release.problems_of_wheel(old, ROOT, "crds/convert")) == [
+    earlier = wheel(release, tmp_path, "0.0.9")
+    assert list(release.problems_of_wheel(earlier, ROOT, "crds/convert")) == [
         f"rljob_convert-any.whl: is not version {release.version_of(ROOT)} of rljob-convert"
     ]
 
@@ -148,3 +150,21 @@ def test_a_file_of_the_chart_that_git_does_not_track_is_seen(release: ModuleType
     built = release.build_chart(tree, tmp_path)
     (problem,) = release.problems_of_chart(built, tree)
     assert problem.startswith(f"{built.name}: has rljob/templates/debug.yaml, which git does not track; ")
+
+
+@pytest.mark.parametrize("words", [["check", "--job"], ["build", "--job", "--only-contents"], ["set"], ["check", "0.2.0"]])
+def test_options_that_contradict_each_other_are_refused(
+    release: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tools/release", *words])
+    with pytest.raises(SystemExit, match="2"):
+        release.main()
+    assert "error: " in capsys.readouterr().err
+
+
+def test_the_chart_has_the_tests_that_a_release_runs(release: ModuleType) -> None:
+    assert [name for name in release.CHART_TESTS if not (ROOT / name).exists()] == []
+
+
+def test_the_job_of_a_release_has_two_steps(release: ModuleType) -> None:
+    assert check(release.short_job(ROOT)).job.spec.training.steps == 2
