@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import logging
@@ -95,11 +96,17 @@ def block(page: str, mark: str) -> Snippet:
     return found
 
 
-def run(snippet: Snippet, **names: Any) -> Names:
-    """The names that the block defines."""
-    names["__name__"] = "snippet"
-    exec(compile(snippet.text, str(snippet), "exec"), names)
-    return names
+def run(snippet: Snippet, folder: Path, **names: Any) -> Names:
+    """The names that the block defines, imported as a module, as jobs import such files."""
+    file = folder / "block_of_page.py"
+    file.write_text(snippet.text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update(names)
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 def test_every_block_runs_or_has_a_reason() -> None:
@@ -113,13 +120,13 @@ def test_the_tests_that_reasons_name_exist(reason: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "mark"), list(HERE))
-def test_what_a_block_defines_works(page: str, mark: str) -> None:
-    HERE[page, mark](run(block(page, mark)))
+def test_what_a_block_defines_works(page: str, mark: str, tmp_path: Path) -> None:
+    HERE[page, mark](run(block(page, mark), tmp_path))
 
 
-def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with caplog.at_level(logging.INFO):
-        run(block("docs/time-division.md", "log_memory_usage("), logger=logging.getLogger("page"))
+        run(block("docs/time-division.md", "log_memory_usage("), tmp_path, logger=logging.getLogger("page"))
     (record,) = caplog.records
     assert record.getMessage().startswith("after loading: ")
 
@@ -129,5 +136,5 @@ def test_verls_data_become_lines_of_json(tmp_path: Path, monkeypatch: pytest.Mon
     pandas.DataFrame([row]).to_parquet(tmp_path / "train.parquet")
     monkeypatch.setattr(sys, "argv", ["to_jsonl.py", str(tmp_path / "train.parquet")])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        run(block("docs/migrate/verl.md", "read_parquet("))
+        run(block("docs/migrate/verl.md", "read_parquet("), tmp_path)
     assert json.loads(printed.getvalue()) == {"question": "6 * 7?", "answer": "42"}
