@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,11 +23,14 @@ from tests.layout.tree import ROOT
 from tests.support.chart import CHART
 from tests.support.golden import Golden
 from tests.support.pace import HANG_S
+from tests.support.shell_lines import ShellLine, shell_lines
 
 GOLDEN = ROOT / "tests" / "golden" / "helm"
 KUBE_VERSION = "1.36.3"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 CASES = ("default", "namespaced", "everything")
+HELM_LINES = shell_lines("helm")
+OWN_CHART = str(CHART.relative_to(ROOT))
 Manifest = dict[str, Any]
 
 
@@ -241,6 +245,31 @@ def test_no_page_upgrades_with_the_old_charts_defaults():
     """With --reuse-values Helm takes the defaults of the old chart, without what the new one has added."""
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     assert [page.name for page in pages if " --reuse-values -" in page.read_text() or " --reuse-values\n" in page.read_text()] == []
+
+
+@pytest.mark.parametrize("line", [line for line in HELM_LINES if OWN_CHART in line.words], ids=str)
+def test_the_chart_renders_with_the_options_of_the_pages(helm: Path, line: ShellLine):
+    program, verb, *words = line.words
+    assert (program, verb in ("install", "upgrade")) == ("helm", True), line
+    words = [word for word in words if word != "--reset-then-reuse-values"]  # about a release that exists; there is none
+    command = [helm, "template", *words, f"--kube-version={KUBE_VERSION}"]
+    done = subprocess.run(command, cwd=ROOT, input=line.stdin, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert objects(done.stdout)
+
+
+def test_options_of_helm_on_the_pages_exist(helm: Path):
+    """Also of other charts, which cannot be rendered without their repositories."""
+    verbs: dict[tuple[str, ...], set[str]] = {}
+    for line in HELM_LINES:
+        verb = line.words[1:3] if line.words[1] == "repo" else line.words[1:2]
+        verbs.setdefault(verb, set()).update(word.partition("=")[0] for word in line.words if word.startswith("-") and word != "-")
+    assert {("install",), ("upgrade",), ("uninstall",), ("test",), ("repo", "add")} <= verbs.keys()
+    for verb, used in verbs.items():
+        done = run(helm, *verb, "--help")
+        known = set(re.findall(r"(?<![\w-])--?[\w-]+", done.stdout))
+        assert f"helm {' '.join(verb)} " in done.stdout, f"helm has no command {' '.join(verb)}"
+        assert used <= known, f"helm {' '.join(verb)} has no {sorted(used - known)}"
 
 
 def test_egress_of_jobs_is_dns_the_api_server_and_what_is_allowed(helm: Path):

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from rljob_api.validation import check
 from tests.layout.tree import ROOT
 
 FILES = ("Dockerfile", "README.md", "CHANGELOG.md", "crds/rljobs.rljob.dev.yaml", "docs/install.md", "examples/kubernetes/rdma.yaml")
@@ -35,7 +36,7 @@ def tree(release: ModuleType, tmp_path: Path) -> Path:
     for name in (*FILES, *(f"{folder}/pyproject.toml" for folder in release.MEMBERS)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
-    shutil.copytree(ROOT / release.CHART, root / release.CHART)
+    shutil.copytree(ROOT / release.CHART, root / release.CHART, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 
 
@@ -70,6 +71,7 @@ def test_a_version_is_written_everywhere_and_names_the_section_of_the_changelog(
     assert {"crds/pyproject.toml", "helm/rljob/Chart.yaml", "Dockerfile", "CHANGELOG.md", "docs/install.md"} <= set(written)
     assert release.version_of(tree) == "0.2.0rc1"
     assert [*release.problems_of_versions(tree), *release.problems_of_changelog(tree)] == []
+    assert list(release.problems_of_changelog(tree, rehearse=True)) == [], "the commit of a release can be rehearsed, too"
     assert '"ray[default]==2.60.0"' in (tree / "runtime/pyproject.toml").read_text()
     with pytest.raises(release.ReleaseError, match=r"v0\.2 is no version"):
         release.set_version(tree, "v0.2")
@@ -115,21 +117,54 @@ def test_a_wheel_has_every_file_of_its_package_and_no_other(release: ModuleType,
         "smaller.whl: lacks rljob_convert/py.typed; without it type checkers ignore its types",
         "smaller.whl: lacks the license",
     ]
-    old = wheel(release, tmp_path, "0.0.9")
-    assert list(release.problems_of_wheel(old, ROOT, "crds/convert")) == [
+    earlier = wheel(release, tmp_path, "0.0.9")
+    assert list(release.problems_of_wheel(earlier, ROOT, "crds/convert")) == [
         f"rljob_convert-any.whl: is not version {release.version_of(ROOT)} of rljob-convert"
     ]
 
 
 def test_the_chart_is_packaged_whole_and_the_same_each_time(release: ModuleType, tree: Path, tmp_path: Path) -> None:
-    (tree / "helm/rljob/values.yaml.orig").write_text("left by an editor")
+    chart = tree / release.CHART
+    sources = {f"rljob/{path.relative_to(chart)}" for path in chart.rglob("*") if path.is_file()}
+    (chart / "values.yaml.orig").write_text("left by an editor")
+    (chart / "files/__pycache__").mkdir()
+    (chart / "files/__pycache__/check_install.cpython-311.pyc").write_bytes(b"left by the tests of the script")
+    (chart / "files/__pycache__/notes.txt").write_text("in a folder that is left out")
     first = release.build_chart(tree, tmp_path)
     with tarfile.open(first) as archive:
         names = set(archive.getnames())
-    assert names == {f"rljob/{path.relative_to(ROOT / release.CHART)}" for path in (ROOT / release.CHART).rglob("*") if path.is_file()}
+    assert names == sources
     assert list(release.problems_of_chart(first, tree)) == []
     whole = first.read_bytes()
     os.utime(tree / "helm/rljob/values.yaml", (0, 0))
     assert release.build_chart(tree, tmp_path).read_bytes() == whole
     (tree / "crds/rljobs.rljob.dev.yaml").write_text("another")
     assert list(release.problems_of_chart(first, tree)) == [f"{first.name}: its CRD is not crds/rljobs.rljob.dev.yaml; make generate"]
+
+
+def test_a_file_of_the_chart_that_git_does_not_track_is_seen(release: ModuleType, tree: Path, tmp_path: Path) -> None:
+    release.run(["git", "init", "--quiet"], cwd=tree)
+    release.run(["git", "add", "--force", "."], cwd=tree)
+    assert list(release.problems_of_chart(release.build_chart(tree, tmp_path), tree)) == []
+    (tree / release.CHART / "templates/debug.yaml").write_text("kind: ConfigMap")
+    built = release.build_chart(tree, tmp_path)
+    (problem,) = release.problems_of_chart(built, tree)
+    assert problem.startswith(f"{built.name}: has rljob/templates/debug.yaml, which git does not track; ")
+
+
+@pytest.mark.parametrize("words", [["check", "--job"], ["build", "--job", "--only-contents"], ["set"], ["check", "0.2.0"]])
+def test_options_that_contradict_each_other_are_refused(
+    release: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tools/release", *words])
+    with pytest.raises(SystemExit, match="2"):
+        release.main()
+    assert "error: " in capsys.readouterr().err
+
+
+def test_the_chart_has_the_tests_that_a_release_runs(release: ModuleType) -> None:
+    assert [name for name in release.CHART_TESTS if not (ROOT / name).exists()] == []
+
+
+def test_the_job_of_a_release_has_two_steps(release: ModuleType) -> None:
+    assert check(release.short_job(ROOT)).job.spec.training.steps == 2

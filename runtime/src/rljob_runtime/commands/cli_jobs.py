@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import shlex
+import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +21,11 @@ Namespace = Annotated[
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; the current one by default.")]
 Job = Annotated[str, typer.Argument(metavar="NAME", help="Name of an RLJob on the cluster, or folder of a local run.")]
+
+COMPLETE_VARIABLE = "_KUBECTL_RLJ_COMPLETE"
+"""Environment variable that makes Typer print completions instead of running a command."""
+SHELL_DEFAULT, NO_FILES = ":0", ":4"
+"""Cobra's ShellCompDirectiveDefault and ShellCompDirectiveNoFileComp."""
 
 
 class Page(StrEnum):
@@ -159,6 +169,32 @@ def open_page(
 
 def kubectl_plugin() -> None:
     """Entry point ``kubectl-rlj``, which kubectl runs as ``kubectl rlj``: the commands that look at jobs."""
+    plugin()()
+
+
+def kubectl_complete() -> None:
+    """Entry point ``kubectl_complete-rlj``, which kubectl runs to complete a command line that begins with ``kubectl rlj``.
+
+    The arguments are the words after ``rlj``; the last one, possibly empty, is to be completed. Prints one completion per line, and
+    then a directive of Cobra's completion protocol.
+    """
+    words = shlex.join(["kubectl-rlj", *(word for word in sys.argv[1:] if word)])
+    # Typer's format for fish, one completion per line with its help after a tab, is also what kubectl reads.
+    os.environ |= {
+        COMPLETE_VARIABLE: "complete_fish",
+        "_TYPER_COMPLETE_ARGS": words if sys.argv[-1] else f"{words} ",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        plugin()(prog_name="kubectl-rlj", complete_var=COMPLETE_VARIABLE)
+    completions = [line for line in printed.getvalue().split("\n") if line]
+    # Without completions it is an argument: the name of a job, or the folder of a run, which the shell completes.
+    typer.echo("\n".join([*completions, NO_FILES if completions else SHELL_DEFAULT]))
+
+
+def plugin() -> typer.Typer:
+    """The command line of ``kubectl rlj``."""
     app = typer.Typer(
         name="kubectl rlj",
         no_args_is_help=True,
@@ -167,7 +203,7 @@ def kubectl_plugin() -> None:
         help="Inspect RLJobs of the cluster.",
     )
     register(app)
-    app()
+    return app
 
 
 def _is_local(name: str) -> bool:

@@ -1,0 +1,140 @@
+"""Python blocks of the pages do what their page says. The others name what they need that is not here, or the test that runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas  # type: ignore[import-untyped]
+import pytest
+import torch
+
+from rljob_runtime.losses.tokens import LossTokens
+from tests.layout.tree import ROOT
+from tests.support.snippets import Snippet, all_snippets
+
+Names = dict[str, Any]
+
+ENDPOINT = "needs the endpoint of an episode; tests/integration/test_harness_run.py runs such programs"
+ELSEWHERE = {
+    ("docs/agents.md", "openai.OpenAI()"): ENDPOINT,
+    ("docs/how-to/harness.md", "openai.OpenAI()"): ENDPOINT,
+    ("docs/how-to/checkpoints.md", "def load("): "needs a trained model",
+    ("docs/migrate/trl.md", "GRPOTrainer("): "needs TRL's trainer, a GPU, and a model from the hub",
+    ("docs/placement.md", "FlexiblePlacementStrategy("): "tests/unit/docs/test_placement_page.py runs it",
+    ("docs/python-api.md", "rljob.Callback"): "needs a whole run; tests/integration/test_library_run.py runs it",
+    ("docs/python-api.md", "class Policy("): "tests/unit/library/test_python_api_page.py runs it",
+    ("docs/python-api.md", "class Model("): "tests/unit/library/test_python_api_page.py runs it",
+    ("docs/time-division.md", "DeviceArbiter("): "tests/unit/docs/test_time_division_page.py runs it",
+}
+"""Page and a text that only this block of it has -> why it is not run here."""
+
+
+def reward(names: Names) -> None:
+    right, wrong = (names["score"]("What is 6 * 7?", response, "42", {}) for response in ("42", "I do not know."))
+    assert isinstance(right, float)
+    assert right > wrong
+
+
+def environment(names: Names) -> None:
+    """A binary search wins."""
+    game = names["Guess"](highest=20)
+    assert "from 1 to 20" in game.reset(seed=3)
+    assert game.step("ten").reward < 0
+    low, high = 1, 20
+    for _ in range(5):
+        turn = game.step(f"Is it {(low + high) // 2}?")
+        if turn.done:
+            break
+        low, high = ((low + high) // 2 + 1, high) if turn.observation == "Higher." else (low, (low + high) // 2 - 1)
+    assert (turn.done, turn.reward, turn.observation) == (True, 1.0, "Yes.")
+    assert game.reset(seed=3) == game.reset(seed=3)
+    game.close()
+
+
+def algorithm(names: Names) -> None:
+    """Loss and estimate have the shapes that their comments name, and the loss has a gradient."""
+    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    tokens = LossTokens(
+        logprobs=logprobs, old_logprobs=logprobs.detach(), advantages=torch.tensor([1.0, 1.0, -1.0]), sequence_lengths=[2, 1]
+    )
+    losses = names["loss"](tokens, beta=0.1)
+    assert losses.shape == (3,)
+    losses.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [-1.0, -1.0, 1.0]
+
+    class Step:
+        rewards = numpy.array([1.0, 0.0])
+
+    assert names["estimate"](Step).tolist() == [0.5, -0.5]
+
+
+HERE: dict[tuple[str, str], Callable[[Names], None]] = {
+    ("README.md", "def score("): reward,
+    ("docs/tutorial/index.md", "def score("): reward,
+    ("docs/migrate/trl.md", "def score("): reward,
+    ("docs/migrate/verl.md", "def score("): reward,
+    ("docs/how-to/environment.md", "class Guess"): environment,
+    ("docs/algorithms.md", "def loss("): algorithm,
+}
+"""Page and a text that only this block of it has -> what is tried with the names that it defines."""
+WITH_INPUT = {("docs/time-division.md", "log_memory_usage("), ("docs/migrate/verl.md", "read_parquet(")}
+"""Programs that need input; each has a test of its own below."""
+
+
+def block(page: str, mark: str) -> Snippet:
+    (found,) = [one for one in all_snippets("python") if one.page == ROOT / page and mark in one.text]
+    return found
+
+
+def run(snippet: Snippet, folder: Path, **names: Any) -> Names:
+    """The names that the block defines, imported as a module, as jobs import such files."""
+    file = folder / "block_of_page.py"
+    file.write_text(snippet.text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update(names)
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+def test_every_block_runs_or_has_a_reason() -> None:
+    known = [str(block(page, mark)) for page, mark in [*ELSEWHERE, *HERE, *WITH_INPUT]]
+    assert sorted(known) == sorted(map(str, all_snippets("python")))
+
+
+@pytest.mark.parametrize("reason", sorted(set(ELSEWHERE.values())))
+def test_the_tests_that_reasons_name_exist(reason: str) -> None:
+    assert [word for word in reason.split() if word.startswith("tests/") and not (ROOT / word).exists()] == []
+
+
+@pytest.mark.parametrize(("page", "mark"), list(HERE))
+def test_what_a_block_defines_works(page: str, mark: str, tmp_path: Path) -> None:
+    HERE[page, mark](run(block(page, mark), tmp_path))
+
+
+def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.INFO):
+        run(block("docs/time-division.md", "log_memory_usage("), tmp_path, logger=logging.getLogger("page"))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("after loading: ")
+
+
+def test_verls_data_become_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"prompt": [{"role": "user", "content": "6 * 7?"}], "reward_model": {"ground_truth": 42}}
+    pandas.DataFrame([row]).to_parquet(tmp_path / "train.parquet")
+    monkeypatch.setattr(sys, "argv", ["to_jsonl.py", str(tmp_path / "train.parquet")])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run(block("docs/migrate/verl.md", "read_parquet("), tmp_path)
+    assert json.loads(printed.getvalue()) == {"question": "6 * 7?", "answer": "42"}
