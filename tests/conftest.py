@@ -40,6 +40,7 @@ LONGEST_FIRST = (
     "test_engine_replacement.py",
     "test_run.py",
     "test_judged_run.py",
+    "test_examples_run.py",
     "test_lake_model.py",
     "test_time_division.py",
     "test_domains.py",
@@ -54,7 +55,14 @@ LONGEST_FIRST = (
     "test_bit_equality.py",
 )
 """Files, and files together, of a minute and more: begun last, one of them would run alone at the end."""
-SPREAD = ("test_quickstart.py", "test_converted_job.py", "test_engine_replacement.py", "test_run.py", "test_judged_run.py")
+SPREAD = (
+    "test_quickstart.py",
+    "test_converted_job.py",
+    "test_engine_replacement.py",
+    "test_run.py",
+    "test_judged_run.py",
+    "test_examples_run.py",
+)
 """Files whose tests take minutes and share no fixture of the module: each test is begun by whichever process is free."""
 GIB_PER_PROCESS = 5
 """Of pytest and a small job that it waits for."""

@@ -272,7 +272,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": str(ROOT)} if program else {}) | dict(environment or {}),
+                env=os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": _with_root()} if program else {}) | dict(environment or {}),
             )
 
     @property
@@ -338,6 +338,11 @@ class Running:
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(command)
         return left
+
+
+def _with_root() -> str:
+    """Python's path with this tree before what is on it."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _program(before: str, as_users: bool) -> str:

@@ -61,7 +61,9 @@ class RoleTraits:
     is_trained: bool = False
     """Whether it has gradients and an optimizer, and divides a mini-batch's samples over its processes."""
     takes_tensor_parallel: bool = False
-    """Whether ``components[].tensorParallelSize`` divides its layers; the Trainer's size is a setting of its training."""
+    """Whether ``components[].tensorParallelSize`` divides its layers."""
+    sized_by_training: bool = False
+    """Whether the parallel sizes of ``spec.training`` are its own; :class:`~rljob_api.v1alpha1.rljob.RLJobSpec` returns them."""
     has_own_model: bool = False
     """Whether its model is another than ``spec.model``: it is not in the memory estimate."""
     publishes_weights: bool = False
@@ -71,6 +73,16 @@ class RoleTraits:
     def holds_model(self) -> bool:
         """Whether a copy of a model, or a part of it, is on its devices."""
         return self.runs_on is RunsOn.DEVICES
+
+    @property
+    def divides_layers(self) -> bool:
+        """Whether its processes can share each layer, whichever field says so; an engine's devices are within one process."""
+        return self.takes_tensor_parallel or self.sized_by_training
+
+    @property
+    def receives_weights(self) -> bool:
+        """Whether it generates with the weights that are published."""
+        return self.has_engine and not self.has_own_model
 
     @property
     def takes_workers(self) -> bool:
@@ -87,6 +99,7 @@ TRAITS: Mapping[Role, RoleTraits] = MappingProxyType(
             offload_fields=("optimizer", "weight", "grad"),
             is_auto_placed=True,
             is_trained=True,
+            sized_by_training=True,
             publishes_weights=True,
         ),
         Role.ROLLOUT: RoleTraits(

@@ -44,6 +44,7 @@ ENGINE = (
 TRAINER = ("rljob_runtime.training.worker", "rljob_runtime.training.critic", "transformers.models.qwen2.modeling_qwen2")
 MODULES = {
     "rljob_runtime.engine.vllm.engine:VllmEngine": ENGINE,
+    "tests.integration.counting_engine:CountingEngine": ENGINE,
     "rljob_runtime.training.worker:PolicyWorker": TRAINER,
     "rljob_runtime.training.critic:CriticWorker": TRAINER,
 }

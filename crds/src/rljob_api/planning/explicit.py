@@ -15,7 +15,8 @@ from rljob_api.errors import FieldError
 from rljob_api.planning.component import MAX_PROCESSES, ComponentPlanner
 from rljob_api.planning.nodes import group_errors, planned_nodes, repeated, too_many, topology_of
 from rljob_api.planning.plan import PlacementMode, Plan, PlannedComponent, PlannedProcess, devices_of
-from rljob_api.v1alpha1.components import Component, Role
+from rljob_api.roles import TRAITS
+from rljob_api.v1alpha1.components import Component
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 
@@ -53,7 +54,7 @@ def _planned(spec: RLJobSpec) -> Plan | list[FieldError]:
             continue
         planned[index] = result
         devices[index] = devices_of(result)
-        if spec.components[index].role is Role.TRAINER:
+        if TRAITS[spec.components[index].role].publishes_weights:
             trainer |= devices[index]
         total += len(result)
     if problems:
@@ -67,7 +68,7 @@ def _planned(spec: RLJobSpec) -> Plan | list[FieldError]:
 
 def _trainers_first(components: Sequence[Component]) -> list[int]:
     """Indexes in planning order: how engines are laid out may depend on where the Trainer is."""
-    return sorted(range(len(components)), key=lambda index: (components[index].role is not Role.TRAINER, index))
+    return sorted(range(len(components)), key=lambda index: (not TRAITS[components[index].role].publishes_weights, index))
 
 
 def _with_sharing(
@@ -99,9 +100,10 @@ def _mode(components: Sequence[Component], devices: Sequence[Set[int]]) -> Place
     trainer: set[int] = set()
     rollout: set[int] = set()
     for component, its_devices in zip(components, devices, strict=True):
-        if component.role is Role.TRAINER:
+        traits = TRAITS[component.role]
+        if traits.publishes_weights:
             trainer |= its_devices
-        elif component.role is Role.ROLLOUT:
+        elif traits.receives_weights:
             rollout |= its_devices
     if trainer.isdisjoint(rollout):
         return PlacementMode.DISAGGREGATED

@@ -38,8 +38,8 @@ def _tensor_parallel(spec: RLJobSpec) -> Iterator[FieldError]:
         if size is None or traits.takes_tensor_parallel:
             continue
         path = f"spec.components[{index}].tensorParallelSize"
-        if component.role is Role.TRAINER:
-            yield _error(path, size, "a Trainer has training.tensorParallelSize", f"write {size} there")
+        if traits.sized_by_training:
+            yield _error(path, size, f"a {component.role} has training.tensorParallelSize", f"write {size} there")
         elif traits.has_engine:
             yield _error(path, size, f"a {component.role} has engine.tensorParallelSize", f"write {size} there")
         else:

@@ -63,8 +63,8 @@ def model_problems(spec: RLJobSpec, config_of: ConfigReader) -> list[FieldError]
 
 def tensor_parallel_path(spec: RLJobSpec, index: int) -> str:
     """The field that says over how many devices the layers of a component without engine are divided."""
-    is_trainer = spec.components[index].role is Role.TRAINER
-    return "spec.training.tensorParallelSize" if is_trainer else f"spec.components[{index}].tensorParallelSize"
+    in_training = TRAITS[spec.components[index].role].sized_by_training
+    return "spec.training.tensorParallelSize" if in_training else f"spec.components[{index}].tensorParallelSize"
 
 
 def _decoder(config: Config) -> Config:
@@ -155,7 +155,7 @@ def _tensor_parallel(spec: RLJobSpec, config: Config, decoder: Config) -> Iterat
     for index, component in enumerate(spec.components):
         if TRAITS[component.role].has_own_model:
             continue
-        if component.role is Role.TRAINER:
+        if TRAITS[component.role].sized_by_training:
             yield from _divided_layers(tensor_parallel_path(spec, index), spec.tensor_parallel_size(component), decoder)
         else:
             yield from _component_parallel(index, component, decoder)

@@ -9,7 +9,6 @@ from rljob_api.errors import field_error as _error
 from rljob_api.planning.plan import Plan
 from rljob_api.roles import TRAITS
 from rljob_api.rules.model import CONTEXT_PARALLEL_PATH, EXPERT_PARALLEL_PATH, tensor_parallel_path
-from rljob_api.v1alpha1.components import Role
 from rljob_api.v1alpha1.learning import Training
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_api.vocabulary import LayerCompilation, Schedule
@@ -97,7 +96,7 @@ def _data_parallel(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
 def _parallel_sizes(spec: RLJobSpec, plan: Plan) -> Iterator[FieldError]:
     for index, component in enumerate(plan.components):
         tensor, processes = spec.tensor_parallel_size(spec.components[index]), component.world_size
-        takes_size = component.role is Role.TRAINER or TRAITS[component.role].takes_tensor_parallel
+        takes_size = TRAITS[component.role].divides_layers
         devices = f"the {processes} device{'s' if processes > 1 else ''} of {component.name}"
         if takes_size and processes % tensor:
             yield _error(
@@ -164,8 +163,7 @@ def _layer_compilation(spec: RLJobSpec) -> Iterator[FieldError]:
     if wanted is not LayerCompilation.ENABLED:
         return
     for component in spec.components:
-        divisible = component.role is Role.TRAINER or TRAITS[component.role].takes_tensor_parallel
-        if divisible and (tensor := spec.tensor_parallel_size(component)) > 1:
+        if TRAITS[component.role].divides_layers and (tensor := spec.tensor_parallel_size(component)) > 1:
             problem = f"contradicts the tensorParallelSize {tensor} of {component.name}: divided layers are not compiled"
             yield _error("spec.training.layerCompilation", wanted, problem, "use Auto, or tensorParallelSize 1")
 

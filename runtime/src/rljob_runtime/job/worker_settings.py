@@ -15,6 +15,7 @@ from typing import Any
 from rljob_api.planning import environment
 from rljob_api.planning.plan import Plan, PlannedComponent, PlannedProcess
 from rljob_api.quantities import rounded_down
+from rljob_api.roles import TRAITS
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Role
 from rljob_api.v1alpha1.data import DataSource, DataSourceType
@@ -36,8 +37,6 @@ from rljob_runtime.offload.states import StateKind
 from rljob_runtime.overlap.episodes import EnvironmentRules
 from rljob_runtime.rewards.config import RewardConfig
 from rljob_runtime.training.config import PolicyConfig
-
-"""Scale of each suffix; cores come in thousandths or plain, the others are allowed by the schema and mean too many cores anyway."""
 
 
 def component_spec(spec: RLJobSpec, name: str) -> Component:
@@ -125,13 +124,15 @@ def policy_config(
     Parallel sizes are the component's. Host memory, ``reserve`` and ``optimizer_around_step`` come from device sharing,
     ``reduces_each_micro_batch`` from the memory estimate; a Custom loss is imported from ``job_folder`` first.
     """
+    traits = TRAITS[role]
+    is_policy = traits.publishes_weights
     training = spec.algorithm.critic.over(spec.training) if role is Role.CRITIC else spec.training
     return PolicyConfig(
         model_path=spec.model.path,
         trust_remote_code=spec.model.trust_remote_code,
         attn_implementation=spec.model.attention,
         dtype=spec.model.dtype.value,
-        trainable=role not in (Role.REFERENCE, Role.TEACHER),
+        trainable=traits.is_trained,
         learning_rate=training.learning_rate,
         min_learning_rate=training.min_learning_rate,
         betas=(training.beta1, training.beta2),
@@ -140,7 +141,7 @@ def policy_config(
         weight_decay=training.weight_decay,
         warmup_steps=training.warmup_steps,
         lr_schedule=training.schedule,
-        total_steps=training.steps - (learning_settings.critic_warmup_steps(spec) if role is Role.TRAINER else 0),
+        total_steps=training.steps - (learning_settings.critic_warmup_steps(spec) if is_policy else 0),
         max_grad_norm=training.max_grad_norm,
         token_budget=training.micro_batch_tokens,
         logprob_chunk_tokens=training.logprob_chunk_tokens,
@@ -149,9 +150,9 @@ def policy_config(
         tensor_parallel_size=tensor_parallel_size,
         context_parallel_size=context_parallel_size,
         expert_parallel_size=expert_parallel_size,
-        lora=learning_settings.lora_config(spec) if role is Role.TRAINER else None,
-        load_balancing=learning_settings.load_balancing_config(spec) if role is Role.TRAINER else None,
-        replays_routes=role is Role.TRAINER and learning_settings.replays_routes(spec),
+        lora=learning_settings.lora_config(spec) if is_policy else None,
+        load_balancing=learning_settings.load_balancing_config(spec) if is_policy else None,
+        replays_routes=is_policy and learning_settings.replays_routes(spec),
         loss=learning_settings.loss_config(spec, job_folder),
         seed=spec.seed,
         threads=num_threads,
