@@ -17,7 +17,7 @@ from bench.offload.limits import WIDTH, synchronize, timed
 
 
 def make_model(device: torch.device, layers: int) -> nn.Sequential:
-    """Square layers without biases, under torch's default initialisation."""
+    """Square layers without biases, under torch's default initialization."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(layers)))
 
 

@@ -301,7 +301,7 @@ _joining = threading.Lock()
 def joined(meeting: Meeting, rank: int, device: torch.device) -> Member:
     """This process's membership; at the first call it joins, and leaves the meetings of the sender that were there before.
 
-    Of whatever rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep what it has on the
+    At any rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep its memory on the
     device.
 
     Raises:
