@@ -107,7 +107,7 @@ TRAINING: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(title="Loss", unit="short", queries=own("total_loss", "policy_loss", "kl_loss", prefix="train_")),
             Panel(title="Gradient norm", unit="short", queries=one("train_grad_norm")),
-            Panel(title="Entropy", unit="short", note="nats per token", queries=one("train_entropy_from_behaviour_nats")),
+            Panel(title="Entropy", unit="short", note="nats per token", queries=one("train_entropy_from_behavior_nats")),
             Panel(
                 title="Trainer and engine mismatch",
                 unit="short",

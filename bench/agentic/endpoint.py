@@ -54,7 +54,7 @@ class Times:
     p99_ms: float
     calls_per_s: float
     cpu_ms: float | None
-    """Of this process, for a call; None where the engine is part of it."""
+    """CPU time of this process for a call; None where the engine is part of it."""
 
 
 def main() -> int:

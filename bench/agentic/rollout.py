@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def max_tokens(self) -> int:
-        """Of an episode."""
+        """Most tokens of an episode."""
         return (self.size * (self.size + 1) + ACTION_TOKENS + 4) * (MAX_TURNS + 1)
 
 

@@ -55,7 +55,7 @@ class Rate:
     steps: int
     wall_s: float
     cpu_s: float
-    """Of this process; for a user's class without its processes."""
+    """CPU time of this process; for a user's class without its processes."""
     environment_s: float
     """Inside the environments, resets included."""
 

@@ -28,7 +28,7 @@ MAX_SHOWN, MAX_TEXT = 10, 2000
 """Faults that went wrong whose details the result keeps, and characters of each."""
 WITHOUT_ROOT = ("loop", "operator", "processes")
 SHARES = {"loop": 0.75, "operator": 0.23, "processes": 0.02, "cluster": 0.02}
-"""Of the faults: what one costs differs by a factor of a hundred."""
+"""Shares of the faults: what one costs differs by a factor of a hundred."""
 
 
 def main() -> int:

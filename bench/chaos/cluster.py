@@ -100,7 +100,7 @@ class Scene:
         return self.kubectl.pod_of(self.name, group, self.attempt)
 
     def pod_uid(self, group: str) -> str:
-        """Of the pod of a node group."""
+        """UID of the pod of a node group."""
         return str(self.pod(group)["metadata"]["uid"])
 
     def delete(self, kind: str, name: str, *options: str, namespace: str | None = None) -> None:
@@ -138,7 +138,7 @@ class Scene:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Of the RLJob."""
+        """Status of the RLJob."""
         status: dict[str, Any] = self.kubectl.get("rljob", self.name).get("status", {})
         return status
 

@@ -119,10 +119,10 @@ class Life:
             case _:
                 raise KeyError(self.kind)
 
-        def is_told(found: dict[str, Any]) -> bool:
+        def is_reported(found: dict[str, Any]) -> bool:
             return found.get("status", {}).get("lastFailure", {}).get("reason") == wanted
 
-        await self._until(self.job_path, is_told, f"lastFailure {wanted}")
+        await self._until(self.job_path, is_reported, f"lastFailure {wanted}")
 
     async def _out_of_order(self) -> tuple[str, float | None]:
         """The end is seen before the start, then a start that is too late."""

@@ -70,8 +70,8 @@ class Server:
         """Exit code, or "hang"."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        told = {"root": str(root), "case": asdict(case), "attempt": number, "deadline_s": HANG_S}
-        self._process.stdin.write(json.dumps(told).encode() + b"\n")
+        given = {"root": str(root), "case": asdict(case), "attempt": number, "deadline_s": HANG_S}
+        self._process.stdin.write(json.dumps(given).encode() + b"\n")
         await self._process.stdin.drain()
         return json.loads(await asyncio.wait_for(self._process.stdout.readline(), HANG_S + 30))["exit"]
 
@@ -177,7 +177,7 @@ async def run(seed: int, count: int, only: str | None, say: Say, servers: int = 
         seed: of the first job; the others count on.
         count: faults.
         only: one kind.
-        say: told how many are done.
+        say: called with how many are done.
         servers: attempts at the same time.
     """
     kinds = [kind for kind in KINDS if only is None or kind == only]

@@ -174,7 +174,7 @@ class Engine(ServingEngine):
 
 
 class Rewards(ScriptedRewards):
-    """Refuses samples, or is gone, when told to."""
+    """Refuses samples, or is gone, when the case says so."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ def _supervisor(engines: Sequence[Engine], reporter: Reporter) -> EngineSupervis
 
 
 def _fill_disks(world: World) -> None:
-    """Have the next write of a checkpoint's state, or of the policy, find no space when told to."""
+    """Have the next write of a checkpoint's state, or of the policy, find no space when the case says so."""
     write, finish = checkpointing._write_synced, world.trainer.finish_checkpoint
 
     def write_synced(path: Path, text: str) -> None:
@@ -326,12 +326,12 @@ def serve() -> None:
     sys.stdout.write(json.dumps({"exit": 0}) + "\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        told = json.loads(line)
-        case = Case(**told["case"] | {"faults": tuple(tuple(fault) for fault in told["case"]["faults"])})
+        given = json.loads(line)
+        case = Case(**given["case"] | {"faults": tuple(tuple(fault) for fault in given["case"]["faults"])})
         child = os.fork()
         if child == 0:
-            os._exit(attempt(Path(told["root"]), case, told["attempt"]))
-        deadline_s = time.monotonic() + told["deadline_s"]
+            os._exit(attempt(Path(given["root"]), case, given["attempt"]))
+        deadline_s = time.monotonic() + given["deadline_s"]
         status: int | str | None = None
         while status is None:
             pid, code = os.waitpid(child, os.WNOHANG)

@@ -39,13 +39,13 @@ OPERATOR_KINDS = (
     "API server slow", "API server away", *(f"every third write {status}" for status in REFUSALS), "etcd slowed", *webhooks.KINDS,
 )  # fmt: skip
 LONG_KINDS = (webhooks.HANGS,)
-"""Of the operator; each takes some half a minute."""
+"""Faults of the operator; each takes some half a minute."""
 LEASE_KINDS = ("leader killed", "leader stopped beyond its lease")
 KINDS = (*JOB_KINDS, *dict.fromkeys(OPERATOR_KINDS), *LEASE_KINDS)
 NAMESPACE = "chaos"
 LIVES_AT_ONCE = 8
 JUMPS_S = (-3600.0, -90.0, 90.0, 3600.0)
-"""Of the clock; longer ones than a deadline of the spec would end jobs, rightly."""
+"""Jumps of the clock; longer ones than a deadline of the spec would end jobs, rightly."""
 QUIET_S = 4.0
 CHILD_COLLECTIONS = (
     "/api/v1/namespaces/{}/serviceaccounts", "/apis/ray.io/v1/namespaces/{}/rayjobs",
@@ -67,7 +67,7 @@ class Scene:
     rng: random.Random
     numbers: Any
     folder: Path
-    """Of the API server."""
+    """Folder of the API server."""
 
     async def meet(self, kind: str) -> Outcome:
         """One fault of the operator or of what it depends on."""
@@ -180,7 +180,7 @@ async def run(seed: int, count: int, only: str | None, say: Say, failovers: int 
         seed: of moments and of the order.
         count: faults.
         only: one kind.
-        say: told how many are done.
+        say: called with how many are done.
         failovers: of the count at most, for each takes some 20 seconds.
     """
     failovers = 0 if only is not None and only not in LEASE_KINDS else count if only is not None else min(failovers, count // 4)

@@ -57,9 +57,9 @@ class _Fault:
         self.configuration = f"{place.namespace}-hook-{number}"
         self.hook = f"{self.configuration}.example.com"
         self.names = [f"hook-{number}-{letter}" for letter in "abcdefgh"]
-        """Of jobs; the first is there before the webhook."""
+        """Names of jobs; the first is there before the webhook."""
         self.labels = {"chaos": self.configuration} if kind == OWN_FAIL else {}
-        """Of the jobs that it is about; a webhook that refuses all jobs of users leaves nothing else to try."""
+        """Labels of the jobs that it is about; a webhook that refuses all jobs of users leaves nothing else to try."""
 
     async def run(self, work: Any) -> float:
         await self.make(self.names[0])

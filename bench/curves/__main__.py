@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.curves import report
-from bench.curves.bands import summarise
+from bench.curves.bands import summarize
 from bench.measure import ChildFailedError, machine, write_results
 from bench.trl import rljob_side
 from bench.trl.compare import OnStep, run_trl
@@ -43,7 +43,7 @@ def main() -> int:
     except ChildFailedError as error:
         console.print(f"[bold red]failed:[/] {error}", highlight=False)
         return 1
-    values: dict[str, Any] = {"machine": machine(PACKAGES), "steps": arguments.steps, "curves": curves, **summarise(curves)}
+    values: dict[str, Any] = {"machine": machine(PACKAGES), "steps": arguments.steps, "curves": curves, **summarize(curves)}
     write_results("curves", values, report.markdown(values))
     report.draw(values)
     console.print(f"{values['headline']}\nwritten: bench/results/curves.json, curves.md, curves.png", highlight=False)

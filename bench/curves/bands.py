@@ -18,7 +18,7 @@ def bands(curves: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     return {"mean": rows.mean(axis=0).tolist(), "low": rows.min(axis=0).tolist(), "high": rows.max(axis=0).tolist()}
 
 
-def summarise(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+def summarize(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     """Bands of both sides, the share of windows in which they overlap, and how far the ends of the runs are apart.
 
     The distance of the ends is in standard errors of the difference of two means over seeds (Welch); beyond 2.3 or so, with five seeds

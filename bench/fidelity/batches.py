@@ -34,19 +34,19 @@ def make(kind: str, seed: int) -> Batch:
     lengths = _lengths(kind, rng, rows)
     present = (np.arange(TOKENS) < lengths[:, None]).astype(np.float32)
     proximal = -rng.gamma(1.5, 1.0, present.shape)
-    behaviour = proximal + rng.normal(0.0, 0.1, present.shape)
+    behavior = proximal + rng.normal(0.0, 0.1, present.shape)
     logprobs = proximal + rng.normal(0.0, 0.25, present.shape)
     reference = proximal + np.clip(rng.normal(0.0, 0.5, present.shape), -1.5, 1.5)
     if kind in {"extreme", "beyond"}:
         far = (3.0, 7.0) if kind == "extreme" else (22.0, 30.0)
         share = EXTREME_SHARE[kind]
         logprobs = proximal + _extreme(rng, logprobs - proximal, far, share)
-        behaviour = proximal + _extreme(rng, behaviour - proximal, far, share)
+        behavior = proximal + _extreme(rng, behavior - proximal, far, share)
         reference = (
             np.minimum(reference, logprobs + 2.0) if kind == "extreme" else proximal + _extreme(rng, reference - proximal, far, share)
         )
     elif kind == "on-policy":
-        behaviour = logprobs = proximal
+        behavior = logprobs = proximal
     scores = rng.integers(0, 2, rows).astype(np.float64) if kind == "short" else rng.normal(0.0, 1.0, rows)
     samples = _samples(kind)
     if kind in {"short", "rounded"}:
@@ -56,7 +56,7 @@ def make(kind: str, seed: int) -> Batch:
         "mask": _mask(kind, rng, present, lengths),
         "scores": scores,
         "proximal": proximal,
-        "behaviour": behaviour,
+        "behavior": behavior,
         "logprobs": logprobs,
         "reference": reference,
         "entropy": rng.uniform(0.0, 2.0, present.shape),

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 Batch = Mapping[str, Array]
 """``lengths`` (S,) int: tokens of each response; ``mask`` 1 where a token is trained; ``groups`` (S,) int: equal means same prompt;
 ``scores`` (S,); log-probs ``logprobs`` of the policy being trained, ``proximal`` of the trainer at the beginning of the step,
-``behaviour`` of the engine, ``reference``; ``entropy`` of the policy; ``values`` of the critic, ``old_values`` at the beginning of the
+``behavior`` of the engine, ``reference``; ``entropy`` of the policy; ``values`` of the critic, ``old_values`` at the beginning of the
 step, ``returns``; ``token_advantages`` and ``sequence_advantages``, the second with one number a response; ``logits`` (S, R, V) and the
 ``tokens`` (S, R) int sampled from them, which have nothing to do with the log-probs above."""
 Result = dict[str, Array]

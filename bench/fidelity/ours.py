@@ -104,7 +104,7 @@ class _Flat:
             sample_of=np.arange(scores.size, dtype=np.int32),
             response_lengths=self.batch["mask"].sum(axis=1).astype(np.int32),
             response_mask=self.mask,
-            behaviour_logprobs=self.of("behaviour"),
+            behavior_logprobs=self.of("behavior"),
             staleness=np.zeros_like(self.mask),
             group_ids=groups.astype(np.int32),
             scores=scores,
@@ -130,7 +130,7 @@ def _policy(config: LossConfig, flat: _Flat, advantages: Array) -> Result:
     spans = span_index(flat.mask, flat.lengths).of(flat.trained.numpy())
     given = _Flat({**flat.batch, "advantages": advantages})
     inputs = LossInputs(
-        behaviour_logprobs=flat.tensor("behaviour"),
+        behavior_logprobs=flat.tensor("behavior"),
         advantages=given.tensor("advantages"),
         weights=weights,
         policy_weights=weights,

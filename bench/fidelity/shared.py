@@ -218,9 +218,9 @@ def _losses() -> list[Case]:
         Case(name="PPO", loss=loss(), verl={"actor": actor()}, trl={"loss_type": "dapo"}),
         Case(
             name="PPO, old policy of the engine",
-            loss=loss(proximal=ProximalPolicy.BEHAVIOUR),
-            verl={"old": "behaviour", "actor": actor(policy_loss=bypass)},
-            trl={"loss_type": "dapo", "old": "behaviour"},
+            loss=loss(proximal=ProximalPolicy.BEHAVIOR),
+            verl={"old": "behavior", "actor": actor(policy_loss=bypass)},
+            trl={"loss_type": "dapo", "old": "behavior"},
         ),
         Case(
             name="PPO with clip-higher and dual clip",
@@ -323,9 +323,9 @@ def _corrections() -> list[Case]:
             ),
             Case(
                 name=f"REINFORCE with truncated importance sampling of the current policy, {name}",
-                loss=loss(VanillaLoss(), proximal=ProximalPolicy.BEHAVIOUR, weight=weight, aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM),
+                loss=loss(VanillaLoss(), proximal=ProximalPolicy.BEHAVIOR, weight=weight, aggregation=Aggregation.SEQ_MEAN_TOKEN_SUM),
                 verl={
-                    "old": "behaviour",
+                    "old": "behavior",
                     "actor": actor(
                         loss_agg_mode="seq-mean-token-sum",
                         policy_loss={

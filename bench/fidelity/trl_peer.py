@@ -169,7 +169,7 @@ def _trainer(kind: type[Any], settings: Mapping[str, Any], tensors: Mapping[str,
     lengths = tensors["lengths"].tolist()
     completions = [[1] * length for length in lengths]
     # Without a correction the engine's log-probs are the trainer's, so that the ratio of both is 1
-    sampled = tensors["behaviour"] if "mode" in settings else tensors[settings.get("old", "proximal")]
+    sampled = tensors["behavior"] if "mode" in settings else tensors[settings.get("old", "proximal")]
     sampling = [row[:length].tolist() for row, length in zip(sampled, lengths, strict=True)]
     masks = [row[:length].to(torch.int64).tolist() for row, length in zip(tensors["mask"], lengths, strict=True)]
     prompts, texts = [[1]] * len(lengths), [""] * len(lengths)

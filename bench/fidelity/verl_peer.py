@@ -6,7 +6,7 @@ and ``value_loss`` of its workers. Settings of a case:
 ========== =======================================================================================================
 estimator  verl's name; with ``gamma``, ``lam``, ``norm_std``
 kl_reward  ``[kind, coefficient]``: the KL to the reference is subtracted from token rewards
-old        ``proximal`` or ``behaviour``: old_log_probs of the loss
+old        ``proximal`` or ``behavior``: old_log_probs of the loss
 actor      fields of ActorConfig; ``policy_loss`` those of PolicyLossConfig, in it ``rollout_correction``
 correction arguments of compute_rollout_correction_and_rejection_mask: the weights for the loss, and the mask
 head       temperature: log-probs and entropies of logits
@@ -105,7 +105,7 @@ def _policy(settings: Mapping[str, Any], tensors: Tensors) -> Result:
     mask, extra = tensors["response_mask"], {}
     if "correction" in settings:
         weights, mask, _ = compute_rollout_correction_and_rejection_mask(
-            tensors["proximal"], tensors["behaviour"], mask, **settings["correction"]
+            tensors["proximal"], tensors["behavior"], mask, **settings["correction"]
         )
         extra = {} if weights is None else {"rollout_is_weights": weights.batch["rollout_is_weights"]}
     logprobs, entropy = tensors["logprobs"].clone().requires_grad_(), tensors["entropy"].clone().requires_grad_()

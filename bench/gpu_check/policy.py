@@ -129,7 +129,7 @@ def batch(scale: Scale, vocab_size: int) -> TrainBatch:
         token_ids=tokens.ravel(),
         lengths=np.full(scale.sequences, each, dtype=np.int32),
         response_mask=mask.ravel(),
-        behaviour_logprobs=mask.ravel() * np.float32(-np.log(vocab_size)),
+        behavior_logprobs=mask.ravel() * np.float32(-np.log(vocab_size)),
         advantages=advantages.ravel(),
         global_tokens=scale.sequences * scale.response_tokens,
         global_sequences=scale.sequences,

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from bench.gpu_check.lines import Line, Verdict
 
 COLUMNS = ("", "check", "what", "value", "beside", "share", "bound")
-COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
+COLORS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
 
 
 def row(line: Line) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def table(lines: Sequence[Line], out: TextIO) -> None:
     for name in COLUMNS:
         shown.add_column(name, overflow="fold", justify="right" if name in ("value", "share") else "left")
     for line, cells in zip(lines, rows, strict=True):
-        shown.add_row(Text(cells[0], style=COLOURS[line.verdict]), *(Text(cell) for cell in cells[1:]))
+        shown.add_row(Text(cells[0], style=COLORS[line.verdict]), *(Text(cell) for cell in cells[1:]))
     Console(file=out, width=None if out.isatty() else 160).print(shown)
 
 

@@ -20,7 +20,7 @@ from bench.pairs import ratios
 
 
 def make_model(device: torch.device, layers: int) -> nn.Sequential:
-    """Square layers without biases, under torch's default initialisation."""
+    """Square layers without biases, under torch's default initialization."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(layers)))
 
 

@@ -1,17 +1,17 @@
 """What no schedule can beat, what queue scheduling promises, and the mean staleness to expect.
 
 Per step: Q samples of B groups, W slot-seconds of generation, L seconds of the longest response, K slots, X seconds from the start
-of training until new weights are served, d seconds in which the engines stand still for them, eta the allowed lag.
+of training until new weights are served, d seconds in which the engines stand still for them, r the asynchronous generation ratio.
 
 Three things bound a step from below, whatever the order of the requests:
 
 - the slots: ``W / K + d``;
 - the trainer's loop: ``X``;
-- the tail: a response that starts under version s is trained at the latest in the step that makes s + eta + 1, so that eta + 1 steps
-  hold the response, eta stops and one turn of the trainer's loop: ``(L + X + eta * d) / (eta + 1)``, with eta rounded up.
+- the tail: a response that starts under version s is trained at the latest in the step that makes s + r + 1, so that r + 1 steps
+  hold the response, r stops and one turn of the trainer's loop: ``(L + X + r * d) / (r + 1)``, with r rounded up.
 
-For eta < 1 generation waits for ``(1 - eta) B`` groups of its own step: with eta = 0 a step takes at least ``max(W / K, L) + X``;
-with a fraction at least ``X`` plus the longest of the ``(1 - eta) B`` shortest groups.
+For r < 1 generation waits for ``(1 - r) B`` groups of its own step: with r = 0 a step takes at least ``max(W / K, L) + X``;
+with a fraction at least ``X`` plus the longest of the ``(1 - r) B`` shortest groups.
 
 Promises (upper bounds on time) are those of ROLL Flash (arXiv 2510.11345): ``T_sync <= W / K + L + X`` (Graham's list scheduling) and
 ``T_async <= max(W / K + L / (alpha + 1), X)``; for alpha -> infinity ``max(W / K, X)``. With one set of devices shared at will
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rljob_api.rules.rollout import default_max_staleness
 from rljob_runtime.simulation.lengths import Lengths
 from rljob_runtime.simulation.world import World
 
@@ -43,7 +44,7 @@ class Workload:
     dealt_s: float
     """The same where every slot is dealt its responses beforehand (no queue)."""
     short_groups_s: float
-    """Mean over steps of the longest among the (1 - eta) B shortest groups; 0 where eta >= 1."""
+    """Mean over steps of the longest among the (1 - r) B shortest groups; 0 where r >= 1."""
     group_s: float
     """Mean seconds of a group's longest response."""
 
@@ -79,11 +80,11 @@ def least_step_s(world: World, load: Workload) -> dict[str, float]:
     loop = loop_s(world) + world.reward_s * (world.ratio == 0)
     if world.ratio == 0:
         return {"one after the other": load.at_least_s + loop}
-    lag = math.ceil(world.ratio)
+    staleness = default_max_staleness(world.ratio)
     found = {
         "slots": load.generate_s + world.sync_s,
         "trainer": loop,
-        "tail": (load.longest_s + loop + lag * world.sync_s) / (lag + 1),
+        "tail": (load.longest_s + loop + staleness * world.sync_s) / (staleness + 1),
     }
     if world.ratio < 1:
         found["own groups"] = load.short_groups_s + loop
@@ -105,7 +106,7 @@ def expected_staleness(world: World, load: Workload) -> float:
     until the version made of it is served: ``(G + T / 2 + X) / T`` versions, of which half a one is the part of its first version that
     was over before it began. So ``(G + X) / T`` where the engines bound the step (T = W / K + d). Where the trainer does (T = X),
     finished groups pile up
-    until the gate stops admission, and eta is reached. Never more than eta.
+    until the gate stops admission, and r is reached. Never more than r.
     """
     generate_s = load.generate_s + world.sync_s
     if world.ratio == 0 or generate_s <= loop_s(world):

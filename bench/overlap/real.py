@@ -61,7 +61,7 @@ class Side:
 
     ratio: float
     corrected: bool = True
-    """Ratios over the behaviour log-probs (PPO), or none at all (Vanilla)."""
+    """Ratios over the behavior log-probs (PPO), or none at all (Vanilla)."""
 
     @property
     def name(self) -> str:
@@ -195,14 +195,14 @@ def measure(arguments: argparse.Namespace, say: Say) -> dict[str, Any]:
         "latency_s": sleep_s,
         "reward_workers": REWARD_WORKERS,
         "runs": runs,
-        "summary": summarise(runs),
+        "summary": summarize(runs),
     }
     corrected = [row for row in values["summary"] if row["corrected"] and row["ratio"]]
     values["headline"] = ", ".join(f"ratio {r['ratio']:g} {r['speed_up']:.2f} times ratio 0 (bound {r['bound']:.2f})" for r in corrected)
     return values
 
 
-def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per side: speed-up over ratio 0 of the same pair, the bound from that very run, idle shares, reward at equal sample counts."""
     alone = {run["pair"]: run for run in runs if run["ratio"] == 0}
     found = []

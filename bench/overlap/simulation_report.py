@@ -9,14 +9,14 @@ from bench.measure import RESULTS
 STEM = "overlap-simulation"
 EXPLANATION = """\
 The scheduler, the fleet, the gate and the buffer are those of a job, on a virtual clock; engines, trainer and rewards are simulated
-(`rljob_runtime.simulation`). Engines draw a token per response in constant time; a trainer's step takes a constant time, then all engines
+(`rljob_runtime.simulation`). Engines sample a token per response in constant time; a trainer's step takes a constant time, then all engines
 stand still for the sync, as with updateMode InFlight. Steps after warm-up count, and the run goes on beyond them,
 so that nothing runs empty.
 
 - *bound*: no schedule makes a step shorter, not even one that knows all lengths: the largest of slots `W / K + d` (generation spread
-  evenly over all slots, plus the stop), trainer `X` (training and sync), tail `(L + X + eta d) / (eta + 1)` (the longest response of a
-  batch must be trained at most eta versions after the one it began under), own groups `X` plus
-  the longest of the `(1 - eta) B` shortest groups (eta < 1); at
+  evenly over all slots, plus the stop), trainer `X` (training and sync), tail `(L + X + r d) / (r + 1)` (the longest response of a
+  batch must be trained at most r versions after the one it began under), own groups `X` plus
+  the longest of the `(1 - r) B` shortest groups (r < 1); at
   ratio 0 `max(W / K, L) + X`. Derived in `bench/overlap/bounds.py`.
 - *unlimited*: the same with a ratio without limit, `max(W / K + d, X)`: ROLL Flash's (arXiv 2510.11345) time for alpha -> infinity,
   on which S_max rests.
@@ -95,8 +95,8 @@ def _ratios(balance: str, rows: list[dict[str, Any]]) -> list[str]:
     note = {
         "balanced": "Engines and trainer weigh the same: where finished groups pile up is chance, and the closed form, which takes one "
         "side as the slower one, only marks the range.",
-        "engines bound": "Expected: min(eta, (G + X) / T), with G the longest response of a group and T = W / K + d.",
-        "trainer bound": "Expected: eta, since finished groups wait until the gate stops admission.",
+        "engines bound": "Expected: min(r, (G + X) / T), with G the longest response of a group and T = W / K + d.",
+        "trainer bound": "Expected: r, since finished groups wait until the gate stops admission.",
     }[balance]
     return [*lines, "", note, ""]
 
@@ -166,22 +166,22 @@ def draw(values: dict[str, Any]) -> None:
     mpl.rcParams.update({"svg.hashsalt": "rljob", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
-    colours = dict(zip((x["name"] for x in values["lengths"]), ("tab:green", "tab:blue", "tab:red"), strict=True))
+    colors = dict(zip((x["name"] for x in values["lengths"]), ("tab:green", "tab:blue", "tab:red"), strict=True))
     balances = list(dict.fromkeys(row["balance"] for row in values["ratios"]))
     figure, grid = pyplot.subplots(2, len(balances), figsize=(11, 6.4), sharex=True, sharey="row", layout="constrained")
     for column, balance in enumerate(balances):
         above, below = grid[0][column], grid[1][column]
-        for name, colour in colours.items():
+        for name, color in colors.items():
             rows = [row for row in values["ratios"] if row["balance"] == balance and row["lengths"] == name]
             places = range(len(rows))
-            above.plot(places, [100 * r["share_of_unlimited"] for r in rows], color=colour, marker="o", markersize=4, label=name)
+            above.plot(places, [100 * r["share_of_unlimited"] for r in rows], color=color, marker="o", markersize=4, label=name)
             most = [100 * r["unlimited_s"] / r["bound_s"] for r in rows]
-            above.plot(places, most, color=colour, linestyle="--", linewidth=1, label=f"{name}: bound at that ratio")
-            below.plot(places, [r["staleness_mean"] for r in rows], color=colour, marker="o", markersize=4, label=name)
+            above.plot(places, most, color=color, linestyle="--", linewidth=1, label=f"{name}: bound at that ratio")
+            below.plot(places, [r["staleness_mean"] for r in rows], color=color, marker="o", markersize=4, label=name)
             expected = [r["staleness_expected"] for r in rows]
             if balance != "balanced":
-                below.plot(places, expected, color=colour, linestyle="--", linewidth=1, label=f"{name}: closed form")
-        above.axhspan(95, 100, color="grey", alpha=0.2, linewidth=0)
+                below.plot(places, expected, color=color, linestyle="--", linewidth=1, label=f"{name}: closed form")
+        above.axhspan(95, 100, color="gray", alpha=0.2, linewidth=0)
         above.set_title(balance)
         below.set_xlabel("asyncGenerationRatio")
         below.set_xticks(range(len(rows)), [f"{r['ratio']:g}" for r in rows])

@@ -92,17 +92,17 @@ def draw(values: dict[str, Any]) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     styles = {"plan": ("tab:blue", "o"), "conformance": ("tab:cyan", "s"), "rlinf": ("tab:red", "^")}
     for side, found in growth["sides"].items():
-        colour, marker = styles[side]
+        color, marker = styles[side]
         points = [(point["devices"], point["seconds"]) for point in found["points"] if "seconds" in point]
         exponent = "" if found["exponent"] is None else f" (exponent {found['exponent']:.2f})"
-        axes.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=NAMES[side] + exponent)
+        axes.loglog(*zip(*points, strict=True), color=color, marker=marker, label=NAMES[side] + exponent)
         for point in found["points"]:
             if "seconds" not in point:
-                axes.loglog([points[-1][0], point["devices"]], [points[-1][1], growth["limit_s"]], color=colour, linestyle=":")
-                axes.annotate(f"> {growth['limit_s']:.0f} s", (point["devices"], growth["limit_s"]), color=colour, ha="left", va="bottom")
+                axes.loglog([points[-1][0], point["devices"]], [points[-1][1], growth["limit_s"]], color=color, linestyle=":")
+                axes.annotate(f"> {growth['limit_s']:.0f} s", (point["devices"], growth["limit_s"]), color=color, ha="left", va="bottom")
     first, last = (growth["sides"]["plan"]["points"][position] for position in (0, -1))
     ends = (first["devices"], last["devices"])
-    axes.loglog(ends, [last["seconds"] * devices / last["devices"] for devices in ends], color="grey", linewidth=0.8, label="linear")
+    axes.loglog(ends, [last["seconds"] * devices / last["devices"] for devices in ends], color="gray", linewidth=0.8, label="linear")
     axes.set(xlabel="devices", ylabel="seconds per plan", title="Trainer on one half of the devices, rollout on the other")
     axes.grid(visible=True, which="major", linewidth=0.4)
     axes.legend(fontsize="small", loc="upper left")

@@ -173,7 +173,7 @@ def full_batch(rank: int, ranks: int) -> TrainBatch:
         token_ids=np.concatenate([prompts, responses], axis=1).reshape(-1).astype(np.int32),
         lengths=np.full(SEQUENCES, SEQUENCE_TOKENS, dtype=np.int32),
         response_mask=mask,
-        behaviour_logprobs=-np.log(VOCAB).astype(np.float32) * mask,
+        behavior_logprobs=-np.log(VOCAB).astype(np.float32) * mask,
         advantages=rng.normal(size=total).astype(np.float32) * mask,
         global_tokens=ranks * int(mask.sum()),
         global_sequences=ranks * SEQUENCES,

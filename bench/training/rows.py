@@ -33,7 +33,7 @@ CASES = (
 
 
 def make_batch(case: Case, vocab_size: int, seed: int) -> TrainBatch:
-    """Random tokens; one advantage per response, behaviour log-probs near uniform, no token of padding."""
+    """Random tokens; one advantage per response, behavior log-probs near uniform, no token of padding."""
     rng = np.random.default_rng(seed)
     tokens, lengths, mask, advantages = [], [], [], []
     for _ in range(case.num_prompts):
@@ -49,7 +49,7 @@ def make_batch(case: Case, vocab_size: int, seed: int) -> TrainBatch:
         token_ids=np.concatenate(tokens).astype(np.int32),
         lengths=np.array(lengths, dtype=np.int32),
         response_mask=masks,
-        behaviour_logprobs=((noise - np.log(vocab_size)) * masks).astype(np.float32),
+        behavior_logprobs=((noise - np.log(vocab_size)) * masks).astype(np.float32),
         advantages=(np.concatenate(advantages) * masks).astype(np.float32),
         global_tokens=int(masks.sum()),
         global_sequences=len(lengths),
@@ -77,7 +77,7 @@ class PaddedRows:
     """Shape (S, R)."""
     response_mask: IntArray
     """Shape (S, R): 1 at tokens."""
-    behaviour_logprobs: FloatArray
+    behavior_logprobs: FloatArray
     """Shape (S, R)."""
     advantages: FloatArray
     """Shape (S,)."""
@@ -98,7 +98,7 @@ def pad_both(batch: TrainBatch) -> PaddedRows:
         prompt_mask=in_prompt.astype(np.int32),
         response_ids=np.where(in_response, batch.token_ids[response_at], PADDING),
         response_mask=in_response.astype(np.int32),
-        behaviour_logprobs=np.where(in_response, batch.behaviour_logprobs[response_at], 0.0).astype(np.float32),
+        behavior_logprobs=np.where(in_response, batch.behavior_logprobs[response_at], 0.0).astype(np.float32),
         advantages=batch.advantages[starts + prompts],
     )
 

@@ -1,6 +1,6 @@
 """Three ways to compute the gradients of one batch: RLJob's trainer, TRL's GRPOTrainer, a plain loop over transformers' model.
 
-The loss is that of GRPO in all three: ratio to the behaviour log-probs clipped at 0.2, mean over all response tokens of the batch. A pass
+The loss is that of GRPO in all three: ratio to the behavior log-probs clipped at 0.2, mean over all response tokens of the batch. A pass
 has at most as many tokens, padding included, as the others'. The optimizer's step is left out.
 """
 
@@ -113,7 +113,7 @@ class TrlSide:
             "prompt_mask": torch.from_numpy(rows.prompt_mask).long(),
             "completion_ids": torch.from_numpy(rows.response_ids).long(),
             "completion_mask": torch.from_numpy(rows.response_mask).long(),
-            "old_per_token_logps": torch.from_numpy(rows.behaviour_logprobs),
+            "old_per_token_logps": torch.from_numpy(rows.behavior_logprobs),
             "advantages": torch.from_numpy(rows.advantages),
         }
         tokens = torch.tensor(float(batch.global_tokens))
@@ -143,9 +143,9 @@ class PlainSide:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def take(self, batch: TrainBatch) -> list[tuple[torch.Tensor, ...]]:
-        """Of each pass token ids, response mask, behaviour log-probs and advantages, shape (rows, width); and all response tokens."""
+        """Of each pass token ids, response mask, behavior log-probs and advantages, shape (rows, width); and all response tokens."""
         lengths = batch.lengths.tolist()
-        arrays = (batch.token_ids, batch.response_mask, batch.behaviour_logprobs, batch.advantages)
+        arrays = (batch.token_ids, batch.response_mask, batch.behavior_logprobs, batch.advantages)
         columns = [torch.from_numpy(one.copy()).split(lengths) for one in arrays]
         total = torch.tensor(float(batch.global_tokens))
         pad = torch.nn.utils.rnn.pad_sequence
@@ -154,10 +154,10 @@ class PlainSide:
 
     def accumulate(self, given: list[tuple[torch.Tensor, ...]]) -> None:
         """One pass after the other."""
-        for ids, mask, behaviour, advantages, total in given:
+        for ids, mask, behavior, advantages, total in given:
             logits = self.model(input_ids=ids[:, :-1].long(), use_cache=False).logits
             logprobs = logits.log_softmax(-1).gather(2, ids[:, 1:, None].long()).squeeze(2)
-            ratio = torch.exp(logprobs - behaviour[:, 1:])
+            ratio = torch.exp(logprobs - behavior[:, 1:])
             gains = torch.minimum(ratio * advantages[:, 1:], ratio.clamp(1 - CLIP, 1 + CLIP) * advantages[:, 1:])
             (-(gains * mask[:, 1:]).sum() / total).backward()
 

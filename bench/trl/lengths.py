@@ -1,6 +1,6 @@
 """A random model of about ten million parameters whose response lengths have a heavy tail, by its weights alone.
 
-Nothing outside the model decides when a response ends, so that every runtime that samples from it at temperature 1 draws
+Nothing outside the model decides when a response ends, so that every runtime that samples from it at temperature 1 gets
 lengths from one and the same distribution. The last digit of the prompt chooses a route; on a route the tokens form a
 Markov chain: six stages (so that no response is shorter than eight tokens), then a loop that ends with a fixed chance
 per token. The chain lives in reserved dimensions of the residual stream, one per state:
@@ -43,7 +43,7 @@ class Route:
     """A class of prompts with its own chance to end."""
 
     digits: str
-    """Last digits of the prompts on this route; digits are drawn uniformly."""
+    """Last digits of the prompts on this route; digits are sampled uniformly."""
     mean_loop_tokens: float
     """One over the chance to end, per token from the eighth on."""
 
@@ -57,8 +57,8 @@ ROUTES = (
 
 def write_prompts(path: Path, count: int, seed: int) -> None:
     """Write ``count`` prompts as JSON lines with an answer that nothing reads."""
-    drawn = random.Random(seed)
-    rows = [{"question": f"Take {drawn.randrange(1000, 10_000)} on route {drawn.randrange(10)}", "answer": ""} for _ in range(count)]
+    rng = random.Random(seed)
+    rows = [{"question": f"Take {rng.randrange(1000, 10_000)} on route {rng.randrange(10)}", "answer": ""} for _ in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -99,7 +99,7 @@ def history(values: dict[str, Any]) -> list[str]:
 
 
 def lengths_text(result: dict[str, Any]) -> str | None:
-    """Whether both sides drew lengths from one distribution; None where lengths were not kept."""
+    """Whether both sides sampled lengths from one distribution; None where lengths were not kept."""
     found = result["summary"]["lengths_differ_by"]
     if found is None:
         return None

@@ -61,7 +61,7 @@ def say(answer: dict[str, Any]) -> None:
 
 
 def nodes(planned: Plan, folder: Path) -> None:
-    """Ray's head and labelled nodes, without a driver."""
+    """Ray's head and labeled nodes, without a driver."""
     names = {node.group for node in planned.nodes}
     cluster = EmbeddedCluster(folder, dict.fromkeys(names, 1), {name: {} for name in names})
     say({"address": cluster.start_processes(planned)})

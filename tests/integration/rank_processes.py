@@ -65,7 +65,7 @@ def fork_ranks(num_ranks: int, num_ports: int, main: Callable[[int, list[int], P
 
 
 def random_batch(vocab: int, seed: int = 0, part: slice = slice(None), sequences: int = 11) -> TrainBatch:
-    """The sequences ``part`` of one global batch: three prompts of three tokens, random responses, behaviour near uniform."""
+    """The sequences ``part`` of one global batch: three prompts of three tokens, random responses, behavior near uniform."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, 14, sequences).astype(np.int32)
     total = int(lengths.sum())
@@ -75,14 +75,14 @@ def random_batch(vocab: int, seed: int = 0, part: slice = slice(None), sequences
     for index, begin in enumerate(starts):
         mask[begin : begin + 3] = 0.0
         tokens[begin : begin + 3] = (7, 11 + index % 3, 5)
-    behaviour = rng.normal(-np.log(vocab), 0.2, total).astype(np.float32) * mask
+    behavior = rng.normal(-np.log(vocab), 0.2, total).astype(np.float32) * mask
     advantages = rng.normal(0, 1, total).astype(np.float32) * mask
     kept = np.isin(np.repeat(np.arange(sequences), lengths), np.arange(sequences)[part])
     return TrainBatch(
         token_ids=tokens[kept],
         lengths=lengths[part],
         response_mask=mask[kept],
-        behaviour_logprobs=behaviour[kept],
+        behavior_logprobs=behavior[kept],
         advantages=advantages[kept],
         global_tokens=int(mask.sum()),
         global_sequences=sequences,

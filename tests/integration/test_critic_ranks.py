@@ -47,7 +47,7 @@ def part(batch: TrainBatch, rank: int, world_size: int) -> TrainBatch:
         token_ids=batch.token_ids[kept],
         lengths=batch.lengths[rows],
         response_mask=batch.response_mask[kept],
-        behaviour_logprobs=batch.behaviour_logprobs[kept],
+        behavior_logprobs=batch.behavior_logprobs[kept],
         advantages=batch.advantages[kept],
         values=batch.values[kept],
         returns=batch.returns[kept],

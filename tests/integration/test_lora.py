@@ -116,7 +116,7 @@ def test_only_adapters_have_gradients_and_they_equal_autograd_through_merged_wei
         tokens = torch.from_numpy(batch.token_ids[part]).long()
         logits = functional_call(plain, merged, (tokens[None],), {"use_cache": False}).logits[0, :-1]
         logp = logits.log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
-        old, advantage, mask = (torch.from_numpy(a[part])[1:] for a in (batch.behaviour_logprobs, batch.advantages, batch.response_mask))
+        old, advantage, mask = (torch.from_numpy(a[part])[1:] for a in (batch.behavior_logprobs, batch.advantages, batch.response_mask))
         ratio = (logp - old).exp()
         clipped = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         clipped = torch.where(advantage < 0, torch.maximum(clipped, 3.0 * advantage), clipped)  # the dual clip

@@ -158,7 +158,7 @@ def plain_gradients(folder: Path, batch: TrainBatch, coefficient: float) -> dict
     for i, row in enumerate(rows):
         targets = torch.from_numpy(batch.token_ids[row].astype(np.int64))[1:]
         logprobs = torch.log_softmax(output.logits[i, : targets.numel()], -1).gather(1, targets[:, None])[:, 0]
-        ratio = torch.exp(logprobs - torch.from_numpy(batch.behaviour_logprobs[row])[1:])
+        ratio = torch.exp(logprobs - torch.from_numpy(batch.behavior_logprobs[row])[1:])
         advantages = torch.from_numpy(batch.advantages[row])[1:]
         terms = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         terms = torch.where(advantages < 0, torch.minimum(terms, -3.0 * advantages), terms)  # dual clip

@@ -46,7 +46,7 @@ def batch_of(seed: int) -> TrainBatch:
         token_ids=rng.integers(0, VOCAB, 36).astype(np.int32),
         lengths=np.full(6, 6, np.int32),
         response_mask=mask,
-        behaviour_logprobs=(rng.normal(0, 0.2, 36) - np.log(VOCAB)).astype(np.float32) * mask,
+        behavior_logprobs=(rng.normal(0, 0.2, 36) - np.log(VOCAB)).astype(np.float32) * mask,
         advantages=rng.normal(0, 1, 36).astype(np.float32) * mask,
         reference_logprobs=None,
         global_tokens=24,

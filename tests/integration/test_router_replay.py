@@ -117,7 +117,7 @@ def test_replayed_routes_bring_the_trainer_nearer_to_the_engine(tmp_path: Path) 
     model = whole_policy(tmp_path, dtype="bfloat16", trainable=False, replays_routes=True)
     trained = step.response_mask > 0
     with_replay, without = (
-        float(np.abs(logprobs(model, step, replays=replays) - step.behaviour_logprobs)[trained].mean()) for replays in (True, False)
+        float(np.abs(logprobs(model, step, replays=replays) - step.behavior_logprobs)[trained].mean()) for replays in (True, False)
     )
     assert with_replay < 0.7 * without, f"mean distance of log-probs to the engine's: {with_replay:.4f} with replay, {without:.4f} without"
 

@@ -83,13 +83,13 @@ def test_on_policy_ratios_are_1_for_every_sampling_option(engine: VllmEngine) ->
     biased = 0
     for i, chosen in enumerate(settings):
         completions = [found[f"{i}/{seed}"] for seed in range(4)]
-        behaviour = np.array([x for c in completions for x in c.segment.logprobs])
+        behavior = np.array([x for c in completions for x in c.segment.logprobs])
         assert all((c.segment.sampling_mask is not None) == chosen.returns_mask for c in completions), OPTIONS[i]
-        ratio = np.exp(trained_logprobs(model, completions, chosen.temperature, masked=chosen.returns_mask) - behaviour)
+        ratio = np.exp(trained_logprobs(model, completions, chosen.temperature, masked=chosen.returns_mask) - behavior)
         assert np.abs(ratio - 1.0).max() < 1e-4, OPTIONS[i]
         if chosen.returns_mask:
             assert all(c.segment.sampling_mask is not None and c.segment.sampling_mask.counts.min() >= 1 for c in completions), OPTIONS[i]
-            without = np.exp(trained_logprobs(model, completions, chosen.temperature, masked=False) - behaviour)
+            without = np.exp(trained_logprobs(model, completions, chosen.temperature, masked=False) - behavior)
             biased += bool((without < 0.9).any())
     assert biased > len(settings) // 2  # over the whole vocabulary they would not be 1
 

@@ -159,7 +159,7 @@ def uneven_batch(vocab: int) -> TrainBatch:
         token_ids=tokens.astype(np.int32),
         lengths=lengths,
         response_mask=mask,
-        behaviour_logprobs=rng.normal(-np.log(vocab), 0.2, mask.size).astype(np.float32) * mask,
+        behavior_logprobs=rng.normal(-np.log(vocab), 0.2, mask.size).astype(np.float32) * mask,
         advantages=rng.normal(0, 1, mask.size).astype(np.float32) * mask,
         global_tokens=int(mask.sum()),
         global_sequences=4,

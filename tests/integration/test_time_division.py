@@ -211,4 +211,4 @@ def test_with_the_trainer_on_half_of_the_engines_devices_the_others_take_over_un
         assert step["time/engine_pause_s"] < ENDS_S
         assert step["offload/bytes"] > 0
     engines = {row["worker"] for row in run.rows("switches.jsonl") if row.get("worker", "").startswith("actor_infer")}
-    assert engines == {"actor_infer-0"}, "the engine beside never steps aside"
+    assert engines == {"actor_infer-0"}, "the engine on other devices is never paused"

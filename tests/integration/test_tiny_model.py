@@ -134,8 +134,8 @@ def test_pass_rate_counts_exact_answers_and_leaves_the_random_state(made):
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     prompts = ["Calculate 1 + 2.", "Calculate 30 + 40."]
     inputs = tokenizer(prompts, padding=True, return_tensors="pt")
-    drawn = model.generate(**inputs, max_new_tokens=6, do_sample=False)
-    said = tokenizer.batch_decode(drawn[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    generated = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    said = tokenizer.batch_decode(generated[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     # Whatever the untrained model says, made the reference answer where it is a number, must count as solved; its successor must not.
     numbers = {p: int(s) for p, s in zip(prompts, said, strict=True) if s.isdigit() and str(int(s)) == s}
     before = torch.random.get_rng_state()

@@ -64,7 +64,7 @@ def start(model_folder: Path) -> Iterator[StartPolicy]:
 
 
 def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> TrainBatch:
-    """Random sequences, one of them without a response; behaviour log-probs near uniform."""
+    """Random sequences, one of them without a response; behavior log-probs near uniform."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(4, 15, sequences).astype(np.int32)
     total = int(lengths.sum())
@@ -76,7 +76,7 @@ def make_batch(seed: int = 0, sequences: int = 9, reference: bool = False) -> Tr
         token_ids=rng.integers(0, VOCAB, total).astype(np.int32),
         lengths=lengths,
         response_mask=mask,
-        behaviour_logprobs=(noise[0] - np.float32(np.log(VOCAB))) * mask,
+        behavior_logprobs=(noise[0] - np.float32(np.log(VOCAB))) * mask,
         advantages=rng.normal(0, 1, total).astype(np.float32) * mask,
         reference_logprobs=(noise[1] - np.float32(np.log(VOCAB))) * mask if reference else None,
         global_tokens=int(mask.sum()),
@@ -116,7 +116,7 @@ def make_group_batch(seed: int = 0, reference: bool = False) -> TrainBatch:
         token_ids=np.concatenate([sequences[i][0] for i in order]).astype(np.int32),
         lengths=np.array([sequences[i][0].size for i in order], np.int32),
         response_mask=mask,
-        behaviour_logprobs=noise[0] * mask,
+        behavior_logprobs=noise[0] * mask,
         advantages=rng.normal(0, 1, mask.size).astype(np.float32) * mask,
         reference_logprobs=noise[1] * mask if reference else None,
         global_tokens=int(mask.sum()),
@@ -191,9 +191,7 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, m
             continue
         tokens = torch.from_numpy(batch.token_ids[part]).long()
         logp = plain(tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
-        old, advantage, ref = (
-            torch.from_numpy(a[part])[1:] for a in (batch.behaviour_logprobs, batch.advantages, batch.reference_logprobs)
-        )
+        old, advantage, ref = (torch.from_numpy(a[part])[1:] for a in (batch.behavior_logprobs, batch.advantages, batch.reference_logprobs))
         ratio = (logp - old).exp()
         terms = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + 0.3 * 0.5 * (logp - ref) ** 2
         loss = loss + (terms * mask).sum() / mask.sum() / batch.global_sequences
@@ -300,7 +298,7 @@ def test_metrics_of_the_first_step(start: StartPolicy) -> None:
     batch = make_batch()
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
     kept = batch.response_mask > 0
-    difference = (logprobs - batch.behaviour_logprobs)[kept].astype(np.float64)
+    difference = (logprobs - batch.behavior_logprobs)[kept].astype(np.float64)
     metrics = worker.train_step([batch, batch], step=0)
     assert metrics["mismatch/kl_k1"] == pytest.approx(-difference.mean(), abs=1e-6)
     assert metrics["mismatch/kl_k3"] == pytest.approx((np.exp(difference) - difference - 1).mean(), abs=1e-6)
@@ -309,7 +307,7 @@ def test_metrics_of_the_first_step(start: StartPolicy) -> None:
     assert metrics["mismatch/effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum() / kept.sum(), abs=1e-6)
     assert metrics["train/tokens"] == 2 * batch.token_ids.size
     assert not {name for name in metrics if name not in METRICS}
-    assert metrics["train/entropy_from_behaviour"] == pytest.approx(-batch.behaviour_logprobs[kept].mean(), abs=1e-6)
+    assert metrics["train/entropy_from_behavior"] == pytest.approx(-batch.behavior_logprobs[kept].mean(), abs=1e-6)
     assert metrics["train/total_loss"] == metrics["train/policy_loss"]
     assert metrics["train/ratio_min"] < metrics["train/ratio_mean"] < metrics["train/ratio_max"]
 
@@ -318,7 +316,7 @@ def test_training_raises_the_probability_of_what_was_good(start: StartPolicy) ->
     worker = start()
     batch = make_batch()
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
-    batch = replace(batch, behaviour_logprobs=logprobs * batch.response_mask, advantages=batch.response_mask.copy())
+    batch = replace(batch, behavior_logprobs=logprobs * batch.response_mask, advantages=batch.response_mask.copy())
     first = worker.train_step([batch], step=0)
     after = worker.compute_logprobs(batch.token_ids, batch.lengths, 1.0)
     assert first["train/ratio_max"] == first["train/ratio_min"] == 1.0  # on-policy, to the bit

@@ -42,7 +42,7 @@ def start(model_folder: Path) -> Iterator[StartPolicy]:
 
 
 def make_batch(seed: int = 0) -> TrainBatch:
-    """Random sequences with two turns each, one of them without a trained token; behaviour log-probs near uniform."""
+    """Random sequences with two turns each, one of them without a trained token; behavior log-probs near uniform."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(6, 15, 9).astype(np.int32)
     total = int(lengths.sum())
@@ -51,12 +51,12 @@ def make_batch(seed: int = 0) -> TrainBatch:
         mask[begin + 2 : begin + length] = 1.0
         mask[begin + 3] = 0.0
     noise = rng.normal(0, 0.4, (3, total)).astype(np.float32)
-    behaviour, proximal, reference = (noise - np.float32(np.log(VOCAB))) * mask
+    behavior, proximal, reference = (noise - np.float32(np.log(VOCAB))) * mask
     return TrainBatch(
         token_ids=rng.integers(0, VOCAB, total).astype(np.int32),
         lengths=lengths,
         response_mask=mask,
-        behaviour_logprobs=behaviour,
+        behavior_logprobs=behavior,
         proximal_logprobs=proximal,
         reference_logprobs=reference,
         staleness=(rng.integers(0, 4, total) * mask).astype(np.float32),
@@ -109,13 +109,13 @@ def test_gradients_equal_a_loss_written_out_on_full_logits(start: StartPolicy, m
         everything = (plain(tokens[None], use_cache=False).logits[0, :-1] / 0.8).log_softmax(-1)
         logp = everything.gather(1, tokens[1:, None]).squeeze(1)[keep]
         entropy = -(everything.exp() * everything).sum(-1)[keep]
-        behaviour, proximal, advantage, reference = (
+        behavior, proximal, advantage, reference = (
             torch.from_numpy(a[part])[1:][keep]
-            for a in (batch.behaviour_logprobs, batch.proximal_logprobs, batch.advantages, batch.reference_logprobs)
+            for a in (batch.behavior_logprobs, batch.proximal_logprobs, batch.advantages, batch.reference_logprobs)
         )
         ratio = (logp - proximal).mean().exp().detach() * (logp - logp.detach()).exp()
         terms = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        shift = proximal - behaviour
+        shift = proximal - behavior
         turns = torch.cat([shift[:1], shift[1:].mean().expand(len(shift) - 1)])  # one token, the gap, the rest
         inside = 0.8 <= float(shift.mean().exp()) <= 1.25
         rejected += 0 if inside else len(shift)
@@ -156,7 +156,7 @@ def test_metrics_of_options_come_with_them(start: StartPolicy) -> None:
     assert set(metrics) == set(plain) | OPTIONAL
     assert batch.proximal_logprobs is not None
     kept = batch.response_mask > 0
-    shift = (batch.proximal_logprobs - batch.behaviour_logprobs).astype(np.float64)
+    shift = (batch.proximal_logprobs - batch.behavior_logprobs).astype(np.float64)
     rows = np.repeat(np.arange(9), batch.lengths)
     factor, weights = [], []
     for row in range(8):
@@ -179,7 +179,7 @@ def test_ratio_metrics(start: StartPolicy) -> None:
     worker = start(LossConfig(policy=PPOLoss(clipLow=0.1, clipHigh=0.1)))
     logprobs = worker.compute_logprobs(batch.token_ids, batch.lengths, batch.temperature, wanted=batch.response_mask)
     kept = batch.response_mask > 0
-    ratio = np.exp((logprobs - batch.behaviour_logprobs)[kept].astype(np.float64))
+    ratio = np.exp((logprobs - batch.behavior_logprobs)[kept].astype(np.float64))
     advantage = batch.advantages[kept]
     metrics = worker.train_step([batch], step=0)
     assert metrics["train/ratio_mean"] == pytest.approx(ratio.mean(), rel=1e-5)

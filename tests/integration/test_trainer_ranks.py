@@ -53,7 +53,7 @@ def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
     tokens = rng.integers(0, VOCAB, total).astype(np.int32)
     for index, begin in enumerate(starts):
         tokens[begin : begin + 3] = (7, 11 + index % 3, 5)
-    behaviour = (rng.normal(-np.log(VOCAB), 0.2, total).astype(np.float32)) * mask
+    behavior = (rng.normal(-np.log(VOCAB), 0.2, total).astype(np.float32)) * mask
     advantages = rng.normal(0, 1, total).astype(np.float32) * mask
     rows = np.arange(11) if world_size == 1 else (np.arange(9), np.arange(9, 11))[rank]
     kept = np.isin(np.repeat(np.arange(11), lengths), rows)
@@ -61,7 +61,7 @@ def make_batch(rank: int, world_size: int, seed: int = 0) -> TrainBatch:
         token_ids=tokens[kept],
         lengths=lengths[rows],
         response_mask=mask[kept],
-        behaviour_logprobs=behaviour[kept],
+        behavior_logprobs=behavior[kept],
         advantages=advantages[kept],
         global_tokens=int(mask.sum()),
         global_sequences=11,

@@ -75,8 +75,8 @@ class Play:
             self.clients[name], self.workers[name] = client, workers
             if self.with_faults:
                 for worker in workers:
-                    drawn = [random.choice(FAULTS).split() if random.random() < 0.12 else [""] for _ in range(20)]
-                    worker.faults.extend(fault for faults in drawn for fault in faults)
+                    chosen = [random.choice(FAULTS).split() if random.random() < 0.12 else [""] for _ in range(20)]
+                    worker.faults.extend(fault for faults in chosen for fault in faults)
 
     def some(self, items: Iterable[Any]) -> list[Any]:
         items = sorted(items)

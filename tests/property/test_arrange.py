@@ -56,7 +56,7 @@ def test_holes_are_where_tokens_were_given(groups: list[Group], ranks: int) -> N
             ages = [VERSION - span.version for span in segment.version_spans for _ in range(span.start, span.end)]
             for place, token in enumerate(segment.token_ids.tolist()):
                 rows.append((token, 1.0, segment.logprobs[place], ages[place]) if segment.sampled else (token, 0.0, 0.0, 0))
-    arrays = (step.token_ids, step.response_mask, step.behaviour_logprobs, step.staleness)
+    arrays = (step.token_ids, step.response_mask, step.behavior_logprobs, step.staleness)
     for array, expected in zip(arrays, zip(*rows, strict=True), strict=True):
         np.testing.assert_array_equal(array, np.array(expected, dtype=array.dtype))
     assert step.lengths.tolist() == [t.prompt.token_ids.size + sum(map(len, t.segments)) for t in step.trajectories]
@@ -70,7 +70,7 @@ def test_holes_are_where_tokens_were_given(groups: list[Group], ranks: int) -> N
         places = step.places(share)
         np.testing.assert_array_equal(batch.token_ids, step.token_ids[places])
         np.testing.assert_array_equal(batch.response_mask, step.response_mask[places])
-        np.testing.assert_array_equal(batch.behaviour_logprobs, step.behaviour_logprobs[places])
+        np.testing.assert_array_equal(batch.behavior_logprobs, step.behavior_logprobs[places])
 
 
 @settings(max_examples=80, deadline=None)

@@ -19,7 +19,7 @@ RESOURCES = ["nvidia.com/gpu", "amd.com/gpu", "cpu"]
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """Jobs with open roles: groups of one to three resources, restricted choices, explicit neighbours, measured times or none."""
+    """Jobs with open roles: groups of one to three resources, restricted choices, explicit neighbors, measured times or none."""
     groups = [
         {
             "name": name,
@@ -126,7 +126,7 @@ def test_pure_and_independent_of_key_order(document: dict[str, Any], order: Any)
 @given(jobs, st.sampled_from(["nodes", "devicesPerNode"]), st.integers(0, 2), st.integers(1, 4))
 @settings(max_examples=300)
 def test_more_devices_never_cost_more(document: dict[str, Any], field: str, which: int, more: int) -> None:
-    """Among placements that run; without explicit neighbours, whose ranks would mean other devices."""
+    """Among placements that run; without explicit neighbors, whose ranks would mean other devices."""
     assume(all(component["placement"].get("mode") for component in document["spec"]["components"]))
     smaller = auto.choose(spec_of(document))
     assume(isinstance(smaller, auto.Choice) and not smaller.chosen.is_last_resort)

@@ -120,16 +120,16 @@ def test_denominators_count_what_is_trained_over_all_ranks(groups, ranks, mini, 
             outside = batch.response_mask == 0
             assert (batch.global_tokens, batch.global_sequences) == (tokens, int(kept[samples].sum()))
             assert (batch.temperature, batch.version) == (0.7, 3)
-            assert not batch.behaviour_logprobs[outside].any()
+            assert not batch.behavior_logprobs[outside].any()
             assert not batch.advantages[outside].any()
-            assert (batch.behaviour_logprobs[~outside] < 0).all()
+            assert (batch.behavior_logprobs[~outside] < 0).all()
             assert int(batch.lengths.sum()) == len(batch.token_ids)
 
 
 @repeatable
 @given(groups=groups_of(), mini=st.integers(1, 2), normalize=st.booleans())
 def test_one_rank_and_default_options_give_plain_grpo_to_the_bit(groups, mini, normalize) -> None:  # type: ignore[no-untyped-def]
-    """Against a reference that writes sample after sample: group advantages on each drawn token, groups in order, updates equal parts."""
+    """Against a reference that writes sample after sample: group advantages on each sampled token, groups in order, updates equal parts."""
     config = config_of(1, mini)
     step = arrange(groups, version=1)
     outcome = Rule(RuleConfig(max_response_tokens=9, normalize_std=normalize)).apply(step)
@@ -148,7 +148,7 @@ def test_one_rank_and_default_options_give_plain_grpo_to_the_bit(groups, mini, n
             token_ids=flat(((*t.prompt.token_ids, *t.segments[0].token_ids) for t in chosen), np.int32),
             lengths=np.array([len(t.prompt.token_ids) + t.num_sampled for t in chosen], dtype=np.int32),
             response_mask=flat([0.0] * len(t.prompt.token_ids) + [1.0] * n for t, n in zip(chosen, responses, strict=True)),
-            behaviour_logprobs=flat([0.0] * len(t.prompt.token_ids) + list(t.segments[0].logprobs) for t in chosen),
+            behavior_logprobs=flat([0.0] * len(t.prompt.token_ids) + list(t.segments[0].logprobs) for t in chosen),
             advantages=flat([0.0] * len(t.prompt.token_ids) + [advantages[i]] * n for i, t, n in zip(part, chosen, responses, strict=True)),
             temperature=0.7,
             global_tokens=sum(responses),

@@ -56,7 +56,7 @@ class Data:
 
     rows: list[list[bool]]
     columns: torch.Tensor
-    """Shape (6, T): log-probs, behaviour, proximal, reference, advantages, entropies."""
+    """Shape (6, T): log-probs, behavior, proximal, reference, advantages, entropies."""
     staleness: torch.Tensor
     scores: torch.Tensor
     sample_weights: torch.Tensor
@@ -105,7 +105,7 @@ def loss_and_gradient(data: Data, config: LossConfig, *, global_tokens: int, glo
     leaves = data.columns[[0, 5]].clone().requires_grad_()
     chosen = data.columns[:, places]
     inputs = LossInputs(
-        behaviour_logprobs=chosen[1],
+        behavior_logprobs=chosen[1],
         proximal_logprobs=chosen[2],
         reference_logprobs=chosen[3],
         advantages=chosen[4],

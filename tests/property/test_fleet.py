@@ -1,4 +1,4 @@
-"""Partial-device mode on the real scheduler, fleet, gate and buffer: engines step aside and come back at any moment, nothing is lost."""
+"""Partial-device mode on the real scheduler, fleet, gate and buffer: engines pause and resume at any moment, nothing is lost."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rljob_runtime.errors import WorkerLostError
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import EngineFleet, FleetConfig
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, Capacity, GroupAffinity, Home, Router, places, surplus
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, UNEVEN, CacheAffinity, Capacity, GroupAffinity, Router, places, surplus
 from rljob_runtime.overlap.samples import Sample
 from rljob_runtime.overlap.scheduler import RolloutScheduler
 from rljob_runtime.records import Completion, GenerationRequest, Sampling
@@ -216,7 +216,7 @@ def test_engines_that_fail_hang_or_are_killed_at_any_moment_lose_and_double_no_r
 
 
 @given(
-    homes=st.lists(st.none() | st.builds(Home, engine=st.integers(0, 5), tokens=st.integers(1, 500)), max_size=60),
+    affinities=st.lists(st.none() | st.builds(CacheAffinity, engine=st.integers(0, 5), tokens=st.integers(1, 500)), max_size=60),
     loads=st.dictionaries(st.integers(0, 4), st.integers(0, 12), max_size=5),
     limit=st.integers(1, 12),
     margin=st.sampled_from([0, AFFINITY_MARGIN]),
@@ -224,24 +224,24 @@ def test_engines_that_fail_hang_or_are_killed_at_any_moment_lose_and_double_no_r
     waiting_there=st.integers(1, 9),
 )
 def test_requests_go_home_unless_another_engine_has_less_to_do_by_more_than_their_cached_tokens_cost(
-    homes: list[Home | None], loads: dict[int, int], limit: int, margin: int, request_tokens: float, waiting_there: int
+    affinities: list[CacheAffinity | None], loads: dict[int, int], limit: int, margin: int, request_tokens: float, waiting_there: int
 ) -> None:
     now = dict(loads)
     router = Router(dict(loads), dict.fromkeys(loads, limit), margin=margin, request_tokens=request_tokens)
-    for home in homes:
-        engine = router.place(home, waiting_there=waiting_there)
+    for affinity in affinities:
+        engine = router.place(affinity, waiting_there=waiting_there)
         least = min(now.values(), default=limit)
-        at_home = None if home is None or not margin else now.get(home.engine)
-        allowed = max(margin, home.tokens / request_tokens) if home is not None and margin else 0
+        at_preferred = None if affinity is None or not margin else now.get(affinity.engine)
+        allowed = max(margin, affinity.tokens / request_tokens) if affinity is not None and margin else 0
         if engine is None:
-            assert least >= limit or (at_home is not None and limit <= at_home <= least + allowed - waiting_there)
+            assert least >= limit or (at_preferred is not None and limit <= at_preferred <= least + allowed - waiting_there)
             continue
         assert now[engine] < limit
-        if home is not None and engine == home.engine and margin:
+        if affinity is not None and engine == affinity.engine and margin:
             assert now[engine] <= least + allowed
         else:
             assert now[engine] == least
-            assert at_home is None or at_home > least + allowed - (waiting_there if at_home >= limit else 0)
+            assert at_preferred is None or at_preferred > least + allowed - (waiting_there if at_preferred >= limit else 0)
         now[engine] += 1
 
 
@@ -287,17 +287,17 @@ def test_a_group_stays_together_unless_its_engine_is_full_or_busier_with_others(
     affinity = [m for m, (size, _, _) in zip(begun, groups, strict=True) for _ in range(size)]
     now = dict(loads)
     router = Router(dict(loads), dict.fromkeys(loads, limit), margin=margin)
-    homes = {m: m.engine for m in begun if m.engine in loads}  # an engine that is lost or paused is nobody's home
-    own = {m: m.num_there for m in homes}
+    affinities = {m: m.engine for m in begun if m.engine in loads}  # an engine that is lost or paused is nobody's preferred engine
+    own = {m: m.num_there for m in affinities}
     for group in affinity:
         engine = router.place(None, group)
         least = min(now.values(), default=limit)
         if engine is None:
             assert least >= limit
             continue
-        home = homes.setdefault(group, engine)
-        if engine != home:
-            assert now[home] >= limit or now[home] - own[group] > least + margin
+        affinity = affinities.setdefault(group, engine)
+        if engine != affinity:
+            assert now[affinity] >= limit or now[affinity] - own[group] > least + margin
         now[engine] += 1
         assert now[engine] <= limit
-        own[group] = own.get(group, 0) + (engine == home)
+        own[group] = own.get(group, 0) + (engine == affinity)

@@ -71,6 +71,6 @@ def test_every_unit_exists(there: Topology, strategy: PlacementStrategy | None, 
         else:
             assert accelerators == list(range(node.num_accelerators))
         assert placement.local_accelerator_rank == (own[0] if placement.hardware_type == ACCELERATOR else -1)
-        mates = [other for other in placements if other.cluster_node_rank == node.rank]
-        assert placement.local_world_size == len(mates)
-        assert mates[placement.local_rank] is placement
+        same_node = [other for other in placements if other.cluster_node_rank == node.rank]
+        assert placement.local_world_size == len(same_node)
+        assert same_node[placement.local_rank] is placement

@@ -148,8 +148,8 @@ parts = st.builds(
 
 
 @given(st.lists(parts, min_size=1, max_size=5))
-def test_rank_maps_parse_what_they_print(drawn: list[ranks.RankPart]) -> None:
-    rank_map = ranks.RankMap(parts=tuple(drawn))
+def test_rank_maps_parse_what_they_print(parts: list[ranks.RankPart]) -> None:
+    rank_map = ranks.RankMap(parts=tuple(parts))
     assert ranks.parse(str(rank_map)) == rank_map
     assert ranks.parse(f" {str(rank_map).replace(',', ' ,, ').replace('-', ' - ')} ") == rank_map
 

@@ -145,7 +145,7 @@ def test_the_numbers_that_roll_computes(groups: list[list[Played]], options: dic
 @pytest.mark.parametrize("estimator", [GIGPO, STEP_REINFORCE])
 def test_a_turn_has_the_kl_of_its_own_tokens_after_its_credit(estimator: AdvantageEstimator) -> None:
     step = step_of(TWO)
-    step = replace(step, reference_logprobs=step.behaviour_logprobs - np.float32(0.5))
+    step = replace(step, reference_logprobs=step.behavior_logprobs - np.float32(0.5))
     options = {"max_response_tokens": 64, "gamma": GAMMA, "estimator": estimator}
     plain = Rule(RuleConfig(**options)).apply(step).advantages[step.response_mask > 0]  # type: ignore[arg-type]
     in_rewards = {"kl_coefficient": 0.2, "kl_placement": KLPlacement.REWARD, "kl_estimator": KLEstimator.K1}

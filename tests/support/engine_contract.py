@@ -156,7 +156,7 @@ def generate(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str,
 
 
 def wait_for_tokens(engine: Engine, count: int) -> None:
-    """Until the engine drew ``count`` more tokens than when called."""
+    """Until the engine sampled ``count`` more tokens than when called."""
     goal = engine.stats()["generated_tokens"] + count
     deadline = time.monotonic() + TIMEOUT_S
     while engine.stats()["generated_tokens"] < goal:
@@ -217,8 +217,8 @@ class EngineContract:
         model = new_model(tied=False, seed=0)
         found = generate(engine, [request(f"r{seed}", sampling, seed) for seed in range(6)])
         for completion in found.values():
-            behaviour = replace(sampling, temperature=sampling.temperature or 1.0)
-            expected = expected_logprobs(model, (5, 17, 33, 8), behaviour, tokens(completion))
+            behavior = replace(sampling, temperature=sampling.temperature or 1.0)
+            expected = expected_logprobs(model, (5, 17, 33, 8), behavior, tokens(completion))
             assert completion.segment.logprobs == pytest.approx(expected, abs=TOLERANCE)
             assert completion.segment.version_spans == (VersionSpan(start=0, end=len(tokens(completion)), version=engine.version()),)
             if sampling.temperature == 0:

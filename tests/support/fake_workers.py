@@ -106,13 +106,13 @@ PROMPT_TOKENS = 3
 
 
 class DrawingEngine(ScriptedEngine):
-    """Draws token by token, each its own position in the response, so that a lost or repeated one shows; some requests a step."""
+    """Samples token by token, each its own position in the response, so that a lost or repeated one shows; some requests a step."""
 
     def __init__(self, name: str = "engine-0", seed: int = 0, length: int = 5) -> None:
         super().__init__(name, seed)
         self.length = length
         self.running: dict[str, tuple[GenerationRequest, list[int], list[int]]] = {}
-        """Request, drawn tokens and the version of each, by id."""
+        """Request, sampled tokens and the version of each, by id."""
         self._back: list[Any] = []
         self.aside = False
         """Whether nothing may be asked of it."""
@@ -136,7 +136,7 @@ class DrawingEngine(ScriptedEngine):
         return pack(back)
 
     def length_of(self, request_id: str) -> int:
-        """Tokens of a whole response, whatever engine draws it."""
+        """Tokens of a whole response, whatever engine samples it."""
         return 1 + sum(map(ord, request_id.split("+")[0])) % self.length
 
     def _give(self, request_id: str, finish: str) -> Completion:

@@ -24,7 +24,7 @@ class Fault(StrEnum):
 
 
 class TimedEngine:
-    """The oldest ``slots`` requests draw a token every ``token_s``; each token is its own position in the response, whoever draws it."""
+    """The oldest ``slots`` requests sample a token every ``token_s``; each token is its own position in the response on any engine."""
 
     log_file = "engine.log"
 

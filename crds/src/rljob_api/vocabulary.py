@@ -280,7 +280,7 @@ class CorrectionLevel(StrEnum):
 class ProximalPolicy(StrEnum):
     """The old policy of the loss's ratio."""
 
-    BEHAVIOUR = "Behaviour"
+    BEHAVIOR = "Behaviour"
     """The policy that sampled the tokens: the engines' own log-probs."""
     RECOMPUTE = "Recompute"
     """The trainer's policy at the beginning of the step: one additional forward pass."""

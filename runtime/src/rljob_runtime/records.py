@@ -1,4 +1,4 @@
-"""The nouns that travel between the parts of the runtime, one place, no behaviour.
+"""The nouns that travel between the parts of the runtime, one place, no behavior.
 
 Data flows one way::
 
@@ -104,7 +104,7 @@ class Prompt(_Content):
 @pickled_by_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an engine samples tokens. The behaviour log-probs it returns are those of this very distribution."""
+    """How an engine samples tokens. The behavior log-probs it returns are those of this very distribution."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -162,7 +162,7 @@ class Segment(_Content):
     sampled: bool
     """Whether the policy sampled them and is trained on them."""
     logprobs: FloatArray = field(default_factory=lambda: NO_LOGPROBS)
-    """Shape (R,) where sampled: log-prob of each token under the behaviour distribution (after temperature, top-k, top-p); (0,) else."""
+    """Shape (R,) where sampled: log-prob of each token under the behavior distribution (after temperature, top-k, top-p); (0,) else."""
     version_spans: tuple[VersionSpan, ...] = ()
     """Where sampled: contiguous, covering [0, R)."""
     reward: float | None = None
@@ -343,7 +343,7 @@ class TrainBatch:
     """Shape (S,): prompt plus response tokens of each sequence; sums to T."""
     response_mask: FloatArray
     """Shape (T,): 1 where a token was sampled by the policy and is trained, else 0."""
-    behaviour_logprobs: FloatArray
+    behavior_logprobs: FloatArray
     """Shape (T,): from the engine; 0 where the mask is 0."""
     advantages: FloatArray
     """Shape (T,): 0 where the mask is 0."""
@@ -370,7 +370,7 @@ class TrainBatch:
     kl_coefficient: float | None = None
     """Weight of the KL term where it is adapted from step to step; None: the configured one. Without one there, no term."""
     temperature: float = 1.0
-    """Sampling temperature: the trainer divides logits by it so that its log-probs match the behaviour's."""
+    """Sampling temperature: the trainer divides logits by it so that its log-probs match the behavior's."""
     global_tokens: int
     """Response tokens of this update over all ranks: the denominator of token means."""
     global_sequences: int
@@ -432,7 +432,7 @@ class WeightManifest:
 
 @lru_cache(maxsize=4)
 def _manifest(pickled: bytes) -> WeightManifest:
-    """The manifest that travelled as these bytes."""
+    """The manifest that traveled as these bytes."""
     return WeightManifest(buckets=pickle.loads(pickled))
 
 

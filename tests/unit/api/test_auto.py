@@ -155,7 +155,7 @@ def test_node_groups_restrict_the_choice() -> None:
     assert where(chosen(job(groups, components)).spec) == {"train": "b:0-3", "infer": "a,c:0-3"}
 
 
-def test_explicit_neighbours_keep_their_devices() -> None:
+def test_explicit_neighbors_keep_their_devices() -> None:
     components = [*open_roles(2), {"name": "other", "role": "Reference", "placement": {"ranks": "1-2"}}]
     spec = chosen(job([group("a", 1, 8)], components, measured=TIMES)).spec
     assert where(spec) == {"train": "0,3", "infer": "4-7", "other": "1-2"}

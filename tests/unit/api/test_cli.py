@@ -246,13 +246,13 @@ def test_plan_says_when_a_picture_cannot_be_written(tmp_path: Path) -> None:
     assert "plan.svg: cannot be written: No such file or directory; name a file" in result.stderr
 
 
-@pytest.mark.parametrize(("no_color", "has_colour"), [(False, True), (True, False)])
-def test_plan_in_a_terminal(no_color: bool, has_colour: bool) -> None:
+@pytest.mark.parametrize(("no_color", "has_color"), [(False, True), (True, False)])
+def test_plan_in_a_terminal(no_color: bool, has_color: bool) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system="truecolor", width=80, no_color=no_color, _environ={})
     show_plan.print_picture(check(Path(QUICKSTART).read_text()), console)
-    assert ("48;2;0;114;178m" in screen.getvalue()) is has_colour
-    assert ("48;" in screen.getvalue()) is has_colour
+    assert ("48;2;0;114;178m" in screen.getvalue()) is has_color
+    assert ("48;" in screen.getvalue()) is has_color
 
 
 def test_plan_on_a_terminal_without_unicode() -> None:

@@ -148,9 +148,9 @@ def test_an_unknown_key_in_a_section_that_an_alias_repeats_is_one_problem_a_plac
 
 def test_unknown_keys_alone_make_a_job_invalid() -> None:
     document = job()
-    document["spec"]["colour"] = "red"
+    document["spec"]["color"] = "red"
     for check_it in (check, lambda data: check(data, runnable=False), lambda data: manifest.to_job(manifest.Document(data=data))):
         with pytest.raises(SpecInvalidError) as caught:
             check_it(document)
-        assert [error.path for error in caught.value.errors] == ["spec.colour"]
-    assert document["spec"]["colour"] == "red"
+        assert [error.path for error in caught.value.errors] == ["spec.color"]
+    assert document["spec"]["color"] == "red"

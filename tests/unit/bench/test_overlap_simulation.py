@@ -13,7 +13,7 @@ from bench.overlap import simulation_report
 from bench.overlap.__main__ import parse
 from bench.overlap.bounds import expected_staleness, least_step_s, loop_s, promised_step_s, workload
 from bench.overlap.lengths import DISTRIBUTIONS, MAX_TOKENS, MEAN_TOKENS
-from bench.overlap.real import Side, bound, latency_s, manifest, order, sides, summarise
+from bench.overlap.real import Side, bound, latency_s, manifest, order, sides, summarize
 from bench.overlap.simulation import row, world
 from rljob_api.v1alpha1 import RLJob
 from rljob_runtime.simulation.lengths import Lengths
@@ -149,7 +149,7 @@ def test_speed_up_is_of_one_pair_and_the_bound_of_its_phases():
         {"pair": 0, "side": "ratio 0", "ratio": 0.0, "step_s": 2.0, **parts, **phases},
         {"pair": 0, "side": "ratio 1", "ratio": 1.0, "step_s": 1.25, **parts, **phases},
     ]
-    alone, ahead = summarise(runs)
+    alone, ahead = summarize(runs)
     assert (alone["speed_up"], ahead["speed_up"], ahead["bound"], bound(runs[0])) == (1.0, 1.6, 2.0, 2.0)
     assert ahead["engine_idle_share"] == pytest.approx(1 - 0.6 / 1.25)
     assert ahead["reward_last_quarter"] == 1.0

@@ -20,7 +20,7 @@ def test_padded_rows_hold_the_batch(case: Case) -> None:
     assert (ids[~inside] == PADDING).all()
     assert int(rows.response_mask.sum()) == batch.global_tokens
     responses = batch.response_mask == 1
-    assert np.array_equal(rows.behaviour_logprobs[rows.response_mask == 1], batch.behaviour_logprobs[responses])
+    assert np.array_equal(rows.behavior_logprobs[rows.response_mask == 1], batch.behavior_logprobs[responses])
     assert np.array_equal(np.repeat(rows.advantages, rows.response_mask.sum(1)), batch.advantages[responses])
 
 

@@ -17,7 +17,7 @@ STREAMED = "rljob_runtime.weightsync.transports.shared_memory"
 SIZE = 32 << 20
 
 
-def test_engines_have_what_the_trainer_packs_and_count_what_travelled() -> None:
+def test_engines_have_what_the_trainer_packs_and_count_what_traveled() -> None:
     trainer, engine, manifest = Trainer(), Engine(), plan_buckets(specs(SIZE), 8 << 20)
     trainer.take_model(SIZE)
     trainer.prepare_sender(

@@ -271,7 +271,7 @@ def test_reward_fills_gaps_as_in_rlinf() -> None:
     assert where(place({"actor,rollout": "0-3", "reward": "0,2"}, cluster(4)), "reward") == "n0:0 n0:1 n0:2"
 
 
-def test_node_groups_are_honoured() -> None:
+def test_node_groups_are_honored() -> None:
     there = cluster(8, 8, near=(0,), far=(1,))
     placed = place({ALL: {"node_group": "far", "placement": "0-3"}}, there)
     assert where(placed, "actor") == where(placed, "rollout") == "n1:0 n1:1 n1:2 n1:3"

@@ -270,7 +270,7 @@ def test_defaults_are_grpo_with_the_clipped_loss() -> None:
     algorithm = check(manifest()).job.spec.algorithm
     assert algorithm.advantage.estimator is AdvantageEstimator.GRPO
     assert algorithm.policy_loss.variant is PolicyLossVariant.PPO
-    assert algorithm.off_policy.proximal is ProximalPolicy.BEHAVIOUR
+    assert algorithm.off_policy.proximal is ProximalPolicy.BEHAVIOR
 
 
 def job_with(snippet: str) -> dict[str, Any]:

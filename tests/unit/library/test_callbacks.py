@@ -14,7 +14,7 @@ from rljob_runtime.checkpoint_files import FileSum
 from rljob_runtime.entry.attempt import Interruption
 from rljob_runtime.entry.stopping import Stopper
 from rljob_runtime.errors import CallbackError
-from rljob_runtime.library.callbacks import Callback, CallbackDisplay, RunControl, ToldCheckpoints
+from rljob_runtime.library.callbacks import Callback, CallbackDisplay, ReportedCheckpoints, RunControl
 from rljob_runtime.loop.checkpointing import NoCheckpoints
 from rljob_runtime.records import StepRecord
 
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_told_once_it_counts() -> None:
         def complete(self, folder: Path, state: Any, files: Sequence[FileSum]) -> None:
             order.append(f"complete, {len(notes.seen)} told")
 
-    told = ToldCheckpoints(Store(), [notes], RunControl(Stopper()))
+    told = ReportedCheckpoints(Store(), [notes], RunControl(Stopper()))
     told.complete(Path("c"), SimpleNamespace(step=3), ())  # type: ignore[arg-type]
     assert (order, notes.seen, told.kept) == (["complete, 0 told"], [("checkpoint c", 3)], True)
 

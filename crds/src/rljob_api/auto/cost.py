@@ -17,7 +17,7 @@ Step, with X = reference + train, a = ``overlap.asyncGenerationRatio``::
 so a = 0 is the sum, a >= 1 is max(generate, X) + sync, between them a share a of the batch is generated while the Trainer works.
 The two ends are the synchronous and the one-step-off formula of ROLL-Flash (arXiv 2510.11345); fractions fill the trainer's time evenly.
 
-Sources: peaks are the H100 SXM data sheet's (989 TFLOP/s bfloat16, 3.35 TB/s, NVLink 450 GB/s one way), utilisation of training
+Sources: peaks are the H100 SXM data sheet's (989 TFLOP/s bfloat16, 3.35 TB/s, NVLink 450 GB/s one way), utilization of training
 38-43 % (Llama 3, arXiv 2407.21783, table 4). The other shares are rules of thumb. Only ratios between phases decide a choice.
 """
 
@@ -32,8 +32,8 @@ from rljob_api.v1alpha1.operations import Residency
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 PEAK_FLOPS = 989e12
-TRAIN_UTILISATION = 0.4
-DECODE_UTILISATION = 0.15
+TRAIN_UTILIZATION = 0.4
+DECODE_UTILIZATION = 0.15
 """Share of the peak FLOPs reached at large batches, attention and sampling included: an estimate."""
 MEMORY_BYTES_PER_S = 3.35e12 * 0.6
 """What decoding reaches of the memory's bandwidth: an estimate."""
@@ -133,7 +133,7 @@ class CostModel:
             return stated, Basis.MEASURED
         device_s = self._measured.train_seconds * self._measured.trainer_devices
         flops = self._flops_per_token * self._train_tokens * self._training.epochs
-        per_parameter_s = flops / (PEAK_FLOPS * TRAIN_UTILISATION * fastest)
+        per_parameter_s = flops / (PEAK_FLOPS * TRAIN_UTILIZATION * fastest)
         return device_s / per_parameter_s, Basis.MEASURED
 
     def cost(self, use: Use) -> Cost:
@@ -158,7 +158,7 @@ class CostModel:
             devices = engines * self._engine_devices * use.rollout_speed
             return self._measured.generate_seconds * self._measured.rollout_devices / devices
         flops = PEAK_FLOPS * use.rollout_speed * self._engine_devices
-        prefill = 2 * self._parameters * self._prompt_tokens / (engines * flops * TRAIN_UTILISATION)
+        prefill = 2 * self._parameters * self._prompt_tokens / (engines * flops * TRAIN_UTILIZATION)
         of_engine = -(-self.sequences // engines)
         full, rest = divmod(of_engine, self._engine.max_running_requests)
         batches = [(full, self._engine.max_running_requests), (1, rest)]
@@ -169,7 +169,7 @@ class CostModel:
         """A token for each running request: all weights are read once, whatever their number."""
         devices = self._engine_devices * speed
         reading = self._parameters * self._engine_bytes / (devices * MEMORY_BYTES_PER_S)
-        return max(reading, 2 * self._parameters * running / (devices * PEAK_FLOPS * DECODE_UTILISATION))
+        return max(reading, 2 * self._parameters * running / (devices * PEAK_FLOPS * DECODE_UTILIZATION))
 
     def _train(self, use: Use) -> float:
         devices = use.trainer_devices * use.trainer_speed
@@ -180,7 +180,7 @@ class CostModel:
         replicas = max(use.trainer_devices // tensor, 1)
         moved = 3 * self._parameters / tensor * self._number_bytes * (replicas - 1) / replicas
         exchange = epochs * self._training.mini_batches * moved / (NETWORK_BYTES_PER_S if use.trainer_spans_nodes else LINK_BYTES_PER_S)
-        return flops / (devices * PEAK_FLOPS * TRAIN_UTILISATION) + exchange
+        return flops / (devices * PEAK_FLOPS * TRAIN_UTILIZATION) + exchange
 
     def _reference(self, use: Use) -> float:
         """A forward pass; without a measurement of its own, the forward share of the measured training."""
@@ -190,7 +190,7 @@ class CostModel:
         if self._measured is not None:
             training = self._measured.train_seconds * self._measured.trainer_devices
             return training * 2 / self._flops_per_token / self._training.epochs / devices
-        return 2 * self._parameters * self._train_tokens / (devices * PEAK_FLOPS * TRAIN_UTILISATION)
+        return 2 * self._parameters * self._train_tokens / (devices * PEAK_FLOPS * TRAIN_UTILIZATION)
 
     def _sync(self, use: Use) -> float:
         if self._measured is not None and self._measured.sync_seconds:

@@ -121,7 +121,7 @@ class FreeGroup:
 
 
 def merged(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ascending runs with neighbours joined."""
+    """Ascending runs with neighbors joined."""
     last: tuple[int, int] | None = None
     for start, end in runs:
         if last is not None and start == last[1] + 1:

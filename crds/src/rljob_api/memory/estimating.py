@@ -311,9 +311,9 @@ class _Estimator:
         """One node's memory: all of its processes on CPU, else what passes through it."""
         index, group = self._groups[situation.group]
         occupants = self._on_node(situation)
-        travelling = self._travelling() if any(one.needs.carries_weights for one in occupants) else ()
+        traveling = self._traveling() if any(one.needs.carries_weights for one in occupants) else ()
         copied = tuple(term for one in occupants for term in (*one.copied(), *one.terms(one.needs.saved)))
-        extra = _extra(occupants, travelling)
+        extra = _extra(occupants, traveling)
         phases = _host_phases(occupants, extra, copied) if group.on_accelerators else _phases(occupants, extra, copied)
         field = "limits.memory" if "memory" in group.resources.limits else "memory"
         limit = (f"spec.nodeGroups[{index}].resources.{field}", group.resources.memory_limit)
@@ -414,7 +414,7 @@ class _Estimator:
         trainer = PolicyNeeds if self._spec.model.lora is None else AdapterNeeds
         return {Role.TRAINER: trainer, Role.CRITIC: CriticNeeds}.get(component.role, PolicyNeeds)
 
-    def _travelling(self) -> tuple[Term, ...]:
+    def _traveling(self) -> tuple[Term, ...]:
         """Ray's object store holds an update until every engine has it; processes of one node share the copy."""
         number, parameters = DTYPE_BYTES[sync_dtype(self._spec)], sent_parameters(self._spec, self._shape)
         formula = f"{show_count(parameters)} x {number} B, once per node"
@@ -422,9 +422,9 @@ class _Estimator:
         return (Term(component="weight sync", need=need),)
 
 
-def _extra(occupants: Sequence[_Occupant], travelling: tuple[Term, ...]) -> dict[Phase, tuple[Term, ...]]:
-    """What a node holds in some phases besides its processes' own: ``travelling`` in the weight sync, and what these receive."""
-    extra = {Phase.WEIGHT_SYNC: travelling} if travelling else {}
+def _extra(occupants: Sequence[_Occupant], traveling: tuple[Term, ...]) -> dict[Phase, tuple[Term, ...]]:
+    """What a node holds in some phases besides its processes' own: ``traveling`` in the weight sync, and what these receive."""
+    extra = {Phase.WEIGHT_SYNC: traveling} if traveling else {}
     for one in occupants:
         for phase, needs in one.needs.host_working.items():
             if terms := one.terms(needs):

@@ -436,8 +436,8 @@ class PolicyNeeds:
     def _last(self, *, trained: bool) -> tuple[Need, ...]:
         """The final norm and log-probs, see ``rljob_runtime.training.logprob``.
 
-        Of hidden states the norm's float32 input, its output, and in training its normalized input and the gradient of its output. Of
-        logits a chunk in float32 and one temporary of its size.
+        Hidden states need the norm's float32 input, its output, and in training its normalized input and the gradient of its output;
+        logits need a chunk in float32 and one temporary of its size.
         """
         decoder, tokens, number = self.shape.decoder, self.micro_batch_tokens, self.compute_bytes
         if decoder is None:

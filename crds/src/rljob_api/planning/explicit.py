@@ -80,17 +80,17 @@ def _with_sharing(
         bit = 1 << index
         for device in of_component:
             users[device] |= bit
-    neighbours = [0] * len(components)
+    neighbors = [0] * len(components)
     for bits in set(users):
         for index in range(len(components)):
             if bits >> index & 1:
-                neighbours[index] |= bits & ~(1 << index)
+                neighbors[index] |= bits & ~(1 << index)
     return tuple(
         PlannedComponent(
             name=component.name,
             role=component.role,
             processes=processes[index],
-            shares_devices_with=tuple(other.name for j, other in enumerate(components) if neighbours[index] >> j & 1),
+            shares_devices_with=tuple(other.name for j, other in enumerate(components) if neighbors[index] >> j & 1),
         )
         for index, component in enumerate(components)
     )

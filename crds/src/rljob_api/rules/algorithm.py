@@ -159,7 +159,7 @@ def _proximal(spec: RLJobSpec) -> Iterator[FieldError]:
     off_policy, loss = spec.algorithm.off_policy, spec.algorithm.policy_loss.settings
     variant = spec.algorithm.policy_loss.variant
     proximal, path = off_policy.proximal, "spec.algorithm.offPolicy.proximal"
-    if proximal is ProximalPolicy.BEHAVIOUR:
+    if proximal is ProximalPolicy.BEHAVIOR:
         return
     corrects = off_policy.weight is not None or bool(off_policy.masks)
     # a KL in rewards, the one that a target adapts to, and that to a teacher are measured with the proximal policy
@@ -186,8 +186,8 @@ def _correction(spec: RLJobSpec) -> Iterator[FieldError]:
     off_policy, variant, path = spec.algorithm.off_policy, spec.algorithm.policy_loss.variant, "spec.algorithm.offPolicy"
     weight = off_policy.weight
     if weight is not None:
-        if off_policy.proximal is ProximalPolicy.BEHAVIOUR and spec.algorithm.policy_loss.settings.weighs_by_ratio:
-            problem = f"would count the ratio to the behaviour policy twice: variant {variant} has it already with proximal Behaviour"
+        if off_policy.proximal is ProximalPolicy.BEHAVIOR and spec.algorithm.policy_loss.settings.weighs_by_ratio:
+            problem = f"would count the ratio to the behavior policy twice: variant {variant} has it already with proximal Behaviour"
             yield _error(f"{path}.weight.level", weight.level, problem, "remove it, or write proximal: Recompute or Interpolate")
         if weight.low > weight.high:
             yield _error(f"{path}.weight.low", weight.low, f"is above high, {weight.high:g}", f"use at most {weight.high:g}")

@@ -22,7 +22,7 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-"""Lists whose entries are told apart by a key; the operator merges them entry by entry."""
+"""Lists whose entries are distinguished by a key; the operator merges them entry by entry."""
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
 KUBERAY_INIT_CONTAINER = "wait-gcs-ready"
 _ACCOUNT = ("serviceAccountName", "serviceAccount")

@@ -1,4 +1,4 @@
-"""Rules about what only Kubernetes honours: environment, scheduling, storage and pod templates.
+"""Rules about what only Kubernetes honors: environment, scheduling, storage and pod templates.
 
 Part of :mod:`rljob_api.validation`. The same manifest gets the same verdict everywhere, so a local run, which ignores these settings,
 checks them too.

@@ -18,10 +18,15 @@ MAX_GROUP = 4096
 """Samples of one prompt, redundant ones included."""
 
 
+def default_max_staleness(async_generation_ratio: float) -> int:
+    """The bound where none is given: at least the ratio, so that nothing has to be dropped for it."""
+    return math.ceil(async_generation_ratio)
+
+
 def max_staleness(spec: RLJobSpec) -> int:
     """Versions by which a trained token may be behind: what the spec says, or what its ratio comes to."""
     given = spec.overlap.max_staleness
-    return math.ceil(spec.overlap.async_generation_ratio) if given is None else given
+    return default_max_staleness(spec.overlap.async_generation_ratio) if given is None else given
 
 
 def _groups(spec: RLJobSpec) -> Iterator[FieldError]:
@@ -94,7 +99,7 @@ def _staleness(spec: RLJobSpec) -> Iterator[FieldError]:
     bound, ratio, path = spec.overlap.max_staleness, spec.overlap.async_generation_ratio, "spec.overlap.maxStaleness"
     if bound == 0 and ratio > 0:
         problem = f"drops all that asyncGenerationRatio ({ratio:g}) generates ahead"
-        yield _error(path, bound, problem, f"write {math.ceil(ratio)} or more, or asyncGenerationRatio: 0")
+        yield _error(path, bound, problem, f"write {default_max_staleness(ratio)} or more, or asyncGenerationRatio: 0")
     if bound is not None and bound > 0 and ratio == 0 and not spec.rollout.extra_prompts:
         problem = "has no effect: with asyncGenerationRatio 0 nothing is generated ahead"
         yield _error(path, bound, problem, "remove it, or write asyncGenerationRatio: 1")

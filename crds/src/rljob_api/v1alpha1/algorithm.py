@@ -104,7 +104,7 @@ class CorrectionMask(SpecModel):
 class OffPolicy(SpecModel):
     """Correction for tokens from a different policy than the trained one: older weights, or an engine with different numerics."""
 
-    proximal: ProximalPolicy = ProximalPolicy.BEHAVIOUR
+    proximal: ProximalPolicy = ProximalPolicy.BEHAVIOR
     """The old policy of the loss's ratio. The correction's ratio is between it and the behavior policy; with Behaviour, between the current
     policy and the behavior policy."""
     weight: CorrectionWeight | None = None

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine with one Ray node per declared node, labelled like the real one.
+"""A Ray cluster on this machine with one Ray node per declared node, labeled like the real one.
 
 The first node is also Ray's head, which has a pod of its own on Kubernetes: one node fewer to start, and what the driver puts into its
 object store is already where the workers of that node read it. Nodes are started with Ray's own multi-node helper; SIGINT is blocked in

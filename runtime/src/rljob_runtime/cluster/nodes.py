@@ -67,7 +67,7 @@ def _node_problems(node: PlannedNode, found: Sequence[dict[str, Any]]) -> Iterat
     for one in found:
         group = one["Labels"].get(NODE_GROUP_LABEL)
         if group != node.group:
-            yield f"node {node.rank} at {_address(one)} is labelled {NODE_GROUP_LABEL}={group}, planned {node.group}"
+            yield f"node {node.rank} at {_address(one)} is labeled {NODE_GROUP_LABEL}={group}, planned {node.group}"
         have = one["Resources"].get(ray_resource(node.device_resource), 0)
         if have != node.num_devices:
             yield f"node {node.rank} (group {node.group}) offers {have:g} {node.device_resource}, planned {node.num_devices}"

@@ -19,7 +19,7 @@ INLINE_BYTES = 90 * 1024
 without an object to fetch takes 1.5 ms instead of 3.2."""
 
 OnCall = Callable[[str, str, float, float], None]
-"""Told of every call that was answered and awaited: worker, method, monotonic seconds of its start and of its answer here."""
+"""Called after every call that was answered and awaited: worker, method, monotonic seconds of its start and of its answer here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

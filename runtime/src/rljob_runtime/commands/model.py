@@ -16,7 +16,7 @@ SIZES = {"small": TinySize.TINY, "fresh": TinySize.FRESH, "mixture": TinySize.MI
 
 
 def make_with_progress(out: Path, *, size: str, seed: int, task: str = "sums") -> int:
-    """Make a tiny model in ``out``; returns the exit code and has told the user how it went.
+    """Make a tiny model in ``out``; returns the exit code after it showed the user how it went.
 
     Args:
         out: folder to make; one that holds the same model is left as it is.

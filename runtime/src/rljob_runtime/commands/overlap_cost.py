@@ -13,10 +13,10 @@ from rljob_api.v1alpha1.rljob import RLJobSpec
 def running_responses(spec: RLJobSpec, plan: Plan) -> int:
     """Most responses that are running when weights change: those of the groups generated ahead, as far as engines have places for them."""
     rollout = spec.rollout
-    ahead = math.ceil(spec.overlap.async_generation_ratio * rollout.prompts_per_step) + rollout.extra_prompts
+    groups = math.ceil(spec.overlap.async_generation_ratio * rollout.prompts_per_step) + rollout.extra_prompts
     sizes = {component.name: component.world_size for component in plan.components}
     places = sum((c.engine or Engine()).max_running_requests * sizes[c.name] for _, c in spec.with_role(Role.ROLLOUT))
-    return min(ahead * (rollout.samples_per_prompt + rollout.redundant_samples), places)
+    return min(groups * (rollout.samples_per_prompt + rollout.redundant_samples), places)
 
 
 def overlap_cost(spec: RLJobSpec, plan: Plan) -> str | None:

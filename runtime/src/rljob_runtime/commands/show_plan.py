@@ -232,21 +232,21 @@ _ASCII = str.maketrans({"·": ".", "─": "-", "×": "x", "→": ">", "…": "~"
 
 
 def _styled(lines: Iterable[Line], *, ascii_only: bool) -> Text:
-    """The lines with colours."""
+    """The lines with colors."""
     from rich.style import Style
     from rich.text import Text
 
-    from rljob_runtime.plan_view import Tone, colour
+    from rljob_runtime.plan_view import Tone, color
 
     styles = {Tone.PLAIN: Style(), Tone.DIM: Style(dim=True), Tone.BOLD: Style(bold=True)}
     rows: list[Text] = []
     for line in lines:
         row = Text()
         for span in line:
-            fill = colour(span.component)
+            fill = color(span.component)
             style = Style(color=fill.ink, bgcolor=fill.fill) if span.tone is Tone.COMPONENT else styles[span.tone]
             row.append(span.text.translate(_ASCII) if ascii_only else span.text, style)
-        if line and line[-1].tone is not Tone.COMPONENT:  # else the spaces are part of a coloured box
+        if line and line[-1].tone is not Tone.COMPONENT:  # else the spaces are part of a colored box
             row.rstrip()
         rows.append(row)
     return Text("\n").join(rows)

@@ -52,7 +52,7 @@ class State(StrEnum):
 MODES = {State.NEW: "new", State.UNFINISHED: "overwrite", State.RESUMABLE: "resume"}
 Starter = Callable[[Path, Path, str, str], int]
 """(job file, run folder, mode, manifest): run a point to its end; its exit code."""
-Told = Callable[[Point, int, int | None], None]
+Report = Callable[[Point, int, int | None], None]
 """(point, steps done, exit code or None while it runs)."""
 
 
@@ -96,7 +96,7 @@ def _first_difference(held: object, wanted: object) -> str:
     return f"{path} is {here.get(path, ABSENT)} there and {there.get(path, ABSENT)} in the sweep"
 
 
-def run_local(sweep: Sweep, root: Path, start: Starter, told: Told) -> list[Ended]:
+def run_local(sweep: Sweep, root: Path, start: Starter, report: Report) -> list[Ended]:
     """Run every point that is not finished yet; one that fails does not keep the others from running.
 
     Raises:
@@ -112,12 +112,12 @@ def run_local(sweep: Sweep, root: Path, start: Starter, told: Told) -> list[Ende
         folder = root / point.name
         if state is State.FINISHED:
             ended.append(Ended(point=point, folder=folder, code=0, skipped=True))
-            told(point, 0, 0)
+            report(point, 0, 0)
             continue
-        told(point, 0, None)
+        report(point, 0, None)
         code = start(sweep.job_file, folder, MODES[state], yaml.safe_dump(point.manifest, sort_keys=False))
         ended.append(Ended(point=point, folder=folder, code=code))
-        told(point, 0, code)
+        report(point, 0, code)
         if code == ExitCode.INTERRUPTED:
             raise Interrupted(
                 f"interrupted at point {point.name} ({len(ended)} of {len(sweep.points)}); the same command continues from there"
@@ -237,7 +237,7 @@ def run_shown(sweep: Sweep, root: Path, console: Console) -> list[Ended]:
     every = bars.add_task("points", total=len(sweep.points))
     inner = bars.add_task("", total=None)
 
-    def told(point: Point, done: int, code: int | None) -> None:
+    def report(point: Point, done: int, code: int | None) -> None:
         if code is None:
             bars.reset(inner, description=point.words, total=max(steps[point.name], 1))
             if not console.is_terminal:
@@ -249,7 +249,7 @@ def run_shown(sweep: Sweep, root: Path, console: Console) -> list[Ended]:
 
     with bars:
         start = child_process(root / "logs", lambda folder: bars.update(inner, completed=steps_done(folder)))
-        return run_local(sweep, root, start, told)
+        return run_local(sweep, root, start, report)
 
 
 def failures(ended: Sequence[Ended], root: Path) -> RuntimeFault | None:

@@ -261,7 +261,7 @@ def open_rows(source: SourceConfig, seed: int) -> Rows:
 def _derived_seed(seed: int, name: str) -> int:
     """Return 31 bits from (run seed, source name).
 
-    Hashed, not added: reasoning-gym generates entry i from ``seed + i``, so that neighbouring seeds give nearly the same entries.
+    Hashed, not added: reasoning-gym generates entry i from ``seed + i``, so that neighboring seeds give nearly the same entries.
     """
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big") >> 1
 

@@ -257,7 +257,7 @@ class Engine(Protocol):
 
         Keys: ``running`` and ``waiting`` (requests now), ``generated_tokens``, ``prompt_tokens`` (of requests whose first token came),
         ``cached_tokens`` (those of them that a cached prefix spared), ``busy_s``, ``steps``, ``updates``, ``update_s`` (seconds of the
-        last update, during which nothing is generated), ``update_bytes`` (of it, as they travelled).
+        last update, during which nothing is generated), ``update_bytes`` (of it, as they traveled).
 
         Raises:
             EngineDiedError: the engine ended.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def run_job(text: str, path: Path, run_dir: Path | None, overwrite: bool, resume: bool, metrics_port: int | None = None) -> int:
-    """Run the job; returns the exit code and has told the user why.
+    """Run the job; returns the exit code after it showed the user why.
 
     Args:
         text: the manifest.

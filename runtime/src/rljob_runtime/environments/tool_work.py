@@ -81,7 +81,7 @@ class Answer:
     """What came of it."""
 
     value: Any = None
-    """JSON. Of a tool: ``text``, ``failed``. Of a user: ``observation``, ``reward``, ``done``. Of a score: ``score`` and other numbers."""
+    """JSON. Tool: ``text``, ``failed``. User: ``observation``, ``reward``, ``done``. Score: ``score`` and other numbers."""
     error: str = ""
     """One line; empty where nothing went wrong."""
     failure: Failure | None = None

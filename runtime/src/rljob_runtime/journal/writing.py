@@ -255,7 +255,7 @@ class JournalWriter:
         """By step of a checkpoint that does not count yet: the first file that is needed after it."""
         self._behind_bytes = 0
         self._lock = threading.Lock()
-        self._told = False
+        self._reported = False
         self._executor.submit(partial(files.begin, 1, adopts))
 
     def finished(self, group: Group) -> None:
@@ -302,9 +302,9 @@ class JournalWriter:
     def take_problem(self) -> str | None:
         """Why nothing is written any more; reported once in a run."""
         problem = self._files.problem
-        if problem is None or self._told:
+        if problem is None or self._reported:
             return None
-        self._told = True
+        self._reported = True
         return (
             f"{problem}; the run goes on, but after a restart groups that finish before the next checkpoint are generated again "
             "(the journal tries again then; spec.checkpoint.journal switches it off)"

@@ -1,4 +1,4 @@
-"""What a run tells its caller while it goes on, and how the caller stops it."""
+"""What a run reports to its caller while it goes on, and how the caller stops it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CallbackDisplay:
         """Do nothing."""
 
     def history(self, records: Sequence[StepRecord]) -> None:
-        """Steps of earlier attempts were told then."""
+        """Steps of earlier attempts were reported then."""
 
     def phase_started(self, name: str) -> None:
         """Do nothing."""
@@ -78,16 +78,16 @@ class CallbackDisplay:
         """Do nothing."""
 
     def step(self, record: StepRecord) -> None:
-        """Tell of the step, and of its validation.
+        """Report the step, and its validation.
 
         Raises:
             CallbackError: a callback raised.
         """
         validated = any(name.startswith(VALIDATION) for name in record.metrics)
         for callback in self._callbacks:
-            _tell(callback, "on_step", f"step {record.step}", partial(callback.on_step, record, self._control))
+            _report(callback, "on_step", f"step {record.step}", partial(callback.on_step, record, self._control))
             if validated:
-                _tell(callback, "on_validation", f"step {record.step}", partial(callback.on_validation, record, self._control))
+                _report(callback, "on_validation", f"step {record.step}", partial(callback.on_validation, record, self._control))
 
     def event(self, text: str, level: Level) -> None:
         """Do nothing."""
@@ -96,13 +96,13 @@ class CallbackDisplay:
         """Do nothing."""
 
     def finished(self, summary: RunSummary, report: Path | None) -> None:
-        """The result tells."""
+        """The result has it."""
 
     def close(self) -> None:
         """There is nothing to close."""
 
 
-class ToldCheckpoints:
+class ReportedCheckpoints:
     """Checkpoints that call ``on_checkpoint`` when one is complete; all else is the store's."""
 
     def __init__(self, store: Checkpoints, callbacks: Sequence[Callback], control: RunControl) -> None:
@@ -126,10 +126,10 @@ class ToldCheckpoints:
         self._store.complete(folder, state, files)
         checkpoint = Checkpoint(step=state.step, folder=folder)
         for callback in self._callbacks:
-            _tell(callback, "on_checkpoint", f"step {state.step}", partial(callback.on_checkpoint, checkpoint, self._control))
+            _report(callback, "on_checkpoint", f"step {state.step}", partial(callback.on_checkpoint, checkpoint, self._control))
 
 
-def _tell(callback: Callback, method: str, when: str, call: Callable[[], None]) -> None:
+def _report(callback: Callback, method: str, when: str, call: Callable[[], None]) -> None:
     """Call one method of a callback.
 
     Raises:

@@ -33,7 +33,7 @@ from rljob_runtime.errors import SetupError
 from rljob_runtime.job import launch, models
 from rljob_runtime.job.model_shape import read_config, read_shape
 from rljob_runtime.library import rewards as given_rewards
-from rljob_runtime.library.callbacks import Callback, CallbackDisplay, RunControl, ToldCheckpoints
+from rljob_runtime.library.callbacks import Callback, CallbackDisplay, ReportedCheckpoints, RunControl
 from rljob_runtime.library.manifests import Given, Spec, read
 from rljob_runtime.library.rewards import RewardFunction, Rewards
 from rljob_runtime.loop.checkpointing import CheckpointStore
@@ -88,7 +88,7 @@ def run(
         rewards: functions ``(prompt, response, answer, metadata) -> float``, called with keywords in processes of their own: a dict by the
             reward's name, or several, or one, with the functions' own names. One adds a reward of type Function to the spec, or gives the
             entry of that name its function.
-        callbacks: told of steps, validations and checkpoints.
+        callbacks: called at steps, validations and checkpoints.
         run_dir: run folder; ``runs/<name>`` when None.
         overwrite: replace an earlier run in that folder.
         resume: go on from its newest complete checkpoint.
@@ -133,7 +133,7 @@ def _checked(given: Given, functions: Mapping[str, RewardFunction], folder: Path
 def _run(prepared: attempt.Attempt, callbacks: Sequence[Callback], *, progress: bool) -> None:
     """Run the attempt in a thread, and hand it Ctrl-C."""
     control = RunControl(prepared.stopper)
-    told = replace(prepared, store=ToldCheckpoints(prepared.store, callbacks, control))
+    reporting = replace(prepared, store=ReportedCheckpoints(prepared.store, callbacks, control))
     shown = [make_display(sys.stdout, clock=time.monotonic)] if progress else []
     display = Displays([*shown, CallbackDisplay(callbacks, control)])
     cluster = make_cluster(prepared.checked.job.spec, prepared.folder.logs)
@@ -141,7 +141,7 @@ def _run(prepared: attempt.Attempt, callbacks: Sequence[Callback], *, progress: 
 
     def work() -> None:
         try:
-            attempt.run(told, cluster, display)
+            attempt.run(reporting, cluster, display)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             done.set_exception(error)
         else:

@@ -12,7 +12,7 @@ from rljob_runtime.records import FloatArray
 
 
 def group_advantages(rewards: npt.ArrayLike, group_ids: npt.ArrayLike, *, normalize_std: bool = True, eps: float = 1e-6) -> FloatArray:
-    """Centre rewards by their group's mean and, if asked, divide by its standard deviation.
+    """Center rewards by their group's mean and, if asked, divide by its standard deviation.
 
     ``A_i = (r_i - mean_g) / (std_g + eps)`` with the unbiased std: GRPO, arXiv 2402.03300, eq. 3. Without the division: Dr. GRPO,
     arXiv 2503.20783, section 3.2. A group whose rewards are all equal, so also a group of one, gets exactly 0.
@@ -31,12 +31,12 @@ def group_advantages(rewards: npt.ArrayLike, group_ids: npt.ArrayLike, *, normal
     """
     values, inverse, counts = _grouped(rewards, group_ids)
     mean = np.bincount(inverse, values, counts.size) / counts
-    centred = values - mean[inverse]
-    centred[_is_constant(values, inverse, counts.size)] = 0.0  # the mean rounds; eps alone would blow that up to a signal
+    centered = values - mean[inverse]
+    centered[_is_constant(values, inverse, counts.size)] = 0.0  # the mean rounds; eps alone would blow that up to a signal
     if normalize_std:
-        variance = np.bincount(inverse, centred**2, counts.size) / np.maximum(counts - 1, 1)
-        centred = centred / (np.sqrt(variance)[inverse] + eps)
-    return centred.astype(np.float32)
+        variance = np.bincount(inverse, centered**2, counts.size) / np.maximum(counts - 1, 1)
+        centered = centered / (np.sqrt(variance)[inverse] + eps)
+    return centered.astype(np.float32)
 
 
 def leave_one_out(rewards: npt.ArrayLike, group_ids: npt.ArrayLike) -> FloatArray:

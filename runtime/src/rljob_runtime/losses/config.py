@@ -53,7 +53,7 @@ class LossConfig:
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     norm_tokens: int | None = None
     """SeqMeanTokenSumNorm: the constant length that token sums are divided by."""
-    proximal: ProximalPolicy = ProximalPolicy.BEHAVIOUR
+    proximal: ProximalPolicy = ProximalPolicy.BEHAVIOR
     """The old policy of the variant's ratio."""
     weight: CorrectionWeightConfig | None = None
     masks: tuple[CorrectionMaskConfig, ...] = ()

@@ -1,6 +1,6 @@
 """Off-policy correction: how far the proximal policy has moved from the one that sampled the tokens, as a factor on the policy loss.
 
-With ``d_t = logp_proximal - logp_behaviour`` the ratio of a token is
+With ``d_t = logp_proximal - logp_behavior`` the ratio of a token is
 
 =========  =======================================================
 Token      exp(d_t)
@@ -12,7 +12,7 @@ Segment    exp(mean of d over a contiguous run of trained tokens)
 every exponent clamped to +-20 first. The weight is the ratio cut to its bounds, a mask is 1 inside of its bounds and 0 outside; the
 factor is their product and gives no gradient. Weight and masks are apart because they answer different questions: how much a token
 counts, and whether it is believed at all. With the proximal policy recomputed and a token weight this is decoupled PPO (AReaL, arXiv
-2505.24298): ``sg(pi_proximal / pi_behaviour)`` times the clipped loss of ``pi / pi_proximal``.
+2505.24298): ``sg(pi_proximal / pi_behavior)`` times the clipped loss of ``pi / pi_proximal``.
 
 Rejected tokens stay in the denominators of :mod:`.aggregate`. Those are agreed over ranks before the first forward pass, and which
 tokens are rejected is known only after it. And a mean over the rest would make the step largest when most of the data is not believed.
@@ -45,22 +45,22 @@ class Correction(NamedTuple):
 
 def proximal_logprobs(
     logprobs: torch.Tensor,
-    behaviour_logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
     proximal: ProximalPolicy,
     *,
     recomputed: torch.Tensor | None = None,
     staleness: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The old policy of the variant's ratio, and the one whose distance from the behaviour policy is corrected.
+    """The old policy of the variant's ratio, and the one whose distance from the behavior policy is corrected.
 
-    Behaviour: the ratio is against the behaviour policy, the correction measures the current one. Recompute: both are the trainer's at the
-    beginning of the step. Interpolate: both are ``alpha logp_behaviour + (1 - alpha) sg(logp)``, A-3PO, arXiv 2512.06547, with ``alpha =
+    Behaviour: the ratio is against the behavior policy, the correction measures the current one. Recompute: both are the trainer's at the
+    beginning of the step. Interpolate: both are ``alpha logp_behavior + (1 - alpha) sg(logp)``, A-3PO, arXiv 2512.06547, with ``alpha =
     1 / max(staleness, 1)``: the share of the way that the last update makes, as AReaL implements it (docs/algorithms/prox_approx.md), and
-    as there, tokens of the trainer's own version have the behaviour policy for the proximal one.
+    as there, tokens of the trainer's own version have the behavior policy for the proximal one.
 
     Args:
         logprobs: shape (N,), of the policy being trained.
-        behaviour_logprobs: shape (N,).
+        behavior_logprobs: shape (N,).
         proximal: which.
         recomputed: shape (N,), needed by Recompute.
         staleness: shape (N,), versions, needed by Interpolate.
@@ -73,8 +73,8 @@ def proximal_logprobs(
     """
     current = logprobs.detach()
     match proximal:
-        case ProximalPolicy.BEHAVIOUR:
-            return behaviour_logprobs, current
+        case ProximalPolicy.BEHAVIOR:
+            return behavior_logprobs, current
         case ProximalPolicy.RECOMPUTE:
             if recomputed is None:
                 raise ValueError(f"proximal policy {proximal} without its log-probs; run the trainer over the batch before the step")
@@ -82,22 +82,22 @@ def proximal_logprobs(
         case ProximalPolicy.INTERPOLATE:
             if staleness is None:
                 raise ValueError(f"proximal policy {proximal} without the staleness of tokens; put it into the batch")
-            between = torch.lerp(current, behaviour_logprobs, 1.0 / staleness.clamp(min=1.0))
+            between = torch.lerp(current, behavior_logprobs, 1.0 / staleness.clamp(min=1.0))
             return between, between
 
 
-def correct(proximal: torch.Tensor, behaviour_logprobs: torch.Tensor, config: LossConfig, spans: TokenSpans) -> Correction | None:
+def correct(proximal: torch.Tensor, behavior_logprobs: torch.Tensor, config: LossConfig, spans: TokenSpans) -> Correction | None:
     """Weights and masks of the tokens; None where neither is configured.
 
     Args:
         proximal: shape (N,), log-probs of the policy whose distance is corrected.
-        behaviour_logprobs: shape (N,).
+        behavior_logprobs: shape (N,).
         config: weight and masks.
         spans: which tokens belong together.
     """
     if config.weight is None and not config.masks:
         return None
-    difference = (proximal - behaviour_logprobs).detach()
+    difference = (proximal - behavior_logprobs).detach()
     factor, weight, cut, kept = torch.ones_like(difference), None, None, None
     if config.weight is not None:
         ratio = level_ratio(difference, config.weight.level, spans)

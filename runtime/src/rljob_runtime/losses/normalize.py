@@ -69,9 +69,9 @@ def moments_by(values: DoubleArray, keys: npt.ArrayLike) -> tuple[DoubleArray, D
     return mean[inverse], np.sqrt(variance)[inverse]
 
 
-def scaled(centred: DoubleArray, std: DoubleArray) -> DoubleArray:
+def scaled(centered: DoubleArray, std: DoubleArray) -> DoubleArray:
     """``x / (std + 1e-6)``, and 0 where nothing varies (std <= 1e-6, so also groups of one): rounding would be blown up to a signal."""
-    return np.where(std > EPSILON, centred / (std + EPSILON), 0.0)
+    return np.where(std > EPSILON, centered / (std + EPSILON), 0.0)
 
 
 def whitened(values: DoubleArray, counted: npt.NDArray[np.bool_]) -> DoubleArray:

@@ -30,7 +30,7 @@ from rljob_runtime.losses.variants import policy_terms
 class LossInputs:
     """What the loss of N trained tokens needs besides their log-probs; whole sequences, one after another. All of shape (N,)."""
 
-    behaviour_logprobs: torch.Tensor
+    behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
     """From :func:`~rljob_runtime.losses.aggregate.token_weights`."""
@@ -56,8 +56,8 @@ class Objective(NamedTuple):
     """Scalar, before its coefficient."""
     distillation_loss: torch.Tensor | None
     """Scalar, before its coefficient; None without a teacher in the loss."""
-    behaviour_log_ratio: torch.Tensor
-    """Shape (N,): ``logp - logp_behaviour``, not clamped."""
+    behavior_log_ratio: torch.Tensor
+    """Shape (N,): ``logp - logp_behavior``, not clamped."""
     entropy: torch.Tensor | None
     """Shape (N,); None where it was not computed."""
     terms: PolicyTerms
@@ -80,7 +80,7 @@ def objective(
         ValueError: inputs lack what the config asks for.
     """
     old, corrected = proximal_logprobs(
-        logprobs, inputs.behaviour_logprobs, config.proximal, recomputed=inputs.proximal_logprobs, staleness=inputs.staleness
+        logprobs, inputs.behavior_logprobs, config.proximal, recomputed=inputs.proximal_logprobs, staleness=inputs.staleness
     )
     tokens = LossTokens(
         logprobs=logprobs,
@@ -91,7 +91,7 @@ def objective(
         reference_logprobs=inputs.reference_logprobs,
     )
     terms = policy_terms(tokens, config.policy)
-    correction = correct(corrected, inputs.behaviour_logprobs, config, inputs.spans)
+    correction = correct(corrected, inputs.behavior_logprobs, config, inputs.spans)
     token_loss = terms.loss if correction is None else terms.loss * correction.factor
     policy_loss = torch.dot(token_loss, inputs.policy_weights)
     kl_loss = torch.zeros_like(policy_loss)
@@ -109,7 +109,7 @@ def objective(
         policy_loss=policy_loss,
         kl_loss=kl_loss,
         distillation_loss=distillation_loss,
-        behaviour_log_ratio=(logprobs - inputs.behaviour_logprobs).detach(),
+        behavior_log_ratio=(logprobs - inputs.behavior_logprobs).detach(),
         entropy=None if entropy is None else entropy.detach(),
         terms=terms,
         correction=correction,

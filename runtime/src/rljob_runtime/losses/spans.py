@@ -85,6 +85,6 @@ def _spread(numbers: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
 
 
 def _run_lengths(ids: LongArray) -> tuple[int, ...]:
-    """Lengths of runs of equal neighbours."""
+    """Lengths of runs of equal neighbors."""
     borders = np.flatnonzero(np.diff(ids)) + 1
     return tuple(np.diff(np.concatenate(([0], borders, [ids.size]))).tolist())

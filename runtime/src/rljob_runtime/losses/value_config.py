@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLossConfig:
-    """What one critic update minimises."""
+    """What one critic update minimizes."""
 
     value_clip: float | None = None
     """Values that moved further than this from those of the step's beginning, towards their return, give no gradient; in units of the

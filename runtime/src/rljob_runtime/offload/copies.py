@@ -75,7 +75,7 @@ class HostCopies:
 
 
 class CudaCopies:
-    """Asynchronous copies through pinned memory, one stream for each direction, events instead of device-wide synchronisation.
+    """Asynchronous copies through pinned memory, one stream for each direction, events instead of device-wide synchronization.
 
     ``record_stream`` is not needed: whoever frees or reuses memory waits for the event behind its copy first, and holds it until then.
     """

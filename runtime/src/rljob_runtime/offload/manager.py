@@ -26,7 +26,7 @@ def state_offload_manager(
         include: kinds that the block needs; None: all.
         is_offload_states: False leaves on the device what is there when the block ends.
         metrics: gets, always, ``time/<infix>/{load,execute,offload}_s``, ``offload/<infix>/{load,offload}_{bytes,gb_per_s}`` (bytes that
-            travelled, 10^9 of them a second) and, at the moments ``start``, ``loaded``, ``executed`` and ``end``,
+            traveled, 10^9 of them a second) and, at the moments ``start``, ``loaded``, ``executed`` and ``end``,
             ``memory/<infix>/<moment>/{allocated,reserved,peak,host_rss,pinned}_bytes``. What the complement's offload moves counts
             under ``offload``; peaks are those since the moment before. All are in the reference of metrics.
         infix: what the block is, such as a method's name.

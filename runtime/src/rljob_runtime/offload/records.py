@@ -102,7 +102,7 @@ class DeviceResidency:
 def switch_metrics(switches: Sequence[SwitchRecord], waits_s: Iterable[float]) -> dict[str, float]:
     """Metrics of some switches, such as those of one step; names without a value are left out.
 
-    Seconds of a direction: from its first move's start to its last move's end, summed over switches. GB/s: bytes that travelled, of all
+    Seconds of a direction: from its first move's start to its last move's end, summed over switches. GB/s: bytes that traveled, of all
     workers together, by the seconds of all switches.
     """
     metrics = {"offload/waits_s": float(sum(waits_s))}

@@ -63,7 +63,7 @@ class SwitchReport:
     direction: str
     """``offload`` or ``load``."""
     copied_bytes: Mapping[StateKind, int]
-    """Bytes that travelled, by kind."""
+    """Bytes that traveled, by kind."""
     freed_bytes: Mapping[StateKind, int]
     """Bytes given back (offload) or taken (load) on the device, by kind; more than copied where state is re-derivable."""
     elapsed_s: float

@@ -46,7 +46,7 @@ class StepSamples:
     """Shape (S,): sampled tokens."""
     response_mask: FloatArray
     """Shape (T,): 1 where a token was sampled, else 0."""
-    behaviour_logprobs: FloatArray
+    behavior_logprobs: FloatArray
     """Shape (T,): from the engine; 0 where the mask is 0."""
     staleness: FloatArray
     """Shape (T,): by how many weight versions a sampled token is older than the trainer; 0 where the mask is 0."""
@@ -123,7 +123,7 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         parts.append(prompt)
         parts += [segment.token_ids for segment in segments]
     token_ids = np.concatenate(parts)
-    mask, behaviour, staleness = (np.zeros(token_ids.size, dtype=np.float32) for _ in range(3))
+    mask, behavior, staleness = (np.zeros(token_ids.size, dtype=np.float32) for _ in range(3))
     masks: list[SamplingMask | None] = []
     lengths, sampled_of = [], [0] * len(samples)
     begin = 0
@@ -134,7 +134,7 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
             end = begin + segment.token_ids.size
             if segment.sampled:
                 mask[begin:end] = 1.0
-                behaviour[begin:end] = segment.logprobs
+                behavior[begin:end] = segment.logprobs
                 if not _is_of(segment, version):
                     _write_ages(staleness[begin:end], samples[index], segment, version)
                 masks.append(segment.sampling_mask)
@@ -149,7 +149,7 @@ def arrange(groups: Sequence[Group], version: int) -> StepSamples:
         sample_of=np.array([index for index, _, _ in sequences], dtype=np.int32),
         response_lengths=np.array(sampled_of, dtype=np.int32),
         response_mask=mask,
-        behaviour_logprobs=behaviour,
+        behavior_logprobs=behavior,
         staleness=staleness,
         group_ids=np.array([t.group_id for t in samples], dtype=np.int32),
         scores=np.array([t.reward.score for t in samples], dtype=np.float32),

@@ -257,14 +257,14 @@ def _pack(sequences: IntArray, update: Update, step: StepSamples, outcome: Outco
         return None if values is None else step.rows(values, sequences)
 
     mask, samples = step.rows(outcome.trained, sequences), step.sample_of[sequences]
-    behaviour = step.rows(step.behaviour_logprobs, sequences)
+    behavior = step.rows(step.behavior_logprobs, sequences)
     if outcome.trained is not step.response_mask:
-        behaviour = np.where(mask > 0, behaviour, np.float32(0.0))
+        behavior = np.where(mask > 0, behavior, np.float32(0.0))
     return TrainBatch(
         token_ids=step.rows(step.token_ids, sequences),
         lengths=step.lengths[sequences],
         response_mask=mask,
-        behaviour_logprobs=behaviour,
+        behavior_logprobs=behavior,
         advantages=step.rows(outcome.advantages, sequences),
         reference_logprobs=at(step.reference_logprobs),
         teacher_logprobs=at(step.teacher_logprobs) if config.include_teacher else None,

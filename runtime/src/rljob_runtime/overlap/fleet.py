@@ -31,7 +31,7 @@ from rljob_runtime.cluster.protocol import Worker
 from rljob_runtime.errors import DeadlineError, RuntimeFault, WorkerLostError
 from rljob_runtime.overlap.fleet_engine import FleetEngine, now_s
 from rljob_runtime.overlap.portions import Portions
-from rljob_runtime.overlap.routing import AFFINITY_MARGIN, Capacity, Home, Router, places, surplus
+from rljob_runtime.overlap.routing import AFFINITY_MARGIN, CacheAffinity, Capacity, Router, places, surplus
 from rljob_runtime.overlap.samples import Owner, Sample
 from rljob_runtime.overlap.waiting import WaitingLine
 from rljob_runtime.packed import CompletionBatch, unpack
@@ -396,22 +396,22 @@ class EngineFleet:
             self._engines[index].submit(share, [sample.owner.request_of(sample) for sample in share])
 
     def _placed(self, count: int, router: Router) -> list[tuple[Sample, int]]:
-        """Waiting requests for ``count`` free places, and their engines. Those that do better to wait for their home are passed by."""
+        """Requests for ``count`` free places, and their engines. Those that should wait for their preferred engine are passed by."""
         placed: list[tuple[Sample, int]] = []
         passed_by: set[int | None] = set()
         while len(placed) < count and (sample := self._waiting.first(passed_by)) is not None:
-            home = self._home(sample)
+            affinity = self._affinity(sample)
             group = sample.affinity if self._config.group_routing is GroupRouting.TOGETHER else None
-            index = router.place(home, group, waiting_there=0 if home is None else self._waiting.at_home(home.engine))
+            index = router.place(affinity, group, waiting_there=0 if affinity is None else self._waiting.at_preferred(affinity.engine))
             if index is None:
-                assert home is not None  # otherwise there was no room, and count counts that
-                passed_by.add(home.engine)
+                assert affinity is not None  # otherwise there was no room, and count counts that
+                passed_by.add(affinity.engine)
                 continue
             self._waiting.withdraw(sample)
             placed.append((sample, index))
-            if home is not None:
-                self._counts.history_tokens_kept += home.tokens * (index == home.engine)
-                self._counts.history_tokens_moved += home.tokens * (index != home.engine)
+            if affinity is not None:
+                self._counts.history_tokens_kept += affinity.tokens * (index == affinity.engine)
+                self._counts.history_tokens_moved += affinity.tokens * (index != affinity.engine)
         return placed
 
     def _forget(self, engine: FleetEngine) -> None:
@@ -420,16 +420,16 @@ class EngineFleet:
 
     def _wait(self, sample: Sample) -> None:
         """Have it wait for an engine."""
-        home = self._home(sample)
-        self._waiting.push(sample, None if home is None else home.engine)
+        affinity = self._affinity(sample)
+        self._waiting.push(sample, None if affinity is None else affinity.engine)
 
-    def _home(self, sample: Sample) -> Home | None:
+    def _affinity(self, sample: Sample) -> CacheAffinity | None:
         """Where its beginning is cached."""
         if not self._config.affinity_margin or sample.engine is None or not sample.held_tokens:
             return None
         if self._engines[sample.engine].cache is not sample.cache:
             return None
-        return Home(engine=sample.engine, tokens=sample.held_tokens)
+        return CacheAffinity(engine=sample.engine, tokens=sample.held_tokens)
 
     async def _serve(self, engine: FleetEngine) -> None:
         """Exchange requests and responses with an engine, and with each one that replaces it."""

@@ -22,7 +22,7 @@ class Ending(StrEnum):
 
 
 class GroupLog(Protocol):
-    """Told in the order in which things happen; must neither wait nor raise."""
+    """Called in the order in which things happen; must neither wait nor raise."""
 
     def finished(self, group: Group) -> None:
         """A scored group waits for the trainer from now on."""

@@ -1,11 +1,11 @@
 """Which engine gets which request. Pure decisions over loads; O((requests + engines) log engines).
 
-Rule: the engine that has the request's beginning cached, its home, unless another one has clearly less to do; then the one with the least
+Rule: the engine that has its beginning cached, its preferred engine, unless another one has less to do; then the one with the least
 load for its capacity. Without that limit all samples of a long prompt would queue at one engine while others idle.
 
-How much less is counted in tokens: another engine computes the cached tokens again, and a request ahead at home costs about as many tokens
+How much less is counted in tokens: another engine computes the cached tokens again, and a request ahead there costs about as many tokens
 as a request samples, since a step of an engine computes a token of each. So a turn of an episode with 2,000 tokens behind it stays with up
-to 20 requests more at home where requests sample 100, and moves where they sample 2,000.
+to 20 requests more there where requests sample 100, and moves where they sample 2,000.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 AFFINITY_MARGIN = 2
-"""By how many requests the home may always be ahead of the least loaded engine and still be chosen."""
+"""By how many requests the preferred engine may always be ahead of the least loaded engine and still be chosen."""
 UNEVEN = 1.5
 """Requests move to engines that join only from those that have this many times their even share: moving costs a prefill."""
 
@@ -32,7 +32,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class CacheAffinity:
     """The engine that has a request's beginning cached."""
 
     engine: int
@@ -68,18 +68,18 @@ class Router:
         self._heap = [(_share(load, limits[engine]), engine) for engine, load in loads.items()]
         heapq.heapify(self._heap)
 
-    def place(self, home: Home | None, group: GroupAffinity | None = None, *, waiting_there: int = 0) -> int | None:
+    def place(self, affinity: CacheAffinity | None, group: GroupAffinity | None = None, *, waiting_there: int = 0) -> int | None:
         """The engine of a request.
 
         Args:
-            home: which engine has its beginning cached; None: none.
-            group: where others of its group are, to which it is added. A request without a home prefers its group's engine. Those of a
+            affinity: which engine has its beginning cached; None: none.
+            group: where others of its group are, to which it is added. A request without one prefers its group's engine. Those of a
                 group do not count against that, so that it gets all of the group, whatever its size, as long as nothing else loads it.
                 None: it is on its own.
-            waiting_there: requests that wait for the home, this one among them.
+            waiting_there: requests that wait for that engine, this one among them.
 
         Returns:
-            None where all engines are full, or where it does better to wait until its home is not.
+            None where all engines are full, or where it does better to wait until that engine is not.
         """
         best = self._least_loaded()
         if best is None:
@@ -87,12 +87,12 @@ class Router:
         if group is not None and group.engine is not None and group.engine not in self._loads:
             group.engine, group.num_there = None, 0  # it can be given nothing
         engine: int | None = best
-        if home is not None and self._margin and home.engine in self._loads:
-            full = self._loads[home.engine] >= self._limits[home.engine]
-            own = group.num_there if group is not None and group.engine == home.engine else 0
-            ahead = self._loads[home.engine] - own + (waiting_there if full else 0)
-            if self._stays(home.engine, ahead - max(self._margin, home.tokens / self._request_tokens), best):
-                engine = None if full else home.engine
+        if affinity is not None and self._margin and affinity.engine in self._loads:
+            full = self._loads[affinity.engine] >= self._limits[affinity.engine]
+            own = group.num_there if group is not None and group.engine == affinity.engine else 0
+            ahead = self._loads[affinity.engine] - own + (waiting_there if full else 0)
+            if self._stays(affinity.engine, ahead - max(self._margin, affinity.tokens / self._request_tokens), best):
+                engine = None if full else affinity.engine
         elif group is not None and group.engine is not None and self._loads[group.engine] < self._limits[group.engine]:
             if self._stays(group.engine, self._loads[group.engine] - group.num_there - self._margin, best):
                 engine = group.engine

@@ -2,8 +2,8 @@
 
 Order, each stage only where it is asked for::
 
-    scores - overlong penalty -> centre, scale -> clip -> token rewards (- KL to the reference) -> estimator
-    by turns: rewards of turns -> returns -> centre, scale, or GiGPO's two terms -> clip -> token rewards (- KL)
+    scores - overlong penalty -> center, scale -> clip -> token rewards (- KL to the reference) -> estimator
+    by turns: rewards of turns -> returns -> center, scale, or GiGPO's two terms -> clip -> token rewards (- KL)
     advantages of either (- log-ratio to the teacher) -> whiten -> clip
 
 Samples that filters leave out count in the statistics of rewards, but not in those of advantages, which are over trained tokens.
@@ -109,7 +109,7 @@ class Rule:
 
         Args:
             step: with reference log-probs where the rule measures the KL, with values for GAE. The policy that sampled tokens is the
-                proximal one where its log-probs are there, else the behaviour policy.
+                proximal one where its log-probs are there, else the behavior policy.
 
         Raises:
             ValueError: a forward pass is missing or a score is not finite.
@@ -198,10 +198,10 @@ class Rule:
             return values
         if NormScope.RUNNING in {config.reward_center, config.reward_scale}:
             self._observe(values, sources)
-        centred = values if config.reward_center is None else values - self._moments(config.reward_center, values, groups, sources)[0]
+        centered = values if config.reward_center is None else values - self._moments(config.reward_center, values, groups, sources)[0]
         if config.reward_scale is not None:
-            centred = scaled(centred, self._moments(config.reward_scale, values, groups, sources)[1])
-        return self._clipped(centred, metrics)
+            centered = scaled(centered, self._moments(config.reward_scale, values, groups, sources)[1])
+        return self._clipped(centered, metrics)
 
     def _clipped(self, values: DoubleArray, metrics: dict[str, float]) -> DoubleArray:
         """The last of shaping."""
@@ -359,7 +359,7 @@ class Rule:
 
 def _policy(step: StepSamples) -> FloatArray:
     """Log-probs of the policy that a step's samples are from, shape (T,): recomputed by the trainer where that was done."""
-    return step.behaviour_logprobs if step.proximal_logprobs is None else step.proximal_logprobs
+    return step.behavior_logprobs if step.proximal_logprobs is None else step.proximal_logprobs
 
 
 def _known(step: StepSamples, sampled: BoolArray) -> BoolArray:
@@ -383,7 +383,7 @@ def _totals(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarra
 def _token_rewards(scores: DoubleArray, penalty: DoubleArray | None, lengths: np.ndarray, turns: DoubleArray | None = None) -> DoubleArray:
     """Shape (sampled tokens,): the score on each response's last token, less each token's penalty.
 
-    Of an episode, the rewards of its turns stand at the ends of their actions, and on the last token what shaping made of the score
+    In an episode, the rewards of its turns stand at the ends of their actions, and on the last token what shaping made of the score
     besides: the sum is the shaped score in any case.
     """
     rewards = np.zeros(int(lengths.sum())) if penalty is None else -penalty

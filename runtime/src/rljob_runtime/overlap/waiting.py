@@ -16,17 +16,17 @@ _Entry = tuple[int, int, int, int, Sample]
 class WaitingLine:
     """Owners by priority; of one owner the longest first (it holds up its group and is the costliest to lose), then the oldest group.
 
-    Those that an engine has a beginning of cached are in a line of that engine, their home, so that they can wait for it while others pass
+    Those that an engine has a beginning of cached are in a line of that engine, so that they can wait for it while others pass
     by. O(log samples + engines) per sample; one that is withdrawn leaves its entry behind, which is skipped.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self._lines: dict[Owner, dict[int | None, list[_Entry]]] = {}
-        """Heaps, by home."""
+        """Heaps, by preferred engine."""
         self._entries: dict[Sample, tuple[int, int | None]] = {}
-        """Samples that wait: the number of their entry, and their home."""
-        self._by_home: Counter[int | None] = Counter()
+        """Samples that wait: the number of their entry, and their preferred engine."""
+        self._by_affinity: Counter[int | None] = Counter()
         self._numbers = itertools.count()
         self._only: Owner | None = None
 
@@ -52,40 +52,40 @@ class WaitingLine:
         """Samples that may be taken; O(samples that wait) under a reservation."""
         return len(self._entries) if self._only is None else sum(sample.owner is self._only for sample in self._entries)
 
-    def at_home(self, engine: int) -> int:
-        """Samples with this home."""
-        return self._by_home[engine]
+    def at_preferred(self, engine: int) -> int:
+        """Samples that prefer this engine."""
+        return self._by_affinity[engine]
 
-    def push(self, sample: Sample, home: int | None = None) -> None:
+    def push(self, sample: Sample, preferred: int | None = None) -> None:
         """Add a sample."""
         number = next(self._numbers)
-        self._entries[sample] = (number, home)
-        self._by_home[home] += 1
-        line = self._lines.setdefault(sample.owner, {}).setdefault(home, [])
+        self._entries[sample] = (number, preferred)
+        self._by_affinity[preferred] += 1
+        line = self._lines.setdefault(sample.owner, {}).setdefault(preferred, [])
         heapq.heappush(line, (-sample.sampled_before - sample.num_sampled, sample.group_id, sample.index, number, sample))
 
     def withdraw(self, sample: Sample) -> None:
         """Remove a sample that waits."""
-        _, home = self._entries.pop(sample)
-        self._by_home[home] -= 1
+        _, preferred = self._entries.pop(sample)
+        self._by_affinity[preferred] -= 1
 
     def first(self, passed_by: Container[int | None] = ()) -> Sample | None:
-        """The first one that may be taken, but for those with these homes; it stays here until it is withdrawn."""
+        """The first one that may be taken, but for those that prefer these engines; it stays here until it is withdrawn."""
         for owner in sorted(self._lines, key=lambda owner: owner.priority):
             if self._only is not None and owner is not self._only:
                 continue
             lines = self._lines[owner]
-            for home in [home for home, line in lines.items() if self._is_empty(line)]:
-                del lines[home]
+            for preferred in [preferred for preferred, line in lines.items() if self._is_empty(line)]:
+                del lines[preferred]
             if not lines:
                 del self._lines[owner]
-            open_ones = [line[0] for home, line in lines.items() if home not in passed_by]
+            open_ones = [line[0] for preferred, line in lines.items() if preferred not in passed_by]
             if open_ones:
                 return min(open_ones)[-1]
         return None
 
     def forget_homes(self, engine: int) -> None:
-        """An engine has nothing cached any more: those that it is the home of have none. O(these)."""
+        """An engine has nothing cached any more: samples that prefer it prefer none then. O(these)."""
         for sample in [sample for lines in self._lines.values() for *_, sample in lines.pop(engine, [])]:
             if self._entries.get(sample, (0, None))[1] == engine:
                 self.withdraw(sample)

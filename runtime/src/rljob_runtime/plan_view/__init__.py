@@ -4,19 +4,19 @@
 
     Plan -> grid_of -> Grid (exact, identical nodes folded) -> layout (columns, bands, what is left out) -> terminal | svg | html
 
-Nothing here imports rich; the terminal renderer returns spans with a tone that the caller colours.
+Nothing here imports rich; the terminal renderer returns spans with a tone that the caller colors.
 """
 
 from rljob_runtime.plan_view.grid import Fold, Grid, Seat, Seated, grid_of, place
 from rljob_runtime.plan_view.html import Section, page
-from rljob_runtime.plan_view.palette import Colour, colour
+from rljob_runtime.plan_view.palette import Color, color
 from rljob_runtime.plan_view.routes import Route, routes_of
 from rljob_runtime.plan_view.svg import svg
 from rljob_runtime.plan_view.terminal import Line, Span, Tone, picture, plain
 from rljob_runtime.plan_view.words import ranges, units
 
 __all__ = [
-    "Colour",
+    "Color",
     "Fold",
     "Grid",
     "Line",
@@ -26,7 +26,7 @@ __all__ = [
     "Section",
     "Span",
     "Tone",
-    "colour",
+    "color",
     "grid_of",
     "page",
     "picture",

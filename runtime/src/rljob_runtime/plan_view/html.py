@@ -8,7 +8,7 @@ from html import escape
 
 from rljob_runtime.plan_view.grid import Fold, Grid, Seat
 from rljob_runtime.plan_view.layout import component_facts
-from rljob_runtime.plan_view.palette import colour
+from rljob_runtime.plan_view.palette import color
 from rljob_runtime.plan_view.routes import Route
 from rljob_runtime.plan_view.svg import svg
 from rljob_runtime.plan_view.words import clip, count, short_ranges, units
@@ -80,7 +80,7 @@ def _components(grid: Grid) -> str:
 
 
 def _named(grid: Grid, component: int) -> str:
-    fill = colour(component).fill
+    fill = color(component).fill
     return f'<span class="name"><span class="key" style="background:{fill}"></span>{escape(grid.components[component].name)}</span>'
 
 

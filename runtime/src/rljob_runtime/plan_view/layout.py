@@ -1,7 +1,7 @@
 """What a picture shows of a grid: panels (nodes) with columns (devices) and bands (processes), the same for terminal and SVG.
 
 A fold of ``FOLD_FROM`` nodes or more is drawn once and described in a note. A node with more devices than columns is compressed:
-neighbouring devices that the same components use become one column. Panels beyond the budget are counted, not drawn.
+neighboring devices that the same components use become one column. Panels beyond the budget are counted, not drawn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Processes of one component on neighbouring columns."""
+    """Processes of one component on neighboring columns."""
 
     start: int
     """Index of its first column in the panel."""
@@ -237,7 +237,7 @@ def _merged(cells: Iterable[_Cell]) -> _Cell:
 
 
 def _bands(component: int, columns: Sequence[Column], cells: Sequence[_Cell]) -> Iterable[Band]:
-    """Bands of one component; equal neighbours of a kind are joined."""
+    """Bands of one component; equal neighbors of a kind are joined."""
     looks = [(column.kind, tuple(cell.get(component, ()))) for column, cell in zip(columns, cells, strict=True)]
     start = 0
     for (kind, ranks), group in groupby(looks):

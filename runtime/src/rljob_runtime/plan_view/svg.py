@@ -1,6 +1,6 @@
-"""The picture as SVG text: nodes are boxes, devices columns, components coloured bands; below them the weight sync as arrows.
+"""The picture as SVG text: nodes are boxes, devices columns, components colored bands; below them the weight sync as arrows.
 
-Hand-written and small: no library, no script, no font files. Colours follow the reader's light or dark theme. Every band has a
+Hand-written and small: no library, no script, no font files. Colors follow the reader's light or dark theme. Every band has a
 hover title; the picture has a title and a description for screen readers.
 """
 

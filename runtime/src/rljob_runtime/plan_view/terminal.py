@@ -1,4 +1,4 @@
-"""The picture for a terminal: lines of spans, each with a tone that the caller may colour. It reads as well without colour."""
+"""The picture for a terminal: lines of spans, each with a tone that the caller may color. It reads as well without color."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_FACTS = 32
 
 
 class Tone(StrEnum):
-    """What a span is, for colouring."""
+    """What a span is, for coloring."""
 
     PLAIN = "plain"
     DIM = "dim"
@@ -66,7 +66,7 @@ def picture(grid: Grid, width: int, routes: Sequence[Route] = ()) -> tuple[Line,
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """The lines as text without colour, spaces at line ends removed."""
+    """The lines as text without color, spaces at line ends removed."""
     return "".join("".join(span.text for span in line).rstrip() + "\n" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""Draws residency bands under the lanes of a timeline: one lane a device, in it one row a worker, coloured by component.
+"""Draws residency bands under the lanes of a timeline: one lane a device, in it one row a worker, colored by component.
 
 A full band: all the worker has is there. A thin one: part of it, named in the band. Hatched: state is on its way.
 """
@@ -20,9 +20,9 @@ from rljob_runtime.report.text import format_bytes, format_seconds
 MAX_DEVICES = 16
 MAX_BANDS = 1_000
 """In one chart; each takes about 350 bytes of the page."""
-COLOURS = ("#2f7f86", "#b5622e", "#7a5195", "#8a8530", "#b8476b", "#4a5a70")
+COLORS = ("#2f7f86", "#b5622e", "#7a5195", "#8a8530", "#b8476b", "#4a5a70")
 """Unlike those of the phases, which are drawn above."""
-BROKEN_COLOUR = "#9c2b2b"
+BROKEN_COLOR = "#9c2b2b"
 _WORKER_PX = 20
 _GAP_PX = 12
 _FULL, _PART = 0.88, 0.64
@@ -80,14 +80,14 @@ def choose(found: Iterable[Band]) -> BandLanes | None:
     return BandLanes(bands=drawn, devices=devices, num_devices=len(counts), dropped=len(mine) - len(drawn))
 
 
-def colours(clients: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """(legend, colour) by client: one each, or where colours do not suffice, one for all that differ in a number at the end only."""
+def colors(clients: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """(legend, color) by client: one each, or where colors do not suffice, one for all that differ in a number at the end only."""
     names = sorted(set(clients))
     groups = {name: name for name in names}
-    if len(names) > len(COLOURS):
+    if len(names) > len(COLORS):
         groups = {name: re.sub(r"[^0-9A-Za-z]*\d+$", "", name) or name for name in names}
     order = sorted(set(groups.values()))
-    return {name: (group, COLOURS[order.index(group) % len(COLOURS)]) for name, group in groups.items()}
+    return {name: (group, COLORS[order.index(group) % len(COLORS)]) for name, group in groups.items()}
 
 
 def add_bands(figure: go.Figure, lanes: BandLanes, window: tuple[float, float], zero_s: float, scale: float) -> None:
@@ -101,15 +101,15 @@ def add_bands(figure: go.Figure, lanes: BandLanes, window: tuple[float, float], 
         scale: units of the x axis in a second.
     """
     workers = _workers_of(lanes)
-    palette = colours(band.client for band in lanes.bands)
+    palette = colors(band.client for band in lanes.bands)
     rows: dict[tuple[str, bool], list[tuple[Band, Device]]] = {}
     for band in lanes.bands:
         for device in sorted(set(band.devices) & set(lanes.devices)):
             rows.setdefault((palette[band.client][0], band.move is not None), []).append((band, device))
     shown = set()
     for (group, moves), mine in sorted(rows.items()):
-        colour = next(palette[band.client][1] for band, _ in mine)
-        figure.add_trace(_trace(mine, group, colour, workers, lanes, window, zero_s, scale, legend=group not in shown, moves=moves))
+        color = next(palette[band.client][1] for band, _ in mine)
+        figure.add_trace(_trace(mine, group, color, workers, lanes, window, zero_s, scale, legend=group not in shown, moves=moves))
         shown.add(group)
     axis = {
         "tickvals": list(range(len(lanes.devices))),
@@ -125,7 +125,7 @@ def add_bands(figure: go.Figure, lanes: BandLanes, window: tuple[float, float], 
 def _trace(
     mine: Sequence[tuple[Band, Device]],
     group: str,
-    colour: str,
+    color: str,
     workers: Mapping[Device, list[str]],
     lanes: BandLanes,
     window: tuple[float, float],
@@ -139,8 +139,8 @@ def _trace(
     starts = [max(band.start_s, window[0]) for band, _ in mine]
     ends = [min(band.end_s, window[1]) for band, _ in mine]
     places = [lanes.devices.index(d) + (workers[d].index(b.worker) - (len(workers[d]) - 1) / 2) * row for b, d in mine]
-    fill = [BROKEN_COLOUR if band.broken else colour for band, _ in mine]
-    hatch = {"pattern": {"shape": "/", "size": 5, "solidity": 0.35, "fillmode": "overlay", "fgcolor": colour, "fgopacity": 0.9}}
+    fill = [BROKEN_COLOR if band.broken else color for band, _ in mine]
+    hatch = {"pattern": {"shape": "/", "size": 5, "solidity": 0.35, "fillmode": "overlay", "fgcolor": color, "fgopacity": 0.9}}
     return go.Bar(
         orientation="h",
         name=f"memory of {group}",
@@ -151,7 +151,7 @@ def _trace(
         width=[round(row * (_PART if band.partly and not moves else _FULL), 4) for band, _ in mine],
         base=[float(f"{(start - zero_s) * scale:.6g}") for start in starts],
         x=[float(f"{(end - start) * scale:.5g}") for start, end in zip(starts, ends, strict=True)],
-        marker={"color": "#ffffff" if moves else fill, "line": {"width": 1 if moves else 0, "color": colour}, **(hatch if moves else {})},
+        marker={"color": "#ffffff" if moves else fill, "line": {"width": 1 if moves else 0, "color": color}, **(hatch if moves else {})},
         text=["" if moves else _label(band) for band, _ in mine],
         textposition="inside",
         insidetextanchor="middle",

@@ -1,4 +1,4 @@
-"""The charts of ``report.html`` as plotly figures; labelled axes with units, one calm palette shared with the terminal.
+"""The charts of ``report.html`` as plotly figures; labeled axes with units, one calm palette shared with the terminal.
 
 Curves are shrunk to at most ``MAX_POINTS`` bucket means and the timeline to its first and last steps, so that a report stays
 small (plotly.js, 4.8 MB, is nearly all of it) however long the run was.
@@ -25,7 +25,7 @@ MAX_LOG_LABELS = 6
 TIMELINE_STEPS = 6
 SMOOTH_STEPS = 10
 
-PHASE_COLOURS: Mapping[str, str] = {
+PHASE_COLORS: Mapping[str, str] = {
     "generate": "#5b8fc7",
     "reward": "#e0a458",
     "score": "#5fa8a0",
@@ -35,15 +35,15 @@ PHASE_COLOURS: Mapping[str, str] = {
     "checkpoint": "#9aa3ad",
 }
 ENDS = "episode/stopped/"
-END_COLOURS: Mapping[str, str] = {
+END_COLORS: Mapping[str, str] = {
     "done": "#6aa67a",
     "maxTurns": "#e0a458",
     "maxTokens": "#b7a36b",
     "timeout": "#b78fb5",
     "error": "#c2606b",
 }
-SERIES_COLOURS = ("#3f77b5", "#d98e3b", "#4f9463", "#8a6fc0", "#c2606b", "#7a8793")
-OTHER_COLOURS = ("#7fb6b0", "#c58fb0", "#b7a36b", "#8895c9", "#cf8f78", "#93a868")
+SERIES_COLORS = ("#3f77b5", "#d98e3b", "#4f9463", "#8a6fc0", "#c2606b", "#7a8793")
+OTHER_COLORS = ("#7fb6b0", "#c58fb0", "#b7a36b", "#8895c9", "#cf8f78", "#93a868")
 _INK = "#3a4552"
 _GRID = "#e9edf1"
 
@@ -61,7 +61,7 @@ class Chart:
 
 
 def base_figure(x_title: str, y_title: str, *, height: int = 280, legend: bool = True, log: bool = False) -> go.Figure:
-    """An empty figure with labelled axes."""
+    """An empty figure with labeled axes."""
     figure = go.Figure()
     figure.update_layout(
         height=height,
@@ -100,27 +100,27 @@ def _has(table: MetricsTable, name: str) -> bool:
     return any(math.isfinite(v) for v in table.column(name))
 
 
-def _curve(figure: go.Figure, steps: Sequence[int], values: Sequence[float], name: str, colour: str, **line: object) -> None:
+def _curve(figure: go.Figure, steps: Sequence[int], values: Sequence[float], name: str, color: str, **line: object) -> None:
     """Add a line; gaps (evaluations between steps) are joined and marked when points are few."""
     finite = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
     xs = bucket_means([float(s) for s, _ in finite], MAX_POINTS)
     ys = bucket_means([v for _, v in finite], MAX_POINTS)
     mode = "lines+markers" if len(finite) <= 30 else "lines"
-    style = {"color": colour, "width": 2, **line}
+    style = {"color": color, "width": 2, **line}
     figure.add_trace(go.Scatter(x=rounded(xs), y=rounded(ys), name=name, mode=mode, marker={"size": 5}, line=style))
 
 
-def _smoothed(table: MetricsTable, name: str, colour: str, y_title: str) -> go.Figure:
+def _smoothed(table: MetricsTable, name: str, color: str, y_title: str) -> go.Figure:
     figure = base_figure("step", y_title)
     values = table.column(name)
-    _curve(figure, table.steps, values, "each step", _tint(colour), width=1)
-    _curve(figure, table.steps, running_mean(values, SMOOTH_STEPS), f"mean of {SMOOTH_STEPS} steps", colour, width=2.5)
+    _curve(figure, table.steps, values, "each step", _tint(color), width=1)
+    _curve(figure, table.steps, running_mean(values, SMOOTH_STEPS), f"mean of {SMOOTH_STEPS} steps", color, width=2.5)
     return figure
 
 
-def _tint(colour: str) -> str:
+def _tint(color: str) -> str:
     """The same hue, half way to white."""
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{(p + 255) // 2:02x}" for p in parts)
 
 
@@ -131,9 +131,9 @@ def _lines(table: MetricsTable, names: Sequence[str], y_title: str, *, log: bool
     if log:
         present = [n for n in present if any(v > 0 for v in table.column(n))]
         figure.update_yaxes(dtick=_decades_per_tick([v for n in present for v in table.column(n) if v > 0]))
-    for name, colour in zip(present, SERIES_COLOURS, strict=False):
+    for name, color in zip(present, SERIES_COLORS, strict=False):
         values = [v if v > 0 else math.nan for v in table.column(name)] if log else table.column(name)
-        _curve(figure, table.steps, values, name, colour)
+        _curve(figure, table.steps, values, name, color)
     return figure if present else None
 
 
@@ -146,11 +146,11 @@ def _decades_per_tick(values: Sequence[float]) -> int:
 def _validation(table: MetricsTable) -> Chart:
     """Mean score and pass rate over the versions that were validated."""
     figure = base_figure("weights version", "score")
-    for name, colour in zip(("validation/mean", "validation/pass_rate"), SERIES_COLOURS, strict=False):
+    for name, color in zip(("validation/mean", "validation/pass_rate"), SERIES_COLORS, strict=False):
         pairs = zip(table.column("validation/version"), table.column(name), strict=True) if _has(table, name) else ()
         points = [(version, value) for version, value in pairs if math.isfinite(value)]
         xs, ys = [p[0] for p in points], [p[1] for p in points]
-        figure.add_trace(go.Scatter(x=xs, y=rounded(ys), name=name, mode="lines+markers", line={"color": colour, "width": 2}))
+        figure.add_trace(go.Scatter(x=xs, y=rounded(ys), name=name, mode="lines+markers", line={"color": color, "width": 2}))
     return Chart(title="Validation", note="the same prompts under one version after another", figure=figure)
 
 
@@ -163,10 +163,10 @@ def _ends(table: MetricsTable) -> Chart | None:
     xs = rounded(bucket_means([float(step) for step in table.steps], MAX_POINTS))
     for number, name in enumerate(names):
         shares = [share if math.isfinite(share) else 0.0 for share in table.column(name)]
-        colour = END_COLOURS.get(name.removeprefix(ENDS)) or OTHER_COLOURS[number % len(OTHER_COLOURS)]
+        color = END_COLORS.get(name.removeprefix(ENDS)) or OTHER_COLORS[number % len(OTHER_COLORS)]
         ys = rounded(bucket_means(shares, MAX_POINTS))
         line = {"width": 0}
-        trace = go.Scatter(x=xs, y=ys, name=name.removeprefix(ENDS), stackgroup="ends", line=line, fillcolor=colour, mode="lines")
+        trace = go.Scatter(x=xs, y=ys, name=name.removeprefix(ENDS), stackgroup="ends", line=line, fillcolor=color, mode="lines")
         figure.add_trace(trace)
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     return Chart(title="How episodes ended", note="done: by their environment, solved or not; others at a limit", figure=figure)
@@ -176,11 +176,11 @@ def metric_charts(table: MetricsTable) -> list[Chart]:
     """Reward, pass rate, episodes, length, speed, losses, gradient, trainer against engine, staleness; those a run has."""
     charts: list[Chart] = []
     if _has(table, "reward/mean"):
-        figure = _smoothed(table, "reward/mean", SERIES_COLOURS[0], "score")
+        figure = _smoothed(table, "reward/mean", SERIES_COLORS[0], "score")
         charts.append(Chart(title="Reward", note=describe("reward/mean").meaning, figure=figure))
     name, title = ("episode/success", "Success") if _has(table, "episode/success") else ("reward/pass_rate", "Pass rate")
     if _has(table, name):
-        figure = _smoothed(table, name, SERIES_COLOURS[2], "share passed")
+        figure = _smoothed(table, name, SERIES_COLORS[2], "share passed")
         figure.update_yaxes(range=[-0.02, 1.02], tickformat=".0%")
         charts.append(Chart(title=title, note=describe(name).meaning, figure=figure))
     if _has(table, "validation/mean"):
@@ -229,10 +229,10 @@ def phase_chart(table: MetricsTable) -> Chart | None:
     for phase in present:
         values = [v if math.isfinite(v) else 0.0 for v in table.column(f"time/{phase}_s")]
         ys = rounded(bucket_means(values, MAX_POINTS))
-        colour = PHASE_COLOURS[phase]
-        figure.add_trace(go.Scatter(x=rounded(xs), y=ys, name=phase, stackgroup="time", line={"width": 0}, fillcolor=colour, mode="lines"))
+        color = PHASE_COLORS[phase]
+        figure.add_trace(go.Scatter(x=rounded(xs), y=ys, name=phase, stackgroup="time", line={"width": 0}, fillcolor=color, mode="lines"))
     if _has(table, "time/step_s"):
-        _curve(figure, table.steps, table.column("time/step_s"), "whole step", SERIES_COLOURS[-1], width=1, dash="dot")
+        _curve(figure, table.steps, table.column("time/step_s"), "whole step", SERIES_COLORS[-1], width=1, dash="dot")
     return Chart(title="Time by phase", note="phases that overlap stack above the whole step", figure=figure, wide=True)
 
 
@@ -249,10 +249,10 @@ def _gantt(spans: Sequence[Row], *, by_lane: bool, lanes: BandLanes | None = Non
     rows = list(dict.fromkeys(str(s[key]) for s in sorted(spans, key=lambda s: (str(s[key]) if by_lane else "", number_of(s, "start_s")))))
     figure = base_figure(f"wall time, {unit}", "", height=90 + 34 * len(rows), legend=by_lane)
     phases = list(dict.fromkeys(str(s["phase"]) for s in spans))
-    others = [p for p in phases if p not in PHASE_COLOURS]
+    others = [p for p in phases if p not in PHASE_COLORS]
     for phase in sorted(phases, key=lambda p: PHASES.index(p) if p in PHASES else len(PHASES)):
         mine = [s for s in spans if s["phase"] == phase]
-        colour = PHASE_COLOURS.get(phase) or (OTHER_COLOURS[others.index(phase) % len(OTHER_COLOURS)] if by_lane else "#7fa3c9")
+        color = PHASE_COLORS.get(phase) or (OTHER_COLORS[others.index(phase) % len(OTHER_COLORS)] if by_lane else "#7fa3c9")
         hover = f"{phase}, step %{{text}}<br>%{{x:.4g}} {unit}<extra>%{{y}}</extra>" if by_lane else "%{y}: %{text}<extra></extra>"
         lengths = [(number_of(s, "end_s") - number_of(s, "start_s")) * scale for s in mine]
         figure.add_trace(
@@ -262,7 +262,7 @@ def _gantt(spans: Sequence[Row], *, by_lane: bool, lanes: BandLanes | None = Non
                 y=[str(s[key]) for s in mine],
                 x=rounded(lengths),
                 base=rounded([(number_of(s, "start_s") - zero) * scale for s in mine]),
-                marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
+                marker={"color": color, "line": {"width": 0.5, "color": "white"}},
                 text=[str(s["step"]) if by_lane else f"{length / scale:.1f} s" for s, length in zip(mine, lengths, strict=True)],
                 textposition="inside" if by_lane else "auto",
                 insidetextanchor="middle",

@@ -10,14 +10,14 @@ from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from rljob_api.errors import counted
-from rljob_runtime.report.charts import MAX_POINTS, OTHER_COLOURS, SERIES_COLOURS, SMOOTH_STEPS, Chart, base_figure, rounded, running_mean
+from rljob_runtime.report.charts import MAX_POINTS, OTHER_COLORS, SERIES_COLORS, SMOOTH_STEPS, Chart, base_figure, rounded, running_mean
 from rljob_runtime.report.comparison import Cell, Comparison, Measure, Run, Variant
 from rljob_runtime.report.html import PAGE_STYLE, cards
 from rljob_runtime.report.metrics import MetricsTable
 from rljob_runtime.report.text import bucket_means
 from rljob_runtime.report.words_of_comparison import cell_text, difference_text, significance_note
 
-COLOURS = (*SERIES_COLOURS, *OTHER_COLOURS)
+COLORS = (*SERIES_COLORS, *OTHER_COLORS)
 CURVES = (
     ("reward/mean", "Reward", "score"),
     ("validation/mean", "Validation", "score"),
@@ -60,7 +60,7 @@ def page(comparison: Comparison) -> str:
 
 
 def _dot(index: int) -> str:
-    return f'<i class="dot" style="background:{COLOURS[index % len(COLOURS)]}"></i>'
+    return f'<i class="dot" style="background:{COLORS[index % len(COLORS)]}"></i>'
 
 
 def _variants(variants: Sequence[Variant]) -> str:
@@ -113,7 +113,7 @@ def _curves(comparison: Comparison, name: str, title: str, unit: str) -> Chart |
         curves = [curve for run in variant.runs if (curve := _points(run.table, name))]
         if curves:
             found = True
-            _add(figure, variant.label, COLOURS[index % len(COLOURS)], curves)
+            _add(figure, variant.label, COLORS[index % len(COLORS)], curves)
     note = f"{name}, mean of {SMOOTH_STEPS} steps; the band spans the seeds"
     return Chart(title=title, note=note, figure=figure) if found else None
 
@@ -125,17 +125,17 @@ def _points(table: MetricsTable, name: str) -> dict[float, float]:
     return {step: value for (step, _), value in zip(pairs, means, strict=True)}
 
 
-def _add(figure: go.Figure, label: str, colour: str, curves: Sequence[Mapping[float, float]]) -> None:
+def _add(figure: go.Figure, label: str, color: str, curves: Sequence[Mapping[float, float]]) -> None:
     steps = sorted({step for curve in curves for step in curve})
     at = [[curve[step] for curve in curves if step in curve] for step in steps]
     xs = rounded(bucket_means(steps, MAX_POINTS))
     means = rounded(bucket_means([math.fsum(v) / len(v) for v in at], MAX_POINTS))
     if len(curves) > 1:
         low, high = (rounded(bucket_means([pick(v) for v in at], MAX_POINTS)) for pick in (min, max))
-        band = {"x": [*xs, *xs[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "fillcolor": _faint(colour), "line": {"width": 0}}
+        band = {"x": [*xs, *xs[::-1]], "y": [*high, *low[::-1]], "fill": "toself", "fillcolor": _faint(color), "line": {"width": 0}}
         figure.add_trace(go.Scatter(**band, name=_shortened(label), legendgroup=label, showlegend=False, hoverinfo="skip"))
     mode = "lines+markers" if len(xs) <= 30 else "lines"
-    line = {"color": colour, "width": 2}
+    line = {"color": color, "width": 2}
     figure.add_trace(go.Scatter(x=xs, y=means, name=_shortened(label), legendgroup=label, mode=mode, marker={"size": 5}, line=line))
 
 
@@ -145,8 +145,8 @@ def _shortened(label: str) -> str:
     return label if len(label) <= MAX_LEGEND_CHARACTERS else f"{label[: half - 1]}…{label[-half:]}"
 
 
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+def _faint(color: str) -> str:
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"
 
 
@@ -161,7 +161,7 @@ def _over_time(comparison: Comparison) -> Chart | None:
                 continue
             found = True
             xs, ys = bucket_means(times, MAX_POINTS), bucket_means(list(values.values()), MAX_POINTS)
-            line = {"color": COLOURS[index % len(COLOURS)], "width": 1.5}
+            line = {"color": COLORS[index % len(COLORS)], "width": 1.5}
             figure.add_trace(
                 go.Scatter(
                     x=rounded(xs),

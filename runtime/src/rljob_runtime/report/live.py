@@ -45,7 +45,7 @@ _MAX_WIDTH = 120
 
 
 def stacked_bar(shares: Sequence[tuple[str, float]], width: int) -> Text:
-    """A bar of ``width`` cells, one colour a phase; what no phase claims stays light, overlap above 1 is scaled down."""
+    """A bar of ``width`` cells, one color a phase; what no phase claims stays light, overlap above 1 is scaled down."""
     total = max(1.0, math.fsum(share for _, share in shares))
     bar = Text()
     claimed, drawn = 0.0, 0
@@ -189,7 +189,7 @@ class LiveDisplay:
 
     @staticmethod
     def _rows(view: StepView, records: Sequence[StepRecord]) -> list[tuple[str, str, str, str, str]]:
-        """Label, value, metric drawn, colour, note; rows whose metric no step has are left out."""
+        """Label, value, metric drawn, color, note; rows whose metric no step has are left out."""
         recent = records[-_RECENT_STEPS:]
         best = max((v for r in records if math.isfinite(v := r.metrics.get("reward/mean", math.nan))), default=math.nan)
         longest = mean_of(recent, "response/max_tokens")
@@ -260,13 +260,13 @@ class LiveDisplay:
 
     @staticmethod
     def closing(summary: RunSummary, report: Path | None) -> RenderableType:
-        """The closing block; the status is coloured, long paths wrap."""
-        colour = {RunStatus.SUCCEEDED: "bold green3", RunStatus.FAILED: "bold red3", RunStatus.INTERRUPTED: "bold orange3"}[summary.status]
+        """The closing block; the status is colored, long paths wrap."""
+        color = {RunStatus.SUCCEEDED: "bold green3", RunStatus.FAILED: "bold red3", RunStatus.INTERRUPTED: "bold orange3"}[summary.status]
         grid = Table.grid(padding=(0, 2))
         grid.add_column(no_wrap=True, style="grey62")
         grid.add_column(overflow="fold")
         for index, (label, text) in enumerate(summary_rows(summary, report)):
-            grid.add_row(Text(label, style=colour if index == 0 else ""), Text(text))
+            grid.add_row(Text(label, style=color if index == 0 else ""), Text(text))
         return grid
 
 

@@ -67,7 +67,7 @@ def format_percent(fraction: float) -> str:
 
 
 def bucket_means(values: Sequence[float], buckets: int) -> list[float]:
-    """Shrink ``values`` to at most ``buckets`` means of neighbours; values that are not finite are left out.
+    """Shrink ``values`` to at most ``buckets`` means of neighbors; values that are not finite are left out.
 
     A bucket without any finite value is NaN. Order is kept, and every value counts in exactly one bucket.
     """

@@ -15,7 +15,7 @@ from rljob_runtime.report.text import format_percent, format_seconds
 from rljob_runtime.report.timeline import Lane, Timeline
 from rljob_runtime.report.timeline_script import SCRIPT
 
-COLOURS = {
+COLORS = {
     "generate": "#5b8fc7",
     "environment": "#3f9a94",
     "reward": "#e0a458",
@@ -29,7 +29,7 @@ COLOURS = {
     "start": "#7a8793",
 }
 """As in the report's charts, where it has the phase."""
-OTHER_COLOUR = "#7a8793"
+OTHER_COLOR = "#7a8793"
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1f2933;--dim:#5f6b7a;--line:#d0d7de;--page:#f3f5f7;--card:#fff;--wait:#e4e8ec;--waitline:#b9c2cb;
@@ -84,12 +84,12 @@ def page(timeline: Timeline) -> str:
 
 def _legend(timeline: Timeline) -> str:
     phases = list(dict.fromkeys(span.phase for lane in timeline.lanes for span in lane.spans if span.phase != "wait"))
-    known = [phase for phase in COLOURS if phase in phases]
-    keys = [(phase, COLOURS.get(phase, OTHER_COLOUR)) for phase in (*known, *(p for p in phases if p not in COLOURS))]
+    known = [phase for phase in COLORS if phase in phases]
+    keys = [(phase, COLORS.get(phase, OTHER_COLOR)) for phase in (*known, *(p for p in phases if p not in COLORS))]
     keys.append(("wait", "var(--waitline)"))
     if any(lane.bands for lane in timeline.lanes):
         keys.append(("in the memory of its devices", "var(--bandmove)"))
-    return "".join(f'<span class="key"><i style="background:{colour}"></i>{escape(phase)}</span>' for phase, colour in keys)
+    return "".join(f'<span class="key"><i style="background:{color}"></i>{escape(phase)}</span>' for phase, color in keys)
 
 
 def _data(timeline: Timeline) -> dict[str, object]:
@@ -110,7 +110,7 @@ def _data(timeline: Timeline) -> dict[str, object]:
         }
         for lane in timeline.lanes
     ]
-    return {"lanes": lanes, "texts": list(texts), "colours": COLOURS, "other": OTHER_COLOUR, "end": round(timeline.end_s - zero_s, 6)}
+    return {"lanes": lanes, "texts": list(texts), "colors": COLORS, "other": OTHER_COLOR, "end": round(timeline.end_s - zero_s, 6)}
 
 
 def _bands(lane: Lane, zero_s: float, end_s: float, index: Callable[[str], int]) -> list[list[object]]:

@@ -30,7 +30,7 @@ SCRIPT = """
       ctx.fillText(Number(t.toPrecision(6)) + " s", x + 3, 12);
     }
   }
-  function box(x, y, w, h, colour) { ctx.fillStyle = colour; ctx.fillRect(x, y, w, h); }
+  function box(x, y, w, h, color) { ctx.fillStyle = color; ctx.fillRect(x, y, w, h); }
   function draw() {
     const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, high = height();
     canvas.style.height = high + "px";
@@ -48,7 +48,7 @@ SCRIPT = """
         if (end < from || start > to) continue;
         const x = left + (start - from) * scale, w = Math.max((end - start) * scale, 1), waits = text(phase) === "wait";
         const top = waits ? y + 7 : y, h = waits ? ROW - 14 : ROW;
-        box(x, top, w, h, waits ? style("--wait") : data.colours[text(phase)] || data.other);
+        box(x, top, w, h, waits ? style("--wait") : data.colors[text(phase)] || data.other);
         if (waits) {
           ctx.strokeStyle = style("--waitline"); ctx.lineWidth = 1; ctx.strokeRect(x + 0.5, top + 0.5, Math.max(w - 1, 0.5), h - 1);
         }

@@ -25,7 +25,7 @@ def print_trajectories(trajectories: Iterable[ShownTrajectory], console: Console
 
     Args:
         trajectories: in the order of printing.
-        console: takes colours off where there is no terminal.
+        console: takes colors off where there is no terminal.
         full: whether long texts are printed whole.
     """
     for trajectory in trajectories:

@@ -249,7 +249,7 @@ def to_scores(value: object) -> tuple[float, dict[str, float]]:
 
 
 def _number(value: object, label: str) -> float:
-    # numpy and torch scalars offer item(); anything else that is not a number is a mistake to be told.
+    # numpy and torch scalars offer item(); anything else that is not a number is a mistake to be reported.
     plain = value.item() if hasattr(value, "item") and not isinstance(value, int | float) else value
     if isinstance(plain, bool | int | float):
         number = float(plain)

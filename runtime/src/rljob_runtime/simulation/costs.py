@@ -23,6 +23,7 @@ from math import ceil
 from rljob_api.auto import cost as rates
 from rljob_api.dtypes import DTYPE_BYTES, engine_dtype, sync_dtype, train_state_bytes
 from rljob_api.memory import ModelShape
+from rljob_api.rules.rollout import default_max_staleness
 from rljob_api.v1alpha1.components import Engine, Role
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_runtime.errors import SetupError
@@ -152,7 +153,7 @@ def response_lengths(spec: RLJobSpec, mean_response: int | None) -> tuple[Length
     if mean > longest:
         raise SetupError(f"--mean-response {mean:g}: is above rollout.maxResponseTokens, {longest}; give a smaller one")
     unit = ceil(longest / LONGEST_UNITS)
-    prompts = (WARMUP_STEPS + STEPS + ceil(spec.overlap.async_generation_ratio) + 2) * rollout.prompts_per_step
+    prompts = (WARMUP_STEPS + STEPS + default_max_staleness(spec.overlap.async_generation_ratio) + 2) * rollout.prompts_per_step
     made = log_normal(mean=mean / unit, longest=longest // unit, prompts=prompts, samples=rollout.samples_per_prompt, seed=SEED)
     return made, unit
 
@@ -160,7 +161,7 @@ def response_lengths(spec: RLJobSpec, mean_response: int | None) -> tuple[Length
 def _world(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceType, mean: float, unit: int) -> World:
     rollout, overlap = spec.rollout, spec.overlap
     engine = next((c.engine for c in spec.components if c.role is Role.ROLLOUT and c.engine is not None), None) or Engine()
-    prefill_s = 2 * weights.active / (layout.engine_devices * device.flops * rates.TRAIN_UTILISATION)
+    prefill_s = 2 * weights.active / (layout.engine_devices * device.flops * rates.TRAIN_UTILIZATION)
     fixed_s, token_s = _training(spec, layout, weights, device, mean)
     switch_s = 2 * weights.parameters * train_state_bytes(spec.training) / layout.trainer_devices / device.host_bytes_per_s
     number_bytes = DTYPE_BYTES[engine_dtype(spec, engine)]
@@ -214,7 +215,7 @@ def _slots(layout: Layout, weights: Weights, device: DeviceType, context: float,
 def _decode(layout: Layout, weights: Weights, device: DeviceType, context: float, number_bytes: int, unit: int) -> DecodeStep:
     """Of one unit of tokens."""
     memory = layout.engine_devices * device.memory_bytes_per_s * MEMORY_SHARE
-    flops = layout.engine_devices * device.flops * rates.DECODE_UTILISATION
+    flops = layout.engine_devices * device.flops * rates.DECODE_UTILIZATION
     exchanges_s = 2 * weights.num_layers * EXCHANGE_S if layout.engine_devices > 1 else 0.0
     whole = (weights.parameters - weights.experts) * number_bytes / memory
     return DecodeStep(
@@ -231,7 +232,7 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     rollout, training = spec.rollout, spec.training
     again = 4 / 3 if training.activation_checkpointing else 1.0
     devices, length = layout.trainer_devices, rollout.max_prompt_tokens + mean
-    reached = devices * device.flops * rates.TRAIN_UTILISATION
+    reached = devices * device.flops * rates.TRAIN_UTILIZATION
     compute_s = again * training.epochs * (6 * weights.active + 6 * weights.attention * length / 2) / reached
     replicas = max(devices // layout.tensor_parallel_size, 1)
     link = device.network_bytes_per_s if layout.trainer_spans_nodes else device.link_bytes_per_s
@@ -244,7 +245,7 @@ def _training(spec: RLJobSpec, layout: Layout, weights: Weights, device: DeviceT
     per_token_s += _shared_experts(spec, layout, weights, device)
     if layout.reference_devices:
         per_token_s += (2 * weights.active + 2 * weights.attention * length / 2) / (
-            layout.reference_devices * device.flops * rates.TRAIN_UTILISATION
+            layout.reference_devices * device.flops * rates.TRAIN_UTILIZATION
         )
     share = length / mean  # a response brings its prompt
     updates = training.epochs * training.mini_batches

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from rljob_api.rules.rollout import default_max_staleness
 from rljob_api.v1alpha1.operations import Overlap
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_runtime.errors import SetupError
@@ -78,11 +79,11 @@ def lower_bounds_s(made: Simulated, outcome: Outcome) -> dict[str, float]:
     longest_s = outcome.longest_tokens * world.token_s
     if world.ratio == 0 or world.shares_devices:
         return {"turns": max(work_s, longest_s) + loop_s}
-    lag = math.ceil(world.ratio)
+    staleness = default_max_staleness(world.ratio)
     return {
         "trainer": loop_s,
         "engines": work_s + world.sync_s,
-        "tail": (longest_s + loop_s + lag * world.sync_s) / (lag + 1),
+        "tail": (longest_s + loop_s + staleness * world.sync_s) / (staleness + 1),
     }
 
 

@@ -13,6 +13,7 @@ import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rljob_api.rules.rollout import default_max_staleness
 from rljob_api.v1alpha1.rljob import RLJobSpec
 from rljob_runtime.errors import SetupError
 from rljob_runtime.report.metrics import MetricsTable, load_metrics
@@ -85,7 +86,7 @@ def simulated(spec: RLJobSpec, layout: Layout, found: Measurement, ran_on: Layou
         ran_on: the layout of the run.
 
     Raises:
-        SetupError: the run did not generate before it trained, so that what a token takes cannot be told.
+        SetupError: the run did not generate before it trained, so that what a token takes is unknown.
     """
     rollout = spec.rollout
     if found.generate_s <= 0:
@@ -121,7 +122,7 @@ def simulated(spec: RLJobSpec, layout: Layout, found: Measurement, ran_on: Layou
 
 def _lengths(spec: RLJobSpec, found: Measurement) -> Lengths:
     rollout = spec.rollout
-    steps = WARMUP_STEPS + max(STEPS, LONG_RUN_STEPS) + math.ceil(spec.overlap.async_generation_ratio) + 2
+    steps = WARMUP_STEPS + max(STEPS, LONG_RUN_STEPS) + default_max_staleness(spec.overlap.async_generation_ratio) + 2
     longest = max(round(found.longest_tokens), 1)
     sigma = sigma_of(mean=found.mean_tokens, longest=longest, count=round(found.sequences))
     return log_normal(

@@ -9,10 +9,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
 import numpy as np
 
+from rljob_api.rules.rollout import default_max_staleness
 from rljob_runtime.job.learning_settings import engine_capacity
 from rljob_runtime.overlap.buffer import Group
 from rljob_runtime.overlap.fleet import FleetConfig
@@ -85,7 +85,7 @@ async def _run(world: World, lengths: Lengths) -> tuple[Outcome, float]:
         return [RewardResult(sample_id=name, score=1.0) for name in batch.sample_ids]
 
     engines = [SimulatedEngine(index, world, lengths) for index in range(world.num_engines)]
-    staleness = ceil(world.ratio) if world.max_staleness is None else world.max_staleness
+    staleness = default_max_staleness(world.ratio) if world.max_staleness is None else world.max_staleness
     scheduler = RolloutScheduler(
         prompts=_Prompts(),
         engines=engines,  # type: ignore[arg-type]

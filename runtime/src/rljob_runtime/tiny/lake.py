@@ -204,7 +204,7 @@ class _Learner:
         width, pad = max(len(made.ids) for made in batch), int(self._tokenizer.pad_token_id)
         ids = [[*made.ids, *[pad] * (width - len(made.ids))] for made in batch]
         labels = [
-            [token if learned else IGNORED_LABEL for token, learned in zip(made.ids, made.labelled, strict=True)]
+            [token if learned else IGNORED_LABEL for token, learned in zip(made.ids, made.labeled, strict=True)]
             + [IGNORED_LABEL] * (width - len(made.ids))
             for made in batch
         ]

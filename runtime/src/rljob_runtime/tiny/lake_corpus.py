@@ -60,7 +60,7 @@ class Episode:
     lake: FrozenLake = field(default_factory=lambda: FrozenLake(PARAMETERS))
     ids: list[int] = field(default_factory=list)
     """Shape (L,)."""
-    labelled: list[bool] = field(default_factory=list)
+    labeled: list[bool] = field(default_factory=list)
     """Shape (L,): whether the token is one that is to be learned."""
     turn: int = 0
     done: bool = False
@@ -92,7 +92,7 @@ class Episode:
 
     def _append(self, ids: Sequence[int], *, learned: bool) -> None:
         self.ids += ids
-        self.labelled += [learned] * len(ids)
+        self.labeled += [learned] * len(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Demonstration:
     """Some turns of an episode to learn from."""
 
     ids: tuple[int, ...]
-    labelled: tuple[bool, ...]
+    labeled: tuple[bool, ...]
 
 
 def demonstrations(
@@ -129,5 +129,5 @@ def demonstrations(
             text = response(action)
             ids = [*tokenizer.encode(text, add_special_tokens=False), int(tokenizer.eos_token_id)]
             episode.act(ids, text, learned=best_share is not None or not random_action)
-        made.append(Demonstration(ids=tuple(episode.ids), labelled=tuple(episode.labelled)))
+        made.append(Demonstration(ids=tuple(episode.ids), labeled=tuple(episode.labeled)))
     return made

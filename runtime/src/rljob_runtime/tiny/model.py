@@ -70,7 +70,7 @@ def make(
         tokenizer = build_tokenizer(e.prompt for e in examples)
         model = tiny_model(size, tokenizer)
         report = None if config is None else warm_start(model, tokenizer, examples, config, seed=seed, progress=progress)
-        # Some entries are alike, so that more are drawn than measured.
+        # Some entries are alike, so that more are generated than measured.
         measured = _examples(task, seed=seed + 1_000_003, size=2 * _NUM_MEASURED)[:_NUM_MEASURED]
         sampled = pass_rate(model, tokenizer, measured, temperature=1.0, seed=seed)
         greedy = pass_rate(model, tokenizer, measured, temperature=0.0, seed=seed)
@@ -115,7 +115,7 @@ def model_config(size: TinySize, tokenizer: Qwen2Tokenizer) -> Qwen2Config | Qwe
         # Two key-value heads allow tensor parallelism over two; heads of 32 are the least CPU engines take.
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
-        # Prompts are short: a small base tells neighbouring positions apart from the first step on.
+        # Prompts are short: a small base tells neighboring positions apart from the first step on.
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         "tie_word_embeddings": True,
         # About hidden_size ** -0.5: with the usual 0.02 a model this narrow needs several times the steps.

@@ -163,9 +163,9 @@ def pass_rate(
     seed: int,
     max_new_tokens: int = 6,
 ) -> float:
-    """Return the share of ``examples`` answered exactly right; temperature 0 means greedy, one draw per example otherwise.
+    """Return the share of ``examples`` answered exactly right; temperature 0 means greedy, one sample per example otherwise.
 
-    Draws from torch's global generator, whose state is put back afterwards.
+    Samples from torch's global generator, whose state is put back afterwards.
     """
     was_training = model.training
     model.eval()
@@ -175,7 +175,7 @@ def pass_rate(
         for start in range(0, len(examples), _EVAL_BATCH):
             part = examples[start : start + _EVAL_BATCH]
             inputs = tokenizer([e.prompt for e in part], padding=True, return_tensors="pt")
-            drawn = model.generate(
+            generated = model.generate(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=max_new_tokens,
@@ -186,7 +186,7 @@ def pass_rate(
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=tokenizer.eos_token_id,
             )
-            texts = tokenizer.batch_decode(drawn[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            texts = tokenizer.batch_decode(generated[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             solved += sum(text == str(e.answer) for text, e in zip(texts, part, strict=True))
     model.train(was_training)
     return solved / len(examples)

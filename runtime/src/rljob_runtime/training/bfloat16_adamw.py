@@ -7,7 +7,7 @@ by kernels that torch.compile makes on each node with a compiler that has to be 
 
 Rounding to the nearest would be wrong for ``exp_avg_sq``. With ``beta2`` 0.999 an update moves it by a thousandth of its distance from the
 squared gradient, and numbers of bfloat16 are 1/256 to 1/128 apart: it would never fall again, whatever the gradients are, and rise only
-for those several times as large. Stochastic rounding (Gupta et al., arXiv 1502.02551) takes the upper neighbour as often as the number is
+for those several times as large. Stochastic rounding (Gupta et al., arXiv 1502.02551) takes the upper neighbor as often as the number is
 near it, so that moments are right in the mean. What is left is noise of 4 % of an ``exp_avg_sq`` (standard deviation, with normal
 gradients), which is 2 % of an update.
 

@@ -5,7 +5,7 @@ train/policy_loss, kl_loss                aggregated loss terms, mean over the s
 train/total_loss                          what was differentiated, mean over the step's updates; without load balancing
 train/ratio_mean, _std, _max, _min        the variant's ratio of policy to old policy, over trained tokens of all updates
 train/clip_fraction, _low_, _high_        share of trained tokens where a clip acted; low: on a ratio below 1
-train/entropy_from_behaviour              nats per token: minus the mean behaviour log-prob, an entropy estimate
+train/entropy_from_behavior               nats per token: minus the mean behavior log-prob, an entropy estimate
 distillation/loss                         the term before its coefficient, mean over updates; with a teacher in the loss
 train/tokens                              prompt and response tokens of all updates, all ranks
 train/entropy                             nats per token, of the whole distribution; with an entropy bonus
@@ -15,8 +15,8 @@ train/correction_masked_fraction          share of trained tokens that a mask le
 train/effective_sample_size               (sum f)^2 / (n sum f^2), f = weight times masks; with either; 0 if all are left out
 train/load_balancing_loss                 the term before its coefficient, mean over updates; of a mixture, see training.balance
 train/expert_load_max                     tokens of the busiest expert over the mean, over all layers; mean over updates
-mismatch/kl_k1, mismatch/kl_k3            KL(behaviour || trainer) per token before the first update: mean of -d and of
-                                          exp(d) - d - 1, d = logp_trainer - logp_behaviour
+mismatch/kl_k1, mismatch/kl_k3            KL(behavior || trainer) per token before the first update: mean of -d and of
+                                          exp(d) - d - 1, d = logp_trainer - logp_behavior
 mismatch/max_abs_logprob_diff             largest absolute d before the first update
 mismatch/effective_sample_size            (sum w)^2 / (n sum w^2), w = exp(d), before the first update: 1 is on-policy
 ========================================  ===========================================================================
@@ -35,7 +35,7 @@ from rljob_runtime.losses.kl import LOG_RATIO_LIMIT
 from rljob_runtime.losses.objective import Objective
 
 _SUMS = (
-    *("policy", "kl", "total", "trained", "behaviour"),
+    *("policy", "kl", "total", "trained", "behavior"),
     *("ratio", "offset", "offset_squared", "clipped", "clipped_low"),
     *("entropies", "entropy"),
     *("distilled", "distillation"),
@@ -46,7 +46,7 @@ _MAXIMA = ("ratio", "minus_ratio", "abs_diff")
 
 
 class StepMeter:
-    """Accumulates on the device, without a synchronisation per micro-batch."""
+    """Accumulates on the device, without a synchronization per micro-batch."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         """Start from nothing.
@@ -70,20 +70,20 @@ class StepMeter:
         for name, value in metrics.items():
             self._balance[name] = self._balance.get(name, 0.0) + value
 
-    def add(self, result: Objective, behaviour_logprobs: torch.Tensor, *, fresh: bool) -> None:
+    def add(self, result: Objective, behavior_logprobs: torch.Tensor, *, fresh: bool) -> None:
         """Count one micro-batch.
 
         Args:
             result: its share of the loss, with per-token results of shape (N,), N > 0.
-            behaviour_logprobs: shape (N,).
+            behavior_logprobs: shape (N,).
             fresh: whether weights are still those of the step's beginning, so that differences are mismatch and not training.
         """
-        terms, ratio, difference = result.terms, result.terms.ratio, result.behaviour_log_ratio
+        terms, ratio, difference = result.terms, result.terms.ratio, result.behavior_log_ratio
         count = torch.full((), float(ratio.numel()), device=ratio.device)
         offset = ratio - 1.0  # moments around 1, where ratios lie: the variance keeps its digits
         values = {
             **{"policy": result.policy_loss.detach(), "kl": result.kl_loss.detach(), "total": result.loss.detach()},
-            **{"trained": count, "behaviour": behaviour_logprobs.sum()},
+            **{"trained": count, "behavior": behavior_logprobs.sum()},
             **{"ratio": ratio.sum(), "offset": offset.sum(), "offset_squared": offset.square().sum()},
             **{"clipped": terms.clipped.sum(), "clipped_low": (terms.clipped & (ratio < 1.0)).sum()},
         }
@@ -127,7 +127,7 @@ class StepMeter:
             "train/clip_fraction": total["clipped"] / trained,
             "train/clip_low_fraction": total["clipped_low"] / trained,
             "train/clip_high_fraction": (total["clipped"] - total["clipped_low"]) / trained,
-            "train/entropy_from_behaviour": -total["behaviour"] / trained,
+            "train/entropy_from_behavior": -total["behavior"] / trained,
             "train/tokens": total["tokens"],
             "mismatch/kl_k1": total["k1"] / fresh,
             "mismatch/kl_k3": total["k3"] / fresh,

@@ -203,7 +203,7 @@ def prepare_attention(model: PreTrainedModel) -> None:
 def layer_costs(model: PreTrainedModel, device: torch.device) -> LayerCosts:
     """What the decoder layers cost, for deciding what stands in a micro-batch and whether sequences share a prompt.
 
-    Packing needs a model that hands :mod:`.attention` its keywords and honours given positions: transformers' own code, attention by
+    Packing needs a model that hands :mod:`.attention` its keywords and honors given positions: transformers' own code, attention by
     ``sdpa`` over all earlier tokens in every layer (no sliding window, no chunks, no recurrent state), and rotary positions. Of other
     models than these, whatever computes the attention, only the number of positions counts.
 

@@ -19,7 +19,7 @@ def build_optimizer(model: nn.Module, config: PolicyConfig) -> torch.optim.AdamW
     """AdamW of the trained parameters, fused, with all of its state allocated at once, in ``config.optimizer_state_dtype``.
 
     Early state has two uses: memory is taken at start rather than in the first step, and a checkpoint made before the first update is
-    complete (torch's own lazy initialisation would leave its step counter at 1).
+    complete (torch's own lazy initialization would leave its step counter at 1).
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.ndim >= 2]

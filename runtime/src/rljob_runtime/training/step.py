@@ -113,7 +113,7 @@ def accumulate_gradients(model: PreTrainedModel, batch: PreparedBatch, config: P
         result = objective(logprobs, inputs, config.loss, kl_coefficient=batch.kl_coefficient, entropy=entropy)
         loss = result.loss if balance is None or routing is None else result.loss + balance.loss(routing)
         (loss * fsdp_size).backward()
-        meter.add(result, inputs.behaviour_logprobs, fresh=fresh)
+        meter.add(result, inputs.behavior_logprobs, fresh=fresh)
     if balance is not None:
         meter.add_balance(balance.metrics())
 
@@ -161,7 +161,7 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs of the micro-batch's wanted tokens, shape (N,), float32, with entropies below: (2, N); and routing sums, or None.
 
-    Of the routing sums context-parallel ranks have a part each.
+    Context-parallel ranks have a part of the routing sums each.
     """
     device, layout = model.device, layout_of(model)
     part = _own_part(micro, layout)
@@ -233,7 +233,7 @@ def _loss_tensors(batch: TrainBatch, config: LossConfig, spans: SpanIndex) -> di
     policy_weights = weights
     if batch.sample_weights is not None:
         policy_weights = weights * to_device(batch.sample_weights[spans.sequence_ids].astype(np.float32), cpu)
-    arrays = {"behaviour_logprobs": batch.behaviour_logprobs, "advantages": batch.advantages}
+    arrays = {"behavior_logprobs": batch.behavior_logprobs, "advantages": batch.advantages}
     for name, needed in (
         ("reference_logprobs", config.takes_reference),
         ("teacher_logprobs", config.needs_teacher),

@@ -48,7 +48,7 @@ class PreparedValues:
 
 
 class ValueMeter:
-    """Sums up over tokens, micro-batches, updates and ranks; on the device, without a synchronisation per micro-batch."""
+    """Sums up over tokens, micro-batches, updates and ranks; on the device, without a synchronization per micro-batch."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         """Start from nothing.

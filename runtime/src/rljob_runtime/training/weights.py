@@ -173,7 +173,7 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def _shard(model: nn.Module, name: str, source: _Source) -> torch.Tensor:
     """This rank's block of a weight, merged where it has adapters (a collective then); or of an adapter, with the scale in ``B``.
 
-    Of an expert's matrix: all of it, or nothing.
+    An expert's matrix is returned whole, or not at all.
     """
     with torch.no_grad():  # the shard itself: through autograd, or a DTensor's detach, this would take longer than the copy of a small one
         shard = local_tensor(source.parameter).detach()
@@ -215,7 +215,7 @@ class _Gathered:
     held: list[list[Block]]
     """By rank: what it has of each slot."""
     sent: torch.Tensor
-    """Kept until it has travelled."""
+    """Kept until it has traveled."""
     received: list[torch.Tensor] | None
     """By rank, flat uint8, once ``work`` is done; None on ranks that get nothing."""
     work: dist.Work

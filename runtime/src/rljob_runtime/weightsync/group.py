@@ -305,8 +305,8 @@ class Memberships:
     def join(self, meeting: Meeting, rank: int, device: torch.device) -> Member:
         """The membership of a meeting; at the first call it joins, and leaves the meetings of the sender that were there before.
 
-        Of whatever rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep what it has on
-        the device.
+        At any rank: after the loss of an engine the others have other ranks, and a group that is left behind would keep its memory on the
+        device.
 
         Raises:
             DeadlineError, WeightSyncError: as of :class:`Member`.
@@ -326,7 +326,7 @@ class Memberships:
 
 
 MEMBERSHIPS = Memberships()
-"""Of this process."""
+"""Those of this process."""
 
 
 def _connected(group: Any, device: torch.device, done: Future[None]) -> None:

@@ -90,7 +90,7 @@ class IncomingUpdate(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """What came, as it travelled."""
+        """What came, as it traveled."""
 
     def take(self, part: int, data: Any) -> None:
         """Take what a sender returned, from any thread, while the engine generates.

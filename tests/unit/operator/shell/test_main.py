@@ -330,7 +330,7 @@ def test_settings_are_read():
         ("METRICS_FROM", "monitoring", "RLJOB_OPERATOR_METRICS_FROM is not JSON"),
         ("METRICS_FROM", "[{}]", "is not a list of peers with ipBlock, namespaceSelector, podSelector"),
         ("EGRESS", '[{"from": []}]', "is not a list of rules with to and ports, as in spec.egress of a NetworkPolicy"),
-        ("COLOUR", "red", "RLJOB_OPERATOR_COLOUR is not a known setting"),
+        ("COLOR", "red", "RLJOB_OPERATOR_COLOR is not a known setting"),
     ],
 )
 def test_wrong_settings_are_named(name, value, problem):

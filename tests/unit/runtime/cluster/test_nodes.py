@@ -43,7 +43,7 @@ def node(rank: int | None, group: str, *, alive: bool = True, **resources: float
 
 
 VIRTUAL = ray_resource("example.com/virtual-gpu")
-OTHER_GROUP = "node 2 at 198.18.0.2 is labelled ray.io/node-group=cores, planned virtual"
+OTHER_GROUP = "node 2 at 198.18.0.2 is labeled ray.io/node-group=cores, planned virtual"
 EVERY = [(0, "gpus", 0), (1, "gpus", 1), (2, "virtual", 0), (3, "cores", 0)]
 HEAD = node(None, "headgroup", **{"node:__internal_head__": 1.0})
 ALL = [

@@ -36,16 +36,16 @@ def make_source(sources, *, seed=7, max_prompt_tokens=14, **options):
 
 @pytest.fixture(scope="module")
 def reference(sources):
-    """The first 500 prompts, drawn in one call: several epochs of the short sources."""
+    """The first 500 prompts, taken in one call: several epochs of the short sources."""
     return make_source(sources).next(500)
 
 
 @given(cuts=st.lists(st.integers(0, 120), max_size=8), restart_after=st.sets(st.integers(0, 8)))
 def test_order_is_the_same_however_next_is_cut_and_wherever_it_is_restored(sources, reference, cuts, restart_after):
     stream = make_source(sources)
-    drawn = []
+    taken = []
     for number, count in enumerate(cuts):
-        drawn += stream.next(count)
+        taken += stream.next(count)
         if number in restart_after:
             saved = json.loads(json.dumps(stream.state()))
             dropped = stream.dropped_too_long
@@ -53,8 +53,8 @@ def test_order_is_the_same_however_next_is_cut_and_wherever_it_is_restored(sourc
             stream.restore(saved)
             assert stream.state() == saved
             assert stream.dropped_too_long == dropped
-    wanted = min(len(drawn), len(reference))
-    assert drawn[:wanted] == reference[:wanted]
+    wanted = min(len(taken), len(reference))
+    assert taken[:wanted] == reference[:wanted]
 
 
 def test_each_epoch_visits_every_row_once_in_another_order(folder):
@@ -82,9 +82,9 @@ def test_a_source_seed_fixes_the_entries_whatever_the_run_seed(sources):
 def test_every_source_stays_near_its_share(folder, weights, count):
     path = numbers_file(folder / "share.jsonl", 10)
     stream = make_source([JsonlSource(name=str(i), path=path, weight=w) for i, w in enumerate(weights)])
-    drawn = [p.source for p in stream.next(count)]
+    taken = [p.source for p in stream.next(count)]
     for number, weight in enumerate(weights):
-        assert abs(drawn.count(str(number)) - count * weight / sum(weights)) < len(weights)
+        assert abs(taken.count(str(number)) - count * weight / sum(weights)) < len(weights)
 
 
 def test_prompts_are_numbered_and_carry_text_tokens_and_answer(reference):
@@ -99,12 +99,12 @@ def test_prompts_are_numbered_and_carry_text_tokens_and_answer(reference):
 def test_too_long_prompts_are_left_out_and_counted(folder):
     path = numbers_file(folder / "drop.jsonl", 30, long_every=3)
     stream = make_source([JsonlSource(name="a", path=path)])
-    drawn = stream.next(20)
-    assert max(len(p.token_ids) for p in drawn) <= 14
+    taken = stream.next(20)
+    assert max(len(p.token_ids) for p in taken) <= 14
     # 20 of 30 rows fit; those behind the last one that fits are counted when the next epoch is entered.
     stream.next(1)
     assert stream.dropped_too_long >= 10
-    assert len({p.text for p in drawn}) == 20
+    assert len({p.text for p in taken}) == 20
 
 
 @pytest.mark.parametrize("rows", [3, 2500])

@@ -33,7 +33,7 @@ class Events:
         self.texts.append(text)
 
 
-def signalled(numbers: list[signal.Signals], *, orderly: bool, checkpoint: bool = True) -> tuple[list[str], bool, bool]:
+def signaled(numbers: list[signal.Signals], *, orderly: bool, checkpoint: bool = True) -> tuple[list[str], bool, bool]:
     """Send signals to this process; returns what was said, whether the run is to stop, and whether it was ended at once."""
 
     async def run() -> tuple[list[str], bool, bool]:
@@ -72,14 +72,14 @@ def signalled(numbers: list[signal.Signals], *, orderly: bool, checkpoint: bool 
 def test_the_first_signal_stops_in_order_and_only_a_second_ctrl_c_at_once(
     numbers: list[signal.Signals], orderly: bool, at_once: bool
 ) -> None:
-    said, stopping, ended = signalled(numbers, orderly=orderly)
+    said, stopping, ended = signaled(numbers, orderly=orderly)
     assert (stopping, ended) == (True, at_once)
     assert len(said) == 1 + (at_once and orderly)
 
 
 def test_what_is_promised_on_a_stop_is_kept() -> None:
-    assert "with a checkpoint" in signalled([signal.SIGTERM], orderly=True)[0][0]
-    assert "without a checkpoint" in signalled([signal.SIGTERM], orderly=True, checkpoint=False)[0][0]
+    assert "with a checkpoint" in signaled([signal.SIGTERM], orderly=True)[0][0]
+    assert "without a checkpoint" in signaled([signal.SIGTERM], orderly=True, checkpoint=False)[0][0]
 
 
 def test_a_checkpoint_with_other_contents_of_the_same_size_is_skipped_with_a_warning(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ def scored(number: int, rule: Any, proximal: bool, agentic: bool) -> StepSamples
     step, random = arrange(groups, VERSION), np.random.default_rng(100 + number)
 
     def near(deviation: float) -> np.ndarray:
-        return (step.behaviour_logprobs + random.normal(0.0, deviation, step.token_ids.size)).astype(np.float32)
+        return (step.behavior_logprobs + random.normal(0.0, deviation, step.token_ids.size)).astype(np.float32)
 
     reference, old, values, teacher = near(0.6), near(0.3), near(1.0), near(0.9)
     return replace(
@@ -435,7 +435,7 @@ def gradient_of(batch: TrainBatch, policy: Any, number: int) -> np.ndarray:
     """Gradient of an update's loss by the log-prob of each token, shape (T,)."""
     prepared = prepare_batches([batch], policy, torch.device("cpu"))[0]
     noise = np.random.default_rng(200 + number).normal(0.0, 0.4, batch.token_ids.size)
-    logprobs = torch.tensor(batch.behaviour_logprobs + noise.astype(np.float32), requires_grad=True)
+    logprobs = torch.tensor(batch.behavior_logprobs + noise.astype(np.float32), requires_grad=True)
     for micro in prepared.micro_batches:
         chosen = logprobs[torch.from_numpy(micro.sources)]
         entropy = -chosen * chosen.exp() if policy.loss.entropy_coefficient > 0 else None

@@ -132,7 +132,7 @@ class World:
 
 
 def groups_of(prompts: int, samples: int, version: int = 3) -> list[Group]:
-    """Every drawn token has an id of its own; prompts are shared by a group, lengths differ."""
+    """Every sampled token has an id of its own; prompts are shared by a group, lengths differ."""
     fresh = iter(range(100, 10_000))
     made = []
     for number in range(prompts):
@@ -145,8 +145,8 @@ def groups_of(prompts: int, samples: int, version: int = 3) -> list[Group]:
     return made
 
 
-def drawn(groups: Sequence[Group]) -> dict[int, float]:
-    """Every drawn token and the score of its response."""
+def sampled(groups: Sequence[Group]) -> dict[int, float]:
+    """Every sampled token and the score of its response."""
     return {token: t.reward.score or 0.0 for g in groups for t in g.trajectories for token in t.segments[0].token_ids.tolist()}
 
 
@@ -172,7 +172,7 @@ def test_every_drawn_token_gets_its_own_scores_back(references: int, trainers: i
     groups = groups_of(5, 4)
     prepared = world.make(groups)
     assert (len(prepared.policy), len(prepared.critic)) == (trainers // tensor, critics)
-    wanted = drawn(groups)
+    wanted = sampled(groups)
     for by_rank in (prepared.policy, prepared.critic):
         found = [int(b.token_ids[place]) for b, place in tokens_of([b for batches in by_rank for b in batches])]
         assert sorted(found) == sorted(wanted)
@@ -209,8 +209,8 @@ def test_trainers_of_one_data_parallel_rank_get_the_same_share(trainers: int, te
     for rank in range(trainers // tensor):
         together = shares[rank * tensor : (rank + 1) * tensor]
         assert all(share == together[0] for share in together)
-    scored = [token for share in shares[::tensor] for token in share if token in drawn(groups)]
-    assert sorted(scored) == sorted(drawn(groups))
+    scored = [token for share in shares[::tensor] for token in share if token in sampled(groups)]
+    assert sorted(scored) == sorted(sampled(groups))
 
 
 def test_with_more_ranks_than_samples_all_take_part_and_some_have_nothing() -> None:
@@ -223,7 +223,7 @@ def test_with_more_ranks_than_samples_all_take_part_and_some_have_nothing() -> N
         assert sum(counts) == 3
     assert [len(batches) for batches in prepared.policy] == [1] * 5
     assert sum(b.lengths.size for batches in prepared.policy for b in batches) == 3
-    assert {b.global_tokens for batches in prepared.policy for b in batches} == {len(drawn(groups))}
+    assert {b.global_tokens for batches in prepared.policy for b in batches} == {len(sampled(groups))}
 
 
 def lease(group: str, what: str, *workers: str) -> list[str]:
@@ -338,7 +338,7 @@ def test_every_prompt_is_scored_by_its_own_teacher(default: bool) -> None:
     np.testing.assert_array_equal(first[0].token_ids[0], first[1].token_ids[0])
     weights = np.where(np.isin(batch.token_ids, list(own)), 2.0, 0.5) * batch.response_mask
     assert batch.teacher_logprobs is not None
-    distance = batch.behaviour_logprobs - batch.teacher_logprobs
+    distance = batch.behavior_logprobs - batch.teacher_logprobs
     alone = made(replace(rule, distillation_coefficient=0.0)).advantages
     np.testing.assert_allclose(batch.advantages, alone - 0.1 * weights * distance, rtol=1e-5)
 

@@ -25,10 +25,10 @@ EXPONENTS = {
 }
 
 
-def inputs(behaviour: torch.Tensor, spans: TokenSpans = SPANS, **more: torch.Tensor) -> LossInputs:
-    weights = torch.full_like(behaviour, 1.0 / behaviour.numel())
-    defaults = {"advantages": torch.ones_like(behaviour), "weights": weights, "policy_weights": weights}
-    return LossInputs(behaviour_logprobs=behaviour, spans=spans, **(defaults | more))
+def inputs(behavior: torch.Tensor, spans: TokenSpans = SPANS, **more: torch.Tensor) -> LossInputs:
+    weights = torch.full_like(behavior, 1.0 / behavior.numel())
+    defaults = {"advantages": torch.ones_like(behavior), "weights": weights, "policy_weights": weights}
+    return LossInputs(behavior_logprobs=behavior, spans=spans, **(defaults | more))
 
 
 # ---- which tokens belong together -----------------------------------------------------------------------------------
@@ -100,16 +100,16 @@ def test_without_weight_and_masks_there_is_no_correction() -> None:
 
 def test_proximal_policies() -> None:
     current = torch.tensor([-1.0, -1.0, -1.0, -1.0], requires_grad=True)
-    behaviour, recomputed = torch.tensor([-2.0, -2.0, -2.0, -2.0]), torch.full((4,), -1.5)
-    old, corrected = proximal_logprobs(current, behaviour, ProximalPolicy.BEHAVIOUR)
-    assert torch.equal(old, behaviour)
+    behavior, recomputed = torch.tensor([-2.0, -2.0, -2.0, -2.0]), torch.full((4,), -1.5)
+    old, corrected = proximal_logprobs(current, behavior, ProximalPolicy.BEHAVIOR)
+    assert torch.equal(old, behavior)
     assert torch.equal(corrected, current)
     assert not corrected.requires_grad
-    old, corrected = proximal_logprobs(current, behaviour, ProximalPolicy.RECOMPUTE, recomputed=recomputed)
+    old, corrected = proximal_logprobs(current, behavior, ProximalPolicy.RECOMPUTE, recomputed=recomputed)
     assert torch.equal(old, recomputed)
     assert torch.equal(corrected, recomputed)
     staleness = torch.tensor([0.0, 1.0, 2.0, 4.0])
-    old, corrected = proximal_logprobs(current, behaviour, ProximalPolicy.INTERPOLATE, staleness=staleness)
+    old, corrected = proximal_logprobs(current, behavior, ProximalPolicy.INTERPOLATE, staleness=staleness)
     torch.testing.assert_close(old, torch.tensor([-2.0, -2.0, -1.5, -1.25]))
     assert corrected is old
     assert not old.requires_grad
@@ -125,14 +125,14 @@ def test_proximal_policies_name_what_they_lack(proximal: ProximalPolicy, lacks: 
 
 
 def test_recomputed_with_a_token_weight_is_decoupled_ppo() -> None:
-    """``sg(prox / behaviour) * min(u A, clip(u) A)`` with ``u = policy / prox``, written out."""
+    """``sg(prox / behavior) * min(u A, clip(u) A)`` with ``u = policy / prox``, written out."""
     generator = torch.Generator().manual_seed(0)
-    logp, behaviour, proximal, advantages = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    logp, behavior, proximal, advantages = torch.randn(4, 6, generator=generator, dtype=torch.float64)
     logp.requires_grad_()
     config = LossConfig(proximal=ProximalPolicy.RECOMPUTE, weight=CorrectionWeightConfig(high=1e6))
-    result = objective(logp, inputs(behaviour, advantages=advantages, proximal_logprobs=proximal), config, kl_coefficient=0.0)
+    result = objective(logp, inputs(behavior, advantages=advantages, proximal_logprobs=proximal), config, kl_coefficient=0.0)
     ratio = (logp - proximal).exp()
-    weight = (proximal - behaviour).exp()
+    weight = (proximal - behavior).exp()
     expected = -(weight * torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)).mean()
     torch.testing.assert_close(result.loss, expected)
     got, want = (torch.autograd.grad(value, logp)[0] for value in (result.loss, expected))
@@ -141,14 +141,14 @@ def test_recomputed_with_a_token_weight_is_decoupled_ppo() -> None:
 
 def test_vanilla_with_a_token_weight_of_the_current_policy_is_truncated_importance_sampling() -> None:
     generator = torch.Generator().manual_seed(1)
-    logp, behaviour, advantages = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    logp, behavior, advantages = torch.randn(3, 6, generator=generator, dtype=torch.float64)
     logp.requires_grad_()
     values = []
     for config in (
         LossConfig(policy=VanillaLoss(), weight=CorrectionWeightConfig(low=0.8, high=1.3)),
         LossConfig(policy=TISLoss(clipLow=0.2, clipHigh=0.3)),
     ):
-        result = objective(logp, inputs(behaviour, advantages=advantages), config, kl_coefficient=0.0)
+        result = objective(logp, inputs(behavior, advantages=advantages), config, kl_coefficient=0.0)
         values.append((result.loss, *torch.autograd.grad(result.loss, logp)))
     torch.testing.assert_close(*values)
 

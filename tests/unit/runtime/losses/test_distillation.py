@@ -18,12 +18,12 @@ from rljob_runtime.losses.spans import span_index
 LOGITS = st.lists(st.floats(-2, 2, width=32), min_size=6, max_size=6)
 
 
-def inputs_of(behaviour: torch.Tensor, weights: torch.Tensor, **more: Any) -> LossInputs:
+def inputs_of(behavior: torch.Tensor, weights: torch.Tensor, **more: Any) -> LossInputs:
     """Tokens of one sequence behind one token of a prompt."""
-    count = behaviour.numel()
+    count = behavior.numel()
     mask = np.array([0.0] + [1.0] * count, dtype=np.float32)
     spans = span_index(mask, np.array([count + 1], dtype=np.int32)).of(np.arange(1, count + 1))
-    fixed = {"behaviour_logprobs": behaviour, "advantages": torch.zeros(count, dtype=behaviour.dtype)}
+    fixed = {"behavior_logprobs": behavior, "advantages": torch.zeros(count, dtype=behavior.dtype)}
     return LossInputs(weights=weights, policy_weights=weights, spans=spans, **(fixed | more))
 
 
@@ -32,12 +32,12 @@ def gradient(logits: list[float], teacher: list[float], *, in_loss: bool, coeffi
     theta = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     logq = torch.log_softmax(torch.tensor(teacher, dtype=torch.float64), 0)
     logp = torch.log_softmax(theta, 0)
-    behaviour = logp.detach()
+    behavior = logp.detach()
     more: dict[str, Any] = {"teacher_logprobs": logq}
     if not in_loss:
-        more["advantages"] = torch.from_numpy(-coefficient * distances_to_teacher(behaviour.numpy(), logq.numpy()))
+        more["advantages"] = torch.from_numpy(-coefficient * distances_to_teacher(behavior.numpy(), logq.numpy()))
     config = LossConfig(distillation_coefficient=coefficient if in_loss else 0.0)
-    loss = objective(logp, inputs_of(behaviour, behaviour.exp(), **more), config, kl_coefficient=0.0).loss
+    loss = objective(logp, inputs_of(behavior, behavior.exp(), **more), config, kl_coefficient=0.0).loss
     (found,) = torch.autograd.grad(loss, theta, retain_graph=True)
     (expected,) = torch.autograd.grad(coefficient * (logp.exp() * (logp - logq)).sum(), theta)
     return found.numpy(), expected.numpy()

@@ -21,7 +21,7 @@ repeatable = settings(deadline=None, derandomize=True, max_examples=60)
 
 
 def reference_policy_loss(logp: float, old: float, advantage: float, low: float, high: float, dual: float | None) -> float:
-    """PPO with dual clip, one token, from the papers' min form (a gain to maximise)."""
+    """PPO with dual clip, one token, from the papers' min form (a gain to maximize)."""
     ratio = math.exp(max(-20.0, min(20.0, logp - old)))
     gain = min(ratio * advantage, max(1 - low, min(1 + high, ratio)) * advantage)
     if dual is not None and advantage < 0:

@@ -122,7 +122,7 @@ def test_a_lost_engines_requests_are_drawn_elsewhere_with_the_tokens_and_seeds_t
         await asyncio.sleep(3.5)
         await fleet.pause([0], what="three tokens are known")
         fleet.resume([0])
-        await asyncio.sleep(2.0)  # two or so are drawn there, and lost
+        await asyncio.sleep(2.0)  # two or so are sampled there, and lost
         fleet.resume([1])
         await asyncio.sleep(60.0)
         assert fleet.lost == {0}

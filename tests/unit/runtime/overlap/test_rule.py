@@ -234,7 +234,7 @@ def distant(step: StepSamples, **options: Any) -> StepSamples:
     """References that are 0.1, 0.2, ... less likely than what was sampled; nonsense where nothing was sampled."""
     sampled = step.response_mask > 0
     away = np.cumsum(sampled).astype(np.float32) * np.float32(0.1)
-    reference = np.where(sampled, step.behaviour_logprobs - away, 77.0).astype(np.float32)
+    reference = np.where(sampled, step.behavior_logprobs - away, 77.0).astype(np.float32)
     return replace(step, reference_logprobs=reference, **options)
 
 
@@ -300,7 +300,7 @@ def taught(step: StepSamples) -> StepSamples:
     """Teachers that are 0.5, 1.0, ... more likely to say what was sampled; nonsense where nothing was."""
     sampled = step.response_mask > 0
     away = np.cumsum(sampled).astype(np.float32) * np.float32(0.5)
-    return replace(step, teacher_logprobs=np.where(sampled, step.behaviour_logprobs + away, -77.0).astype(np.float32))
+    return replace(step, teacher_logprobs=np.where(sampled, step.behavior_logprobs + away, -77.0).astype(np.float32))
 
 
 IN_ADVANTAGE = {"distillation_coefficient": 2.0, "distillation_placement": KLPlacement.REWARD}

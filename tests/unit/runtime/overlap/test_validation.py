@@ -49,7 +49,7 @@ class CuttingEngine(TimedEngine):
 
 @dataclass(eq=False)
 class Training:
-    """Has responses drawn beside the validation."""
+    """Has responses sampled beside the validation."""
 
     priority: int = 1
     got: dict[str, Completion] = field(default_factory=dict)
@@ -201,7 +201,7 @@ def test_pausing_calls_training_back_with_its_tokens_and_goes_on_afterwards() ->
     assert order[:2] == ["0/0", "1/0"]
     assert {i.split("/")[0] for i in order[2:8]} == {"v1"}
     assert order[8:] == ["0/0+1", "1/0+1"]
-    assert [len(r.prompt_token_ids) for r in engine.seen[8:]] == [3 + 3, 3 + 3]  # the prompt and what was drawn in 3.5 s
+    assert [len(r.prompt_token_ids) for r in engine.seen[8:]] == [3 + 3, 3 + 3]  # the prompt and what was sampled in 3.5 s
     assert [c.segment.token_ids.tolist() for c in training.got.values()] == [list(range(12))] * 2  # nothing twice, nothing lost
     assert all(ended_s == pytest.approx(at_s[0] + 9.0, abs=1.0) for ended_s in training.at_s.values())
 

@@ -272,12 +272,12 @@ def test_bundling_keeps_every_route(train_nodes: int, infer_nodes: int, size: in
     assert {rank for end in bundled.sources for rank in end.ranks} == {route.source_rank for route in sync.routes()}
 
 
-# Colours.
+# Colors.
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """Relative luminance as in WCAG 2.2."""
-    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

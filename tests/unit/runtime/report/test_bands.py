@@ -17,7 +17,7 @@ from rljob_runtime.offload.arbiter import DeviceArbiter
 from rljob_runtime.offload.plan import Device, Direction
 from rljob_runtime.offload.states import Residence
 from rljob_runtime.report import FolderMode, PlainDisplay, Reporter, RunFolder, RunStatus
-from rljob_runtime.report.band_chart import COLOURS, MAX_BANDS, MAX_DEVICES, choose, colours
+from rljob_runtime.report.band_chart import COLORS, MAX_BANDS, MAX_DEVICES, choose, colors
 from rljob_runtime.report.bands import Band, bands, within
 from rljob_runtime.report.charts import timeline_charts
 from rljob_runtime.report.jsonl import Clock, iter_rows, read_rows
@@ -362,8 +362,8 @@ def test_long_runs_cost_the_page_only_their_windows(tmp_path: Path):
     assert len(found[0]) < 30
 
 
-def test_components_have_colours_of_their_own_and_many_engines_share_one():
-    assert len({colour for _, colour in colours(["actor-1", "actor-2", "critic"]).values()}) == 3
-    many = colours(["trainer", *(f"rollout-{i}" for i in range(len(COLOURS)))])
+def test_components_have_colors_of_their_own_and_many_engines_share_one():
+    assert len({color for _, color in colors(["actor-1", "actor-2", "critic"]).values()}) == 3
+    many = colors(["trainer", *(f"rollout-{i}" for i in range(len(COLORS)))])
     assert {group for group, _ in many.values()} == {"trainer", "rollout"}
-    assert len({colour for _, colour in many.values()}) == 2
+    assert len({color for _, color in many.values()}) == 2

@@ -31,6 +31,6 @@ def test_demonstrations_are_conversations_whose_best_actions_are_learnt() -> Non
     assert first == second
     for made in first:
         turns = tokenizer.decode(made.ids).split(tokenizer.eos_token)
-        learned = tokenizer.decode([token for token, is_learnt in zip(made.ids, made.labelled, strict=True) if is_learnt])
+        learned = tokenizer.decode([token for token, is_learnt in zip(made.ids, made.labeled, strict=True) if is_learnt])
         for text in learned.split(tokenizer.eos_token)[:-1]:
             assert any(turn == f"{turn[: -len(text)]}{text}" and text in map(response, best_actions(turn[: -len(text)])) for turn in turns)

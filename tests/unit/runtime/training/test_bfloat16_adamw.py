@@ -72,7 +72,7 @@ def are_equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("stretch", [2**17, 16], ids=["whole parameters", "parts of them"])
-def test_an_update_is_torchs_and_its_moments_are_a_neighbour(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_is_torchs_and_its_moments_are_a_neighbor(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first update starts from zeros in both, so that parameters are equal to the bit."""
     monkeypatch.setattr(bfloat16_adamw, "STRETCH_NUMBERS", {"cpu": stretch})
     ours, theirs = parameters(), parameters()
@@ -86,7 +86,7 @@ def test_an_update_is_torchs_and_its_moments_are_a_neighbour(stretch: int, monke
     below = (exact.view(torch.int32) & -65536).view(torch.float32)
     above = ((exact.view(torch.int32) & -65536) + 65536).view(torch.float32)
     assert ((kept == below) | (kept == above)).all()
-    assert 0.1 < (kept != exact.bfloat16()).float().mean() < 0.4, "a quarter is rounded to the neighbour that is not the nearest"
+    assert 0.1 < (kept != exact.bfloat16()).float().mean() < 0.4, "a quarter is rounded to the neighbor that is not the nearest"
 
 
 def test_moments_are_right_in_the_mean_where_the_nearest_never_moves() -> None:

@@ -206,13 +206,13 @@ def test_an_on_policy_token_of_nucleus_sampling_has_ratio_1_and_a_gradient_for_e
     """p = (.4, .35, .25) and top-p .7: over the whole vocabulary the ratio is .75, and at A = -1 it is clipped."""
     weight = torch.tensor([0.4, 0.35, 0.25]).log().unsqueeze(1).requires_grad_()
     hidden, target = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
-    behaviour = torch.tensor([math.log(0.4 / 0.75)])
+    behavior = torch.tensor([math.log(0.4 / 0.75)])
     nucleus = PossibleTokens(token_ids=torch.tensor([0, 1]), rows=torch.tensor([0, 0]))
     for advantage in (1.0, -1.0):
         found = {}
         for name, possible in (("masked", nucleus), ("whole", None)):
             logprobs = selected_logprobs(hidden, weight, target, temperature=1.0, chunk_tokens=1, possible=possible)
-            terms = clipped_policy_loss(logprobs, behaviour, torch.tensor([advantage]), clip_low=0.2, clip_high=0.2)
+            terms = clipped_policy_loss(logprobs, behavior, torch.tensor([advantage]), clip_low=0.2, clip_high=0.2)
             (gradient,) = torch.autograd.grad(terms.loss.sum(), weight)
             found[name] = (terms.ratio.item(), gradient[0].item())
         # d log p / d logit of the target: 1 - p

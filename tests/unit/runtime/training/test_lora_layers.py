@@ -91,11 +91,11 @@ def test_all_linear_layers_by_default_or_the_named_ones() -> None:
 def test_equal_seeds_give_equal_adapters() -> None:
     config = LoraConfig(rank=2, alpha=2.0)
 
-    def drawn(seed: int) -> list[torch.Tensor]:
+    def initial(seed: int) -> list[torch.Tensor]:
         torch.randn(seed)  # the global generator must not matter
         return [p for layer in blocks(config, seed) for n, p in layer.named_parameters() if n.endswith("lora_a")]
 
-    first, second, other = drawn(1), drawn(1), drawn(2)
+    first, second, other = initial(1), initial(1), initial(2)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert not torch.equal(first[0], first[2])  # layers differ

@@ -162,7 +162,7 @@ def neighbors(ranks: int, engines: int, size: int) -> tuple[tuple[int | None, ..
 
 
 async def syncs(make: Make, ranks: int, num_engines: int, size: int, dense_above: float | None, *, while_generating: bool) -> list[float]:
-    """Publish versions of which little, one tensor, nothing and everything changed; bytes that travelled to all engines, by version."""
+    """Publish versions of which little, one tensor, nothing and everything changed; bytes that traveled to all engines, by version."""
     weights = Weights()
     engines = [Processes(size) for _ in range(num_engines)]
     trainers = [InProcessWorker(f"trainer-{rank}", Rank(rank, ranks, weights)) for rank in range(ranks)]
@@ -185,12 +185,12 @@ async def syncs(make: Make, ranks: int, num_engines: int, size: int, dense_above
         while_generating=while_generating,
         warn=warnings.append,
     )
-    travelled = []
+    traveled = []
     try:
         for version, (changed, wholly) in enumerate([(0.0, ""), (0.05, ""), (0.05, "model.embed_tokens.weight"), (0.0, ""), (1.0, "")]):
             weights.step(changed, wholly)
             report = await publisher.publish(version + 1)
-            travelled.append((await publisher.measured(report))["sync/bytes"] / num_engines)
+            traveled.append((await publisher.measured(report))["sync/bytes"] / num_engines)
             expected = weights.expected()
             for engine in engines:
                 for held in engine.held:
@@ -202,7 +202,7 @@ async def syncs(make: Make, ranks: int, num_engines: int, size: int, dense_above
         for engine in engines:
             engine.shutdown()
     assert warnings == []  # nothing went another way
-    return travelled
+    return traveled
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["one process", "tensor parallel 2"])

@@ -321,7 +321,7 @@ async def test_a_timeout_of_the_transport_is_not_reported_as_the_deadline_of_the
     setting.stop()
 
 
-async def test_sparse_syncs_report_the_bytes_that_travelled() -> None:
+async def test_sparse_syncs_report_the_bytes_that_traveled() -> None:
     setting = Setting(ObjectStoreTransport, 1.0)
     whole = 2.0 * MANIFEST.total_bytes
     assert (await setting.publish(1))["sync/bytes"] == whole

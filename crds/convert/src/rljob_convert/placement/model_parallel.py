@@ -7,7 +7,7 @@
                                      all apart                            DISAGGREGATED  dense engines
                                      all apart, auto_scheduler            AUTO           the actor has a process on every unit
 
-The rules are RLinf 0.3.0's (``ModelParallelComponentPlacement``), with these differences: node groups are honoured and process
+The rules are RLinf 0.3.0's (``ModelParallelComponentPlacement``), with these differences: node groups are honored and process
 ranks that contradict a model's size refused (D3), sizes that do not divide their units refused (D11), the critic refused in mode AUTO
 instead of leaving that mode silently (D14), and every pair of models compared in mode DISAGGREGATED (D15).
 

@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """Neighbouring nodes that are alike: one of RLJob's node groups."""
+    """Neighboring nodes that are alike: one of RLJob's node groups."""
 
     name: str
     first: int

@@ -231,7 +231,7 @@ _DROPPED = {
     "rollout.distributed_executor_backend": Drop(why="RLJob places the processes of an engine itself"),
     "rollout.sglang": Drop(why=_ENGINE, remedy="give it in components[].engine.extraArgs by the engine's own name"),
     "rollout.vllm": Drop(why=_ENGINE, remedy="give it in components[].engine.extraArgs by the engine's own name"),
-    "inference": Drop(why="RLJob's engines give the log-probs of what they drew and the Trainer computes its own"),
+    "inference": Drop(why="RLJob's engines give the log-probs of what they sampled and the Trainer computes its own"),
     "reward": Drop(why="a reward has type, weight, extraction and function"),
     "reward.group_name": Drop(why=_OWN),
     "reward.use_reward_model": Drop(why="RLJob's rewards run on CPU", remedy="call the reward model from a Function reward", same=(False,)),

@@ -195,7 +195,7 @@ def _component(source: Source, entry: Entry, cluster: Cluster, placed: Placed) -
     placed.workers[entry.name] = _count(cluster, entry)
     if entry.role is None:
         why = (
-            "RLJob's engines give the log-probs of what they drew and the Trainer computes its own; these devices are free"
+            "RLJob's engines give the log-probs of what they sampled and the Trainer computes its own; these devices are free"
             if entry.name in INFERENCE
             else "the Critic computes its own values; these devices are free"
         )

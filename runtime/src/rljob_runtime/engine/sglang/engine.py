@@ -220,7 +220,7 @@ class SglangEngine:
     def memory(self) -> MemorySnapshot:
         """Weights and cache of an engine that gives them back, as its server counts them.
 
-        Of another one the resident memory of the server's processes; on an accelerator what they hold there is not known then, and 0.
+        For another one, the resident memory of the server's processes; on an accelerator what they hold there is not known then, and 0.
         """
         resident = self._server.resident_bytes()
         if self._memory is not None:

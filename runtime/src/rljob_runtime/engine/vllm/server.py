@@ -205,7 +205,7 @@ def _rpc(method: str) -> tuple[str, str]:
 
 
 def _copied(freed: Mapping[StateKind, int], before: MemorySnapshot, after: MemorySnapshot) -> dict[StateKind, int]:
-    """What travelled: the host's part of it; the cache is dropped."""
+    """What traveled: the host's part of it; the cache is dropped."""
     return {kind: abs(before.pinned_bytes - after.pinned_bytes) for kind in freed}
 
 

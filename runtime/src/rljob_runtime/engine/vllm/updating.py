@@ -47,7 +47,7 @@ class WeightUpdates:
         """Why nothing may be generated until a full update succeeds; None in normal times."""
         self.finished = 0
         self.last_bytes = 0
-        """Of the last one, as they travelled."""
+        """Of the last one, as they traveled."""
         self.last_s = 0.0
         """Of the last one, from its first bucket to its end: the engine stood still."""
 
@@ -129,7 +129,7 @@ def _is_fatal(text: str) -> bool:
     """Whether no later call can succeed in the process that says so: an error of the device stays until the process ends.
 
     Not so where a handle of another process's memory was refused, as between containers that share no IPC namespace: weights go another way
-    then. Of a device that is broken already the next call says so.
+    then. If the device is broken already, the next call fails and reports it.
     """
     errors = () if NOT_OPENED in text else DEVICE_ERRORS[:-1] if OF_TRANSPORT in text else DEVICE_ERRORS
     return any(known in text for known in errors)

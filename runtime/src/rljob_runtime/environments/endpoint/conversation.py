@@ -133,7 +133,7 @@ class Conversation:
     def _longest(self, text: str) -> tuple[int | None, int, int]:
         """The branch that shares most tokens with a prompt, how many of its pieces, and where they end in the text.
 
-        Of several the one that can be continued, then the last.
+        Among several, one that can be continued is preferred, then the last.
         """
         found: tuple[int | None, int, int] = (None, 0, 0)
         most = (0, False)
