@@ -77,7 +77,7 @@ def test_every_way_to_migrate_shows_a_job_after() -> None:
         assert last.title in {"job.yaml", "my_rewards.py", "to_jsonl.py"}
 
 
-@pytest.mark.parametrize("name", ["kuberay", "trl", "verl"])
+@pytest.mark.parametrize("name", ["kuberay", "rlinf", "roll", "trl", "verl"])
 def test_what_was_before_is_a_file_of_the_other_project(name: str) -> None:
     """Its name, and a link to it at a commit or release: what is on a main branch changes."""
     page = ROOT / "docs" / "migrate" / f"{name}.md"
