@@ -84,6 +84,12 @@ MEASUREMENTS = (
         answers="time from a fresh clone, and from wheels with pip alone, to a first learning curve; to a job on a cluster",
         timeout_s=7200.0,
     ),
+    Measurement(
+        name="screens",
+        answers="every page in a browser, light and dark, wide and narrow: errors, failed requests, overflow, contrast",
+        timeout_s=1800.0,
+        needs="finished runs, the built site, and Chromium",
+    ),
     Measurement(name="soak", answers="memory of driver, trainer, engine, and operator in a long run", timeout_s=7200.0),
 )
 

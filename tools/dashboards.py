@@ -17,6 +17,27 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[1] / "helm" / "rljob" / "files" / "dashboards"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
+LAST_VALUE = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "orientation": "auto"}
+"""The one number a stat or gauge shows of a series."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": LAST_VALUE
+    | {
+        "colorMode": "value",
+        "graphMode": "area",
+        "justifyMode": "auto",
+        "textMode": "auto",
+        "wideLayout": True,
+        "showPercentChange": False,
+        "percentChangeColorMode": "standard",
+    },
+    "gauge": LAST_VALUE
+    | {"showThresholdLabels": False, "showThresholdMarkers": False, "sizing": "auto", "minVizWidth": 75, "minVizHeight": 75},
+}
+"""All that Grafana's schema requires: what a version assumes for a missing option can change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,11 +263,11 @@ def panel_json(panel: Panel, number: int, x: int, y: int, height: int) -> dict[s
         "stacking": {"mode": "normal" if panel.stacked else "none"},
         "spanNulls": True,
     }
-    options: dict[str, Any] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
     defaults: dict[str, Any] = {"unit": panel.unit, "custom": custom}
     if panel.kind != "timeseries":
-        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
-        defaults = {"unit": panel.unit, **({"min": 0, "max": 1} if panel.kind == "gauge" else {})}
+        # Without a color of its own, Grafana shows every value above 80 in red, such as 90 s of remaining time.
+        defaults = {"unit": panel.unit, "color": {"mode": "fixed", "fixedColor": "blue"}}
+        defaults |= {"min": 0, "max": 1} if panel.kind == "gauge" else {}
     return {
         "id": number,
         "type": panel.kind,
@@ -255,7 +276,7 @@ def panel_json(panel: Panel, number: int, x: int, y: int, height: int) -> dict[s
         "datasource": DATASOURCE,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": height},
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": options,
+        "options": OPTIONS[panel.kind],
         "targets": [
             {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "expr": expression, "legendFormat": legend}
             for index, (expression, legend) in enumerate(panel.queries)
@@ -313,8 +334,7 @@ def variable(name: str, query: str) -> dict[str, Any]:
         "type": "query",
         "label": name.capitalize(),
         "datasource": DATASOURCE,
-        "query": {"query": query, "refId": name},
-        "definition": query,
+        "query": {"query": query, "refId": name, "qryType": 1},  # the editor's number of label_values
         "refresh": 2,
         "sort": 1,
         "multi": True,

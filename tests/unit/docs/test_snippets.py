@@ -77,6 +77,14 @@ def test_every_way_to_migrate_shows_a_job_after() -> None:
         assert last.title in {"job.yaml", "my_rewards.py", "to_jsonl.py"}
 
 
+@pytest.mark.parametrize("name", ["kuberay", "rlinf", "roll", "trl", "verl"])
+def test_what_was_before_is_a_file_of_the_other_project(name: str) -> None:
+    """Its name, and a link to it at a commit or release: what is on a main branch changes."""
+    page = ROOT / "docs" / "migrate" / f"{name}.md"
+    path = next(snippet.title for snippet in snippets_of(page) if snippet.title).partition(": ")[2]
+    assert re.search(rf"https://github\.com/[\w-]+/[\w-]+/blob/([0-9a-f]{{40}}|v[\d.]+)/{re.escape(path)}\)", page.read_text())
+
+
 @pytest.mark.parametrize("snippet", PYTHON, ids=str)
 def test_python_compiles_and_what_it_imports_exists(snippet: Snippet) -> None:
     tree = ast.parse(snippet.text, str(snippet))

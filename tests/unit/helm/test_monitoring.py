@@ -21,6 +21,7 @@ from rljob_operator.metrics import Metrics
 from rljob_runtime.report.prometheus import LABELS, exported, sample_name
 from tests.layout.tree import ROOT
 from tests.support.chart import CHART
+from tests.support.grafana import schema_problems
 
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
@@ -129,6 +130,30 @@ def test_a_dashboard_draws_metrics_that_exist(path) -> None:
             assert problems(target["expr"]) == [], panel["title"]
             assert set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"} <= variables
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_fits_the_schema_of_grafana(path) -> None:
+    assert schema_problems(json.loads(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("option", {"legend": {"placment": "bottom"}}, "no such key"),
+        ("options", {"legend": {"displayMode": "list", "placement": "below", "showLegend": True, "calcs": []}}, "'below' is none of"),
+        ("options", {"legend": {"displayMode": "list", "placement": "bottom", "calcs": []}}, "needs show_legend"),
+        ("options", {"tooltips": {}}, ".options.tooltips: Options has no such key"),
+        ("type", "timeserie", "the type of this panel is unknown"),
+        ("targets", [{"refId": "A", "expression": "up", "datasource": {"type": "prometheus"}}], "expression: Dataquery has no such key"),
+        ("datasource", {"type": "promtheus"}, "no model of a query"),
+        ("gridPos", {"x": "0", "y": 1, "w": 8, "h": 8}, "gridPos.x: '0' is no int"),
+    ],
+)
+def test_a_misspelled_option_of_a_panel_is_found(key: str, value: Any, problem: str) -> None:
+    board = json.loads(DASHBOARDS[0].read_text())
+    board["panels"][1][key] = value
+    assert problem in "\n".join(schema_problems(board))
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
