@@ -237,8 +237,8 @@ NOT_MEASURED = {
 
 UNCLEAN = frozenset(
     {
-        "agentic", "agentic-endpoint", "curves", "fidelity", "gpu_check", "lake", "loading", "logprob_memory", "offload", "overlap-real",
-        "overlap-simulation", "placement", "recovery", "seeds", "specs", "trl-i-ratio1", "weightsync-adapters", "weightsync-nodes",
+        "agentic", "agentic-endpoint", "gpu_check", "lake", "loading", "logprob_memory", "offload",
+        "overlap-simulation", "placement", "recovery", "specs", "weightsync-adapters", "weightsync-nodes",
     }
 )  # fmt: skip
 """Results without a commit, or of one with local changes (``+``). Measure one again on a clean commit and remove it here; never add one."""

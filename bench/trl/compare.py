@@ -194,16 +194,15 @@ def length_distance(one: Counter[int], other: Counter[int]) -> dict[str, float]:
 
 
 def summarize(prepared: Prepared, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over repetitions and the ratio of RLJob to TRL."""
+    """Medians over repetitions, and the median over pairs of the ratio of RLJob to TRL."""
     by_side = {side: [r for r in runs if r["side"] == side] for side in ("TRL", "RLJob")}
     medians = {side: statistics.median(r["updates_per_s"] for r in found) for side, found in by_side.items()}
     pairs = [b["updates_per_s"] / a["updates_per_s"] for a, b in zip(by_side["TRL"], by_side["RLJob"], strict=True)]
-    ratio = medians["RLJob"] / medians["TRL"]
     lengths = {side: _pooled(found) for side, found in by_side.items()}
     return {
         "lengths_differ_by": length_distance(lengths["TRL"], lengths["RLJob"]) if all(lengths.values()) else None,
         "updates_per_s": medians,
-        "ratio": ratio,
+        "ratio": statistics.median(pairs),
         "ratio_lowest": min(pairs),
         "ratio_highest": max(pairs),
         "aim": prepared.workload.aim,

@@ -31,7 +31,7 @@ def gradient(loss: dict[str, object]) -> torch.Tensor:
     """Of -A log p + pull (log p - log p_old)^2 with A = 3 and a log-ratio of 0.2, for two tokens of weight 1/2."""
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     inputs = LossInputs(
-        behaviour_logprobs=torch.tensor([-1.2, -2.2]),
+        behavior_logprobs=torch.tensor([-1.2, -2.2]),
         advantages=torch.tensor([3.0, 3.0]),
         weights=torch.full((2,), 0.5),
         policy_weights=torch.full((2,), 0.5),
