@@ -103,6 +103,7 @@ class Browser:
         self._wait_for(lambda: any(event["method"] == "Page.loadEventFired" for event in self._events), f"{page.name} to load")
         found = self.evaluate(_LOOK.replace("SETTLE_MS", str(SETTLE_MS)))
         picture.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+        self.evaluate("localStorage.clear()")  # where the site's theme keeps the color scheme of the first view
         return [*reported(self._events), *seen(found)]
 
     def evaluate(self, expression: str) -> Any:

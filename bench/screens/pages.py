@@ -33,14 +33,14 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 
 
 def site_pages(site: Path = SITE, config: Path = ROOT / "mkdocs.yml") -> Iterator[Page]:
-    """Every page of the navigation, in its order, and the one for a missing page.
+    """Every page of the navigation, in its order.
 
     Raises:
         FileNotFoundError: a page of the navigation is in docs/ and not in the built site.
     """
     docs = config.parent / "docs"
     navigation = yaml.load(config.read_text(encoding="utf-8"), _Loader)["nav"]
-    for source in dict.fromkeys([*_sources(navigation), "404.md"]):
+    for source in dict.fromkeys(_sources(navigation)):
         file = site / Path(source).with_suffix(".html")
         if file.exists():
             yield Page(name=f"docs-{file.relative_to(site).with_suffix('').as_posix().replace('/', '-')}", file=file)

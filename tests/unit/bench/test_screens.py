@@ -58,11 +58,11 @@ def test_all_pages_of_the_navigation_are_looked_at(tmp_path: Path) -> None:
         "markdown_extensions: [{toc: {slugify: !!python/object/apply:some.function {kwds: {}}}}]\n"
         "nav:\n- index.md\n- Use:\n  - how/index.md\n  - Again: index.md\n  - Optional: missing.md\n"
     )
-    for name in ("docs/index.md", "docs/how/index.md", "site/index.html", "site/404.html", "site/how/index.html"):
+    for name in ("docs/index.md", "docs/how/index.md", "site/index.html", "site/how/index.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     found = list(site_pages(tmp_path / "site", tmp_path / "mkdocs.yml"))
-    assert [page.name for page in found] == ["docs-index", "docs-how-index", "docs-404"]
+    assert [page.name for page in found] == ["docs-index", "docs-how-index"]
     (tmp_path / "site" / "how" / "index.html").unlink()
     with pytest.raises(FileNotFoundError, match="run: make docs"):
         list(site_pages(tmp_path / "site", tmp_path / "mkdocs.yml"))
