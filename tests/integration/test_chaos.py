@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from bench.chaos import loop, operator_faults, webhooks
 from bench.chaos.outcome import WRONG, Outcome
 from bench.operator.api import Api
@@ -20,6 +22,7 @@ def test_a_driver_whose_processes_disks_and_syncs_fail_trains_every_step_once_or
     assert len({outcome.kind for outcome in found}) >= 10
 
 
+@pytest.mark.slow
 def test_jobs_end_as_they_should_while_the_operator_and_its_api_server_fail(api_server: ApiServer, namespace: str, tmp_path: Path) -> None:
     async def faults() -> list[Outcome]:
         async with Api(api_server.kubeconfig) as api:

@@ -30,6 +30,7 @@ def say(messages: list[dict[str, str]]) -> Reply:
     return Reply(text=f"There are {digits} digits.\n" + json.dumps({"verdict": {"score": digits / 8}}))
 
 
+@pytest.mark.slow
 def test_a_judge_scores_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_JUDGE", "sk-run")
     with JudgeEndpoint(say, api_key="sk-run") as endpoint:

@@ -22,6 +22,7 @@ def placed(*roles: tuple[str, str, str]) -> list[dict[str, Any]]:
     return [*components, {"name": "reward", "role": "Reward", "placement": {"workers": 1}}]
 
 
+@pytest.mark.slow
 def test_with_every_option_of_the_overlap_each_step_is_trained_within_the_bound(model: Path, tmp_path: Path) -> None:
     manifest = job(
         model,

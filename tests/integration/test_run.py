@@ -179,6 +179,7 @@ def test_an_engine_in_bfloat16_beside_a_trainer_in_float32(model: Path, tmp_path
     assert all(1e-4 < m["sync/probe_mean_abs_diff"] < 0.08 for m in run.metrics()), "within the limits of the coarser type"
 
 
+@pytest.mark.slow
 def test_a_validation_only_run_scores_the_model_and_starts_no_trainer(model: Path, tmp_path: Path) -> None:
     manifest = yaml.safe_load((ROOT / "examples" / "evaluate.yaml").read_text())
     manifest["spec"]["model"]["path"] = str(model)

@@ -102,6 +102,7 @@ def leaving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
     yield from started(tmp_path_factory, release="discard", kv_cache_bytes=CACHE_BYTES)
 
 
+@pytest.mark.slow
 class TestSglangOffload(OffloadContract):
     """The contract of all engines that give their memory back."""
 

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.stuck_worker_child import CALL_TIMEOUT_S, NAME
 from tests.layout.tree import ROOT
 from tests.support.chat_tokenizers import chat_tokenizer
 from tests.support.pace import HANG_S
 
 
+@pytest.mark.slow
 def test_a_stopped_environment_worker_is_killed_and_replaced(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     chat_tokenizer("chatml").save_pretrained(tokenizer)
