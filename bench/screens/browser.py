@@ -135,7 +135,7 @@ class Browser:
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         while not is_done():
             ready, _, _ = select.select([self._from], [], [], max(0.0, deadline_s - time.monotonic()))
-            if not ready:
+            if not ready or time.monotonic() > deadline_s:  # events of a busy page alone do not prolong it
                 raise BrowserError(f"waited {ANSWER_TIMEOUT_S:.0f} s for {what}")
             read = os.read(self._from, 1 << 20)
             if not read:

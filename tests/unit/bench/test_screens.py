@@ -47,7 +47,7 @@ def test_a_browser_that_fails_is_an_error(behavior: str, message: str, tmp_path:
 
 
 def test_an_answer_that_does_not_come_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened("fine", tmp_path) as browser:
+    with opened("silent", tmp_path) as browser:
         monkeypatch.setattr(driver, "ANSWER_TIMEOUT_S", 0.0)
         with pytest.raises(BrowserError, match=r"waited 0 s for an answer to Browser\.getVersion"):
             assert browser.version

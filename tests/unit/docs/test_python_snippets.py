@@ -28,7 +28,6 @@ ELSEWHERE = {
     ("docs/agents.md", "openai.OpenAI()"): ENDPOINT,
     ("docs/how-to/harness.md", "openai.OpenAI()"): ENDPOINT,
     ("docs/how-to/checkpoints.md", "def load("): "needs a trained model",
-    ("docs/migrate/trl.md", "GRPOTrainer("): "needs TRL's trainer, a GPU, and a model from the hub",
     ("docs/placement.md", "FlexiblePlacementStrategy("): "tests/unit/docs/test_placement_page.py runs it",
     ("docs/python-api.md", "rljob.Callback"): "needs a whole run; tests/integration/test_library_run.py runs it",
     ("docs/python-api.md", "class Policy("): "tests/unit/library/test_python_api_page.py runs it",
@@ -42,6 +41,14 @@ def reward(names: Names) -> None:
     right, wrong = (names["score"]("What is 6 * 7?", response, "42", {}) for response in ("42", "I do not know."))
     assert isinstance(right, float)
     assert right > wrong
+
+
+def one_reasoning_block(names: Names) -> None:
+    scores = [
+        names["score"]("6 * 7?", response, "42", {})
+        for response in ("<think>6 * 7</think>42", "42", "<think>42", "<think><think></think>42")
+    ]
+    assert scores == [1.0, 0.0, 0.0, 0.0]
 
 
 def environment(names: Names) -> None:
@@ -81,7 +88,7 @@ def algorithm(names: Names) -> None:
 HERE: dict[tuple[str, str], Callable[[Names], None]] = {
     ("README.md", "def score("): reward,
     ("docs/tutorial/index.md", "def score("): reward,
-    ("docs/migrate/trl.md", "def score("): reward,
+    ("docs/migrate/trl.md", "def score("): one_reasoning_block,
     ("docs/migrate/verl.md", "def score("): reward,
     ("docs/how-to/environment.md", "class Guess"): environment,
     ("docs/algorithms.md", "def loss("): algorithm,
