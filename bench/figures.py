@@ -238,7 +238,7 @@ NOT_MEASURED = {
 UNCLEAN = frozenset(
     {
         "agentic", "agentic-endpoint", "gpu_check", "lake", "loading", "logprob_memory", "offload",
-        "overlap-simulation", "placement", "recovery", "specs", "weightsync-adapters", "weightsync-nodes",
+        "overlap-simulation", "recovery", "specs", "weightsync-adapters", "weightsync-nodes",
     }
 )  # fmt: skip
 """Results without a commit, or of one with local changes (``+``). Measure one again on a clean commit and remove it here; never add one."""

@@ -95,8 +95,8 @@ def test_phases_that_share_cores_gain_no_more_than_the_wait_for_rewards_where_ea
 
 
 def test_a_real_run_with_the_change_was_as_fast_as_the_phases_of_the_one_before_said() -> None:
-    """The overlap bench: a trainer and an engine of a core each, 40 steps, with ratio 0 and then with ratio 1."""
-    runs = {run["side"]: run for run in json.loads((ROOT / "bench" / "results" / "overlap-real.json").read_text())["runs"]}
+    """A run of the overlap bench with steps of 0.9 s: a trainer and an engine of a core each, 40 steps, with ratio 0 and then with ratio 1."""
+    runs = {run["side"]: run for run in json.loads((ROOT / "tests" / "data" / "overlap_recorded.json").read_text())["runs"]}
     before, after = runs["ratio 0"], runs["ratio 1"]
     names = ("step_s", "generate_s", "reward_s", "train_s", "sync_s")
     times = StepTimes(score_s=0.0, stall_s=0.0, **{name: before[name] for name in names})  # InFlight: engines go on during a sync

@@ -28,8 +28,8 @@ from tests.layout.tree import ROOT
 from tests.unit.api.model_configs import QWEN25_7B
 
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
-RECORDED = ROOT / "bench" / "results" / "overlap-real.json"
-"""Real jobs with vLLM on two cores: mean seconds of the phases by ratio."""
+RECORDED = ROOT / "tests" / "data" / "overlap_recorded.json"
+"""`python -m bench.overlap real` of steps of 0.9 s: real jobs with vLLM on two cores: mean seconds of the phases by ratio."""
 TOLERANCE = 0.15
 
 
