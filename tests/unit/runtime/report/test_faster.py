@@ -95,7 +95,7 @@ def test_phases_that_share_cores_gain_no_more_than_the_wait_for_rewards_where_ea
 
 
 def test_a_real_run_with_the_change_was_as_fast_as_the_phases_of_the_one_before_said() -> None:
-    """A run of the overlap bench with steps of 0.9 s: a trainer and an engine of a core each, 40 steps, with ratio 0 and then with ratio 1."""
+    """A run of the overlap bench, steps of 0.9 s: trainer and engine have a core each, 40 steps with ratio 0, then with ratio 1."""
     runs = {run["side"]: run for run in json.loads((ROOT / "tests" / "data" / "overlap_recorded.json").read_text())["runs"]}
     before, after = runs["ratio 0"], runs["ratio 1"]
     names = ("step_s", "generate_s", "reward_s", "train_s", "sync_s")
