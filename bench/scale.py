@@ -213,7 +213,7 @@ TAIL = [
     "With `--measured` training, sync, rewards and the pace of engines are those of a synchronous run; the simulation adds what the",
     "scheduler makes of them. From the recorded phases of ratio 0, with steps of 0.9 s, it predicts that step and those of ratio 1 and 2",
     "within 15 % (`tests/unit/runtime/simulation/test_simulation.py`). Of steps of 0.5 s (`bench/results/overlap-real.md`), in which the",
-    "work of the driver on the same two cores is a larger part, ratio 1 took 20 % longer and ratio 2 11 % longer than predicted.",
+    "work of the driver on the same two cores is a larger part, ratio 1 took 19 % longer and ratio 2 13 % longer than predicted.",
     "",
     "A simulation takes O(steps x (groups x samples x log(slots) + engines)) time, whatever the number of devices and the length of",
     "responses, which are simulated in at most 1,024 pieces; the memory estimate takes O(processes).",
