@@ -21,7 +21,7 @@ from rljob_api.planning.plan import Plan
 from rljob_api.rules.model import MIXTURE_MODELS
 from rljob_api.v1alpha1 import RLJob
 from rljob_api.vocabulary import OptimizerStateDType
-from rljob_runtime.engine.vllm import adapter
+from rljob_runtime.engine.vllm import server_settings
 from rljob_runtime.routes import route_dtype
 from rljob_runtime.training import context_parallel, sharing
 from rljob_runtime.training import model as training_model
@@ -264,4 +264,4 @@ def test_constants_are_those_of_the_runtime() -> None:
     assert layer_activations.CPU_CALL_FLOPS == sharing.CPU_CALL_FLOPS
     assert route_dtype(MAX_INT8_EXPERTS) is np.int8
     assert route_dtype(MAX_INT8_EXPERTS + 1) is np.int16
-    assert engine_needs.CPU_KV_CACHE_BYTES == adapter.CPU_KV_CACHE_BYTES
+    assert engine_needs.CPU_KV_CACHE_BYTES == server_settings.CPU_KV_CACHE_BYTES

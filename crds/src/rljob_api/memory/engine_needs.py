@@ -23,7 +23,7 @@ from rljob_api.v1alpha1.operations import THROUGH_HOST_MEMORY, SyncBackend
 from rljob_api.v1alpha1.rljob import RLJobSpec
 
 CPU_KV_CACHE_BYTES = 128 * MIB
-"""As ``rljob_runtime.engine.vllm.adapter.CPU_KV_CACHE_BYTES``: on CPU devices where the spec sets none."""
+"""As ``rljob_runtime.engine.vllm.server_settings.CPU_KV_CACHE_BYTES``: on CPU devices where the spec sets none."""
 CPU_ENGINE_BYTES = 900 * MIB
 """vLLM on CPU with a tiny model and without its cache: 1.1 GB resident at 128 MiB of cache, measured with vLLM 0.32."""
 CUDA_CONTEXT_BYTES = GIB // 2

@@ -416,7 +416,7 @@ class EngineFleet:
 
     def _forget(self, engine: FleetEngine) -> None:
         engine.forget()
-        self._waiting.forget_homes(engine.index)
+        self._waiting.forget_affinity(engine.index)
 
     def _wait(self, sample: Sample) -> None:
         """Have it wait for an engine."""

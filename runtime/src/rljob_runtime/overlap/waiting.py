@@ -84,7 +84,7 @@ class WaitingLine:
                 return min(open_ones)[-1]
         return None
 
-    def forget_homes(self, engine: int) -> None:
+    def forget_affinity(self, engine: int) -> None:
         """An engine has nothing cached any more: samples that prefer it prefer none then. O(these)."""
         for sample in [sample for lines in self._lines.values() for *_, sample in lines.pop(engine, [])]:
             if self._entries.get(sample, (0, None))[1] == engine:

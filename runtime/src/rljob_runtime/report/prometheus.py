@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from rljob_runtime.records import StepRecord
 from rljob_runtime.report.display import Level, PhaseView, RunInfo
-from rljob_runtime.report.names import METRICS, MetricInfo, describe
+from rljob_runtime.report.names import METRICS, MetricInfo, UnknownMetricError, describe
 from rljob_runtime.report.summary import RunSummary
 
 PREFIX = "rljob_train_"
@@ -255,7 +255,10 @@ class TrainingMetrics(Collector):
         families: dict[str, GaugeMetricFamily] = {}
         left_out = 0
         for key, value in sorted(values.items()):
-            one = exported_of(describe(key))
+            try:
+                one = exported_of(describe(key))
+            except UnknownMetricError:  # the newest step so far, read from a folder of another version, may have metrics that this one lacks
+                continue
             family = families.get(one.name)
             if family is None:
                 names = (*LABELS, "name") if one.is_family else LABELS

@@ -80,6 +80,12 @@ def test_the_history_of_an_earlier_process_is_no_restart() -> None:
     assert (found["rljob_train_worker_restarts_total"], found["rljob_train_step"], found["rljob_train_tokens_total"]) == (0, 7, 0)
 
 
+def test_the_history_of_another_version_does_not_end_the_endpoint() -> None:
+    metrics = TrainingMetrics(FACTS, now_s=FakeClock())
+    metrics.history([make_record(7, **{"train/entropy_from_behaviors": 1.0})])
+    assert samples(metrics)["rljob_train_step"] == 7
+
+
 def test_progress_is_any_step_or_phase_and_a_validation_is_remembered() -> None:
     clock = FakeClock()
     metrics = running(clock)
