@@ -257,7 +257,7 @@ class TrainingMetrics(Collector):
         for key, value in sorted(values.items()):
             try:
                 one = exported_of(describe(key))
-            except UnknownMetricError:  # the newest step so far, read from a folder of another version, may have metrics that this one lacks
+            except UnknownMetricError:  # the newest step so far, read from a folder of another version
                 continue
             family = families.get(one.name)
             if family is None:
