@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.training.report import ratios
 from bench.trl.report import pairs_of
+from bench.weightsync.report import num_counted
 
 Values = Mapping[str, Any]
 PEAK = "peak of a training step"
@@ -196,7 +197,8 @@ def _of_bare(values: Values) -> str:
 def sync(values: Values) -> list[str]:
     """Seconds for 1 GiB beside generating engines; repetitions; multiples of a file and of objects; share of bare copies."""
     own_s = _largest(values)["SharedMemory, engines generate"]["median_s"]
-    return [f"{own_s:.2f}", str(values["repeat"]), _times(values, "safetensors"), _times(values, "objects"), _of_bare(values)]
+    repeat = str(num_counted(_largest(values), values["repeat"]))
+    return [f"{own_s:.2f}", repeat, _times(values, "safetensors"), _times(values, "objects"), _of_bare(values)]
 
 
 def sync_all(values: Values) -> list[str]:

@@ -17,10 +17,9 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.state import ROOT, commit
+
 RESULTS = ROOT / "bench" / "results"
-WRITTEN = ("bench/results", "docs/measurements.md", "docs/figures.md", "README.md")
-"""What measurements and ``bench.figures`` write."""
 _SAMPLE_EVERY_S = 1.0
 _KILL_WAIT_S = 20.0
 
@@ -133,17 +132,6 @@ def machine_text(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     size = f"{found['cores']} cores, {found['memory_bytes'] / 2**30:.0f} GiB"
     return f"{found['processor']}, {size}; Python {found['python']}, {versions}"
-
-
-def commit() -> str:
-    """What is measured: the commit checked out, with ``+`` where files differ from it; results of other measurements may differ."""
-    described = _git("describe", "--always", "--exclude", "*") or "unknown"
-    changed = _git("status", "--porcelain", "--", ".", *(f":!{written}" for written in WRITTEN))
-    return f"{described}+" if changed else described
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _processor() -> str:

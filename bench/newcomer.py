@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "install.md"
 SECTION = "## On one machine, with pip alone"
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 MISTAKES = (("promptsPerStep:", "promptPerStep:"), ('placement: {ranks: "1"}', 'placement: {ranks: "7"}'))
-"""What stands in the quickstart, and what a newcomer writes: a misspelt field, a device that is not there."""
+"""What stands in the quickstart, and what a newcomer writes: a misspelled field, a device that is not there."""
 WRONG = "wrong.yaml"
 NO_DEVICE = "no-device.yaml"
 """The second mistake alone: the API server itself refuses the first one, before the webhook sees the spec."""
@@ -146,7 +146,7 @@ def by_cluster(root: Path, wrong: Path, no_device: Path) -> Way:
             Step(what="images", command=f'PATH="$PWD/.venv/bin:$PATH" python -m e2e.cluster exports > {EXPORTS}'),
             Step(what="chart", command=f'. ./{EXPORTS}\n"$RLJOB_E2E_HELM" {chart}{images}'),
             Step(what="the webhook answers", command=f". ./{EXPORTS}\n{_until(refused, every_s=1.0, tries=120)}"),
-            Step(what="a misspelt field", command=f". ./{EXPORTS}\n{_kubectl(f'apply -f {shlex.quote(str(wrong))}')}", exit_code=1),
+            Step(what="a misspelled field", command=f". ./{EXPORTS}\n{_kubectl(f'apply -f {shlex.quote(str(wrong))}')}", exit_code=1),
             Step(
                 what="a device that is not there",
                 command=f". ./{EXPORTS}\n{_kubectl(f'apply -f {shlex.quote(str(no_device))}')}",
@@ -233,10 +233,23 @@ def walk(way: Way, folder: Path, *, logs: Path, caches: Path | None, console: Co
             raise ChildFailedError(f"{way.name}, {step.what}: {step.command}: {error}") from error
 
     try:
-        return _walked(way, folder, logs_of, run, console)
-    finally:
-        if way.cleanup is not None:
-            run(way.cleanup, logs_of / "cleanup.log")
+        walked = _walked(way, folder, logs_of, run, console)
+    except BaseException:
+        _clean_up(way, run, logs_of, console)
+        raise
+    if way.cleanup is not None:
+        run(way.cleanup, logs_of / "cleanup.log")
+    return walked
+
+
+def _clean_up(way: Way, run: Callable[[Step, Path], ChildUse], logs: Path, console: Console) -> None:
+    """After a failed step: what fails here as well is printed, and the first error goes on."""
+    if way.cleanup is None:
+        return
+    try:
+        run(way.cleanup, logs / "cleanup.log")
+    except ChildFailedError as error:
+        console.print(str(error), markup=False)
 
 
 def _walked(way: Way, folder: Path, logs: Path, run: Callable[[Step, Path], ChildUse], console: Console) -> dict[str, Any]:
@@ -336,7 +349,7 @@ def markdown(values: dict[str, Any]) -> str:
     ]  # fmt: skip
     for way in values["ways"]:
         lines += [f"## {way['name'].capitalize()}", "", *_described(way), ""]
-    lines += ["## The wrong spec", "", "The quickstart with a misspelt field and a device that is not there:", ""]
+    lines += ["## The wrong spec", "", "The quickstart with a misspelled field and a device that is not there:", ""]
     for way in values["ways"]:
         for step in [step for step in way["steps"] if step["output"]]:
             on_cluster = way["name"] == KINDS["cluster"]
@@ -441,7 +454,7 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="use this machine's package caches")
     parser.add_argument("--only", nargs="+", choices=tuple(KINDS), default=["clone", "pip"], help="some of the ways (default: clone pip)")
     parser.add_argument(
-        "--folder", type=Path, help="where the ways are gone; needs 25 GB free, for cluster 40 (default: a temporary folder)"
+        "--folder", type=Path, help="where the ways are run; needs 25 GB free, for cluster 40 (default: a temporary folder)"
     )
     options = parser.parse_args()
     if "cluster" in options.only:

@@ -128,7 +128,7 @@ def _weightsync(values: Values) -> Iterator[Row]:
         yield Row(
             peer=peers[way],
             what=f"weight sync of {largest['mib']:,} MiB to two engines",
-            equal="weights, machine, engines that only copy; a pair is the medians of consecutive rounds",
+            equal="weights, machine, engines that only copy; medians",
             ratios=tuple(found),
             label=f"{peers[way]}: weight sync",
         )

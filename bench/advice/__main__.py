@@ -94,7 +94,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "bench-advice", help="folder for logs and runs")
     parser.add_argument("--tiny-model", type=Path, default=ROOT / "models" / "tiny", help="the model; made when it is not there")
     arguments = parser.parse_args()
-    for name, least in (("pairs", 1), ("steps", 5)):
+    for name, least in (("pairs", 1), ("steps", 11)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name} is {getattr(arguments, name)}; it must be at least {least}")
     return arguments

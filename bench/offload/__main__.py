@@ -19,6 +19,7 @@ from bench.offload.peers import offload_policy, to_cpu
 from bench.offload.report import report
 from bench.offload.switches import duplex, switches
 from bench.pairs import PAIRS
+from bench.state import commit
 from rljob_runtime.offload.slabs import DEFAULT_CHUNK_BYTES
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -89,6 +90,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "measured_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": commit(),
     }
 
 

@@ -64,8 +64,6 @@ async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Names
         values["life"] = await step("writes of a life", scenarios.life(api, subject, "life", 20))
         first, size = main_size // 10, main_size // PAIRS
         values["bursts"].append(await step(f"{first} jobs at once", scenarios.burst(api, subject, "burst-first", first)))
-        values |= await _pairs(api, subject, size, step)
-        values["bursts"] += values.pop("paired")
         main_text = f"{main_size} jobs at once"
         values["bursts"].append(await step(main_text, scenarios.burst(api, subject, f"burst-{main_size}", main_size)))
         values["running"] = await step("all start to run", scenarios.all_running(api, f"burst-{main_size}", main_size))
@@ -73,6 +71,10 @@ async def _measure(kubeconfig: Path, subject: Subject, arguments: argparse.Names
         values["reaction"] = await step("single changes", scenarios.reaction(api, f"burst-{main_size}", main_size, main_size // 4))
         present = 20 + arguments.latency + sum(b["jobs"] for b in values["bursts"])
         values["rss"].append({"jobs": present, "rss_bytes": subject.rss_bytes()})
+        values |= await _pairs(api, subject, size, step)
+        paired = values.pop("paired")
+        present += sum(one["jobs"] for one in paired)
+        values["bursts"] += paired
         if arguments.many > present:
             more = arguments.many - present
             await step(f"{more} jobs that are over", scenarios.finished(api, "life", "many", more))

@@ -103,8 +103,8 @@ def rlvr_async(done: Finished) -> None:
     assert done.workers("Trainer") == 2
     assert [m["staleness/max"] for m in done.metrics] == [0, 1]
     validated = {m["validation/version"]: m["validation/prompts"] for m in done.metrics if "validation/version" in m}
-    assert validated.keys() == {0}
-    assert 0 < validated[0] <= 64
+    assert validated.keys() == {0, STEPS}, "before the first step and after the last"
+    assert all(0 < prompts <= 64 for prompts in validated.values())
 
 
 @dataclass(frozen=True, kw_only=True)

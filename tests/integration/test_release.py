@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.layout.tree import ROOT
 from tests.support.pace import HANG_S
 
 
+@pytest.mark.slow  # uv asks the package index for what builds a wheel
 def test_everything_of_a_release_is_built_and_whole(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, ROOT / "tools" / "release", "build", "--rehearse", "--only-contents", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, stdin=subprocess.DEVNULL)

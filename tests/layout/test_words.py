@@ -16,6 +16,11 @@ WORDS = {
     r"\bsteps? aside\b": "pause",
     r"\blast word\b": "decision",
     r"\bshall\b": "must",
+    "misspelt": "misspelled",
+    "learnt": "learned",
+    "honour": "honor",
+    "centred": "centered",
+    r"labelled(?!by)": "labeled",
 }
 PRODUCT_WORDS = {r"\btold\b": "called, reported"}
 PRODUCT = {"crds", "operator", "runtime", "helm", "docs", "e2e", "examples"}

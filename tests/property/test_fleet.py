@@ -223,7 +223,7 @@ def test_engines_that_fail_hang_or_are_killed_at_any_moment_lose_and_double_no_r
     request_tokens=st.sampled_from([1, 50, math.inf]),
     waiting_there=st.integers(1, 9),
 )
-def test_requests_go_home_unless_another_engine_has_less_to_do_by_more_than_their_cached_tokens_cost(
+def test_requests_go_to_their_engine_unless_another_engine_has_less_to_do_by_more_than_their_cached_tokens_cost(
     affinities: list[CacheAffinity | None], loads: dict[int, int], limit: int, margin: int, request_tokens: float, waiting_there: int
 ) -> None:
     now = dict(loads)
@@ -284,12 +284,12 @@ def test_a_group_stays_together_unless_its_engine_is_full_or_busier_with_others(
     groups: list[tuple[int, int | None, int]], loads: dict[int, int], limit: int, margin: int
 ) -> None:
     begun = [GroupAffinity(engine, num_there) for (_, engine, num_there) in groups]
-    affinity = [m for m, (size, _, _) in zip(begun, groups, strict=True) for _ in range(size)]
+    requests = [m for m, (size, _, _) in zip(begun, groups, strict=True) for _ in range(size)]
     now = dict(loads)
     router = Router(dict(loads), dict.fromkeys(loads, limit), margin=margin)
     affinities = {m: m.engine for m in begun if m.engine in loads}  # an engine that is lost or paused is nobody's preferred engine
     own = {m: m.num_there for m in affinities}
-    for group in affinity:
+    for group in requests:
         engine = router.place(None, group)
         least = min(now.values(), default=limit)
         if engine is None:

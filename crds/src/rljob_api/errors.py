@@ -60,7 +60,7 @@ def field_error(path: str, value: object, problem: str, remedy: str) -> FieldErr
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    """A remedy for a misspelt word, or None when nothing is near."""
+    """A remedy for a misspelled word, or None when nothing is near."""
     folded = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     return f"did you mean {folded[near[0]]}?" if near else None

@@ -84,7 +84,7 @@ class Manager:
 
     def _start(self, modules: tuple[str, ...], read: dict[str, str]) -> socket.socket:
         print(f"preloads {modules[0]} with {read}", flush=True)
-        kept = {n: v for n, v in os.environ.items() if not n.startswith(READ_AT_IMPORT)}
+        kept = {n: v for n, v in os.environ.items() if n == IMPORT_PATH or not n.startswith(READ_AT_IMPORT)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, str(Path(__file__).with_name("preloaded.py")), str(theirs.fileno()), *modules]

@@ -38,7 +38,7 @@ def test_rules_and_estimates_do_not_end_it(fields: dict[str, Any]) -> None:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "unknown key": {"misspelt": 1},
+    "unknown key": {"misspelled": 1},
     "type": {"seed": "one"},
     "bound": {"rollout": {"temperature": 0}},
     "placement": {"nodeGroups": [{"name": "local", "devicesPerNode": 1, "deviceResource": "cpu"}]},

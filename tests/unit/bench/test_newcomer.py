@@ -71,7 +71,7 @@ def test_what_the_page_says_is_what_is_run() -> None:
         by_pip(f"{newcomer.SECTION}\n\ntext\n\n```\nmake run\n```\n", Path("wrong.yaml"))
 
 
-def test_the_wrong_spec_has_a_misspelt_field_and_a_device_that_is_not_there() -> None:
+def test_the_wrong_spec_has_a_misspelled_field_and_a_device_that_is_not_there() -> None:
     with pytest.raises(SpecInvalidError) as caught:
         check(wrong_spec(newcomer.QUICKSTART.read_text()))
     assert [(error.path, error.remedy) for error in caught.value.errors] == [
@@ -153,7 +153,7 @@ def test_the_way_on_a_cluster_uses_the_commands_of_the_pages(tmp_path: Path) -> 
     way = by_cluster(ROOT, Path("/tmp/a b/wrong.yaml"), Path("/tmp/a b/no-device.yaml"))
     what = [step.what for step in way.steps]
     assert what == [
-        "clone", "set up", "cluster", "images", "chart", "the webhook answers", "a misspelt field", "a device that is not there",
+        "clone", "set up", "cluster", "images", "chart", "the webhook answers", "a misspelled field", "a device that is not there",
         "kubectl apply", "first training step", "end of the job",
     ]  # fmt: skip
     assert way.cleanup is not None

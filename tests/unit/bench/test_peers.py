@@ -13,7 +13,12 @@ from bench.pairs import ratios, spread
 
 def test_every_peer_is_in_the_table_with_its_result() -> None:
     found = list(peers.rows(RESULTS))
-    assert {row.peer.split(",")[0] for _, _, row in found} >= {"TRL", "vLLM alone", "plain PyTorch loop"}
+    assert {row.peer.split(",")[0] for _, _, row in found} >= {
+        "TRL", "vLLM alone", "plain PyTorch loop", "RLinf 0.3.0", "safetensors file", "pickled objects through Ray",
+        "a full restart from the checkpoint",
+    }  # fmt: skip
+    assert any(row.peer.startswith("plain KubeRay") for _, _, row in found)
+    assert any("clone" in row.peer for _, _, row in found)
     assert all(row.ratios for _, _, row in found)
     assert all((RESULTS / f"{stem}.md").is_file() for stem, _, _ in found)
     assert {stem.split("-")[0] for stem, _, _ in found} <= {measurement.name for measurement in MEASUREMENTS}

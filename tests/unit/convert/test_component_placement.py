@@ -189,7 +189,7 @@ def test_hardware_of_two_kinds_in_one_process() -> None:
         ({"a": {"node_group": "a80", "placement": "0"}}, "did you mean a800?"),
     ],
 )
-def test_misspelt_words_get_a_suggestion(section: Mapping[str, object], near: str) -> None:
+def test_misspelled_words_get_a_suggestion(section: Mapping[str, object], near: str) -> None:
     with pytest.raises(PlacementError) as caught:
         ComponentPlacement(section, cluster(8, 8, groups=TWO))
     assert caught.value.remedy == near

@@ -193,7 +193,7 @@ def test_groups_against_node_order_are_ordered_by_node() -> None:
     assert placements_of("packed_group_multi_reversed", "_") == [(0, [0]), (0, [1]), (1, [6]), (1, [7])]
 
 
-def test_model_parallel_honours_its_node_group() -> None:
+def test_model_parallel_honors_its_node_group() -> None:
     assert placements_of("mp_collocated_node_group_ignored", "actor") == [(1, [index]) for index in range(8)]
 
 

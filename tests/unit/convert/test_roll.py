@@ -200,11 +200,11 @@ class TestNotes:
         assert note.kind is NoteKind.DROPPED
         assert "is_use_additional_prompts" in note.why
 
-    def test_a_misspelt_key_gets_a_suggestion(self) -> None:
+    def test_a_misspelled_key_gets_a_suggestion(self) -> None:
         (note,) = notes("rollot_batch_size: 8\nexp_name: a", "rollot_batch_size")
         assert (note.kind, note.remedy, note.line) == (NoteKind.UNKNOWN, "did you mean rollout_batch_size?", 1)
 
-    def test_a_misspelt_key_inside_a_section(self) -> None:
+    def test_a_misspelled_key_inside_a_section(self) -> None:
         (note,) = notes("actor_train: {training_args: {learning_rat: 1.0}}", "actor_train.training_args.learning_rat")
         assert (note.kind, note.remedy) == (NoteKind.UNKNOWN, "did you mean learning_rate?")
 

@@ -121,7 +121,7 @@ def _visit(source: Source, table: KeyTable, parts: paths.Parts, node: object, to
 
 
 def _is_one_note(source: Source, table: KeyTable, parts: paths.Parts, node: object) -> bool:
-    """Whether a section is one note: something of it is lost, all of it for the same reason, and none of it is a misspelt key."""
+    """Whether a section is one note: something of it is lost, all of it for the same reason, and none of it is a misspelled key."""
     if not table.drops_whole(parts):
         return False
     inside = list(leaves(node, parts))
@@ -177,7 +177,7 @@ def _ancestors(table: KeyTable, parts: paths.Parts) -> Iterator[str]:
 
 
 def _near_miss(source: Source, table: KeyTable, parts: paths.Parts) -> bool:
-    """Whether a key is a misspelt known one rather than one of the many without a row."""
+    """Whether a key is a misspelled known one rather than one of the many without a row."""
     known = table.inside(parts[:-1])
     if not isinstance(parts[-1], str) or not known or not source.may_suggest():
         return False

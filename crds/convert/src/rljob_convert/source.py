@@ -116,7 +116,7 @@ class Source:
         self.notes.append(note)
 
     def may_suggest(self) -> bool:
-        """Whether a misspelt key is compared with all known ones: only the first :data:`MAX_SUGGESTIONS`, since that takes a while."""
+        """Whether a misspelled key is compared with all known ones: only the first :data:`MAX_SUGGESTIONS`, since that takes a while."""
         self._num_suggestions += 1
         return self._num_suggestions <= MAX_SUGGESTIONS
 

@@ -126,7 +126,7 @@ def test_a_problem_that_an_edit_has_caused_stops_the_next_attempt_until_it_is_ed
 
 @pytest.mark.parametrize(
     "edit",
-    [{"seed": 7}, {"nodeGroups": [{"name": "local", "nodes": 1, "devicesPerNode": 1, "deviceResource": "cpu"}]}, {"misspelt": 1}],
+    [{"seed": 7}, {"nodeGroups": [{"name": "local", "nodes": 1, "devicesPerNode": 1, "deviceResource": "cpu"}]}, {"misspelled": 1}],
     ids=["another immutable field changed", "no placement", "unknown key"],
 )
 def test_what_is_not_the_spec_that_it_started_with_is_refused(edit: dict[str, Any], older: Callable[[World], None]):

@@ -29,11 +29,11 @@ CASES: dict[str, dict[str, Any]] = {
     "folder_without_model": {"model": {"path": ".", "dtype": "float32"}},
     "missing_data": {"data": jsonl("none.jsonl")},
     "empty_data": {"data": jsonl("empty.jsonl")},
-    "misspelt_task": {"data": task("basic_arithmetik")},
+    "misspelled_task": {"data": task("basic_arithmetik")},
     "reward_function_not_found": {"rewards": REWARD},
     "reward_module_not_found": {"rewards": [REWARD[0] | {"function": "no_such_rewards:score"}]},
     "other_ray": {"rayVersion": "2.52.0"},
-    "misspelt_key": {"trainng": {"steps": 3}},
+    "misspelled_key": {"trainng": {"steps": 3}},
 }
 
 

@@ -169,7 +169,7 @@ def test_overlong_penalty_grows_over_the_buffer() -> None:
 
 @pytest.mark.parametrize("center", [None, NormScope.GROUP, NormScope.BATCH])
 @pytest.mark.parametrize("scale", [None, NormScope.GROUP, NormScope.BATCH])
-def test_scores_are_centred_and_scaled_over_what_is_asked(center: NormScope | None, scale: NormScope | None) -> None:
+def test_scores_are_centered_and_scaled_over_what_is_asked(center: NormScope | None, scale: NormScope | None) -> None:
     step = step_of()
     found = apply(step, estimator=AdvantageEstimator.REINFORCE, reward_center=center, reward_scale=scale)
     members = {NormScope.GROUP: SCORES, NormScope.BATCH: (flat(SCORES),) * 2}

@@ -367,7 +367,7 @@ def test_the_page_parses_escapes_and_fetches_nothing(tmp_path: Path):
         assert title in page.text
 
 
-def test_every_chart_has_labelled_axes(tmp_path: Path):
+def test_every_chart_has_labeled_axes(tmp_path: Path):
     table = table_of([{"step": r.step, "version": 1, "wall_s": 1.0, **r.metrics} for r in map(make_record, range(1, 31))])
     charts = metric_charts(table)
     assert [c.title for c in charts] == [

@@ -24,13 +24,13 @@ def test_the_best_actions_cross_every_lake() -> None:
         assert turn.info["success"] == 1.0
 
 
-def test_demonstrations_are_conversations_whose_best_actions_are_learnt() -> None:
+def test_demonstrations_are_conversations_whose_best_actions_are_learned() -> None:
     texts = [FrozenLake(PARAMETERS).reset(seed).observation + "\n" for seed in range(50)]
     tokenizer = build_tokenizer([*texts, *map(response, ACTIONS)], vocab_size=640)
     first, second = (demonstrations(tokenizer, count=20, turns=3, best_share=None, seed=1) for _ in range(2))
     assert first == second
     for made in first:
         turns = tokenizer.decode(made.ids).split(tokenizer.eos_token)
-        learned = tokenizer.decode([token for token, is_learnt in zip(made.ids, made.labeled, strict=True) if is_learnt])
+        learned = tokenizer.decode([token for token, is_learned in zip(made.ids, made.labeled, strict=True) if is_learned])
         for text in learned.split(tokenizer.eos_token)[:-1]:
             assert any(turn == f"{turn[: -len(text)]}{text}" and text in map(response, best_actions(turn[: -len(text)])) for turn in turns)
