@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from bench.state import ROOT, commit
+from bench.state import ROOT as ROOT
+from bench.state import commit as commit
 
 RESULTS = ROOT / "bench" / "results"
 _SAMPLE_EVERY_S = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bench.measure import RESULTS
@@ -20,7 +21,7 @@ SPARSE = TRANSPORTS[1:3]
 TITLES = {"broadcast": "gloo broadcast, bare", "safetensors": "safetensors file", "objects": "pickled objects"}
 
 
-def num_counted(row: dict[str, Any], repeat: int) -> int:
+def num_counted(row: Mapping[str, Any], repeat: int) -> int:
     """Syncs through our transport that count; a result from before comparisons were made in pairs has ``repeat``."""
     return len(row[OWN].get("all_s", ())) or repeat
 
