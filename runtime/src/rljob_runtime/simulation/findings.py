@@ -118,7 +118,7 @@ def _changed(spec: RLJobSpec, layout: Layout, *, measured: bool) -> Iterator[tup
             yield f"{abs(engines) * layout.engine_devices} devices {text}", spec, moved
     if measured:
         return
-    if layout.engines % 2 == 0:
+    if layout.engines % 2 == 0 and 2 * layout.engine_devices <= layout.max_engine_devices:
         larger = replace(layout, engines=layout.engines // 2, engine_devices=2 * layout.engine_devices)
         yield f"engines of {larger.engine_devices} devices", spec, larger
     if layout.engine_devices % 2 == 0:

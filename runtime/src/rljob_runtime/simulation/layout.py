@@ -22,6 +22,8 @@ class Layout:
     engines: int
     engine_devices: int
     """Of one engine."""
+    max_engine_devices: int
+    """Devices of the smallest node with an engine: an engine is on one node."""
     slots: int
     """Responses of one engine at the same time."""
     caches_prefixes: bool
@@ -76,6 +78,7 @@ def layout_of(spec: RLJobSpec, plan: Plan) -> Layout:
         device_unit=min(spec.training.device_unit, len(training)),
         engines=sum(component.world_size for component in rollouts),
         engine_devices=size,
+        max_engine_devices=min(plan.nodes[rank].num_devices for rank in rollout_nodes),
         slots=engine.max_running_requests,
         caches_prefixes=engine.prefix_caching,
         reference_devices=len(references),
