@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob_api.errors import FieldError, SpecInvalidError, field_error
+from rljob_api.errors import FieldError, SpecInvalidError
 from rljob_api.v1alpha1 import RLJobSpec
 from rljob_api.v1alpha1.components import Component, Engine, EngineType, Role
 from rljob_runtime.engine.adapter import EngineAdapter, EngineWorker
@@ -78,7 +78,7 @@ def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
 
     Raises:
         SetupError: an engine's package is not installed.
-        SpecInvalidError: arguments in ``engine.extraArgs`` that the engine does not take, or a Judge with an engine that serves none.
+        SpecInvalidError: arguments in ``engine.extraArgs`` that the engine does not take.
     """
     problems: list[FieldError] = []
     for path, engine in _engines(spec):
@@ -87,10 +87,6 @@ def check_engines(spec: RLJobSpec, *, on_this_python: bool) -> None:
             raise SetupError(f"{path}.type {engine.type}: {lacking}")
         if engine.extra_args:
             problems += adapter.argument_problems(f"{path}.extraArgs", engine.extra_args)
-    for index, judge in spec.with_role(Role.JUDGE):
-        kind = (judge.engine or Engine()).type
-        if engine_adapter(kind).judge_server is None:
-            problems.append(field_error(f"spec.components[{index}].engine.type", kind, "serves no judges", "write VLLM"))
     if problems:
         raise SpecInvalidError(problems)
 

@@ -14,6 +14,7 @@ from rljob_api.validation import CheckedJob, check
 from rljob_runtime.cluster.inprocess import InProcessWorker
 from rljob_runtime.cluster.protocol import WorkerSpec
 from rljob_runtime.engine import registry
+from rljob_runtime.errors import SetupError
 from rljob_runtime.job import launch, learning_settings
 from rljob_runtime.packed import unpack
 from rljob_runtime.records import GenerationRequest, Sampling
@@ -75,5 +76,6 @@ document = manifest()
 judge = {"name": "judge", "role": "Judge", "engine": {"type": "Parrot"}, "placement": {"ranks": "0"}, "model": {"path": "owner/judge"}}
 document["spec"]["components"].append(judge)
 spec = RLJob.model_validate_json(json.dumps(document)).spec
-refused = problem_of(lambda: registry.check_engines(spec, on_this_python=True))
-assert 'spec.components[3].engine.type: "Parrot": serves no judges; write VLLM' in refused, refused
+settings = {"on_cpu": True, "num_threads": 1, "log_file": Path("server.log"), "releases_devices": False}
+with pytest.raises(SetupError, match=r"judge has the role Judge, and engine Parrot serves no judges; use engine\.type: VLLM"):
+    registry.judge_worker(spec, spec.components[3], **settings)
