@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,55 +37,53 @@ ELSEWHERE = {
 """Page and a text that only this block of it has -> why it is not run here."""
 
 
-def reward(names: Names) -> None:
+def reward(names: Names) -> Iterator[bool]:
     right, wrong = (names["score"]("What is 6 * 7?", response, "42", {}) for response in ("42", "I do not know."))
-    assert isinstance(right, float)
-    assert right > wrong
+    yield isinstance(right, float)
+    yield right > wrong
 
 
-def one_reasoning_block(names: Names) -> None:
-    scores = [
-        names["score"]("6 * 7?", response, "42", {})
-        for response in ("<think>6 * 7</think>42", "42", "<think>42", "<think><think></think>42")
-    ]
-    assert scores == [1.0, 0.0, 0.0, 0.0]
+def one_reasoning_block(names: Names) -> Iterator[bool]:
+    expected = {"<think>6 * 7</think>42": 1.0, "42": 0.0, "<think>42": 0.0, "<think><think></think>42": 0.0}
+    for response, score in expected.items():
+        yield names["score"]("6 * 7?", response, "42", {}) == score
 
 
-def environment(names: Names) -> None:
+def environment(names: Names) -> Iterator[bool]:
     """A binary search wins."""
     game = names["Guess"](highest=20)
-    assert "from 1 to 20" in game.reset(seed=3)
-    assert game.step("ten").reward < 0
+    yield "from 1 to 20" in game.reset(seed=3)
+    yield game.step("ten").reward < 0
     low, high = 1, 20
     for _ in range(5):
         turn = game.step(f"Is it {(low + high) // 2}?")
         if turn.done:
             break
         low, high = ((low + high) // 2 + 1, high) if turn.observation == "Higher." else (low, (low + high) // 2 - 1)
-    assert (turn.done, turn.reward, turn.observation) == (True, 1.0, "Yes.")
-    assert game.reset(seed=3) == game.reset(seed=3)
+    yield (turn.done, turn.reward, turn.observation) == (True, 1.0, "Yes.")
+    yield game.reset(seed=3) == game.reset(seed=3)
     game.close()
 
 
-def algorithm(names: Names) -> None:
+def algorithm(names: Names) -> Iterator[bool]:
     """Loss and estimate have the shapes that their comments name, and the loss has a gradient."""
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
     tokens = LossTokens(
         logprobs=logprobs, old_logprobs=logprobs.detach(), advantages=torch.tensor([1.0, 1.0, -1.0]), sequence_lengths=[2, 1]
     )
     losses = names["loss"](tokens, beta=0.1)
-    assert losses.shape == (3,)
+    yield losses.shape == (3,)
     losses.sum().backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == [-1.0, -1.0, 1.0]
+    yield logprobs.grad is not None
+    yield logprobs.grad.tolist() == [-1.0, -1.0, 1.0]
 
     class Step:
         rewards = numpy.array([1.0, 0.0])
 
-    assert names["estimate"](Step).tolist() == [0.5, -0.5]
+    yield names["estimate"](Step).tolist() == [0.5, -0.5]
 
 
-HERE: dict[tuple[str, str], Callable[[Names], None]] = {
+HERE: dict[tuple[str, str], Callable[[Names], Iterator[bool]]] = {
     ("README.md", "def score("): reward,
     ("docs/tutorial/index.md", "def score("): reward,
     ("docs/migrate/trl.md", "def score("): one_reasoning_block,
@@ -128,7 +126,9 @@ def test_the_tests_that_reasons_name_exist(reason: str) -> None:
 
 @pytest.mark.parametrize(("page", "mark"), list(HERE))
 def test_what_a_block_defines_works(page: str, mark: str, tmp_path: Path) -> None:
-    HERE[page, mark](run(block(page, mark), tmp_path))
+    held = list(HERE[page, mark](run(block(page, mark), tmp_path)))
+    assert held
+    assert all(held), f"what does not hold: {[number for number, is_true in enumerate(held, 1) if not is_true]} of {len(held)}"
 
 
 def test_memory_is_logged_as_the_page_says(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

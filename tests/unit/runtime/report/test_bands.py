@@ -173,6 +173,7 @@ def test_a_record_costs_microseconds(tmp_path: Path):
         for _ in range(1000):
             writer.switched(1, 0.0, record)
     writer.close()
+    assert len(read_rows(tmp_path / "s.jsonl")) >= 1000
 
 
 @given(steps=st.lists(st.integers(1, 20), max_size=20), kept=st.integers(0, 20))
@@ -192,11 +193,11 @@ def test_dropping_keeps_exactly_the_rows_up_to_the_step(tmp_path_factory, steps,
 
 def test_the_bands_of_a_step(tmp_path: Path):
     rows = read_rows(played(tmp_path / "run", 1).switches_jsonl)
-    told = [
+    reported = [
         (b.worker, round(b.start_s, 2), round(b.end_s, 2), " ".join(b.kinds), b.partly, b.move["direction"] if b.move else "")
         for b in bands(rows, 6.0)
     ]
-    assert [t[1:] for t in told if t[0] == "trainer-0"] == [
+    assert [t[1:] for t in reported if t[0] == "trainer-0"] == [
         (1.0, 3.2, "", True, ""),
         (3.2, 3.5, "optimizer params", False, "load"),
         (3.5, 4.5, "optimizer params", False, ""),
@@ -204,7 +205,7 @@ def test_the_bands_of_a_step(tmp_path: Path):
         (4.75, 4.9, "params", True, "offload"),
         (4.9, 6.0, "", True, ""),
     ]
-    assert [t[1:] for t in told if t[0] == "rollout-0"] == [
+    assert [t[1:] for t in reported if t[0] == "rollout-0"] == [
         (1.0, 3.0, "kv_cache params", False, ""),
         (3.0, 3.2, "kv_cache params", False, "offload"),
         (3.2, 4.9, "", True, ""),
@@ -239,9 +240,9 @@ def test_bands_of_a_real_arbiter_are_what_its_workers_saw(tmp_path: Path):
         rows = read_rows(RunFolder(tmp_path / "run").switches_jsonl)
         drawn = list(bands(rows, asyncio.get_running_loop().time()))
         began = [(float(when), worker, event) for when, worker, event in memory.log if event.startswith(("offload ", "load "))]
-        told = [(b.start_s, b.worker, f"{b.move['direction']} {'+'.join(b.move['kinds'])}") for b in drawn if b.move]
-        assert sorted(told) == sorted(event for event in began if not event[2].endswith(" kv_cache"))  # a drop takes no time
-        assert len(told) >= 4
+        reported = [(b.start_s, b.worker, f"{b.move['direction']} {'+'.join(b.move['kinds'])}") for b in drawn if b.move]
+        assert sorted(reported) == sorted(event for event in began if not event[2].endswith(" kv_cache"))  # a drop takes no time
+        assert len(reported) >= 4
         assert memory.over == []
         reporter.finish(RunStatus.SUCCEEDED)
 
@@ -253,7 +254,7 @@ MOVES = st.lists(
         st.sampled_from(["trainer-0", "trainer-1", "rollout-0"]),
         st.sampled_from([OFFLOAD, LOAD]),
         st.sets(st.sampled_from([PARAMS, GRADS, OPTIMIZER, KV]), min_size=1).map(lambda kinds: tuple(sorted(kinds))),
-        st.floats(-0.5, 3),  # negative: told late, or clocks that differ
+        st.floats(-0.5, 3),  # negative: reported late, or clocks that differ
         st.floats(0, 3),
         st.sampled_from([None, *Residence]),
     ),
