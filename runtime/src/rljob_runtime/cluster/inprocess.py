@@ -18,7 +18,7 @@ class InProcessWorker:
         self.name = name
         self.log_file = log_file
         self.target = target
-        """A test that replaces it stands for a new process in the place of a lost one."""
+        """What calls go to; another one takes its place as a new process takes that of a lost one."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._stopped = False
 

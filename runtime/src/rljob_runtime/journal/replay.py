@@ -39,7 +39,7 @@ def recover(history: History, start: StartingPoint, bounds: Bounds) -> Recovered
     """What of a history, read with ``start.open``, goes on from there.
 
     Batches are trained again as long as there is none missing, each is whole and none of its groups is too old under the present bound.
-    Other groups wait unless weights newer than the last of these batches sampled them. What is left out is asked again.
+    Other groups wait, except those sampled by weights newer than the last of these batches. What is left out is asked again.
 
     Raises:
         DamagedError: a group's record contradicts itself.

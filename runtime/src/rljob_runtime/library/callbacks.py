@@ -96,7 +96,7 @@ class CallbackDisplay:
         """Do nothing."""
 
     def finished(self, summary: RunSummary, report: Path | None) -> None:
-        """The result has it."""
+        """Do nothing; the caller gets the result."""
 
     def close(self) -> None:
         """There is nothing to close."""

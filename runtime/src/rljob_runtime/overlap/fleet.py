@@ -402,7 +402,7 @@ class EngineFleet:
         while len(placed) < count and (sample := self._waiting.first(passed_by)) is not None:
             affinity = self._affinity(sample)
             group = sample.affinity if self._config.group_routing is GroupRouting.TOGETHER else None
-            index = router.place(affinity, group, waiting_there=0 if affinity is None else self._waiting.at_preferred(affinity.engine))
+            index = router.place(affinity, group, waiting_there=0 if affinity is None else self._waiting.num_preferring(affinity.engine))
             if index is None:
                 assert affinity is not None  # otherwise there was no room, and count counts that
                 passed_by.add(affinity.engine)
@@ -416,7 +416,7 @@ class EngineFleet:
 
     def _forget(self, engine: FleetEngine) -> None:
         engine.forget()
-        self._waiting.forget_affinity(engine.index)
+        self._waiting.forget_preferred(engine.index)
 
     def _wait(self, sample: Sample) -> None:
         """Have it wait for an engine."""

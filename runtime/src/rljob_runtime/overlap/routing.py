@@ -1,7 +1,7 @@
 """Which engine gets which request. Pure decisions over loads; O((requests + engines) log engines).
 
-Rule: the engine that has its beginning cached, its preferred engine, unless another one has less to do; then the one with the least
-load for its capacity. Without that limit all samples of a long prompt would queue at one engine while others idle.
+Rule: the engine that has the request's beginning cached, its preferred engine, unless another one has clearly less to do; then the one
+with the least load for its capacity. Without that limit all samples of a long prompt would queue at one engine while others idle.
 
 How much less is counted in tokens: another engine computes the cached tokens again, and a request ahead there costs about as many tokens
 as a request samples, since a step of an engine computes a token of each. So a turn of an episode with 2,000 tokens behind it stays with up
@@ -73,9 +73,9 @@ class Router:
 
         Args:
             affinity: which engine has its beginning cached; None: none.
-            group: where others of its group are, to which it is added. A request without one prefers its group's engine. Those of a
-                group do not count against that, so that it gets all of the group, whatever its size, as long as nothing else loads it.
-                None: it is on its own.
+            group: where others of its group are, to which it is added. A request without a cached beginning prefers its group's engine.
+                Those of a group do not count against that, so that it gets all of the group, whatever its size, as long as nothing else
+                loads it. None: it is on its own.
             waiting_there: requests that wait for that engine, this one among them.
 
         Returns:

@@ -16,8 +16,8 @@ _Entry = tuple[int, int, int, int, Sample]
 class WaitingLine:
     """Owners by priority; of one owner the longest first (it holds up its group and is the costliest to lose), then the oldest group.
 
-    Those that an engine has a beginning of cached are in a line of that engine, so that they can wait for it while others pass
-    by. O(log samples + engines) per sample; one that is withdrawn leaves its entry behind, which is skipped.
+    Those whose beginning an engine has cached are in a line of that engine, so that they can wait for it while others pass by.
+    O(log samples + engines) per sample; one that is withdrawn leaves its entry behind, which is skipped.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class WaitingLine:
         """Heaps, by preferred engine."""
         self._entries: dict[Sample, tuple[int, int | None]] = {}
         """Samples that wait: the number of their entry, and their preferred engine."""
-        self._by_affinity: Counter[int | None] = Counter()
+        self._num_preferring: Counter[int | None] = Counter()
         self._numbers = itertools.count()
         self._only: Owner | None = None
 
@@ -52,22 +52,22 @@ class WaitingLine:
         """Samples that may be taken; O(samples that wait) under a reservation."""
         return len(self._entries) if self._only is None else sum(sample.owner is self._only for sample in self._entries)
 
-    def at_preferred(self, engine: int) -> int:
+    def num_preferring(self, engine: int) -> int:
         """Samples that prefer this engine."""
-        return self._by_affinity[engine]
+        return self._num_preferring[engine]
 
     def push(self, sample: Sample, preferred: int | None = None) -> None:
         """Add a sample."""
         number = next(self._numbers)
         self._entries[sample] = (number, preferred)
-        self._by_affinity[preferred] += 1
+        self._num_preferring[preferred] += 1
         line = self._lines.setdefault(sample.owner, {}).setdefault(preferred, [])
         heapq.heappush(line, (-sample.sampled_before - sample.num_sampled, sample.group_id, sample.index, number, sample))
 
     def withdraw(self, sample: Sample) -> None:
         """Remove a sample that waits."""
         _, preferred = self._entries.pop(sample)
-        self._by_affinity[preferred] -= 1
+        self._num_preferring[preferred] -= 1
 
     def first(self, passed_by: Container[int | None] = ()) -> Sample | None:
         """The first one that may be taken, but for those that prefer these engines; it stays here until it is withdrawn."""
@@ -84,7 +84,7 @@ class WaitingLine:
                 return min(open_ones)[-1]
         return None
 
-    def forget_affinity(self, engine: int) -> None:
+    def forget_preferred(self, engine: int) -> None:
         """An engine has nothing cached any more: samples that prefer it prefer none then. O(these)."""
         for sample in [sample for lines in self._lines.values() for *_, sample in lines.pop(engine, [])]:
             if self._entries.get(sample, (0, None))[1] == engine:

@@ -1,7 +1,7 @@
 """What a picture shows of a grid: panels (nodes) with columns (devices) and bands (processes), the same for terminal and SVG.
 
 A fold of ``FOLD_FROM`` nodes or more is drawn once and described in a note. A node with more devices than columns is compressed:
-neighboring devices that the same components use become one column. Panels beyond the budget are counted, not drawn.
+neighboring devices that the same components use become one column. Panels beyond the budget are counted, not shown.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class LiveDisplay:
 
     @staticmethod
     def _rows(view: StepView, records: Sequence[StepRecord]) -> list[tuple[str, str, str, str, str]]:
-        """Label, value, metric drawn, color, note; rows whose metric no step has are left out."""
+        """Label, value, metric plotted, color, note; rows whose metric no step has are left out."""
         recent = records[-_RECENT_STEPS:]
         best = max((v for r in records if math.isfinite(v := r.metrics.get("reward/mean", math.nan))), default=math.nan)
         longest = mean_of(recent, "response/max_tokens")
