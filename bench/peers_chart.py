@@ -37,7 +37,11 @@ def draw(folder: Path) -> None:
         return
     import matplotlib as mpl
 
-    mpl.rcParams.update({"svg.hashsalt": "rljob", "svg.fonttype": "none"})
+    with mpl.rc_context({"svg.hashsalt": "rljob", "svg.fonttype": "none"}):  # the same picture of the same results
+        _picture(found, folder / NAME)
+
+
+def _picture(found: Sequence[Bar], file: Path) -> None:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, StrMethodFormatter
@@ -60,4 +64,4 @@ def draw(folder: Path) -> None:
     axes.set_yticks(range(len(found)), [bar.label for bar in found], fontsize="small")
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.grid(visible=True, axis="x", linewidth=0.4)
-    FigureCanvasSVG(figure).print_svg(folder / NAME, metadata={"Date": None})
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})

@@ -73,8 +73,7 @@ def _times(manifest: dict[str, Any], folder: Path) -> StepTimes:
     """A typical step of a run of the job.
 
     Raises:
-        ChildFailedError: The run failed.
-        RuntimeError: It has too few steps.
+        ChildFailedError: The run failed, or has too few steps.
     """
     folder.mkdir(parents=True, exist_ok=True)
     job_file, run = folder / "job.yaml", folder / "run"
@@ -83,7 +82,7 @@ def _times(manifest: dict[str, Any], folder: Path) -> StepTimes:
     run_child(command, log_file=folder / "rljob.log", timeout_s=RUN_TIMEOUT_S)
     times = typical(load_metrics(run / "metrics.jsonl"))
     if times is None:
-        raise RuntimeError(f"{run}: fewer than two steps have times; expected {manifest['spec']['training']['steps']}, see rljob.log")
+        raise ChildFailedError(f"{run}: fewer than two steps have times; expected {manifest['spec']['training']['steps']}, see rljob.log")
     return times
 
 
