@@ -58,7 +58,7 @@ def as_rays_node_does() -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+def reported(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate("input", timeout=HANG_S)
     assert (process.returncode, err) == (7, "an error")
     answer: dict[str, Any] = json.loads(out)
@@ -71,7 +71,7 @@ def test_a_fork_is_what_the_interpreter_would_have_started(launch: Launch, tmp_p
         "cwd": tmp_path, "env": environment, "process_group": 0,
         "preexec_fn": as_rays_node_does,
     }  # fmt: skip
-    first, second, third = (told(launch(TELLS, **options)) for _ in range(3))
+    first, second, third = (reported(launch(TELLS, **options)) for _ in range(3))
     assert [t.pop("preloaded") for t in (first, second, third)] == [False, True, True], "what comes once is not worth a process"
     assert first == second == third
     assert first["argv"][1:] == ["--node=1", "--worker=2"]
@@ -79,7 +79,7 @@ def test_a_fork_is_what_the_interpreter_would_have_started(launch: Launch, tmp_p
     assert first["own_group"]
     assert (first["niceness"], first["oom"].strip()) == (os.nice(0) + 3, "1000")
     assert first["blocked"] == [signal.SIGINT]
-    other = told(launch(TELLS, **options | {"env": environment | {"OMP_NUM_THREADS": "2"}}))
+    other = reported(launch(TELLS, **options | {"env": environment | {"OMP_NUM_THREADS": "2"}}))
     assert not other["preloaded"], "forked from a process whose libraries had read another number of threads"
 
 
@@ -99,7 +99,7 @@ def test_a_launcher_ends_as_its_fork_and_a_fork_with_its_launcher(launch: Launch
 
 @pytest.mark.parametrize("module", ["no_such_module", "ray"])
 def test_where_nothing_can_be_forked_workers_start_as_ever(launch: Launch, module: str) -> None:
-    assert [told(launch(TELLS, ("colorsys", module)))["preloaded"] for _ in range(4)] == [False] * 4
+    assert [reported(launch(TELLS, ("colorsys", module)))["preloaded"] for _ in range(4)] == [False] * 4
 
 
 def test_forks_end_with_the_manager(launch: Launch, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import asyncio, gc, json, signal, sys
 import rljob
 
 GOAL = 8
-told = []
+reported = []
 
 
 def digits(prompt, response, answer, metadata):
@@ -29,13 +29,13 @@ def digits(prompt, response, answer, metadata):
 
 class Notes(rljob.Callback):
     def on_step(self, step, control):
-        told.append(["step", step.step])
+        reported.append(["step", step.step])
         if step.step == 3:
             control.stop("three are enough")
 
     def on_checkpoint(self, checkpoint, control):
         assert (checkpoint.folder / "COMPLETE").exists(), list(checkpoint.folder.iterdir())
-        told.append(["checkpoint", checkpoint.step])
+        reported.append(["checkpoint", checkpoint.step])
 
 
 class Broken(rljob.Callback):
@@ -50,8 +50,8 @@ before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.g
 async def cell():  # a notebook's loop runs in its main thread
     first = rljob.run(manifest, rewards=digits, callbacks=[Notes()], run_dir="run", progress=False)
     assert (first.outcome, first.stop_reason) == ("stopped", "three are enough"), first
-    assert first.steps == (1, 2, 3) == tuple(n for what, n in told if what == "step"), told
-    assert ["checkpoint", 2] in told and ["checkpoint", 3] in told, told
+    assert first.steps == (1, 2, 3) == tuple(n for what, n in reported if what == "step"), reported
+    assert ["checkpoint", 2] in reported and ["checkpoint", 3] in reported, reported
     assert (first.model / "model.safetensors").stat().st_size > 0
     assert all(0 <= value <= 1 for value in first.metrics["reward/mean"])
     second = rljob.run(manifest, rewards=digits, run_dir="run", resume=True, progress=False)

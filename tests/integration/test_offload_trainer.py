@@ -253,7 +253,7 @@ def test_the_moves_around_the_step_are_measured(start: StartPolicy) -> None:
     assert 0 < metrics["time/optimizer_load_s"] + metrics["time/optimizer_offload_s"] < metrics["time/optimizer_s"]
     after = worker.memory()
     assert after.allocated_bytes == before.allocated_bytes
-    assert after.peak_bytes > 3 * after.allocated_bytes, "the peak of the step is told although switches lay in between"
+    assert after.peak_bytes > 3 * after.allocated_bytes, "the peak of the step is reported although switches lay in between"
     assert worker.memory().peak_bytes == after.allocated_bytes
     assert "time/optimizer_load_s" not in start().train_step([batch_of(0)], 0)
 

@@ -69,7 +69,7 @@ def answers(world: World) -> bool:
     return False
 
 
-def test_problems_are_told_at_apply_and_never_stand_in_the_way_of_an_operator_that_is_away(world: World, operator: OperatorProcess):
+def test_problems_are_reported_at_apply_and_never_stand_in_the_way_of_an_operator_that_is_away(world: World, operator: OperatorProcess):
     world.apply(bad("stored"))  # nobody listens
     operator.start()
     world.until_condition("stored", "Accepted", "False/SpecInvalid")

@@ -148,19 +148,19 @@ def test_every_process_is_where_the_plan_says_with_the_environment_the_plan_says
     wanted = job(GROUPS, COMPONENTS)
     planned = plan(wanted)
     found = probed(address, tmp_path, COMPONENTS)["workers"]
-    told: dict[str, list[tuple[int, str, str]]] = {}
+    reported: dict[str, list[tuple[int, str, str]]] = {}
     for component in planned.components:
-        told[component.name] = []
+        reported[component.name] = []
         for process, (node_rank, _, environment) in zip(component.processes, found[component.name], strict=True):
             promised = worker_settings.worker_env(wanted, planned, component, process)
             assert {name: environment.get(name) for name in promised} == promised
             assert (node_rank, environment["RLJOB_WORKER"]) == (process.node_rank, f"{component.name}-{process.rank}")
-            told[component.name].append((node_rank, environment["LOCAL_HARDWARE_RANKS"], environment["CUDA_VISIBLE_DEVICES"]))
+            reported[component.name].append((node_rank, environment["LOCAL_HARDWARE_RANKS"], environment["CUDA_VISIBLE_DEVICES"]))
             if component.name == "trainer":
                 assert (environment["SITE"], environment["OWNER"]) == ("large", "component")
             if component.name == "robots":
                 assert environment["RLJOB_HARDWARE"] == f'[{{"ip": "192.0.2.{10 + process.rank}"}}]'
-    assert told == EXPECTED
+    assert reported == EXPECTED
 
 
 ON_LARGE = [{"name": "trainer", "role": "Trainer", "placement": {"nodeGroups": ["large"], "ranks": "0"}}]

@@ -79,7 +79,7 @@ def test_a_folder_without_tokenizer_is_refused_with_the_field_to_set(tmp_path):
         load_tokenizer(str(tmp_path), trust_remote_code=False)
 
 
-def test_the_summary_is_stored_and_progress_was_told(made):
+def test_the_summary_is_stored_and_progress_was_reported(made):
     summary, seen = made
     saved = json.loads((summary.folder / TINY_FILE).read_text())
     assert saved["sampled_pass_rate"] == summary.sampled_pass_rate

@@ -153,7 +153,7 @@ def test_a_call_past_its_deadline_gives_the_device_to_the_next_only_when_it_is_i
     asyncio.run(late())
 
 
-def test_device_memory_that_runs_out_at_a_load_is_told_and_the_role_goes_on(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_that_runs_out_at_a_load_is_reported_and_the_role_goes_on(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = pairs()
 
     async def full() -> None:

@@ -182,10 +182,10 @@ class Play:
             if not any(process.broken for process in device.processes):
                 assert counted == self.memory.used.get(device.device, 0)
             for process in device.processes:
-                told = {kind for kind, where in process.states.items() if where is Residence.ON_DEVICE}
-                assert told <= by_name[process.worker].resident
+                reported = {kind for kind, where in process.states.items() if where is Residence.ON_DEVICE}
+                assert reported <= by_name[process.worker].resident
                 if not process.broken:
-                    assert told == by_name[process.worker].resident
+                    assert reported == by_name[process.worker].resident
                     assert set(process.states.values()) <= {Residence.ON_DEVICE, Residence.OFFLOADED}
 
     def check_fairness(self) -> None:

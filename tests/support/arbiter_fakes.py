@@ -202,11 +202,11 @@ def make_client(
         worker = MemoryWorker(f"{name}-{rank}", memory, own, sizes, fixed)
         worker.start_with(sizes if resident is None else resident)
         workers.append(worker)
-        told = {kind: estimate(size) for kind, size in sizes.items()}
+        reported = {kind: estimate(size) for kind, size in sizes.items()}
         process = ClientProcess(
             worker=worker,  # type: ignore[arg-type]
             devices=own,
-            size_bytes=told,
+            size_bytes=reported,
             fixed_bytes=fixed,
             working_bytes=working,
             partial_working_bytes=partial,

@@ -11,7 +11,7 @@ from rljob_runtime.offload.worker_group import WorkerGroup
 
 
 class LoggedGroup(WorkerGroup):
-    """Shares devices as told, and writes down when its leases begin and end."""
+    """Shares devices as reported, and writes down when its leases begin and end."""
 
     def __init__(self, name: str, workers: Sequence[Any], log: list[str], leased: Sequence[int]) -> None:
         super().__init__(name, workers, timeout_s=10.0)

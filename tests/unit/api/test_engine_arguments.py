@@ -36,13 +36,13 @@ def test_what_rljob_sets_itself_is_refused_with_the_field_to_use(name: str) -> N
 
 
 def test_the_fields_to_use_exist() -> None:
-    told = [remedy.removeprefix("write ") for remedy in OWN_ARGUMENTS[EngineType.VLLM].values() if remedy.startswith("write ")]
-    assert [path for path in told if path.replace("engine.", "spec.components[].engine.") not in index() and path not in index()] == []
+    reported = [remedy.removeprefix("write ") for remedy in OWN_ARGUMENTS[EngineType.VLLM].values() if remedy.startswith("write ")]
+    assert [path for path in reported if path.replace("engine.", "spec.components[].engine.") not in index() and path not in index()] == []
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(149, r"is less than rollout.maxPromptTokens \+ maxResponseTokens \(150\)"), ("8k", "is not a number")]
+    ("value", "reported"), [(149, r"is less than rollout.maxPromptTokens \+ maxResponseTokens \(150\)"), ("8k", "is not a number")]
 )
-def test_a_limit_that_would_cut_responses_is_refused(value: object, told: str) -> None:
-    with pytest.raises(SpecInvalidError, match=told):
+def test_a_limit_that_would_cut_responses_is_refused(value: object, reported: str) -> None:
+    with pytest.raises(SpecInvalidError, match=reported):
         spec_with({"max_model_len": value})

@@ -36,7 +36,7 @@ def test_each_job_is_valid(job: str):
     assert (spec.algorithm.advantage.estimator, spec.seed) == (job if job in jobs.ALGORITHMS else "GRPO", 5)
 
 
-def test_jobs_are_told_apart():
+def test_jobs_are_distinguished():
     assert len({jobs.fingerprint(job) for job in jobs.JOBS}) == len(jobs.JOBS)
 
 

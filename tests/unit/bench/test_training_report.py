@@ -15,6 +15,6 @@ def test_the_headline_is_the_slowest_ratio_and_the_largest_errors() -> None:
     fast = {"tokens_per_cpu_s": {"RLJob": [20.0, 30.0, 40.0], "TRL": [10.0, 10.0, 10.0]}}
     slow = {"tokens_per_cpu_s": {"RLJob": [10.0, 11.0, 12.0], "TRL": [10.0, 10.0, 10.0]}}
     memory = {"rows": [memory_row(96, 100), memory_row(105, 100)]}
-    told = headline({"speed": {"rows": [fast, slow]}, "memory": memory})
-    assert told == "at least 1.10 times TRL's tokens per second, estimate of memory -4 to +5 % of the peaks of 2 trainers"
+    reported = headline({"speed": {"rows": [fast, slow]}, "memory": memory})
+    assert reported == "at least 1.10 times TRL's tokens per second, estimate of memory -4 to +5 % of the peaks of 2 trainers"
     assert headline({"memory": memory}) == "estimate of memory -4 to +5 % of the peaks of 2 trainers"

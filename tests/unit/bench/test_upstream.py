@@ -74,6 +74,6 @@ def test_a_file_that_is_no_job_and_was_taken_is_named(outcomes: dict[str, Outcom
     assert report.wrongly_accepted([Outcome(example=outcome.example)]) != []
 
 
-def test_what_holds_no_examples_is_told(tmp_path: Path) -> None:
+def test_what_holds_no_examples_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="neither a folder with examples nor a bare repository"):
         corpus.checkout(tmp_path / "nothing", tmp_path / "scratch")

@@ -159,7 +159,7 @@ def test_weight_sync_maps(section: Mapping[str, object], units: int, sizes: dict
         ({"actor": "0-3", "rollout": "4-9", "reward": "0"}, {"actor_tp": 2, "rollout_tp": 1}),
     ],
 )
-def test_sizes_without_a_complete_map_are_told(section: Mapping[str, object], sizes: dict[str, Any]) -> None:
+def test_sizes_without_a_complete_map_are_reported(section: Mapping[str, object], sizes: dict[str, Any]) -> None:
     placed = place(section, cluster(10), **sizes)
     with pytest.raises(PlacementError) as caught:
         placed.weight_sync_map()

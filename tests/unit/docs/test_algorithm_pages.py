@@ -147,9 +147,9 @@ def test_every_field_that_is_named_exists(page: str) -> None:
 
 
 def test_the_word_for_word_fields_of_the_roll_table_exist() -> None:
-    told = {name for cells in table(OVERLAP, "ROLL") for code in quoted(cells[1]) for name in [code.split(":")[0]]}
-    assert told
-    assert {name for name in told if not is_field(name)} == set()
+    reported = {name for cells in table(OVERLAP, "ROLL") for code in quoted(cells[1]) for name in [code.split(":")[0]]}
+    assert reported
+    assert {name for name in reported if not is_field(name)} == set()
 
 
 @pytest.mark.parametrize("page", ["overlap", "critic"])
@@ -211,7 +211,7 @@ def leaves(settings: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterato
             yield (*prefix, key), value
 
 
-def told(cell: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+def reported(cell: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Keys and values that a row names; the value is None where a section or switch is named alone, keys are empty where a choice is."""
     for code in quoted(cell):
         if ":" in code:
@@ -245,7 +245,7 @@ def test_a_recipe_is_a_valid_job_with_the_settings_that_its_row_names(cells: lis
     name, row = cells
     written = list(leaves(RECIPES[name]))
     left = [path for path, _ in written]
-    for keys, value in told(row):
+    for keys, value in reported(row):
         if not keys:
             fitting = [path for path, found in written if found == value]
         elif value is None:

@@ -69,7 +69,7 @@ def test_a_module_that_is_not_required():
         versions.required_version("require example.com/bb v1.0.0", "example.com/b")
 
 
-def test_kubernetes_programs_are_told_their_version():
+def test_kubernetes_programs_know_their_version():
     flags = versions.linker_flags("kubernetes")
     assert "gitVersion=v1.36.3 " in flags
     assert "gitMajor=1 " in flags

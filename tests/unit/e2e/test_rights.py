@@ -63,7 +63,7 @@ def test_a_right_is_used_by_whatever_was_not_refused():
     assert used(asked) == {Right("", "pods", "get"), Right("", "pods", "create")}
 
 
-def test_what_was_refused_is_told_once_with_verb_and_resource():
+def test_what_was_refused_is_reported_once_with_verb_and_resource():
     asked = list(requests(line("patch", STATUS, 403) * 3 + line("list", PODS, 403) + line("list", PODS), USER, START))
     assert forbidden(asked) == ["list pods (no object)", "patch rljobs/status of rljob.dev (team/math)"]
 

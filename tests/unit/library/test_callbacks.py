@@ -1,4 +1,4 @@
-"""What callbacks are told, and what becomes of a run that one of them stops or breaks."""
+"""What callbacks are reported, and what becomes of a run that one of them stops or breaks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def record(step: int, **metrics: float) -> StepRecord:
     return StepRecord(step=step, version=step, metrics={name.replace("__", "/"): value for name, value in metrics.items()})
 
 
-def test_callbacks_are_told_in_order_and_the_first_reason_counts() -> None:
+def test_callbacks_are_called_in_order_and_the_first_reason_counts() -> None:
     notes, control = Notes(), RunControl(Stopper())
     display = CallbackDisplay([notes], control)
     display.step(record(1, reward__mean=0.1))
@@ -50,7 +50,7 @@ def test_callbacks_are_told_in_order_and_the_first_reason_counts() -> None:
     assert control.stop_reason == "enough"
 
 
-def test_a_checkpoint_is_told_once_it_counts() -> None:
+def test_a_checkpoint_is_reported_once_it_counts() -> None:
     notes = Notes()
     order: list[str] = []
 
@@ -58,11 +58,11 @@ def test_a_checkpoint_is_told_once_it_counts() -> None:
         kept = True
 
         def complete(self, folder: Path, state: Any, files: Sequence[FileSum]) -> None:
-            order.append(f"complete, {len(notes.seen)} told")
+            order.append(f"complete, {len(notes.seen)} reported")
 
-    told = ReportedCheckpoints(Store(), [notes], RunControl(Stopper()))
-    told.complete(Path("c"), SimpleNamespace(step=3), ())  # type: ignore[arg-type]
-    assert (order, notes.seen, told.kept) == (["complete, 0 told"], [("checkpoint c", 3)], True)
+    reported = ReportedCheckpoints(Store(), [notes], RunControl(Stopper()))
+    reported.complete(Path("c"), SimpleNamespace(step=3), ())  # type: ignore[arg-type]
+    assert (order, notes.seen, reported.kept) == (["complete, 0 reported"], [("checkpoint c", 3)], True)
 
 
 def test_a_callback_that_raises_fails_the_run_by_its_name() -> None:

@@ -22,8 +22,8 @@ def spec_with(loss: dict[str, object]) -> RLJobSpec:
     return check(document).job.spec
 
 
-def refused(loss: dict[str, object], told: str) -> None:
-    with pytest.raises(SpecInvalidError, match=told):
+def refused(loss: dict[str, object], reported: str) -> None:
+    with pytest.raises(SpecInvalidError, match=reported):
         spec_with(loss)
 
 

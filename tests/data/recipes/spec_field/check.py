@@ -19,10 +19,10 @@ def checked(training: dict[str, Any]) -> CheckedJob:
     return check(document)
 
 
-def refused(training: dict[str, Any], *told: str) -> None:
+def refused(training: dict[str, Any], *reported: str) -> None:
     with pytest.raises(SpecInvalidError) as refusal:
         checked(training)
-    assert all(text in str(refusal.value) for text in told), refusal.value
+    assert all(text in str(refusal.value) for text in reported), refusal.value
 
 
 def decay(training: dict[str, Any]) -> float:

@@ -25,7 +25,7 @@ def cost(overlap: dict[str, Any], engine: dict[str, Any] | None = None) -> str |
 
 
 @pytest.mark.parametrize(
-    ("overlap", "mode", "told"),
+    ("overlap", "mode", "reported"),
     [
         ({"asyncGenerationRatio": 1.0}, "Interrupt", "KV cache of up to 36,000 tokens (36 responses); InFlight recomputes none"),
         ({"asyncGenerationRatio": 0.5}, "Interrupt", "up to 20,000 tokens (20 responses)"),
@@ -37,11 +37,11 @@ def cost(overlap: dict[str, Any], engine: dict[str, Any] | None = None) -> str |
         ),
     ],
 )
-def test_the_mode_that_holds_and_its_cost(overlap: dict[str, Any], mode: str, told: str) -> None:
+def test_the_mode_that_holds_and_its_cost(overlap: dict[str, Any], mode: str, reported: str) -> None:
     found = cost(overlap)
     assert found is not None
     assert found.startswith(f"updateMode {mode}: each weight sync ")
-    assert told in found
+    assert reported in found
 
 
 def test_no_more_responses_run_than_engines_have_places_for() -> None:

@@ -12,13 +12,13 @@ from tests.unit.api.manifests import manifest
 
 
 @pytest.mark.parametrize(
-    ("rollout", "told"),
+    ("rollout", "reported"),
     [({}, ""), ({"standbyProcesses": "PerNode"}, "Standby: actor_infer on node 0: a standby process on each")],
 )
-def test_standby_processes_and_their_memory_are_shown(rollout: dict[str, Any], told: str) -> None:
+def test_standby_processes_and_their_memory_are_shown(rollout: dict[str, Any], reported: str) -> None:
     document = manifest()
     document["spec"]["rollout"] = rollout
     shown = io.StringIO()
     print_standby(check(document), Console(file=shown, width=200))
-    assert shown.getvalue().strip().startswith(told)
-    assert ("about 1 GiB of host memory each" in shown.getvalue()) is bool(told)
+    assert shown.getvalue().strip().startswith(reported)
+    assert ("about 1 GiB of host memory each" in shown.getvalue()) is bool(reported)

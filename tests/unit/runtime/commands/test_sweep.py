@@ -83,8 +83,8 @@ def test_paths_reach_entries_of_lists_and_fields_that_are_not_there_yet(written:
 def test_problems_of_the_file_come_at_once(written: Callable[[str], Path], text: str, words: list[str]) -> None:
     with pytest.raises(SpecInvalidError) as caught:
         read(written(f"job: job.yaml\n{text}"))
-    told = "\n".join(map(str, caught.value.errors))
-    assert all(word in told for word in words), told
+    reported = "\n".join(map(str, caught.value.errors))
+    assert all(word in reported for word in words), reported
 
 
 def test_problems_of_all_points_come_at_once_before_anything_is_written(written: Callable[[str], Path], tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_a_sweep_goes_on_where_it_was_interrupted_and_skips_what_is_finished(wri
         return code
 
     with pytest.raises(Interrupted, match=r"interrupted at point .* \(3 of 4\); the same command continues"):
-        run_local(found, root, start, lambda *told: None)
+        run_local(found, root, start, lambda *reported: None)
     names = [p.name for p in found.points]
     assert started == [(names[0], "new"), (names[1], "new"), (names[2], "new")]
     assert json.loads((root / "points.json").read_text())[names[3]] == {"spec.training.learningRate": 4e-4, "spec.seed": 1}
     started.clear()
-    ended = run_local(found, root, start, lambda *told: None)
+    ended = run_local(found, root, start, lambda *reported: None)
     assert started == [(names[1], MODES[State.UNFINISHED]), (names[2], MODES[State.RESUMABLE]), (names[3], "new")]
     assert [(one.code, one.skipped) for one in ended] == [(0, True), (0, False), (0, False), (0, False)]
     assert failures(ended, root) is None
@@ -138,12 +138,12 @@ def test_a_sweep_goes_on_where_it_was_interrupted_and_skips_what_is_finished(wri
     other["spec"]["training"]["steps"] = 7
     (root / names[0] / "spec.yaml").write_text(yaml.safe_dump(other))
     with pytest.raises(SetupError, match=r"holds a run of another job \(spec.training.steps is 7 there and 200 in the sweep\)"):
-        run_local(found, root, start, lambda *told: None)
+        run_local(found, root, start, lambda *reported: None)
 
 
 def test_a_failed_point_is_reported_with_its_log(written: Callable[[str], Path], tmp_path: Path) -> None:
     found = read(written("job: job.yaml\nmatrix: {spec.seed: [4]}"))
-    ended = run_local(found, tmp_path / "out", lambda *call: 3, lambda *told: None)
+    ended = run_local(found, tmp_path / "out", lambda *call: 3, lambda *reported: None)
     error = failures(ended, tmp_path / "out")
     assert error is not None
     assert f"1 of 1 points failed; the same command runs them again:\n  {found.points[0].name} (seed 4): exit code 3;" in str(error)

@@ -108,7 +108,7 @@ def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("set_to", "found"), [(None, "0"), ("1", "1")])
-def test_a_judge_on_a_gpu_compiles_no_sampler_unless_it_is_told_to(
+def test_a_judge_on_a_gpu_compiles_no_sampler_unless_it_is_set_to(
     set_to: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = manifest()

@@ -24,7 +24,7 @@ from tests.support.pace import HANG_S
 
 
 class Events:
-    """What users are told."""
+    """What users are reported."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

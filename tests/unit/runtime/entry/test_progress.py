@@ -116,7 +116,7 @@ def test_the_answer_tells_the_deadline_that_the_operator_keeps(
 
 
 @pytest.mark.parametrize(("status", "reason"), [(403, "403 Forbidden: rljobs is forbidden"), (500, "500 Internal Server Error: rljobs is")])
-def test_a_refusal_is_told_in_the_servers_words(server: Server, here: ApiServer, status: int, reason: str) -> None:
+def test_a_refusal_is_reported_in_the_servers_words(server: Server, here: ApiServer, status: int, reason: str) -> None:
     server.status = status
     said = apply_progress(here, "team", "math", Progress())
     assert said is not None

@@ -154,7 +154,7 @@ def test_a_trainer_that_fails_ends_the_start_at_once_with_its_own_error_and_what
 
 
 @pytest.mark.parametrize(("step", "after_s"), [("prepared", PREPARE_S), ("built", 2 * BUILD_S + SETUP_S)])
-def test_an_engine_that_cannot_be_imported_is_told_at_once_and_one_that_cannot_be_constructed_at_its_turn(
+def test_an_engine_that_cannot_be_imported_is_reported_at_once_and_one_that_cannot_be_constructed_at_its_turn(
     step: str, after_s: float
 ) -> None:
     fault = WorkerFailedError(ENGINE, "start", "ImportError: libcuda", "log")

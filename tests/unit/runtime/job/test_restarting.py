@@ -19,7 +19,7 @@ from tests.support.fake_workers import Answered
 
 
 class FakeWorker:
-    """Ends when it is told to, and notes what it was asked."""
+    """Ends when asked to, and notes what it was asked."""
 
     log_file = "worker.log"
 
@@ -43,7 +43,7 @@ class FakeWorker:
 
 
 class FakeCluster:
-    """Ends workers at once; loses a node when it is told to."""
+    """Ends workers at once; loses a node when asked to."""
 
     def __init__(self) -> None:
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()

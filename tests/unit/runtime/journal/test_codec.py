@@ -87,8 +87,8 @@ def test_a_long_group_takes_eight_bytes_a_token_and_little_more() -> None:
 
 def test_what_a_verifier_needed_is_left_out() -> None:
     trajectory = make_trajectory(1, 0)
-    told = replace(trajectory, prompt=replace(trajectory.prompt, metadata={"set": {1, 2}}))
-    found = decode_group(written(Group(group_id=1, trajectories=(told,), failed_samples=0)))
+    reported = replace(trajectory, prompt=replace(trajectory.prompt, metadata={"set": {1, 2}}))
+    found = decode_group(written(Group(group_id=1, trajectories=(reported,), failed_samples=0)))
     assert found.trajectories[0] == trajectory
 
 

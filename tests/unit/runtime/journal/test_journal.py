@@ -189,7 +189,7 @@ def test_a_file_that_was_cut_is_used_to_its_last_whole_record(tmp_path: Path) ->
     assert ids(opened(tmp_path)) == ({}, [0])
 
 
-def test_without_space_it_is_told_once_and_tried_again_at_the_next_checkpoint(tmp_path: Path) -> None:
+def test_without_space_it_is_reported_once_and_tried_again_at_the_next_checkpoint(tmp_path: Path) -> None:
     files = JournalFiles(tmp_path / "journal", "run", kept_free_bytes=1 << 60)
     journal = JournalWriter(files, step=0, adopts=Adopted(), executor=AtOnce())
     finish(journal, 0)

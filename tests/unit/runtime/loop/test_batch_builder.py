@@ -271,7 +271,7 @@ def test_a_step_in_which_all_is_filtered_out_has_no_updates(mini_batches: int) -
     assert prepared.metrics["train/masked_samples_fraction"] == 1.0
 
 
-def test_updates_that_are_left_out_are_left_out_on_every_rank_and_told() -> None:
+def test_updates_that_are_left_out_are_left_out_on_every_rank_and_reported() -> None:
     groups = groups_of(4, 2)  # scores 0 and 1 in each group
     solved = [replace(g, trajectories=tuple(replace(t, reward=replace(t.reward, score=1.0)) for t in g.trajectories)) for g in groups[:2]]
     world = World(replace(ALL, max_group_mean=1.0), references=1, trainers=2, critics=1, mini_batches=2, epochs=3)

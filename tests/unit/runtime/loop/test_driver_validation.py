@@ -1,4 +1,4 @@
-"""The loop over scripted workers: which versions are validated, and what they are told with."""
+"""The loop over scripted workers: which versions are validated, and with which step they are reported."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,11 +23,11 @@ def test_a_validation_is_scored_wherever_judges_are(tmp_path: Path, judges: str,
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("pauses", [False, True])
-def test_each_due_version_is_validated_whole_and_told_with_the_step_that_follows_it(tmp_path: Path, pauses: bool, lag: float) -> None:
+def test_each_due_version_is_validated_whole_and_reported_with_the_step_that_follows_it(tmp_path: Path, pauses: bool, lag: float) -> None:
     run = Run(tmp_path, lag=lag, validation=replace(VALIDATION, pauses=pauses))
     run.drive()
-    told = {m["step"]: m["validation/version"] for m in run.metrics() if "validation/version" in m}
-    assert told == {1: 0, 3: 2, 4: 4}  # the last version is told with the step that made it
+    reported = {m["step"]: m["validation/version"] for m in run.metrics() if "validation/version" in m}
+    assert reported == {1: 0, 3: 2, 4: 4}  # the last version is reported with the step that made it
     asked = [r.request_id for r in run.engine.seen if r.sampling.temperature == 0]
     assert sorted(asked) == sorted(f"v{version}/{prompt}/0" for version in (0, 2, 4) for prompt in range(3))
     assert all(m["validation/prompts"] == 3 for m in run.metrics() if "validation/version" in m)

@@ -116,7 +116,7 @@ def test_an_estimator_gets_a_steps_rewards_and_is_spread_over_tokens(folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("loss", "advantage", "told"),
+    ("loss", "advantage", "reported"),
     [
         ({"variant": "Custom"}, {}, r"policyLoss\.function: is missing, and variant is Custom"),
         ({"function": "my_plugin:reinforce"}, {}, r"policyLoss\.function: .* has no effect with variant PPO; .* use variant Custom"),
@@ -127,13 +127,13 @@ def test_an_estimator_gets_a_steps_rewards_and_is_spread_over_tokens(folder: Pat
         ({}, CUSTOM_ADVANTAGE | {"gamma": 0.5}, r"advantage\.gamma: .* has no effect with estimator Custom"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(loss: dict[str, Any], advantage: dict[str, Any], told: str) -> None:
-    with pytest.raises(SpecInvalidError, match=told):
+def test_settings_that_contradict_each_other_are_refused(loss: dict[str, Any], advantage: dict[str, Any], reported: str) -> None:
+    with pytest.raises(SpecInvalidError, match=reported):
         spec_with(loss, advantage)
 
 
 @pytest.mark.parametrize(
-    ("function", "parameters", "told"),
+    ("function", "parameters", "reported"),
     [
         ("my_plugin:reinforced", {}, r"policyLoss\.function: module 'my_plugin' .* has no function .*did you mean 'reinforce'"),
         ("my_plugins:loss", {}, r"policyLoss\.function: no module 'my_plugins' in .* nearest there: my_plugin\.py"),
@@ -141,10 +141,10 @@ def test_settings_that_contradict_each_other_are_refused(loss: dict[str, Any], a
     ],
 )
 def test_what_cannot_be_imported_or_called_is_found_before_the_start(
-    folder: Path, function: str, parameters: dict[str, Any], told: str
+    folder: Path, function: str, parameters: dict[str, Any], reported: str
 ) -> None:
     spec = spec_with({"variant": "Custom", "function": function, "parameters": parameters}, {})
-    with pytest.raises(PluginError, match=told):
+    with pytest.raises(PluginError, match=reported):
         learning_settings.check_functions(spec, folder)
 
 

@@ -50,8 +50,8 @@ class World:
         for device in self.arbiter.residency():
             for process in device.processes:
                 if not process.broken:
-                    told = {kind for kind, where in process.states.items() if where is Residence.ON_DEVICE}
-                    assert told == self.workers[process.worker].resident
+                    reported = {kind for kind, where in process.states.items() if where is Residence.ON_DEVICE}
+                    assert reported == self.workers[process.worker].resident
                     assert all(where in (Residence.ON_DEVICE, Residence.OFFLOADED) for where in process.states.values())
 
 

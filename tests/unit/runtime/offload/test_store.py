@@ -360,7 +360,7 @@ def test_the_manager_loads_what_is_included_and_offloads_the_rest() -> None:
     assert moments == [optimizer_bytes, param_bytes, param_bytes, 0]
 
 
-def test_the_manager_leaves_state_when_told_and_needs_no_metrics() -> None:
+def test_the_manager_leaves_state_when_asked_and_needs_no_metrics() -> None:
     store, _ = two_kinds()
     store.offload(StateKind)
     metrics: dict[str, float] = {}

@@ -43,7 +43,7 @@ class Call:
 
 @dataclass
 class RewardWorker:
-    """Answers when told to."""
+    """Answers when asked to."""
 
     name: str = "reward-0"
     log_file: str = "reward.log"

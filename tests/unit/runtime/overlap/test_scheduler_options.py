@@ -203,7 +203,7 @@ def test_a_group_too_old_for_the_next_weights_is_given_up_with_all_its_responses
     within(scheduler, body())
 
 
-def test_a_batch_loses_nothing_with_an_engine_and_is_told_of_it() -> None:
+def test_a_batch_loses_nothing_with_an_engine_and_reports_it() -> None:
     engines = [TimedEngine("e0", slots=64, dies_at_s=3.5), TimedEngine("e1", slots=64)]
     scheduler = make(engines, make_gate(4, 0, steps=1))
 

@@ -103,18 +103,18 @@ def within(
 
 
 def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
-        told.update((await validator.run(7)).metrics)
+        reported.update((await validator.run(7)).metrics)
         assert fleet.num_running == fleet.num_waiting == 0
 
     within(body)
     lengths = {(0, 0): 1, (0, 1): 3, (1, 0): 2, (1, 1): 4, (2, 0): 3, (2, 1): 4}  # those of 4 are cut
     scored = [1, 3, 2, 3, 4]
-    seconds = told.pop("time/validate_s")
+    seconds = reported.pop("time/validate_s")
     assert 4.0 <= seconds < CONFIG.timeout_s
-    assert told == pytest.approx(
+    assert reported == pytest.approx(
         {
             "validation/version": 7,
             "validation/prompts": 3,
@@ -135,18 +135,18 @@ def test_metrics_are_over_scored_responses_and_lengths_over_all() -> None:
 
 
 def test_where_no_response_can_be_scored_there_is_no_mean() -> None:
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
 
     async def failing(batch: RewardBatch) -> list[RewardResult]:
         return [RewardResult(sample_id=name, score=None, error="reward task: no such module") for name in batch.sample_ids]
 
     async def body(fleet: EngineFleet, validator: Validator) -> None:
-        told.update((await validator.run(0)).metrics)
+        reported.update((await validator.run(0)).metrics)
 
     within(body, score=failing)
-    assert told["validation/errors"] == 6
+    assert reported["validation/errors"] == 6
     assert not {
-        name for name in told if name.startswith(("validation/mean", "validation/pass", "validation/source", "validation/part"))
+        name for name in reported if name.startswith(("validation/mean", "validation/pass", "validation/source", "validation/part"))
     } - {"validation/mean_tokens"}
 
 
@@ -190,9 +190,9 @@ def test_pausing_calls_training_back_with_its_tokens_and_goes_on_afterwards() ->
     async def body(fleet: EngineFleet, validator: Validator) -> None:
         fleet.add(training.samples(2))
         await asyncio.sleep(3.5)
-        told = (await validator.run(1)).metrics
+        reported = (await validator.run(1)).metrics
         at_s.append(asyncio.get_running_loop().time())
-        assert told["validation/prompts"] == 3
+        assert reported["validation/prompts"] == 3
         await asyncio.sleep(60.0)
 
     within(body, engines=[engine], slots=8, pauses=True)

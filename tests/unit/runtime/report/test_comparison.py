@@ -75,7 +75,7 @@ def test_four_seeds_apart_are_significant_and_single_runs_have_no_interval() -> 
     assert significance_note(one) == "One variant: there is nothing to test."
 
 
-def test_entries_of_lists_are_found_by_name_and_absent_fields_are_told() -> None:
+def test_entries_of_lists_are_found_by_name_and_absent_fields_are_reported() -> None:
     turned = run("t", 0.5)
     turned.manifest["spec"]["components"].reverse()
     assert len(compare([run("a", 0.5), turned]).variants) == 1, "the order of components says nothing"

@@ -185,7 +185,7 @@ def test_the_command_writes_both_and_prints_the_longest_wait(run: RunFolder, tmp
         read(RunFolder(tmp_path))
 
 
-async def test_a_call_is_told_when_its_answer_is_there() -> None:
+async def test_a_call_is_reported_when_its_answer_is_there() -> None:
     seen: list[tuple[str, str]] = []
     done: Future[int] = Future()
     done.set_result(5)

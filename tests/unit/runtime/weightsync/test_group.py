@@ -168,7 +168,7 @@ def test_the_memory_of_a_broadcast_that_broke_off_is_kept_until_the_group_is_abo
         ),
     ],
 )
-def test_members_that_nccl_cannot_connect_are_told_so(
+def test_members_that_nccl_cannot_connect_get_that_error(
     store: Any, monkeypatch: pytest.MonkeyPatch, join_s: float, fault: Exception | None, expected: type[Exception], said: str
 ) -> None:
     """Weights then go another way; NCCL itself waits for them without end."""
