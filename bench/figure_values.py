@@ -110,6 +110,12 @@ def placement(values: Values) -> list[str]:
     return [*(f"{one:.1f}" for one in found["whole"]), *(f"{one:.2f}" for one in found["placement alone"])]
 
 
+def recorded_placement(values: Values) -> list[str]:
+    """The same on recorded cases alone."""
+    whole, _, alone, _ = placement(values)
+    return [whole, f"{float(alone):.1f}"]
+
+
 def largest_plan(values: Values) -> str:
     """Seconds of the plan for 100,000 devices."""
     (point,) = [point for point in values["growth"][0]["sides"]["plan"]["points"] if point["devices"] == 100_000]
@@ -131,12 +137,6 @@ def _ahead(values: Values, side: str) -> Mapping[str, Any]:
     return found
 
 
-def one_ahead(values: Values) -> list[str]:
-    """Speedup of one batch ahead, pairs of runs."""
-    one = _ahead(values, "ratio 1")
-    return [f"{one['speed_up']:.2f}", str(len(one["speed_ups"]))]
-
-
 def ahead(values: Values) -> list[str]:
     """Speedups of one and two batches ahead, the bound, pairs of runs."""
     one, two = _ahead(values, "ratio 1"), _ahead(values, "ratio 2")
@@ -148,6 +148,11 @@ def trl(values: Values) -> list[str]:
     (workload,) = values["workloads"]
     pairs = pairs_of(workload)
     return [f"{statistics.median(pairs):.2f}", f"{min(pairs):.2f}", f"{max(pairs):.2f}", str(len(pairs))]
+
+
+def trl_range(values: Values) -> list[str]:
+    """The same without the pairs."""
+    return trl(values)[:3]
 
 
 def trl_steps(values: Values) -> list[str]:

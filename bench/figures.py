@@ -88,36 +88,23 @@ QUOTES = (
     Quote(stem="upstream", text="[{} of {}](bench/results/upstream.md) upstream text jobs", values=read.upstream),
     Quote(
         stem="placement",
-        text="planning takes RLinf [{} times](bench/results/placement.md) as long on recorded cases and {} times on random ones, "
-        "from configuration to placement, and the placement alone {} and {} times",
-        values=read.placement,
+        text="planning takes RLinf [{} times](bench/results/placement.md) as long from configuration to placement, the placement alone "
+        "{} times",
+        values=read.recorded_placement,
     ),
     Quote(stem="fidelity", text="[{} of {}](bench/results/fidelity.md) losses", values=read.agreeing),
     Quote(
         stem="overlap-real",
-        text="one batch ahead, [{} times](bench/results/overlap-real.md) its own synchronous throughput (pairs of runs: {})",
-        values=read.one_ahead,
+        text="one batch ahead, [{} times](bench/results/overlap-real.md) its own synchronous throughput",
+        values=lambda v: read.ahead(v)[:1],
     ),
-    Quote(
-        stem="curves",
-        text="[same learning curve](bench/results/curves.md) over five seeds (bands overlap in {} % of the windows)",
-        values=lambda v: [f"{100 * v['overlap_share']:.0f}"],
-    ),
-    Quote(
-        stem="trl-i",
-        text="[{}](bench/results/trl-i.md) synchronously ({} to {} in {} pairs of runs of {} steps)",
-        values=read.trl_steps,
-    ),
-    Quote(
-        stem="trl-i-ratio1",
-        text="[{}](bench/results/trl-i-ratio1.md) one batch ahead ({} to {} in {} pairs of {} steps)",
-        values=read.trl_steps,
-    ),
-    Quote(stem="trl-iii", text="[{}](bench/results/trl-iii.md) with LoRA ({} to {} in {} pairs of {} steps)", values=read.trl_steps),
+    Quote(stem="trl-i", text="[{} times](bench/results/trl-i.md) its updates per second ({} to {})", values=read.trl_range),
+    Quote(stem="trl-i-ratio1", text="[{} times](bench/results/trl-i-ratio1.md) one batch ahead ({} to {})", values=read.trl_range),
+    Quote(stem="trl-iii", text="[{} times](bench/results/trl-iii.md) with LoRA ({} to {})", values=read.trl_range),
     Quote(
         stem="trl-ii",
-        text="[{}](bench/results/trl-ii.md) with heavy-tailed responses ({} to {} in {} pairs of {} steps)",
-        values=read.trl_steps,
+        text="[{} times](bench/results/trl-ii.md) with heavy-tailed responses ({} to {}), each in {} pairs",
+        values=read.trl,
     ),
     Quote(
         stem="training",

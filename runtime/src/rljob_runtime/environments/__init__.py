@@ -4,6 +4,4 @@
 
     driver ── messages ──> EnvironmentWorker ── Task (built-in, at once) or Crew (a user's class, in processes)
                                 └── Episode, Codec: limits, token ids
-
-The driver does not start it yet: validation refuses agentic jobs.
 """
