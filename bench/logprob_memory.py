@@ -3,7 +3,7 @@
 Each point is a process of its own, because a process's peak resident memory never falls: it prepares inputs, reads the peak, runs, and
 reads it again. CPU, one thread, float32. Prints a table and writes bench/results/logprob_memory.json.
 
-    python bench/logprob_memory.py
+    python -m bench.logprob_memory
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "logprob_memory.json"
+from bench.measure import RESULTS, ROOT, machine
+
 HIDDEN = 256
 POINT_DEADLINE_S = 60.0
 
@@ -72,10 +71,10 @@ def measure(method: str, tokens: int, vocabulary: int, chunk_tokens: int) -> dic
 
 def run_point(point: tuple[str, int, int, int]) -> dict[str, Any]:
     """Measure one point in a fresh process."""
-    command = [sys.executable, __file__, "--point", json.dumps(point)]
+    command = [sys.executable, "-m", "bench.logprob_memory", "--point", json.dumps(point)]
     # a fixed threshold: glibc otherwise adapts it during the run and peaks become a matter of luck
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=POINT_DEADLINE_S, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=POINT_DEADLINE_S, check=True, env=environment, cwd=ROOT)
     method, tokens, vocabulary, chunk_tokens = point
     return {"method": method, "tokens": tokens, "vocabulary": vocabulary, "chunk_tokens": chunk_tokens} | json.loads(done.stdout)
 
@@ -114,9 +113,8 @@ def main() -> int:
         return 0
     rows = [run_point(point) for point in POINTS]
     show(rows)
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"processor": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
-    RESULTS.write_text(json.dumps({"hidden_size": HIDDEN, "machine": machine, "points": rows}, indent=2) + "\n")
+    values = {"hidden_size": HIDDEN, "machine": machine(("torch",)), "points": rows}
+    (RESULTS / "logprob_memory.json").write_text(json.dumps(values, indent=2) + "\n")
     return 0
 
 
