@@ -184,7 +184,6 @@ def page(folder: Path) -> str:
 def _peers(folder: Path, prefix: str) -> list[str]:
     """The table of comparisons and what its figures are."""
     about = "A multiple above 1 is in favor of RLJob: the median of pairs of runs that followed each other, with their range."
-    about += " *One comparison* is of medians, measured before pairs were made."
     lines = ["## Compared with others", "", about, ""]
     if (folder / peers_chart.NAME).is_file():
         lines += [f"![multiples of all comparisons: medians and ranges]({prefix}{peers_chart.NAME})", ""]

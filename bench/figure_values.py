@@ -192,8 +192,10 @@ def _largest(values: Values) -> Mapping[str, Any]:
 
 
 def _times(values: Values, way_there: str) -> str:
-    own_s = _largest(values)["SharedMemory, engines generate"]["median_s"]
-    return f"{_largest(values)[way_there]['median_s'] / own_s:.1f}"
+    row = _largest(values)
+    if way_there in row["ratios"]:
+        return f"{statistics.median(row['ratios'][way_there]):.1f}"
+    return f"{row[way_there]['median_s'] / row['SharedMemory, engines generate']['median_s']:.1f}"
 
 
 def _of_bare(values: Values) -> str:
@@ -203,7 +205,7 @@ def _of_bare(values: Values) -> str:
 def sync(values: Values) -> list[str]:
     """Seconds for 1 GiB beside generating engines; repetitions; multiples of a file and of objects; share of bare copies."""
     own_s = _largest(values)["SharedMemory, engines generate"]["median_s"]
-    repeat = str(num_counted(_largest(values), values["repeat"]))
+    repeat = str(num_counted(_largest(values)))
     return [f"{own_s:.2f}", repeat, _times(values, "safetensors"), _times(values, "objects"), _of_bare(values)]
 
 

@@ -224,8 +224,8 @@ NOT_MEASURED = {
 
 UNCLEAN = frozenset(
     {
-        "agentic", "agentic-endpoint", "gpu_check", "lake", "loading", "logprob_memory", "offload",
-        "overlap-simulation", "recovery", "specs", "weightsync-adapters", "weightsync-nodes",
+        "agentic", "agentic-endpoint", "gpu_check", "lake", "loading",
+        "overlap-simulation", "specs", "weightsync-nodes",
     }
 )  # fmt: skip
 """Results without a commit, or of one with local changes (``+``). Measure one again on a clean commit and remove it here; never add one."""

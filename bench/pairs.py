@@ -19,7 +19,7 @@ def ratios(own_s: Sequence[float], other_s: Sequence[float]) -> list[float]:
 
 
 def spread(found: Sequence[float]) -> str:
-    """Median, range, and number of pairs; a result from before measurements were made in pairs has one comparison of medians."""
+    """Median, range, and number of pairs."""
     if len(found) == 1:
-        return f"{found[0]:.2f}, one comparison"
+        return f"{found[0]:.2f}, one pair"
     return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}, {len(found)} pairs)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,17 +22,17 @@ SPARSE = TRANSPORTS[1:3]
 TITLES = {"broadcast": "gloo broadcast, bare", "safetensors": "safetensors file", "objects": "pickled objects"}
 
 
-def num_counted(row: Mapping[str, Any], repeat: int) -> int:
-    """Syncs through our transport that count; a result from before comparisons were made in pairs has ``repeat``."""
-    return len(row[OWN].get("all_s", ())) or repeat
+def num_counted(row: Mapping[str, Any]) -> int:
+    """Syncs through our transport that count."""
+    return len(row[OWN]["all_s"])
 
 
 def headline(values: dict[str, Any]) -> str:
     """The largest model in one sentence: medians, and the share of bare copies, of which only the fastest is kept."""
     row = values["sizes"][-1]
     here_s, idle_s = row[WAYS[1]]["median_s"], row[WAYS[0]]["seconds"]
-    times = {way: row[way]["median_s"] / here_s for way in WAYS[2:]}
-    counted = num_counted(row, values["repeat"])
+    times = {way: row[way]["median_s"] / here_s for way in WAYS[2:]} | {way: statistics.median(row["ratios"][way]) for way in COMPARED}
+    counted = num_counted(row)
     return (
         f"{row['mib']:,} MiB to {values['engines']} engines that generate in {here_s:.2f} s through shared memory (median of "
         f"{counted}), {times['broadcast']:.1f} times that by gloo's broadcast, {times['ObjectStore']:.1f} through the object "

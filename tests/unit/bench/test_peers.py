@@ -34,7 +34,7 @@ def test_a_ratio_is_the_median_of_its_pairs() -> None:
     assert (spread(beside_trl.ratios), spread(beside_loop.ratios)) == ("2.00 (1.00 to 3.00, 3 pairs)", "3.00 (1.00 to 4.50, 3 pairs)")
     workload = {"title": "t", "ratios": [1.5]}
     (row,) = peers.READERS["generation"]({"machine": {}, "workloads": [workload]})
-    assert spread(row.ratios) == "1.50, one comparison"
+    assert spread(row.ratios) == "1.50, one pair"
     assert list(peers.READERS["training"]({})) == []
 
 

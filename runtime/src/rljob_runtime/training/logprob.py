@@ -4,7 +4,7 @@ Memory is O(chunk * V) instead of O(N * V), in backward too: logits are recomput
 kept from forward, and backward begins with them, so that the peak is the same.
 
 Why not ``F.linear_cross_entropy``: for bfloat16 inputs it returns bfloat16 (-10.50 for -10.52), too coarse for a ratio between two
-policies, and in float32 it took 166 MiB where this takes 35 (4096 tokens, vocabulary 16384, chunks of 256; ``bench.logprob_memory``).
+policies, and in float32 it took 164 MiB where this takes 19 (4096 tokens, vocabulary 16384, chunks of 256; ``bench.logprob_memory``).
 Here logits and log-probs are float32 for any input. For bfloat16 CUDA's kernels, which accumulate in float32 anyway, write that (time not
 measured); on the CPU it takes about 1.6 times the time of forward and backward (2.1 to 3.7 s and 3.2 to 4.6 s in two pairs of runs: 1024
 tokens, hidden 896, vocabulary 32768, one thread; peak 20 to 50 MiB lower, because no bfloat16 logits exist).
