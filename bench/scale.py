@@ -166,8 +166,8 @@ def page() -> str:
             row, more = rows(model, devices)
             base.append(row)
             changed += more
-    sizes = ", ".join(f"{m.name} {shape_from_config(m.config).parameters / 1e9:.1f} billion parameters" for m in MODELS)
-    prompts = ", ".join(f"{count} prompts on {devices} devices" for devices, count in PROMPTS.items())
+    sizes = ", ".join(f"{m.name} ({shape_from_config(m.config).parameters / 1e9:.1f})" for m in MODELS)
+    prompts = ", ".join(f"{count} on {devices:,}" for devices, count in PROMPTS.items())
     return "\n".join([*HEAD, *_about(sizes, prompts), *BASE, *base, *CHANGES, *changed, *TAIL, ""])
 
 
@@ -223,7 +223,7 @@ TAIL = [
 def _about(sizes: str, prompts: str) -> list[str]:
     memory_gib = device_type(DEVICE).memory_bytes // 2**30
     return [
-        f"{DEVICE}, nodes of 8. {sizes}. {prompts},",
+        f"Nodes of 8 {DEVICE}. Models, with billions of parameters: {sizes}. Prompts of a step by devices: {prompts};",
         f"{SAMPLES} samples each, prompts of {PROMPT_TOKENS:,} tokens, responses log-normal with a mean of {RESPONSE_TOKENS // 2:,}, cut",
         f"at {RESPONSE_TOKENS:,}. On one node Trainer and engines take turns and switch (`offload.residency: Switching`); on more each has",
         "a half, one batch ahead (`overlap.asyncGenerationRatio: 1`, `InFlight`), except as the column *for memory* says. Activations are",

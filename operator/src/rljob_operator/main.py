@@ -218,8 +218,7 @@ class Operator:
         )
         self.queue = WorkQueue(reconciler.reconcile, workers=self.settings.workers, metrics=self._metrics, clock=self._clock)
         for key in self.cache.keys():
-            if self._is_complete or self.cache.is_new(key):
-                self.queue.add_from_resync(key)
+            self._look_at(key, self.queue)
         self.queue.start()
         self._metrics.leader.set(1)
         logger.info("acting on %d RLJobs with %d workers", len(self.cache.keys()), self.settings.workers)
@@ -241,8 +240,15 @@ class Operator:
             self._add_from_resync(key)
 
     def _add_from_resync(self, key: Key) -> None:
-        if self.queue is not None and self._is_complete:
-            self.queue.add_from_resync(key)
+        if self.queue is not None:
+            self._look_at(key, self.queue)
+
+    def _look_at(self, key: Key, queue: WorkQueue) -> None:
+        """Queue a job of a full list: a new one like an event, since somebody waits for it, others behind all events."""
+        if self.cache.is_new(key):
+            queue.add(key)
+        elif self._is_complete:
+            queue.add_from_resync(key)
 
     def handle_signals(self) -> None:
         """Shut down gracefully on SIGTERM and SIGINT."""

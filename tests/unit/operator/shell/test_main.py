@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,33 @@ def test_before_the_first_list_only_new_jobs_are_acted_on():
     before, after = run(scenario())
     assert before == ["create RayJob new-a1"]
     assert sorted(after) == ["create RayJob begun-a1", "create RayJob new-a1", "create RayJob silent-a1"]
+
+
+@pytest.mark.parametrize("leads_at_first", [True, False])
+def test_a_new_job_waits_for_none_of_those_that_a_restart_looks_at(leads_at_first: bool):
+    """Whether the lists are complete before or after this process leads."""
+
+    async def scenario() -> list[str]:
+        kube = FakeKube()
+        for number in range(100):
+            kube.add(rljob(f"begun-{number}"))
+            kube.set_status(Kind.RLJOB, "team", f"begun-{number}", observedGeneration=1)
+        kube.add(rljob("new"))  # while this process starts, so that the lists have it, as the last one
+        kube.writes.clear()
+        operator = _operator(kube)
+        if not leads_at_first:
+            operator.leadership.end()
+        operator.gaps.all_begun.set()
+        operator.start()
+        await asyncio.sleep(1)
+        operator.leadership.extend(math.inf)
+        await asyncio.sleep(30)
+        await operator.drain()
+        return [write for write in kube.writes if "RayJob" in write]
+
+    made = run(scenario())
+    assert len(made) == 101
+    assert made.index("create RayJob new-a1") <= SETTINGS.workers
 
 
 def test_watches_that_never_begin_end_the_process():
