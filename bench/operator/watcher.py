@@ -53,11 +53,23 @@ class Watcher:
         return self.seen_s[word]
 
     async def _follow(self, since: str) -> None:
-        async for kind, item in self._api.watch(self._collection, since):
-            word = self._shows(item) if kind != "DELETED" else None
-            if word is not None:
-                self.seen_s.setdefault(word, {}).setdefault(item["metadata"]["name"], time.monotonic())
-                self._changed.set()
+        while True:
+            async for kind, item in self._api.watch(self._collection, since):
+                if kind == "ERROR":
+                    break
+                if kind != "DELETED":
+                    self._note(item)
+            # The server ends the watch of a client that falls behind it; a list has what was missed, at most a little late.
+            listed = await self._api.call("GET", self._collection)
+            since = str(listed["metadata"]["resourceVersion"])
+            for item in listed["items"]:
+                self._note(item)
+
+    def _note(self, item: dict[str, Any]) -> None:
+        word = self._shows(item)
+        if word is not None:
+            self.seen_s.setdefault(word, {}).setdefault(item["metadata"]["name"], time.monotonic())
+            self._changed.set()
 
 
 def exists(item: dict[str, Any]) -> str:
