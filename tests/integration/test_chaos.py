@@ -34,6 +34,7 @@ def test_jobs_end_as_they_should_while_the_operator_and_its_api_server_fail(api_
     assert {outcome.kind for outcome in found} & set(operator_faults.OPERATOR_KINDS)
 
 
+@pytest.mark.slow
 def test_webhooks_that_are_down_and_a_slow_etcd_hold_up_what_they_must_and_nothing_else(
     api_server: ApiServer, namespace: str, tmp_path: Path
 ) -> None:

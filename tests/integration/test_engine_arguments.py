@@ -47,6 +47,7 @@ def test_problems_are_reported_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(problems) == 4
 
 
+@pytest.mark.slow
 def test_values_reach_the_arguments_of_the_engine(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD, str(tmp_path)]  # a folder: offline, vLLM looks a model's name up in the cache
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)

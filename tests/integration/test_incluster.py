@@ -127,6 +127,7 @@ def test_a_reward_that_cannot_be_imported_ends_with_the_python_error_and_a_broke
     assert refused.reason is Reason.SPEC_INVALID
 
 
+@pytest.mark.slow
 def test_without_storage_the_run_ends_well_and_says_what_is_lost(nodes: RayNodes, model: Path, tmp_path: Path) -> None:
     write(tmp_path, manifest(model, steps=2, checkpoint={"everySteps": 1}))
     driving = Driving(tmp_path, nodes.address, shared="0")

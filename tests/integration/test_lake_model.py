@@ -50,6 +50,7 @@ def test_many_episodes_at_once_are_played_as_each_alone():
     assert play(model, tokenizer, range(4), temperature=0.0, seed=0).success == sum(together) / 4
 
 
+@pytest.mark.slow
 def test_a_made_folder_loads_is_a_function_of_the_seed_and_is_used_again(tmp_path):
     first, second = make_fast(tmp_path / "a"), make_fast(tmp_path / "b")
     weights = [AutoModelForCausalLM.from_pretrained(made.folder).state_dict() for made in (first, second)]

@@ -94,6 +94,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(world: World, pair: tu
     until_taken_over(world, standby, "next")
 
 
+@pytest.mark.slow
 def test_a_leader_that_was_stopped_and_continues_writes_nothing(world: World, pair: tuple[OperatorProcess, OperatorProcess]):
     stale, heir = pair
     world.job("paused")
