@@ -91,7 +91,7 @@ def test_a_change_that_the_api_server_does_not_see_is_named_and_ends_nothing(wor
     assert world.get("rayjob", "sly-a2") is None
     world.patch("rljob", "sly", {"spec": {"podTemplate": original}})
     child = world.until_child("sly-a2")
-    assert world.conditions("sly")["Accepted"] == "True/SpecValid"
+    world.until_condition("sly", "Accepted", "True/SpecValid")  # written after the children
     head = child["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
     assert "steps: 500" in head["metadata"]["annotations"]["rljob.dev/spec"], "training.steps has effect for the next attempt"
 
