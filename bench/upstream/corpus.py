@@ -23,7 +23,7 @@ REFUSED = (EMBODIED, DIFFUSION, NOT_RL, NO_JOB)
 """What the converter must not take: no RL, or no language model."""
 _PATTERNS = {"roll": r"examples/.*\.ya?ml", "rlinf": r"examples/.*config/((math|vqa)/)?[^/]*\.ya?ml"}
 """RLinf's other folders below config/ hold parts that examples take in."""
-_MIXTURE = re.compile(r"[0-9]A[0-9]+B?\b|[_-]moe\b|moonlight|mixtral|deepseek-v[23]|qwen3-30b|-next-", re.IGNORECASE)
+_MIXTURE = re.compile(r"[0-9]B?-?A[0-9]+B?\b|[_-]moe\b|moonlight|mixtral|deepseek-v[23]|qwen3-30b|-next-", re.IGNORECASE)
 _VISION = re.compile(r"(?<![a-z])vl(?![a-z])|vlm|omni|video|multimodal|deepeyes|vqa", re.IGNORECASE)
 _LATER_ROLL = re.compile(r"qwen3\.5", re.IGNORECASE)
 """Its checkpoints are vision-language models, whatever the configuration uses."""
@@ -61,6 +61,11 @@ def checkout(source: Path, into: Path) -> Path:
     return into
 
 
+def is_mixture(model: str) -> bool:
+    """Whether a model or a folder of examples is named as a mixture of experts is."""
+    return _MIXTURE.search(model) is not None
+
+
 def variables(root: Path) -> dict[str, str]:
     """What RLinf's start scripts export before they call Hydra."""
     parts = {"EMBODIED_PATH": "embodiment", "DIFFUSION_PATH": "diffusion", "REWARD_PATH": "reward"}
@@ -94,7 +99,7 @@ def _roll_kind(name: str, text: str) -> str:
         return AGENTIC
     if _VISION.search(models) or _LATER_ROLL.search(models):
         return VISION
-    return MIXTURE if _MIXTURE.search(models) else TEXT
+    return MIXTURE if is_mixture(models) else TEXT
 
 
 def _rlinf_kind(name: str, path: Path) -> str:
@@ -113,7 +118,7 @@ def _rlinf_kind(name: str, path: Path) -> str:
     models = f"{name} {_inner(_inner(keys, 'rollout'), 'model').get('model_path')}"
     if _VISION.search(models):
         return VISION
-    return MIXTURE if _MIXTURE.search(models) else TEXT
+    return MIXTURE if is_mixture(models) else TEXT
 
 
 def _chain(path: Path) -> dict[str, object]:

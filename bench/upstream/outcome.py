@@ -40,6 +40,8 @@ class Outcome:
     functions: int = 0
     """Rewards that are to be written."""
     is_planned: bool = False
+    is_mixture: bool = False
+    """Whether the model it trains is a mixture of experts."""
     crashed: str | None = None
 
     @property
@@ -78,13 +80,15 @@ def examine(example: Example, environment: Mapping[str, str]) -> Outcome:
         return Outcome(example=example, refused=str(error.errors[0]))
     except Exception as error:  # noqa: BLE001 what a crash is must stand in the table, and the other examples still run
         return Outcome(example=example, crashed=f"{type(error).__name__}: {error}")
-    rewards = converted.manifest["spec"].get("rewards", ())
+    spec = converted.manifest["spec"]
+    rewards = spec.get("rewards", ())
     return Outcome(
         example=example,
         problems=tuple(dict.fromkeys(_shown(problem) for problem in problems)),
         judges=any(_JUDGE.search(note.why) for note in converted.notes),
         functions=sum(reward["type"] == "Function" for reward in rewards),
         is_planned=planned,
+        is_mixture=corpus.is_mixture(str(spec.get("model", {}).get("path"))),
     )
 
 

@@ -41,6 +41,7 @@ def data(outcomes: Sequence[Outcome], versions: dict[str, str], composed: dict[s
         " that are not RL jobs of a language model were accepted",
         "versions": versions,
         "kinds": _kinds(outcomes),
+        "mixtures": _mixtures(outcomes),
         "reasons": _reasons(outcomes),
         "waits": dict(Counter(owner for outcome in scope for owner in outcome.owners)),
         "open": [outcome.example.name for outcome in still_open],
@@ -72,6 +73,16 @@ def _kinds(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
+def _mixtures(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """Jobs on text or with agents that train a mixture of experts, by framework."""
+    found = {}
+    for framework, name in NAMES.items():
+        chosen = [o for o in in_scope(outcomes) if o.example.framework == framework and o.is_mixture]
+        if chosen:
+            found[name] = {"files": len(chosen), "valid": sum(o.is_valid for o in chosen), "planned": sum(o.is_planned for o in chosen)}
+    return found
+
+
 def _reasons(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Reasons among jobs on text, most frequent first."""
     counts: Counter[str] = Counter()
@@ -94,6 +105,9 @@ def markdown(figures: dict[str, Any]) -> str:
         waits = ", ".join(f"{owner} {number}" for owner, number in row["waits"].items())
         cells = [row[key] for key in ("framework", "kind", "files", "refused", "crashed", "valid", "planned", "functions", "judges")]
         lines.append("| " + " | ".join(str(cell) for cell in (*cells, waits)) + " |")
+    if figures["mixtures"]:
+        counts = (f"{m['valid']} of {m['files']} of {name} valid, {m['planned']} planned" for name, m in figures["mixtures"].items())
+        lines += ["", f"Jobs whose model is a mixture of experts, on text or with agents: {'; '.join(counts)}."]
     lines += ["", "Reasons among jobs on text:", "", "| reason | files | owned by |", "|---|---|---|"]
     lines += [f"| {row['reason'].replace('|', '/')} | {row['files']} | {row['owner']} |" for row in figures["reasons"]]
     for key, title in (("open", "Open"), ("wrongly_accepted", "Accepted without being RL jobs of language models")):

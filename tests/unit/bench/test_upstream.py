@@ -48,6 +48,14 @@ def test_kinds(outcomes: dict[str, Outcome]) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("model", "mixture"),
+    [("Qwen/Qwen3-235B-A22B", True), ("qwen3-235BA22B-rlvr_megatron", True), ("Qwen/Qwen3-30B-A3B-Base", True), ("Qwen/Qwen2.5-7B", False)],
+)
+def test_a_mixture_is_known_by_its_name(model: str, mixture: bool) -> None:
+    assert corpus.is_mixture(model) is mixture
+
+
 def test_owners(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["examples/text/rlvr.yaml"].is_valid
     assert outcomes["examples/text/rlvr.yaml"].owners == ()
@@ -66,6 +74,7 @@ def test_figures(outcomes: dict[str, Outcome]) -> None:
         " 0 wait for planned work or a missing file, 0 are open"
     )
     assert "| ROLL | RL with agents | 1 | 0 | 0 | 1 |" in report.markdown(figures)
+    assert "a mixture of experts, on text or with agents: 1 of 1 of ROLL valid, 1 planned." in report.markdown(figures)
 
 
 def test_a_file_that_is_no_job_and_was_taken_is_named(outcomes: dict[str, Outcome]) -> None:
